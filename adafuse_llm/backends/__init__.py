@@ -1,0 +1,1 @@
+"""Members: what answers the questions of the decoding algorithm."""

@@ -1,0 +1,93 @@
+"""The one seam between the algorithm and a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from adafuse_llm.text.codec import TextCodec
+from adafuse_llm.tree import Next, Node, TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Questions about nodes of one tree.
+
+    Attributes:
+        tree: the request's tree at this member.
+        evaluate: nodes whose next-token distribution is wanted.
+        score: nodes whose log-probability under their parent is wanted; parents have been
+            evaluated before, or are evaluated by this ask.
+        top: how many of the likeliest next tokens are wanted, at least two.
+    """
+
+    tree: TokenTree
+    evaluate: tuple[Node, ...]
+    score: tuple[Node, ...]
+    top: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to one ask.
+
+    Attributes:
+        next: a summary per node of ``Ask.evaluate``, in order.
+        logprobs: natural log per node of ``Ask.score``, in order; may be minus infinity.
+        passes: forward passes that this ask took part in.
+        tokens: tokens that were processed for it.
+    """
+
+    next: tuple[Next, ...]
+    logprobs: tuple[float, ...]
+    passes: int
+    tokens: int
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """One member of an ensemble.
+
+    A backend may keep what it likes for a request in ``TokenTree.memory``. Everything it needs
+    is in the tree: ``tree.ids`` are the committed tokens, ``tree.path(node)`` what follows them.
+    When ``tree.root`` has moved since the last ask, a span was committed and every node not below
+    the root is gone. A stateless backend simply runs over ``tree.ids + tree.tokens(node)``.
+
+    The engine calls `evaluate` and `release` from one thread at a time.
+    """
+
+    @property
+    def name(self) -> str:
+        """Shown in results and errors; unique within an engine."""
+        ...
+
+    @property
+    def codec(self) -> TextCodec:
+        """Text to tokens and back."""
+        ...
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Token ids that end a response."""
+        ...
+
+    @property
+    def context_window(self) -> int | None:
+        """Most tokens a sequence can have, prompt included; None for no limit."""
+        ...
+
+    def evaluate(self, asks: Sequence[Ask]) -> list[Answer]:
+        """Answer asks of any number of requests, one answer each, in order.
+
+        Cost: should be one forward pass for all asks together, over the nodes not evaluated yet.
+
+        Raises:
+            Exception: anything; the engine reports it as a `MemberError` of this member. NaN in a
+                distribution must be raised, never returned.
+        """
+        ...
+
+    def release(self, tree: TokenTree) -> None:
+        """The request is over: free what ``tree.memory`` holds."""
+        ...

@@ -1,0 +1,135 @@
+"""A member without a model, for tests of this project and of its users."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from adafuse_llm.backends.base import Answer, Ask
+from adafuse_llm.text.chat import check_messages, render_plain
+from adafuse_llm.tree import Next, TokenTree
+
+END = "<end>"
+Rule = Callable[[str], Mapping[str, float]]
+
+
+class FakeBackend:
+    """A member whose next-token distribution is a function of the text so far.
+
+    Its tokens are strings; texts are cut greedily into the longest tokens, and characters in no
+    token become tokens of their own. Nothing is cached, every evaluated node costs one pass.
+
+    Args:
+        name: the member's name.
+        rule: given prompt and response so far, probabilities by token text; ``END`` is the end of
+            the response. What is missing from 1 goes nowhere.
+        vocabulary: texts of several characters that are single tokens.
+        context_window: most tokens of a sequence.
+
+    Attributes:
+        passes: evaluations so far, for assertions.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        rule: Rule,
+        vocabulary: Sequence[str] = (),
+        context_window: int | None = None,
+    ) -> None:
+        self.name = name
+        self.context_window = context_window
+        self.passes = 0
+        self._rule = rule
+        self._codec = FakeCodec(vocabulary)
+
+    @property
+    def codec(self) -> FakeCodec:
+        return self._codec
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        return frozenset({self._codec.end_id})
+
+    def evaluate(self, asks: Sequence[Ask]) -> list[Answer]:
+        return [self._answer(ask) for ask in asks]
+
+    def release(self, tree: TokenTree) -> None:
+        pass
+
+    def _answer(self, ask: Ask) -> Answer:
+        tree = ask.tree
+        summaries = tuple(
+            self._next([*tree.ids, *tree.tokens(node)], ask.top) for node in ask.evaluate
+        )
+        logprobs = []
+        for node in ask.score:
+            assert node.parent is not None
+            before = [*tree.ids, *tree.tokens(node.parent)]
+            logprobs.append(dict(self._distribution(before)).get(node.token, -math.inf))
+        self.passes += len(summaries)
+        return Answer(summaries, tuple(logprobs), len(summaries), len(summaries))
+
+    def _distribution(self, ids: Sequence[int]) -> list[tuple[int, float]]:
+        rule = self._rule(self._codec.decode(ids))
+        likely = [
+            (self._codec.token(text), math.log(p) if p > 0 else -math.inf)
+            for text, p in rule.items()
+        ]
+        return sorted(likely, key=lambda item: (-item[1], item[0]))
+
+    def _next(self, ids: Sequence[int], top: int) -> Next:
+        likely = self._distribution(ids)
+        known = dict(likely)
+        tokens, logprobs = zip(*likely[:top], strict=True)
+        return Next(tokens, logprobs, known.get(self._codec.end_id, -math.inf))
+
+
+class FakeCodec:
+    """Text as a sequence of strings from a vocabulary that grows as it is used."""
+
+    has_chat_template = False
+
+    def __init__(self, vocabulary: Sequence[str] = ()) -> None:
+        self._texts = [END, *vocabulary]
+        self._ids = {text: number for number, text in enumerate(self._texts)}
+        self._longest = max(map(len, self._texts))
+
+    @property
+    def end_id(self) -> int:
+        """The id of ``END``."""
+        return self._ids[END]
+
+    def token(self, text: str) -> int:
+        """The id of the token `text`."""
+        if text not in self._ids:
+            self._ids[text] = len(self._texts)
+            self._texts.append(text)
+            self._longest = max(self._longest, len(text))
+        return self._ids[text]
+
+    def encode_prompt(self, text: str) -> list[int]:
+        return self.encode_continuation((), text)[0]
+
+    def encode_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        return self.encode_prompt(render_plain(check_messages(messages)))
+
+    def encode_continuation(self, context: Sequence[int], text: str) -> tuple[list[int], bool]:
+        tokens, at = [], 0
+        while at < len(text):
+            size = next(
+                size
+                for size in range(min(self._longest, len(text) - at), 0, -1)
+                if size == 1 or (text[at : at + size] in self._ids and text[at : at + size] != END)
+            )
+            tokens.append(self.token(text[at : at + size]))
+            at += size
+        return tokens, True
+
+    def decode_continuation(self, context: Sequence[int], tokens: Sequence[int]) -> str:
+        return self.decode(tokens)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The joined texts of `tokens`."""
+        return "".join(self._texts[token] for token in tokens)

@@ -1,0 +1,7 @@
+"""Members from Hugging Face transformers."""
+
+from __future__ import annotations
+
+from adafuse_llm.backends.huggingface.backend import HuggingFaceBackend
+
+__all__ = ["HuggingFaceBackend"]

@@ -1,0 +1,86 @@
+"""Key/value rows of one request: a transformers cache whose rows can be dropped and reordered."""
+
+from __future__ import annotations
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+FIRST_ROWS = 64
+
+
+class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not typed
+    """Keys and values of one layer, in a buffer that grows by doubling.
+
+    Attributes:
+        keys, values: [1, kv_heads, capacity, head_dim]; rows past `used` are garbage.
+        used: rows in use.
+    """
+
+    is_sliding = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = 0
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append rows; returns all rows in use, [1, kv_heads, used, head_dim]."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        end = self.used + key_states.shape[2]
+        if end > self.keys.shape[2]:
+            capacity = max(FIRST_ROWS, end, 2 * self.keys.shape[2])
+            self.keys = _grown(self.keys, key_states, self.used, capacity)
+            self.values = _grown(self.values, value_states, self.used, capacity)
+        self.keys[:, :, self.used : end] = key_states
+        self.values[:, :, self.used : end] = value_states
+        self.used = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def keep(self, first: int, rows: torch.Tensor) -> None:
+        """Of the rows from `first` on, keep only `rows`, in that order."""
+        end = first + len(rows)
+        rows = rows.to(self.keys.device)
+        self.keys[:, :, first:end] = self.keys.index_select(2, rows)
+        self.values[:, :, first:end] = self.values.index_select(2, rows)
+        self.used = end
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.used + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.used
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class RowCache(Cache):  # type: ignore[misc]  # transformers is not typed
+    """One `RowLayer` per layer of the model."""
+
+    def __init__(self) -> None:
+        super().__init__(layer_class_to_replicate=RowLayer)
+
+    @property
+    def rows(self) -> int:
+        """Rows in use."""
+        return int(self.layers[0].get_seq_length()) if self.layers else 0
+
+    def keep(self, first: int, rows: torch.Tensor) -> None:
+        """Of the rows from `first` on, keep only `rows`, in that order, in every layer."""
+        for layer in self.layers:
+            assert isinstance(layer, RowLayer)
+            layer.keep(first, rows)
+
+
+def _grown(old: torch.Tensor, like: torch.Tensor, used: int, capacity: int) -> torch.Tensor:
+    batch, heads, _, width = like.shape
+    grown = like.new_empty((batch, heads, capacity, width))
+    grown[:, :, :used] = old[:, :, :used]
+    return grown

@@ -1,0 +1,114 @@
+"""Options of the decoding algorithm: one frozen model, valid by construction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from adafuse_llm.errors import InvalidOptionError, nearest
+
+
+class AdaFuseConfig(BaseModel):
+    """Options of AdaFuse decoding (arXiv 2601.06022, §3 and §4.1).
+
+    Frozen; change it by copy with :meth:`override`. Decoding is deterministic: there is no
+    temperature (0 is accepted and means just that).
+
+    Raises:
+        InvalidOptionError: an option is unknown or out of range.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+    margin_threshold: float = Field(
+        0.7,
+        ge=0.0,
+        le=1.0,
+        description="τ: a member is confident where the probability of its likeliest token exceeds "
+        "that of the second by at least this much (§3.2, equation 1).",
+    )
+    max_words: int = Field(
+        3, ge=1, description="M: most words in one span, while the member stays confident (§3.2)."
+    )
+    branching_factor: int = Field(
+        3, ge=1, description="B: first tokens explored where a member is not confident (§3.3)."
+    )
+    max_word_tokens: int = Field(
+        16, ge=1, description="A word is cut after this many tokens (scripts without spaces)."
+    )
+    max_new_tokens: int = Field(
+        256, ge=1, description="Decoding ends once a member's response holds this many tokens."
+    )
+    stop: tuple[str, ...] = Field(
+        (), description="The text ends right before the first of these sequences."
+    )
+    weights: dict[str, float] | tuple[float, ...] | None = Field(
+        None,
+        description="Weight of each member in the fused score, by name or in member order; "
+        "non-negative, not all zero. Default: all equal (§3.4, equation 6).",
+    )
+
+    def __init__(self, **options: Any) -> None:
+        temperature = options.pop("temperature", 0)
+        if temperature not in (0, None):
+            raise InvalidOptionError(
+                f"temperature must be 0: AdaFuse decoding is deterministic; got {temperature!r}. "
+                "Leave it out."
+            )
+        try:
+            super().__init__(**options)
+        except ValidationError as error:
+            raise InvalidOptionError(_explain(error)) from None
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_stop_or_many(cls, stop: Any) -> Any:
+        if stop is None:
+            return ()
+        return (stop,) if isinstance(stop, str) else stop
+
+    @field_validator("stop")
+    @classmethod
+    def _no_empty_stop(cls, stop: tuple[str, ...]) -> tuple[str, ...]:
+        if any(not sequence for sequence in stop):
+            raise ValueError("a stop sequence must hold at least one character")
+        return stop
+
+    @field_validator("weights")
+    @classmethod
+    def _usable_weights(
+        cls, weights: dict[str, float] | tuple[float, ...] | None
+    ) -> dict[str, float] | tuple[float, ...] | None:
+        if weights is None:
+            return None
+        values = list(weights.values()) if isinstance(weights, dict) else list(weights)
+        if any(not math.isfinite(value) or value < 0 for value in values) or not any(values):
+            raise ValueError("weights must be finite, non-negative and not all zero")
+        return weights
+
+    def override(self, options: Mapping[str, Any]) -> AdaFuseConfig:
+        """A copy with `options` changed, validated like a new one.
+
+        Raises:
+            InvalidOptionError: an option is unknown or out of range.
+        """
+        if not options:
+            return self
+        return AdaFuseConfig(**{**self.model_dump(), **options})
+
+
+def _explain(error: ValidationError) -> str:
+    """One line: option, what is allowed, what was given (the first problem found)."""
+    problem = error.errors()[0]
+    name = str(problem["loc"][0]) if problem["loc"] else "options"
+    names = list(AdaFuseConfig.model_fields)
+    if problem["type"] == "extra_forbidden":
+        return (
+            f"unknown option {name!r}.{nearest(name, names)} The options are: {', '.join(names)}."
+        )
+    allowed = problem["msg"].removeprefix("Value error, ")
+    allowed = allowed[:1].lower() + allowed[1:]
+    return f"option {name!r}: {allowed}; got {problem['input']!r}"

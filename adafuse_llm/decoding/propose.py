@@ -1,0 +1,104 @@
+"""What a member proposes in a round (§3.2, §3.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.decoding.member import Asking, Member
+from adafuse_llm.text import words
+from adafuse_llm.tree import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A path from the root of its member's tree; empty for the stop word alone.
+
+    Attributes:
+        node: its last token (the root if the span has none).
+        stops: whether the response ends after it.
+    """
+
+    node: Node
+    stops: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Spans of one member in branch order, and its margins at the start of each word."""
+
+    spans: tuple[Span, ...]
+    margins: tuple[float, ...]
+
+
+def propose(member: Member, config: AdaFuseConfig) -> Generator[Asking, None, Proposal]:
+    """Up to M words while confident; at the first unsure word, B alternatives for it.
+
+    Confident means Δ >= τ at the start of the word (equation 1). Branches start with the B
+    likeliest tokens (equation 2) and are finished greedily (equation 3).
+    """
+    end = member.tree.root
+    margins: list[float] = []
+    for _ in range(config.max_words):
+        yield from member.evaluate([end])
+        if member.is_full(end):
+            break
+        margins.append(member.next(end).margin)
+        confident = margins[-1] >= config.margin_threshold
+        branches = 1 if confident else config.branching_factor
+        spans = yield from _branch(member, end, branches, config)
+        if not confident or spans[0].stops:
+            return Proposal(tuple(spans), tuple(margins))
+        end = spans[0].node
+    return Proposal((Span(end, stops=False),), tuple(margins))
+
+
+def _branch(
+    member: Member, start: Node, branches: int, config: AdaFuseConfig
+) -> Generator[Asking, None, list[Span]]:
+    """The span up to `start`, continued by one word per likeliest token."""
+    tokens = member.next(start).tokens[:branches]
+    first = {
+        token: member.tree.child(start, token) for token in tokens if token not in member.end_ids
+    }
+    last = yield from _finish_words(member, start, list(first.values()), config)
+    ends = dict(zip(first, last, strict=True))
+    return [
+        Span(ends[token], stops=False) if token in ends else Span(start, stops=True)
+        for token in tokens
+    ]
+
+
+def _finish_words(
+    member: Member, start: Node, firsts: Sequence[Node], config: AdaFuseConfig
+) -> Generator[Asking, None, list[Node]]:
+    """Grow one word from each first token, all in the same passes; returns their last nodes."""
+    ends = list(firsts)
+    growing = list(range(len(ends)))
+    while growing := [i for i in growing if not _is_closed(member, start, ends[i], config)]:
+        yield from member.evaluate(ends[i] for i in growing)
+        for i in list(growing):
+            greedy = member.next(ends[i]).greedy
+            if _ends_before(member, start, ends[i], greedy):
+                growing.remove(i)
+            else:
+                ends[i] = member.tree.child(ends[i], greedy)
+    return ends
+
+
+def _is_closed(member: Member, start: Node, end: Node, config: AdaFuseConfig) -> bool:
+    """Whether the word between two nodes is complete, or has no room to grow."""
+    word = words.added(member.text(start), member.text(end))
+    size = end.length - start.length
+    return words.is_closed(word, size, config.max_word_tokens) or member.is_full(end)
+
+
+def _ends_before(member: Member, start: Node, end: Node, token: int) -> bool:
+    """Whether the word between two nodes is complete because `token` would follow."""
+    if token in member.end_ids:
+        return True
+    before = member.text(start)
+    word = words.added(before, member.text(end))
+    extended = words.added(before, member.text(member.tree.child(end, token)))
+    return words.ends_before(word, extended)

@@ -1,0 +1,144 @@
+"""Algorithm 1: a round, and rounds until the response ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from math import isfinite
+
+from adafuse_llm import results
+from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.decoding.member import Asking, Member
+from adafuse_llm.decoding.propose import propose
+from adafuse_llm.decoding.score import Candidate, Pool, fuse
+from adafuse_llm.errors import DecodingError
+from adafuse_llm.results import FinishReason, Generation, Round, StreamEvent, Usage
+from adafuse_llm.text.stops import Transcript
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a round decided: the pool as scored, and its winner, already committed."""
+
+    pool: tuple[Candidate, ...]
+    scored: tuple[results.Candidate, ...]
+    winner: int
+    margins: dict[str, tuple[float, ...]]
+    elapsed: float
+
+
+def play_round(
+    members: Sequence[Member], config: AdaFuseConfig, *, first_word: bool
+) -> Generator[Asking, None, Outcome]:
+    """One round of Algorithm 1: propose, pool, score, choose, commit.
+
+    Raises:
+        DecodingError: no member can score any candidate.
+    """
+    started = time.perf_counter()
+    pool = Pool(first_word=first_word)
+    margins = {}
+    for member in members:
+        if not first_word:
+            yield from pool.read(member)
+        proposal = yield from propose(member, config)
+        pool.add(member, proposal)
+        margins[member.name] = proposal.margins
+    for member in members:
+        yield from pool.read(member)
+    scored = [score(candidate, members) for candidate in pool.candidates]
+    winner = choose(scored)
+    for member, end in pool.candidates[winner].ends.items():
+        member.commit(end)
+    elapsed = time.perf_counter() - started
+    return Outcome(tuple(pool.candidates), tuple(scored), winner, margins, elapsed)
+
+
+def decode(
+    members: Sequence[Member], config: AdaFuseConfig, transcript: Transcript
+) -> Generator[Asking | StreamEvent, None, None]:
+    """Rounds until the response ends; one event per committed span."""
+    rounds: list[Round] = []
+    for index in count():
+        first_word = not transcript.text.strip()
+        outcome = yield from play_round(members, config, first_word=first_word)
+        winner = outcome.pool[outcome.winner]
+        added, shown = transcript.push(winner.text)
+        rounds.append(
+            Round(
+                index=index,
+                candidates=outcome.scored,
+                winner=outcome.winner,
+                text=added,
+                margins=outcome.margins,
+                elapsed=outcome.elapsed,
+            )
+        )
+        finish = _finish(winner, members, config, transcript)
+        if finish is not None:
+            shown += transcript.flush()
+            generation = summarise(members, transcript, rounds, finish)
+            yield StreamEvent(text=shown, round=rounds[-1], generation=generation)
+            return
+        yield StreamEvent(text=shown, round=rounds[-1])
+
+
+def score(candidate: Candidate, members: Sequence[Member]) -> results.Candidate:
+    """A candidate with every member's NLL and the fused score."""
+    nll = [candidate.nll(member) for member in members]
+    return results.Candidate(
+        text=candidate.text,
+        stops=candidate.stops,
+        proposers=tuple(member.name for member in candidate.proposers),
+        nll={m.name: value for m, value in zip(members, nll, strict=True) if isfinite(value)},
+        score=fuse(nll, [member.weight for member in members]),
+    )
+
+
+def choose(scored: Sequence[results.Candidate]) -> int:
+    """Index of the lowest fused score; of equal ones the earlier.
+
+    Raises:
+        DecodingError: no candidate has a score.
+    """
+    scores = [(c.score, index) for index, c in enumerate(scored) if c.score is not None]
+    if not scores:
+        raise DecodingError(
+            "no member could score any of the round's candidates "
+            f"({', '.join(repr(c.text) for c in scored)}): every log-likelihood is infinite. "
+            "Check the members' logits, or give weight to the members that can score."
+        )
+    return min(scores)[1]
+
+
+def summarise(
+    members: Sequence[Member],
+    transcript: Transcript,
+    rounds: Sequence[Round],
+    finish: FinishReason,
+) -> Generation:
+    """The result of the rounds played so far."""
+    usage = Usage(
+        prompt_tokens={member.name: member.prompt_tokens for member in members},
+        completion_tokens={member.name: member.response_tokens for member in members},
+        forward_passes={member.name: member.passes for member in members},
+        tokens_processed={member.name: member.tokens for member in members},
+    )
+    return Generation(text=transcript.text, rounds=tuple(rounds), finish_reason=finish, usage=usage)
+
+
+def _finish(
+    winner: Candidate, members: Sequence[Member], config: AdaFuseConfig, transcript: Transcript
+) -> FinishReason | None:
+    """Why the response ends after this commit, if it does."""
+    if transcript.stopped:
+        return "stop_sequence"
+    if winner.stops:
+        return "stop"
+    if max(member.response_tokens for member in members) >= config.max_new_tokens:
+        return "length"
+    if any(member not in winner.ends or member.is_full(member.tree.root) for member in members):
+        return "length"
+    return None

@@ -1,0 +1,113 @@
+"""The pool of a round, and what each member makes of it (§3.4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+
+from adafuse_llm.decoding.member import Asking, Member
+from adafuse_llm.decoding.propose import Proposal
+from adafuse_llm.text.words import leading_space
+from adafuse_llm.tree import Node
+
+
+class Candidate:
+    """A span of the pool, with its tokens at each member that has placed it.
+
+    Attributes:
+        text: as its first proposer wrote it.
+        stops: whether the response ends after it.
+        proposers: who proposed it, in member order.
+        ends: its last node by member; absent where it does not fit the member's window.
+        exact: members whose tokens decode to exactly the text. Others cannot score it.
+    """
+
+    def __init__(self, text: str, stops: bool) -> None:
+        self.text = text
+        self.stops = stops
+        self.proposers: list[Member] = []
+        self.ends: dict[Member, Node] = {}
+        self.exact: set[Member] = set()
+
+    def nll(self, member: Member) -> float:
+        """Mean negative log-likelihood per token in nats (equation 5); a stop adds the term
+        -log of the end-of-sequence mass. Infinite if the member cannot score the span.
+        """
+        if member not in self.exact:
+            return math.inf
+        end = self.ends[member]
+        terms = [node.logprob for node in member.tree.path(end)]
+        if self.stops:
+            terms.append(member.next(end).end_logprob)
+        known = [term for term in terms if term is not None]
+        assert len(known) == len(terms), "scored before it was evaluated"
+        return -math.fsum(known) / len(known) if known else math.inf
+
+
+class Pool:
+    """The union of the members' proposals, in member order, then branch order.
+
+    Args:
+        first_word: whether the response is still empty. Leading whitespace then does not tell
+            candidates apart, and every member is fed the leading whitespace that it wrote itself.
+    """
+
+    def __init__(self, *, first_word: bool) -> None:
+        self.candidates: list[Candidate] = []
+        self._first_word = first_word
+        self._found: dict[tuple[str, bool], Candidate] = {}
+        self._leading: dict[Member, str] = {}
+
+    def add(self, member: Member, proposal: Proposal) -> None:
+        """Take in a member's spans. Of two spans of one member with the same text, the tokens of
+        the earlier, likelier one count.
+        """
+        texts = [member.text(span.node) for span in proposal.spans]
+        if self._first_word and texts[0].strip():
+            self._leading[member] = leading_space(texts[0])
+        for span, text in zip(proposal.spans, texts, strict=True):
+            key = (text.lstrip() if self._first_word else text, span.stops)
+            candidate = self._found.get(key)
+            if candidate is None:
+                candidate = self._found[key] = Candidate(text, span.stops)
+                self.candidates.append(candidate)
+            if member not in candidate.proposers:
+                candidate.proposers.append(member)
+                candidate.ends[member] = span.node
+                candidate.exact.add(member)
+
+    def read(self, member: Member) -> Generator[Asking, None, None]:
+        """Have a member evaluate every candidate of the pool, in one pass.
+
+        Done before the member proposes, this is drafting: where it would have said the same, its
+        proposal needs no pass of its own. In the first round it is not, as the member's natural
+        leading whitespace is not known yet.
+        """
+        for candidate in self.candidates:
+            if member not in candidate.ends:
+                self._place(member, candidate)
+        ends = [c.ends[member] for c in self.candidates if member in c.exact]
+        yield from member.evaluate(node for end in ends for node in _line(member, end))
+
+    def _place(self, member: Member, candidate: Candidate) -> None:
+        text = candidate.text
+        if member in self._leading:
+            text = self._leading[member] + text.lstrip()
+        placed = member.place(text)
+        if placed is not None:
+            candidate.ends[member], exact = placed
+            if exact:
+                candidate.exact.add(member)
+
+
+def fuse(nll: Sequence[float], weights: Sequence[float]) -> float | None:
+    """Fused score F (equation 6): weighted mean over the members whose NLL is finite; None if
+    none of them has weight.
+    """
+    scored = [(w, value) for w, value in zip(weights, nll, strict=True) if math.isfinite(value)]
+    total = math.fsum(w for w, _ in scored)
+    return math.fsum(w * value for w, value in scored) / total if total > 0 else None
+
+
+def _line(member: Member, end: Node) -> list[Node]:
+    return [member.tree.root, *member.tree.path(end)]

@@ -1,0 +1,376 @@
+"""Requests in, events out: the ensemble as users of this package see it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Self
+
+from adafuse_llm.backends.base import Backend
+from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.decoding.member import Member
+from adafuse_llm.errors import ContextWindowError, InvalidInputError, InvalidOptionError
+from adafuse_llm.results import Generation, Round, StreamEvent
+from adafuse_llm.scheduler import Request, Scheduler
+from adafuse_llm.text.stops import Transcript
+
+if TYPE_CHECKING:
+    from adafuse_llm.loading import MemberSpec
+
+logger = logging.getLogger(__name__)
+
+RoundObserver = Callable[[Round], None]
+Messages = Sequence[Mapping[str, Any]]
+
+
+class AdaFuseEngine:
+    """An ensemble of language models that decode one response together.
+
+    Thread-safe. Models are run by one worker thread, which serves all requests of the engine.
+    Usable as a context manager; `close` ends running requests.
+
+    Args:
+        members: at least one backend, each with its own name.
+        config: default options, which every call can override.
+        on_round: called with every round of every request, where the caller consumes the events.
+            An observer that raises is logged and does not disturb the decode.
+
+    Raises:
+        InvalidInputError: no members, or two of the same name.
+        InvalidOptionError: weights that do not fit the members.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Backend],
+        config: AdaFuseConfig | None = None,
+        *,
+        on_round: RoundObserver | None = None,
+    ) -> None:
+        if not members:
+            raise InvalidInputError("an ensemble needs at least one member; got none")
+        self._backends = tuple(members)
+        self.members: tuple[str, ...] = tuple(backend.name for backend in self._backends)
+        if len(set(self.members)) != len(self.members):
+            raise InvalidInputError(
+                f"members need different names; got {', '.join(self.members)}. "
+                "Name them with MemberSpec(name=...)."
+            )
+        self.config = config or AdaFuseConfig()
+        self._weights(self.config)
+        self._on_round = on_round
+        self._scheduler = Scheduler()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        members: Sequence[str | MemberSpec],
+        *,
+        config: AdaFuseConfig | None = None,
+        dtype: str = "auto",
+        device_map: str | None = None,
+        trust_remote_code: bool = False,
+        revision: str | None = None,
+        on_round: RoundObserver | None = None,
+    ) -> AdaFuseEngine:
+        """Load Hugging Face causal language models (local folders or hub ids) as an ensemble.
+
+        Args:
+            members: at least one; a `MemberSpec` sets more than the path.
+            config: default options.
+            dtype: dtype of the weights, ``"auto"`` for the checkpoint's own.
+            device_map: passed to accelerate; with ``"auto"``, free memory is divided among the
+                members in proportion to their sizes.
+            trust_remote_code: allow code that comes with a model to run.
+            revision: revision of hub models.
+            on_round: as for the constructor.
+
+        Raises:
+            LoadError: a member cannot be loaded, or cannot take part in an ensemble.
+            InvalidInputError: no members, or two explicit names are the same.
+        """
+        from adafuse_llm.loading import load_members
+
+        loaded, weights = load_members(
+            members,
+            dtype=dtype,
+            device_map=device_map,
+            trust_remote_code=trust_remote_code,
+            revision=revision,
+        )
+        config = config or AdaFuseConfig()
+        if config.weights is None and weights is not None:
+            config = config.override({"weights": weights})
+        return cls(loaded, config, on_round=on_round)
+
+    @classmethod
+    def from_embedded(
+        cls, *, config: AdaFuseConfig | None = None, on_round: RoundObserver | None = None
+    ) -> AdaFuseEngine:
+        """The three small models that ship with this package, for trying out and for tests."""
+        from adafuse_llm.embedded import member_paths
+
+        paths = [str(path) for path in member_paths()]
+        return cls.from_pretrained(paths, config=config, on_round=on_round)
+
+    @property
+    def backends(self) -> tuple[Backend, ...]:
+        """The members themselves."""
+        return self._backends
+
+    @property
+    def context_window(self) -> int | None:
+        """Tokens of the smallest member window; None if no member has a limit."""
+        windows = [b.context_window for b in self._backends if b.context_window is not None]
+        return min(windows, default=None)
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        on_round: RoundObserver | None = None,
+        cancel: threading.Event | None = None,
+        **overrides: Any,
+    ) -> Generation:
+        """Decode a whole response.
+
+        Args:
+            prompt: text to continue; or
+            messages: a conversation (role/content dicts) to answer, rendered for every member
+                with its own chat template.
+            on_round: observer of this call, besides the engine's.
+            cancel: set it from anywhere to end the decode within a round; the result then has
+                ``finish_reason="cancelled"`` and the text so far.
+            **overrides: any option of `AdaFuseConfig`.
+
+        Raises:
+            InvalidInputError: prompt, messages or options cannot be used; nothing was computed.
+            MemberError: a member failed; the engine stays usable.
+        """
+        request = self._request(prompt, messages, cancel, overrides)
+        return _last(self._consume(request, on_round))
+
+    def stream(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        on_round: RoundObserver | None = None,
+        cancel: threading.Event | None = None,
+        **overrides: Any,
+    ) -> Iterator[StreamEvent]:
+        """Decode span by span; arguments and errors as for `generate`.
+
+        Yields one event per committed span, the last one with the whole result. Arguments are
+        checked before this returns; decoding starts with the first event asked for. Closing the
+        iterator, or leaving a loop over it, stops the decode within a round.
+        """
+        request = self._request(prompt, messages, cancel, overrides)
+        return self._consume(request, on_round)
+
+    def generate_batch(
+        self,
+        prompts: Sequence[str] | None = None,
+        *,
+        messages: Sequence[Messages] | None = None,
+        on_round: RoundObserver | None = None,
+        cancel: threading.Event | None = None,
+        **overrides: Any,
+    ) -> list[Generation]:
+        """Decode many prompts (or conversations) at the same time, results in order.
+
+        All inputs are checked before anything is computed. If one decode fails, the others are
+        stopped and its error is raised.
+        """
+        if (prompts is None) == (messages is None) or isinstance(prompts, str):
+            raise InvalidInputError("pass a list of prompts, or a list of conversations")
+        requests = [
+            *(self._request(prompt, None, cancel, overrides) for prompt in prompts or ()),
+            *(self._request(None, turns, cancel, overrides) for turns in messages or ()),
+        ]
+        outboxes: list[queue.SimpleQueue[StreamEvent | BaseException]] = []
+        try:
+            for request in requests:
+                outboxes.append(queue.SimpleQueue())
+                self._scheduler.submit(request, outboxes[-1].put)
+            return [_last(self._receive(outbox, on_round)) for outbox in outboxes]
+        finally:
+            for request in requests:
+                request.abandoned.set()
+
+    async def agenerate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        on_round: RoundObserver | None = None,
+        cancel: threading.Event | None = None,
+        **overrides: Any,
+    ) -> Generation:
+        """`generate` without blocking the event loop; cancelling the task stops the decode."""
+        generation = None
+        async for event in self.astream(
+            prompt, messages=messages, on_round=on_round, cancel=cancel, **overrides
+        ):
+            generation = event.generation
+        assert generation is not None
+        return generation
+
+    async def astream(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        on_round: RoundObserver | None = None,
+        cancel: threading.Event | None = None,
+        **overrides: Any,
+    ) -> AsyncIterator[StreamEvent]:
+        """`stream` without blocking the event loop; cancelling the task, or closing the iterator,
+        stops the decode. Observers run on the event loop.
+        """
+        loop = asyncio.get_running_loop()
+        inbox: asyncio.Queue[StreamEvent | BaseException] = asyncio.Queue()
+
+        def deliver(event: StreamEvent | BaseException) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(inbox.put_nowait, event)
+
+        request = await asyncio.to_thread(self._request, prompt, messages, cancel, overrides)
+        try:
+            self._scheduler.submit(request, deliver)
+            while True:
+                event = await inbox.get()
+                if isinstance(event, BaseException):
+                    raise event
+                self._observe(event, on_round)
+                yield event
+                if event.generation is not None:
+                    return
+        finally:
+            request.abandoned.set()
+
+    def close(self) -> None:
+        """End running requests and stop the worker thread. The engine takes no more requests."""
+        self._scheduler.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(members=[{', '.join(self.members)}])"
+
+    def _consume(self, request: Request, on_round: RoundObserver | None) -> Iterator[StreamEvent]:
+        outbox: queue.SimpleQueue[StreamEvent | BaseException] = queue.SimpleQueue()
+        try:
+            self._scheduler.submit(request, outbox.put)
+            yield from self._receive(outbox, on_round)
+        finally:
+            request.abandoned.set()
+
+    def _receive(
+        self,
+        outbox: queue.SimpleQueue[StreamEvent | BaseException],
+        on_round: RoundObserver | None,
+    ) -> Iterator[StreamEvent]:
+        while True:
+            event = outbox.get()
+            if isinstance(event, BaseException):
+                raise event
+            self._observe(event, on_round)
+            yield event
+            if event.generation is not None:
+                return
+
+    def _observe(self, event: StreamEvent, on_round: RoundObserver | None) -> None:
+        if event.round is None:
+            return
+        for observer in (self._on_round, on_round):
+            if observer is None:
+                continue
+            try:
+                observer(event.round)
+            except Exception:
+                logger.exception("an on_round observer failed in round %d", event.round.index)
+
+    def _request(
+        self,
+        prompt: str | None,
+        messages: Messages | None,
+        cancel: threading.Event | None,
+        overrides: Mapping[str, Any],
+    ) -> Request:
+        """Check and encode everything about a request; computes nothing."""
+        config = self.config.override(overrides)
+        weights = self._weights(config)
+        if (prompt is None) == (messages is None):
+            raise InvalidInputError("pass either a prompt or messages")
+        spaces = 0
+        if prompt is not None:
+            if not isinstance(prompt, str):
+                raise InvalidInputError(f"prompt must be text; got {type(prompt).__name__}")
+            spaces = len(prompt) - len(prompt.rstrip(" "))
+            prompt = prompt.rstrip(" ")
+            if not prompt:
+                raise InvalidInputError("the prompt is empty: pass some text to continue")
+        top = max(2, config.branching_factor)
+        members = []
+        for backend, weight in zip(self._backends, weights, strict=True):
+            ids = (
+                backend.codec.encode_prompt(prompt)
+                if prompt is not None
+                else backend.codec.encode_messages(messages or ())
+            )
+            _check_window(backend, len(ids))
+            members.append(Member(backend, ids, top, weight))
+        return Request(members, config, Transcript(config.stop, spaces), cancel)
+
+    def _weights(self, config: AdaFuseConfig) -> list[float]:
+        """One weight per member, 1 each by default.
+
+        Raises:
+            InvalidOptionError: the weights do not fit the members.
+        """
+        weights = config.weights
+        if weights is None:
+            return [1.0] * len(self.members)
+        if isinstance(weights, dict):
+            if set(weights) != set(self.members):
+                raise InvalidOptionError(
+                    f"option 'weights' must name every member once ({', '.join(self.members)}); "
+                    f"got {', '.join(weights)}"
+                )
+            return [weights[name] for name in self.members]
+        if len(weights) != len(self.members):
+            raise InvalidOptionError(
+                f"option 'weights' must have one value per member ({len(self.members)}); "
+                f"got {len(weights)}"
+            )
+        return list(weights)
+
+
+def _check_window(backend: Backend, tokens: int) -> None:
+    window = backend.context_window
+    if not tokens:
+        raise InvalidInputError(f"member {backend.name!r} sees no token in this prompt")
+    if window is not None and tokens >= window:
+        raise ContextWindowError(
+            f"the prompt has {tokens} tokens for member {backend.name!r}, whose context window "
+            f"holds {window}, response included. Shorten the prompt or leave this member out."
+        )
+
+
+def _last(events: Iterator[StreamEvent]) -> Generation:
+    generation = None
+    for event in events:
+        generation = event.generation
+    assert generation is not None, "a decode ends with its generation or an error"
+    return generation

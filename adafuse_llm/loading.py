@@ -1,0 +1,304 @@
+"""From names to members: loading Hugging Face models, and placing them."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from adafuse_llm.errors import InvalidInputError, LoadError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from adafuse_llm.backends.huggingface import HuggingFaceBackend
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberSpec:
+    """A member to load, where more than its path matters.
+
+    What is None is taken from the call that loads it.
+
+    Args:
+        path: local folder or hub id.
+        name: shown in results; by default the last part of the path, lengthened until unique.
+        dtype: dtype of the weights, such as ``"bfloat16"`` or ``"auto"``.
+        device: device such as ``"cuda:1"``, for a member that goes to one device as a whole.
+        device_map: accelerate's device map, for a member spread over several.
+        revision: revision of a hub model.
+        trust_remote_code: allow code that comes with the model to run.
+        quantization_config: as taken by ``AutoModelForCausalLM.from_pretrained``.
+        allow_pickle: accept weights in pickle format, which can run code when loaded.
+        weight: w in the fused score.
+    """
+
+    path: str
+    name: str | None = None
+    dtype: str | None = None
+    device: str | None = None
+    device_map: str | Mapping[str, Any] | None = None
+    revision: str | None = None
+    trust_remote_code: bool | None = None
+    quantization_config: Any = None
+    allow_pickle: bool = False
+    weight: float = 1.0
+
+
+def load_members(
+    members: Sequence[str | MemberSpec],
+    *,
+    dtype: str = "auto",
+    device_map: str | None = None,
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+) -> tuple[list[HuggingFaceBackend], dict[str, float] | None]:
+    """Load members in order.
+
+    Returns:
+        The members, and their weights by name if any differs from 1.
+
+    Raises:
+        LoadError: a member cannot be loaded, or cannot take part in an ensemble.
+        InvalidInputError: no members, or two explicit names are the same.
+    """
+    if isinstance(members, (str, MemberSpec)):
+        raise InvalidInputError(f"members must be a list; got one member: {members!r}")
+    specs = [_spec(member) for member in members]
+    if not specs:
+        raise InvalidInputError("an ensemble needs at least one member; got none")
+    names = member_names(specs)
+    defaults = {
+        "dtype": dtype,
+        "device_map": device_map,
+        "trust_remote_code": trust_remote_code,
+        "revision": revision,
+    }
+    settings = [
+        {
+            key: default if (own := getattr(spec, key)) is None else own
+            for key, default in defaults.items()
+        }
+        for spec in specs
+    ]
+    configs = [
+        _load_config(spec, name, setting)
+        for spec, name, setting in zip(specs, names, settings, strict=True)
+    ]
+    budgets = _memory_budgets(specs, configs, settings)
+    loaded = [
+        _load(spec, name, setting, budget)
+        for spec, name, setting, budget in zip(specs, names, settings, budgets, strict=True)
+    ]
+    weights = {name: float(spec.weight) for name, spec in zip(names, specs, strict=True)}
+    return loaded, weights if set(weights.values()) != {1.0} else None
+
+
+def member_names(specs: Sequence[MemberSpec]) -> list[str]:
+    """A unique name per member: its own, or the last parts of its path, as many as it takes.
+
+    A path that occurs twice is numbered (``gpt2``, ``gpt2#2``).
+
+    Raises:
+        InvalidInputError: two explicit names are the same.
+    """
+    given = Counter(spec.name for spec in specs if spec.name is not None)
+    if twice := [name for name, times in given.items() if times > 1]:
+        raise InvalidInputError(
+            f"members need different names; got {twice[0]!r} {given[twice[0]]} times"
+        )
+    parts = [tuple(p for p in Path(spec.path).parts if p not in ("/", ".")) for spec in specs]
+    unnamed = [i for i, spec in enumerate(specs) if spec.name is None]
+    sizes = dict.fromkeys(unnamed, 1)
+    while True:
+        short = {i: "/".join(parts[i][-sizes[i] :]) or specs[i].path for i in unnamed}
+        uses = Counter([*short.values(), *given])
+        longer = [i for i in unnamed if uses[short[i]] > 1 and sizes[i] < len(parts[i])]
+        if not longer:
+            break
+        for i in longer:
+            sizes[i] += 1
+    names: list[str] = []
+    for i, spec in enumerate(specs):
+        name = base = spec.name if spec.name is not None else short[i]
+        number = 2
+        while spec.name is None and (name in names or name in given):
+            name, number = f"{base}#{number}", number + 1
+        names.append(name)
+    return names
+
+
+def divide_memory(
+    free: Mapping[int | str, int], sizes: Sequence[int]
+) -> list[dict[int | str, int]]:
+    """Bytes of each device that each member may use, in proportion to the members' sizes.
+
+    Args:
+        free: free bytes by device.
+        sizes: bytes of the weights of each member.
+    """
+    total = sum(sizes) or 1
+    return [{device: room * size // total for device, room in free.items()} for size in sizes]
+
+
+def _spec(member: str | MemberSpec | os.PathLike[str]) -> MemberSpec:
+    if isinstance(member, MemberSpec):
+        return member
+    if isinstance(member, (str, os.PathLike)) and str(member).strip():
+        return MemberSpec(path=str(member))
+    raise InvalidInputError(f"a member must be a path, a hub id or a MemberSpec; got {member!r}")
+
+
+def _load_config(spec: MemberSpec, name: str, setting: Mapping[str, Any]) -> Any:
+    """The model's configuration, with the checks that need no weights."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    folder = Path(spec.path)
+    if folder.exists() and not (folder / "config.json").is_file():
+        raise LoadError(
+            f"member {name!r}: {spec.path} is not a model folder (it has no config.json). "
+            "Pass a folder written by save_pretrained, or a hub id."
+        )
+    if not folder.exists() and (folder.is_absolute() or spec.path.startswith((".", "~"))):
+        raise LoadError(f"member {name!r}: the folder {spec.path} does not exist")
+    try:
+        config = AutoConfig.from_pretrained(
+            spec.path,
+            revision=setting["revision"],
+            trust_remote_code=setting["trust_remote_code"],
+        )
+    except Exception as error:
+        raise _load_error(spec, name, error) from error
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(
+            f"member {name!r}: {spec.path} is an encoder-decoder model ({config.model_type}); "
+            "an ensemble takes causal (decoder-only) language models"
+        )
+    remote = bool(getattr(config, "auto_map", None)) and setting["trust_remote_code"]
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not remote:
+        raise UnsupportedModelError(
+            f"member {name!r}: {spec.path} has type {config.model_type!r}, which is no causal "
+            "language model in transformers"
+        )
+    if folder.exists() and not spec.allow_pickle:
+        _refuse_pickle(spec, name, folder)
+    return config
+
+
+def _refuse_pickle(spec: MemberSpec, name: str, folder: Path) -> None:
+    if not any(folder.glob("*.safetensors")) and any(
+        path.suffix in (".bin", ".pt", ".pth") for path in folder.iterdir()
+    ):
+        raise LoadError(
+            f"member {name!r}: {spec.path} has its weights in pickle format only, which can run "
+            "code when loaded. Convert them to safetensors, or pass "
+            "MemberSpec(path=..., allow_pickle=True) if you trust them."
+        )
+
+
+def _load(
+    spec: MemberSpec,
+    name: str,
+    setting: Mapping[str, Any],
+    budget: Mapping[int | str, int] | None,
+) -> HuggingFaceBackend:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from adafuse_llm.backends.huggingface import HuggingFaceBackend
+
+    source = {
+        "revision": setting["revision"],
+        "trust_remote_code": setting["trust_remote_code"],
+    }
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(spec.path, **source)
+    except Exception as error:
+        raise LoadError(
+            f"member {name!r}: {spec.path} has no usable tokenizer "
+            f"({type(error).__name__}: {_first_line(error)})"
+        ) from error
+    _check_tokenizer(tokenizer, name, spec.path)
+    options: dict[str, Any] = {**source, "dtype": setting["dtype"]}
+    if spec.device is not None:
+        options["device_map"] = {"": spec.device}
+    elif setting["device_map"] is not None:
+        options["device_map"] = setting["device_map"]
+        if budget is not None:
+            options["max_memory"] = dict(budget)
+    if spec.quantization_config is not None:
+        options["quantization_config"] = spec.quantization_config
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            spec.path, use_safetensors=None if spec.allow_pickle else True, **options
+        )
+    except Exception as error:
+        raise _load_error(spec, name, error) from error
+    return HuggingFaceBackend(model.eval(), tokenizer, name)
+
+
+def _check_tokenizer(tokenizer: Any, name: str, path: str) -> None:
+    try:
+        usable = bool(tokenizer.encode("a b", add_special_tokens=False))
+    except Exception:
+        usable = False
+    if not usable:
+        raise LoadError(
+            f"member {name!r}: {path} has no usable tokenizer (it turns text into no tokens). "
+            "Put the tokenizer's files beside the weights; a SentencePiece tokenizer.model needs "
+            "the packages sentencepiece and protobuf."
+        )
+
+
+def _memory_budgets(
+    specs: Sequence[MemberSpec], configs: Sequence[Any], settings: Sequence[Mapping[str, Any]]
+) -> list[dict[int | str, int] | None]:
+    """For members that accelerate places over the devices, the share of memory each may take."""
+    placed = [
+        i
+        for i, (spec, setting) in enumerate(zip(specs, settings, strict=True))
+        if spec.device is None and isinstance(setting["device_map"], str)
+    ]
+    budgets: list[dict[int | str, int] | None] = [None] * len(specs)
+    if len(placed) < 2:
+        return budgets
+    from accelerate.utils import get_max_memory
+
+    sizes = [_weight_bytes(configs[i], settings[i]) for i in placed]
+    for i, budget in zip(placed, divide_memory(get_max_memory(), sizes), strict=True):
+        budgets[i] = budget
+    return budgets
+
+
+def _weight_bytes(config: Any, setting: Mapping[str, Any]) -> int:
+    """Bytes of a model's weights, from its configuration alone."""
+    import torch
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    with init_empty_weights():
+        model = AutoModelForCausalLM.from_config(
+            config, trust_remote_code=setting["trust_remote_code"]
+        )
+    wanted = setting["dtype"] if setting["dtype"] != "auto" else getattr(config, "dtype", None)
+    dtype = getattr(torch, str(wanted).removeprefix("torch."), None) or torch.float32
+    return int(sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize)
+
+
+def _load_error(spec: MemberSpec, name: str, error: Exception) -> LoadError:
+    text = str(error)
+    if "trust_remote_code" in text:
+        advice = "it needs code of its own: pass trust_remote_code=True if you trust it"
+    elif "safetensors" in text:
+        advice = (
+            "it has no safetensors weights; weights in pickle format can run code when loaded, "
+            "pass MemberSpec(path=..., allow_pickle=True) if you trust them"
+        )
+    else:
+        advice = f"{type(error).__name__}: {_first_line(error)}"
+    return LoadError(f"member {name!r}: {spec.path} cannot be loaded: {advice}")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0]

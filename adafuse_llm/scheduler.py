@@ -1,0 +1,222 @@
+"""The driver: one thread that evaluates what running requests ask for.
+
+Requests arrive from any thread. The worker looks at what every active request waits for, takes
+one member and evaluates everything that is asked of it in one call; then each request goes on
+until its next question. Synchronous, asynchronous and batched callers are all clients of this one
+loop, so models are only ever touched by one thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from adafuse_llm.backends.base import Answer, Backend
+from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.decoding.member import Asking, Member
+from adafuse_llm.decoding.rounds import decode, summarise
+from adafuse_llm.errors import (
+    AdaFuseError,
+    EngineClosedError,
+    MemberError,
+    MemberOutOfMemoryError,
+)
+from adafuse_llm.results import Round, StreamEvent
+from adafuse_llm.text.stops import Transcript
+
+logger = logging.getLogger(__name__)
+
+IDLE_SECONDS = 5.0
+"""How long the worker thread waits for another request before it ends."""
+
+Outbox = Callable[["StreamEvent | BaseException"], None]
+
+
+class Request:
+    """One decode: its members, its progress, and where its events go.
+
+    Args:
+        members: one `Member` per backend, holding the encoded prompt.
+        config: validated options.
+        transcript: the empty response.
+        cancel: set by the caller to end the decode with what it has.
+
+    Attributes:
+        abandoned: set when nobody waits for the result any more.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        config: AdaFuseConfig,
+        transcript: Transcript,
+        cancel: threading.Event | None = None,
+    ) -> None:
+        self.members = tuple(members)
+        self.transcript = transcript
+        self.cancel = cancel
+        self.abandoned = threading.Event()
+        self.asking: Asking | None = None
+        self._rounds: list[Round] = []
+        self._steps = decode(self.members, config, transcript)
+
+    def resume(self, deliver: Outbox) -> bool:
+        """Run to the next question. Returns False once the request is over; its last event or
+        its error has then been delivered.
+        """
+        try:
+            if self.abandoned.is_set():
+                return False
+            if self.cancel is not None and self.cancel.is_set():
+                deliver(self._cancelled())
+                return False
+            for step in self._steps:
+                if isinstance(step, Asking):
+                    self.asking = step
+                    return True
+                if step.round is not None:
+                    self._rounds.append(step.round)
+                deliver(step)
+        except Exception as error:  # whatever broke this request must not break the others
+            deliver(error)
+        return False
+
+    def release(self) -> None:
+        """Free what the members hold for this request."""
+        self._steps.close()
+        for member in self.members:
+            _release(member)
+
+    def _cancelled(self) -> StreamEvent:
+        shown = self.transcript.flush()
+        generation = summarise(self.members, self.transcript, self._rounds, "cancelled")
+        return StreamEvent(text=shown, round=None, generation=generation)
+
+
+class Scheduler:
+    """Runs requests on one worker thread, which starts with the first and ends when idle."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._arrived: deque[tuple[Request, Outbox]] = deque()
+        self._worker: threading.Thread | None = None
+        self._closed = False
+
+    def submit(self, request: Request, deliver: Outbox) -> None:
+        """Start a request. `deliver` is called on the worker thread with each event, the last
+        of which carries the generation, or with the error that ended the request.
+
+        Raises:
+            EngineClosedError: the scheduler was closed.
+        """
+        with self._changed:
+            if self._closed:
+                raise EngineClosedError("this engine was closed; make a new one")
+            self._arrived.append((request, deliver))
+            if self._worker is None:
+                self._worker = threading.Thread(target=self._run, name="adafuse", daemon=True)
+                self._worker.start()
+            self._changed.notify()
+
+    def close(self) -> None:
+        """End running requests with `EngineClosedError` and wait for the worker to finish."""
+        with self._changed:
+            self._closed = True
+            worker = self._worker
+            self._changed.notify()
+        if worker is not None and worker is not threading.current_thread():
+            worker.join()
+
+    def _run(self) -> None:
+        active: dict[Request, Outbox] = {}
+        while self._admit(active):
+            if asking := [request for request in active if request.asking is not None]:
+                self._evaluate(asking, active)
+
+    def _admit(self, active: dict[Request, Outbox]) -> bool:
+        """Take in new requests, waiting for one if there is nothing to do; False to end."""
+        with self._changed:
+            while not active and not self._arrived and not self._closed:
+                if not self._changed.wait(IDLE_SECONDS):
+                    break
+            arrived, self._arrived = list(self._arrived), deque()
+            closed = self._closed
+            if not active and not arrived:
+                self._worker = None
+                return False
+        for request, deliver in arrived:
+            active[request] = deliver
+            self._resume(request, active)
+        if closed:
+            for request, deliver in active.items():
+                request.release()
+                deliver(EngineClosedError("this engine was closed while it was decoding"))
+            active.clear()
+        return True
+
+    def _evaluate(self, asking: Sequence[Request], active: dict[Request, Outbox]) -> None:
+        """Evaluate all that is asked of the member that the first request waits for."""
+        backend = _backend(asking[0])
+        group = [request for request in asking if _backend(request) is backend]
+        for request, answer in zip(group, _answers(backend, group), strict=True):
+            question, request.asking = request.asking, None
+            assert question is not None
+            if isinstance(answer, Answer):
+                question.member.learn(question.ask, answer)
+                self._resume(request, active)
+            else:
+                deliver = active.pop(request)
+                request.release()
+                deliver(answer)
+
+    def _resume(self, request: Request, active: dict[Request, Outbox]) -> None:
+        if not request.resume(active[request]):
+            del active[request]
+            request.release()
+        elif len(active) > 1:  # to the back of the queue
+            active[request] = active.pop(request)
+
+
+def _release(member: Member) -> None:
+    try:
+        member.backend.release(member.tree)
+    except Exception:  # the request is over; its result must not depend on this
+        logger.exception("member %r failed to release a request", member.name)
+
+
+def _backend(request: Request) -> Backend:
+    assert request.asking is not None
+    return request.asking.member.backend
+
+
+def _answers(backend: Backend, group: Sequence[Request]) -> list[Answer | AdaFuseError]:
+    """One answer or error per request. If a shared evaluation fails, each request is evaluated
+    alone, so that only those at fault fail.
+    """
+    asks = [request.asking.ask for request in group if request.asking is not None]
+    try:
+        answers = backend.evaluate(asks)
+        assert len(answers) == len(asks), "a backend must answer every ask"
+        return list(answers)
+    except Exception as error:
+        if len(group) > 1:
+            return [_answers(backend, [request])[0] for request in group]
+        return [_member_error(backend.name, error)]
+
+
+def _member_error(name: str, error: Exception) -> AdaFuseError:
+    if isinstance(error, AdaFuseError):
+        return error
+    reason = f"{type(error).__name__}: {error}"
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        wrapped: MemberError = MemberOutOfMemoryError(
+            name,
+            f"out of memory ({reason}). Use a shorter prompt, fewer requests at once, "
+            "a smaller dtype or another device",
+        )
+    else:
+        wrapped = MemberError(name, reason)
+    wrapped.__cause__ = error
+    return wrapped

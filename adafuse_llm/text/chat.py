@@ -1,0 +1,158 @@
+"""Messages to prompt tokens, with each member's own chat template.
+
+A member without a template gets a plain fallback: system text first, then one paragraph per
+turn, named, ending where the assistant is to write::
+
+    Answer briefly.
+
+    User: Who founded the mill?
+
+    Assistant:
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypedDict
+
+from adafuse_llm.errors import InvalidInputError, nearest
+
+ROLES = ("system", "user", "assistant", "tool")
+_ALIASES = {"developer": "system", "human": "user", "ai": "assistant"}
+
+
+class Message(TypedDict):
+    """One turn of a conversation: `role` is one of `ROLES`, `content` its text."""
+
+    role: str
+    content: str
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Messages with known roles and plain text; None content becomes empty.
+
+    Raises:
+        InvalidInputError: there is no message, or one has another shape, role or content.
+    """
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
+        raise InvalidInputError(
+            "messages must be a list of {'role': ..., 'content': ...}; "
+            f"got {type(messages).__name__}"
+        )
+    checked = [_check_message(number, message) for number, message in enumerate(messages)]
+    if not checked:
+        raise InvalidInputError("messages are empty: pass at least one user message")
+    if not any(message["content"].strip() for message in checked):
+        raise InvalidInputError("messages hold no text: pass at least one with content")
+    return checked
+
+
+def _check_message(number: int, message: Any) -> Message:
+    if not isinstance(message, Mapping) or "role" not in message:
+        raise InvalidInputError(
+            f"message {number} must be a dict with 'role' and 'content'; got {message!r:.80}"
+        )
+    role = _ALIASES.get(message["role"], message["role"])
+    if role not in ROLES:
+        raise InvalidInputError(
+            f"message {number} has role {role!r}; allowed: {', '.join(ROLES)}."
+            f"{nearest(str(role), ROLES)}"
+        )
+    content = message.get("content")
+    if content is None:
+        content = ""
+    if isinstance(content, (list, tuple)):
+        content = "".join(_part_text(number, part) for part in content)
+    if not isinstance(content, str):
+        raise InvalidInputError(
+            f"message {number} has content of type {type(content).__name__}; allowed: text"
+        )
+    return {"role": role, "content": content}
+
+
+def _part_text(number: int, part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    raise InvalidInputError(
+        f"message {number} holds a content part that is not text; local text models take text only"
+    )
+
+
+def merge_turns(messages: Iterable[Message]) -> list[Message]:
+    """Consecutive messages of one role become one, joined by a blank line."""
+    merged: list[Message] = []
+    for message in messages:
+        if merged and merged[-1]["role"] == message["role"]:
+            merged[-1] = {
+                "role": message["role"],
+                "content": f"{merged[-1]['content']}\n\n{message['content']}",
+            }
+        else:
+            merged.append(message)
+    return merged
+
+
+def fold_system(messages: Iterable[Message]) -> list[Message]:
+    """Every system message becomes part of the user's words; a conversation begins with the user.
+
+    For templates that know no system role or need strictly alternating turns.
+    """
+    turns: list[Message] = [
+        {"role": "user", "content": message["content"]}
+        if message["role"] in ("system", "tool")
+        else message
+        for message in messages
+    ]
+    if turns[0]["role"] != "user":
+        turns.insert(0, {"role": "user", "content": ""})
+    return merge_turns(turns)
+
+
+def render_plain(messages: Iterable[Message]) -> str:
+    """The documented fallback for members without a chat template."""
+    parts = [
+        message["content"]
+        if message["role"] == "system"
+        else f"{message['role'].capitalize()}: {message['content']}"
+        for message in messages
+    ]
+    return "\n\n".join([*parts, "Assistant:"])
+
+
+def render(
+    messages: Sequence[Message], template: Callable[[list[Message]], tuple[str, list[int]]]
+) -> list[int]:
+    """Prompt tokens of `messages`, as close to them as the template allows.
+
+    Tried in turn: the messages as they are; consecutive turns of one role merged; the system
+    message folded into the user's turn. The first form that the template renders with every
+    message in it is used, else the first that it renders at all (some templates leave out, say,
+    earlier reasoning on purpose).
+
+    Args:
+        messages: checked messages.
+        template: renders messages to (text, token ids); raises what it cannot take.
+
+    Raises:
+        InvalidInputError: the template takes none of the forms.
+    """
+    rendered: list[list[int]] = []
+    refusal: Exception | None = None
+    for form in (list(messages), merge_turns(messages), fold_system(messages)):
+        try:
+            text, ids = template(form)
+        except Exception as error:  # templates raise whatever they like
+            refusal = refusal or error
+            continue
+        if all(message["content"].strip() in text for message in form):
+            return ids
+        rendered.append(ids)
+    if rendered:
+        return rendered[0]
+    raise InvalidInputError(
+        f"the chat template takes these messages in no form "
+        f"({type(refusal).__name__}: {refusal}). Roles given: "
+        f"{', '.join(message['role'] for message in messages)}."
+    ) from refusal

@@ -1,0 +1,126 @@
+"""Between text and one member's tokens.
+
+Committed tokens are never re-tokenized, so the text of new tokens and the tokens of new text are
+both taken *as a continuation* of what stands before them. A tokenizer that adds a space at the
+start of a string, strips one, or merges across the boundary is handled by looking at what its
+own `decode` says: an encoding counts only if it decodes, in place, to exactly the text.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from adafuse_llm.text.chat import check_messages, render, render_plain
+from adafuse_llm.text.words import added
+
+CONTEXT_TOKENS = 8
+"""Tokens of context that decoding a continuation takes along."""
+
+ANCHORS = ("", "\n", "a", ".", " a")
+"""Texts tried before a continuation, so that it is encoded as something that follows."""
+
+
+@runtime_checkable
+class TextCodec(Protocol):
+    """Text to tokens and back for one member. Thread-safe; owns no request state."""
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `encode_messages` uses a template of the member's own."""
+        ...
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Tokens of a prompt, with the special tokens the member expects around it. Control
+        tokens spelled out in `text` stay text.
+        """
+        ...
+
+    def encode_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Tokens of a conversation up to where the assistant is to write."""
+        ...
+
+    def encode_continuation(self, context: Sequence[int], text: str) -> tuple[list[int], bool]:
+        """Tokens for `text` where it follows `context`.
+
+        Returns:
+            The tokens, and whether they are exact:
+            ``decode(context + tokens) == decode(context) + text``.
+        """
+        ...
+
+    def decode_continuation(self, context: Sequence[int], tokens: Sequence[int]) -> str:
+        """Text that `tokens` add after `context`; U+FFFD stands for an unfinished character."""
+        ...
+
+
+class TokenizerCodec:
+    """The codec of a Hugging Face tokenizer (fast or slow). The tokenizer is not changed.
+
+    Args:
+        tokenizer: a ``PreTrainedTokenizerBase``.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()  # tokenizers hold per-call settings
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(getattr(self._tokenizer, "chat_template", None))
+
+    def encode_prompt(self, text: str) -> list[int]:
+        return self._encode(text, add_special_tokens=True)
+
+    def encode_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        checked = check_messages(messages)
+        if not self.has_chat_template:
+            return self.encode_prompt(render_plain(checked))
+        return render(checked, self._apply_template)
+
+    def encode_continuation(self, context: Sequence[int], text: str) -> tuple[list[int], bool]:
+        best: list[int] | None = None
+        for anchor in ANCHORS:
+            before = self._encode(anchor) if anchor else []
+            whole = self._encode(anchor + text)
+            if whole[: len(before)] != before:
+                continue
+            tokens = whole[len(before) :]
+            if self.decode_continuation(context, tokens) == text:
+                return tokens, True
+            best = tokens if best is None else best
+        return (self._encode(text) if best is None else best), False
+
+    def decode_continuation(self, context: Sequence[int], tokens: Sequence[int]) -> str:
+        tail = list(context[-CONTEXT_TOKENS:])
+        return added(self._decode(tail), self._decode([*tail, *tokens]))
+
+    def _encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        with self._lock:
+            ids = self._tokenizer.encode(
+                text, add_special_tokens=add_special_tokens, split_special_tokens=True
+            )
+        return [int(token) for token in ids]
+
+    def _decode(self, tokens: list[int]) -> str:
+        with self._lock:
+            text = self._tokenizer.decode(
+                tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        return str(text)
+
+    def _apply_template(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[int]]:
+        conversation = [dict(message) for message in messages]
+        with self._lock:
+            text = self._tokenizer.apply_chat_template(
+                conversation, tokenize=False, add_generation_prompt=True
+            )
+            ids = self._tokenizer.apply_chat_template(
+                conversation,
+                tokenize=True,
+                add_generation_prompt=True,
+                return_dict=False,
+                sanitize_control_tokens=True,
+            )
+        return str(text), [int(token) for token in ids]
