@@ -237,11 +237,14 @@ class AdaFuseEngine:
         loop = asyncio.get_running_loop()
         inbox: asyncio.Queue[StreamEvent | BaseException] = asyncio.Queue()
 
-        def deliver(event: StreamEvent | BaseException) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(inbox.put_nowait, event)
-
         request = await asyncio.to_thread(self._request, prompt, messages, cancel, overrides)
+
+        def deliver(event: StreamEvent | BaseException) -> None:
+            try:
+                loop.call_soon_threadsafe(inbox.put_nowait, event)
+            except RuntimeError:  # the loop was closed: nobody waits any more
+                request.abandoned.set()
+
         try:
             self._scheduler.submit(request, deliver)
             while True:

@@ -108,20 +108,22 @@ def member_names(specs: Sequence[MemberSpec]) -> list[str]:
         raise InvalidInputError(
             f"members need different names; got {twice[0]!r} {given[twice[0]]} times"
         )
-    parts = [tuple(p for p in Path(spec.path).parts if p not in ("/", ".")) for spec in specs]
-    unnamed = [i for i, spec in enumerate(specs) if spec.name is None]
+    unnamed = {spec.path for spec in specs if spec.name is None}
+    parts = {
+        path: [p for p in Path(path).parts if p not in ("/", ".")] or [path] for path in unnamed
+    }
     sizes = dict.fromkeys(unnamed, 1)
     while True:
-        short = {i: "/".join(parts[i][-sizes[i] :]) or specs[i].path for i in unnamed}
+        short = {path: "/".join(parts[path][-sizes[path] :]) for path in unnamed}
         uses = Counter([*short.values(), *given])
-        longer = [i for i in unnamed if uses[short[i]] > 1 and sizes[i] < len(parts[i])]
+        longer = [p for p in unnamed if uses[short[p]] > 1 and sizes[p] < len(parts[p])]
         if not longer:
             break
-        for i in longer:
-            sizes[i] += 1
+        for path in longer:
+            sizes[path] += 1
     names: list[str] = []
-    for i, spec in enumerate(specs):
-        name = base = spec.name if spec.name is not None else short[i]
+    for spec in specs:
+        name = base = spec.name if spec.name is not None else short[spec.path]
         number = 2
         while spec.name is None and (name in names or name in given):
             name, number = f"{base}#{number}", number + 1

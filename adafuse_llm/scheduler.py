@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from adafuse_llm.backends.base import Answer, Backend
+from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.member import Asking, Member
 from adafuse_llm.decoding.rounds import decode, summarise
@@ -60,7 +60,7 @@ class Request:
         self.abandoned = threading.Event()
         self.asking: Asking | None = None
         self._rounds: list[Round] = []
-        self._steps = decode(self.members, config, transcript)
+        self._steps = decode(self.members, config, transcript, self._rounds)
 
     def resume(self, deliver: Outbox) -> bool:
         """Run to the next question. Returns False once the request is over; its last event or
@@ -76,8 +76,6 @@ class Request:
                 if isinstance(step, Asking):
                     self.asking = step
                     return True
-                if step.round is not None:
-                    self._rounds.append(step.round)
                 deliver(step)
         except Exception as error:  # whatever broke this request must not break the others
             deliver(error)
@@ -131,9 +129,19 @@ class Scheduler:
 
     def _run(self) -> None:
         active: dict[Request, Outbox] = {}
-        while self._admit(active):
-            if asking := [request for request in active if request.asking is not None]:
-                self._evaluate(asking, active)
+        try:
+            while self._admit(active):
+                if asking := [request for request in active if request.asking is not None]:
+                    self._evaluate(asking, active)
+        except BaseException as error:  # a defect of this module; nobody may wait forever
+            logger.exception("the scheduler failed")
+            with self._changed:
+                self._worker = None
+                active.update(self._arrived)
+                self._arrived.clear()
+            for request, deliver in active.items():
+                request.release()
+                deliver(error)
 
     def _admit(self, active: dict[Request, Outbox]) -> bool:
         """Take in new requests, waiting for one if there is nothing to do; False to end."""
@@ -160,16 +168,13 @@ class Scheduler:
         """Evaluate all that is asked of the member that the first request waits for."""
         backend = _backend(asking[0])
         group = [request for request in asking if _backend(request) is backend]
-        for request, answer in zip(group, _answers(backend, group), strict=True):
-            question, request.asking = request.asking, None
-            assert question is not None
-            if isinstance(answer, Answer):
-                question.member.learn(question.ask, answer)
+        for request, error in zip(group, _answer(backend, group), strict=True):
+            if error is None:
                 self._resume(request, active)
             else:
                 deliver = active.pop(request)
                 request.release()
-                deliver(answer)
+                deliver(error)
 
     def _resume(self, request: Request, active: dict[Request, Outbox]) -> None:
         if not request.resume(active[request]):
@@ -191,19 +196,23 @@ def _backend(request: Request) -> Backend:
     return request.asking.member.backend
 
 
-def _answers(backend: Backend, group: Sequence[Request]) -> list[Answer | AdaFuseError]:
-    """One answer or error per request. If a shared evaluation fails, each request is evaluated
-    alone, so that only those at fault fail.
+def _answer(backend: Backend, group: Sequence[Request]) -> list[AdaFuseError | None]:
+    """Have a backend answer what each request asks of it; an error or None per request.
+
+    If a shared evaluation fails, each request is evaluated alone, so that only those at fault fail.
     """
-    asks = [request.asking.ask for request in group if request.asking is not None]
+    asking = [request.asking for request in group if request.asking is not None]
     try:
-        answers = backend.evaluate(asks)
-        assert len(answers) == len(asks), "a backend must answer every ask"
-        return list(answers)
+        answers = backend.evaluate([each.ask for each in asking])
+        for each, answer in zip(asking, answers, strict=True):
+            each.member.learn(each.ask, answer)
     except Exception as error:
         if len(group) > 1:
-            return [_answers(backend, [request])[0] for request in group]
+            return [_answer(backend, [request])[0] for request in group]
         return [_member_error(backend.name, error)]
+    for request in group:
+        request.asking = None
+    return [None] * len(group)
 
 
 def _member_error(name: str, error: Exception) -> AdaFuseError:

@@ -83,8 +83,8 @@ class Backend(Protocol):
         Cost: should be one forward pass for all asks together, over the nodes not evaluated yet.
 
         Raises:
-            Exception: anything; the engine reports it as a `MemberError` of this member. NaN in a
-                distribution must be raised, never returned.
+            Exception: anything; the engine reports it as a `MemberError` of this member. So is a
+                log-probability that is NaN.
         """
         ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -81,7 +82,14 @@ class Member:
             yield Asking(self, Ask(self.tree, tuple(wanted), tuple(unknown), self._top))
 
     def learn(self, ask: Ask, answer: Answer) -> None:
-        """Write an answer into the tree."""
+        """Write an answer into the tree.
+
+        Raises:
+            FloatingPointError: a log-probability is NaN.
+        """
+        heads = [number for next_ in answer.next for number in next_.logprobs[:1]]
+        if any(map(math.isnan, (*heads, *answer.logprobs))):
+            raise FloatingPointError("its logits are NaN or infinite")
         for node, summary in zip(ask.evaluate, answer.next, strict=True):
             node.next = summary
         for node, logprob in zip(ask.score, answer.logprobs, strict=True):

@@ -57,10 +57,19 @@ def play_round(
 
 
 def decode(
-    members: Sequence[Member], config: AdaFuseConfig, transcript: Transcript
+    members: Sequence[Member],
+    config: AdaFuseConfig,
+    transcript: Transcript,
+    rounds: list[Round],
 ) -> Generator[Asking | StreamEvent, None, None]:
-    """Rounds until the response ends; one event per committed span."""
-    rounds: list[Round] = []
+    """Rounds until the response ends; one event per committed span.
+
+    Args:
+        members: every member with its prompt.
+        config: options.
+        transcript: the response, empty at first; grows with every round.
+        rounds: empty at first; grows with every round.
+    """
     for index in count():
         first_word = not transcript.text.strip()
         outcome = yield from play_round(members, config, first_word=first_word)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -210,14 +209,11 @@ class _Memory:
         total = logits.logsumexp(-1, keepdim=True)  # [n, 1]
         values, tokens = _likeliest(logits, top)  # [n, top]
         end = logits[:, self._end_ids].logsumexp(-1, keepdim=True)  # -inf without such ids
-        numbers = torch.cat([values - total, end - total, total], -1).tolist()
-        summaries = []
-        for row, ids in zip(numbers, tokens.tolist(), strict=True):
-            *logprobs, end_logprob, whole = row
-            if math.isnan(whole) or whole == math.inf:
-                raise FloatingPointError("its logits are NaN or infinite")
-            summaries.append(Next(tuple(ids), tuple(logprobs), end_logprob))
-        return tuple(summaries)
+        numbers = torch.cat([values - total, end - total], -1).tolist()
+        return tuple(
+            Next(tuple(ids), tuple(logprobs), end_logprob)
+            for ids, (*logprobs, end_logprob) in zip(tokens.tolist(), numbers, strict=True)
+        )
 
     def _logprobs(self, nodes: Sequence[Node]) -> tuple[float, ...]:
         if not nodes:
