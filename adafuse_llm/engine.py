@@ -18,8 +18,11 @@ from adafuse_llm.errors import ContextWindowError, InvalidInputError, InvalidOpt
 from adafuse_llm.results import Generation, Round, StreamEvent
 from adafuse_llm.scheduler import Request, Scheduler
 from adafuse_llm.text.stops import Transcript
+from adafuse_llm.text.words import check_text
 
 if TYPE_CHECKING:
+    import torch
+
     from adafuse_llm.loading import MemberSpec
 
 logger = logging.getLogger(__name__)
@@ -72,7 +75,7 @@ class AdaFuseEngine:
         members: Sequence[str | MemberSpec],
         *,
         config: AdaFuseConfig | None = None,
-        dtype: str = "auto",
+        dtype: str | torch.dtype = "auto",
         device_map: str | None = None,
         trust_remote_code: bool = False,
         revision: str | None = None,
@@ -320,6 +323,7 @@ class AdaFuseEngine:
         if prompt is not None:
             if not isinstance(prompt, str):
                 raise InvalidInputError(f"prompt must be text; got {type(prompt).__name__}")
+            check_text(prompt, "the prompt")
             spaces = len(prompt) - len(prompt.rstrip(" "))
             prompt = prompt.rstrip(" ")
             if not prompt:

@@ -9,9 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adafuse_llm.errors import InvalidInputError, LoadError, UnsupportedModelError
+from adafuse_llm.errors import (
+    InvalidInputError,
+    InvalidOptionError,
+    LoadError,
+    UnsupportedModelError,
+)
 
 if TYPE_CHECKING:
+    import torch
+
     from adafuse_llm.backends.huggingface import HuggingFaceBackend
 
 
@@ -36,7 +43,7 @@ class MemberSpec:
 
     path: str
     name: str | None = None
-    dtype: str | None = None
+    dtype: str | torch.dtype | None = None
     device: str | None = None
     device_map: str | Mapping[str, Any] | None = None
     revision: str | None = None
@@ -49,7 +56,7 @@ class MemberSpec:
 def load_members(
     members: Sequence[str | MemberSpec],
     *,
-    dtype: str = "auto",
+    dtype: str | torch.dtype = "auto",
     device_map: str | None = None,
     trust_remote_code: bool = False,
     revision: str | None = None,
@@ -82,6 +89,8 @@ def load_members(
         }
         for spec in specs
     ]
+    for setting in settings:
+        _check_dtype(setting["dtype"])
     configs = [
         _load_config(spec, name, setting)
         for spec, name, setting in zip(specs, names, settings, strict=True)
@@ -150,6 +159,17 @@ def _spec(member: str | MemberSpec | os.PathLike[str]) -> MemberSpec:
     if isinstance(member, (str, os.PathLike)) and str(member).strip():
         return MemberSpec(path=str(member))
     raise InvalidInputError(f"a member must be a path, a hub id or a MemberSpec; got {member!r}")
+
+
+def _check_dtype(dtype: Any) -> None:
+    import torch
+
+    known = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if dtype != "auto" and not isinstance(known, torch.dtype):
+        raise InvalidOptionError(
+            "option 'dtype' must be 'auto' or a torch dtype such as 'float32', 'bfloat16' or "
+            f"'float16'; got {dtype!r}"
+        )
 
 
 def _load_config(spec: MemberSpec, name: str, setting: Mapping[str, Any]) -> Any:

@@ -41,7 +41,7 @@ class Candidate:
             terms.append(member.next(end).end_logprob)
         known = [term for term in terms if term is not None]
         assert len(known) == len(terms), "scored before it was evaluated"
-        return -math.fsum(known) / len(known) if known else math.inf
+        return 0.0 - math.fsum(known) / len(known) if known else math.inf
 
 
 class Pool:

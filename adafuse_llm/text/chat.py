@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from adafuse_llm.errors import InvalidInputError, nearest
+from adafuse_llm.text.words import check_text
 
 ROLES = ("system", "user", "assistant", "tool")
 _ALIASES = {"developer": "system", "human": "user", "ai": "assistant"}
@@ -67,6 +68,7 @@ def _check_message(number: int, message: Any) -> Message:
         raise InvalidInputError(
             f"message {number} has content of type {type(content).__name__}; allowed: text"
         )
+    check_text(content, f"message {number}")
     return {"role": role, "content": content}
 
 

@@ -8,9 +8,30 @@ token could still complete it.
 
 from __future__ import annotations
 
+from adafuse_llm.errors import InvalidInputError
+
 REPLACEMENT = "\ufffd"
 CHARACTER_TOKENS = 3
 """Tokens a word may exceed its limit by to complete a UTF-8 character (four bytes at most)."""
+
+
+def check_text(text: str, what: str) -> None:
+    """Refuse text that no tokenizer can take.
+
+    Args:
+        text: the text.
+        what: its name in the message.
+
+    Raises:
+        InvalidInputError: it holds half of a surrogate pair, as badly decoded input does.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInputError(
+            f"{what} is not valid Unicode: half a surrogate pair at character {error.start}. "
+            "Decode the input as UTF-8 first."
+        ) from None
 
 
 def added(before: str, after: str) -> str:

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from langchain_adafuse import AdaFuseLLM as LangChainLLM
 from llama_index.core.llms import ChatMessage
 from llama_index.core.llms import CustomLLM as LlamaIndexBase
 from llama_index.llms.adafuse import AdaFuseLLM as LlamaIndexLLM
 
 from adafuse_llm import AdaFuseEngine, FakeBackend
+from langchain_adafuse import AdaFuseLLM as LangChainLLM
 
 ROOT = Path(__file__).parents[2]
 REPLY = [" The", " mill", ",", " since", " 1874", "."]

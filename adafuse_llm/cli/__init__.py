@@ -1,0 +1,84 @@
+"""The `adafuse` command: parse, call the engine, print.
+
+ask       answer a question over documents, showing the ensemble at work
+generate  continue a prompt, or answer it as a message
+run       answer a test set, line by line, resumable
+info      look at models, and whether they can work together
+
+Exit codes: 0 done; 1 an unexpected failure, failed lines (`run`), members that cannot work
+together (`info`); 2 input, option or model that cannot be used; 130 interrupted.
+
+Importing this package loads neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from adafuse_llm import __version__
+
+if TYPE_CHECKING:
+    import typer
+
+__all__ = ["create_app", "main"]
+
+
+def main() -> None:
+    """Entry point of `adafuse`."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # show "?" where the encoding lacks a character
+            stream.reconfigure(errors="replace")
+    try:
+        import rich  # noqa: F401
+        import typer  # noqa: F401
+
+        app = create_app()
+    except ImportError as error:
+        sys.stderr.write(
+            f'error: the command line needs {error.name}: pip install "adafuse-llm[cli]"\n'
+        )
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    app(prog_name="adafuse")
+
+
+def create_app() -> typer.Typer:
+    """The Typer application."""
+    import typer
+
+    from adafuse_llm.cli.ask import ask
+    from adafuse_llm.cli.common import command
+    from adafuse_llm.cli.generate import generate
+    from adafuse_llm.cli.info import info
+    from adafuse_llm.cli.run import DEFAULTS, run
+
+    app = typer.Typer(
+        help="Several local language models answer as one (AdaFuse, arXiv 2601.06022).",
+        epilog="Exit codes: 0 done; 1 unexpected failure, failed lines (run), members that cannot "
+        "work together (info); 2 unusable input, option or model; 130 interrupted.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    def show_version(wanted: bool) -> None:
+        if wanted:
+            typer.echo(f"adafuse {__version__}")
+            raise typer.Exit
+
+    @app.callback()
+    def adafuse(
+        version: bool = typer.Option(
+            False, "--version", callback=show_version, is_eager=True, help="Show the version."
+        ),
+    ) -> None:
+        pass
+
+    app.command("ask")(command(ask))
+    app.command("generate")(command(generate))
+    app.command("run")(command(run, **DEFAULTS))
+    app.command("info")(command(info, decoding=False))
+    return app

@@ -1,0 +1,135 @@
+"""`adafuse ask`: a question, documents, and the ensemble's answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
+
+from adafuse_llm import ContextWindowError, Generation, Round, StreamEvent
+from adafuse_llm.cli.common import (
+    INTERRUPTED,
+    Setup,
+    cancel_on_interrupt,
+    last,
+    print_json,
+    printable,
+    stdout_console,
+)
+from adafuse_llm.cli.display import Display
+from adafuse_llm.documents import Passage, Retriever, question_messages, read_documents
+
+
+def ask(
+    setup: Setup,
+    *,
+    question: Annotated[str, typer.Argument(metavar="QUESTION", help="What to answer.")],
+    docs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Text or Markdown file, or folder of them; repeatable. Default: the handbook "
+            "of a fictional town that comes with the package."
+        ),
+    ] = None,
+    passages: Annotated[int, typer.Option(min=1, help="How many passages to read.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Answer a question over documents, showing the ensemble at work.
+
+    The best passages are found offline (BM25), and the members answer from them together.
+    """
+    found = Retriever(read_documents(docs or [_handbook()])).search(question, k=passages)
+    messages = question_messages(question, found)
+    started = time.perf_counter()
+    with setup.engine() as engine, cancel_on_interrupt() as cancel:
+        loaded = time.perf_counter()
+        try:
+            events = engine.stream(messages=messages, cancel=cancel)
+        except ContextWindowError as error:
+            raise ContextWindowError(f"{error} Fewer --passages make it shorter.") from error
+        display = Display(engine.members, stdout_console())
+        generation = last(events) if as_json else _show(question, found, display, events)
+    seconds = time.perf_counter() - loaded
+    if as_json:
+        answer = {
+            "question": question,
+            "answer": generation.text,
+            "sources": [{"source": p.source, "text": p.text} for p in found],
+            "members": list(display.members),
+            **generation.model_dump(mode="json", exclude={"text"}),
+            "seconds": round(seconds, 3),
+            "loading_seconds": round(loaded - started, 3),
+        }
+        print_json(answer)
+    else:
+        display.console.print(display.summary(generation, seconds))
+    return INTERRUPTED if generation.finish_reason == "cancelled" else 0
+
+
+class _Progress:
+    """The answer so far, as a renderable that fits the screen: its end, and the last rounds."""
+
+    def __init__(self, display: Display, waiting: str) -> None:
+        self.display = display
+        self.answer = Text()
+        self.rounds: list[Round] = []
+        self._spinner = Spinner("dots", Text(waiting, "dim"))
+
+    def add(self, event: StreamEvent) -> None:
+        if event.round is None:
+            self.answer.append(printable(event.text))
+            return
+        self.rounds.append(event.round)
+        text = event.text if self.answer.plain else event.text.lstrip()
+        self.answer.append_text(self.display.span(text, event.round))
+
+    def __rich_console__(self, console: Console, _: ConsoleOptions) -> Iterator[RenderableType]:
+        if not self.rounds:
+            yield self._spinner
+            return
+        room = max(2, console.height - 4)
+        lines = self.answer.wrap(console, console.width)[-max(1, room // 2) :]
+        yield Group(*lines)
+        yield Text()
+        yield self.display.rounds(self.rounds[-max(1, room - len(lines)) :])
+
+
+def _show(
+    question: str, found: Sequence[Passage], display: Display, events: Iterator[StreamEvent]
+) -> Generation:
+    """Print the answer as it grows, the rounds and the sources."""
+    console = display.console
+    reading = f"reading {len(found)} passage{'s' * (len(found) != 1)}"
+    progress = _Progress(display, f"{', '.join(display.members)}: {reading}")
+    if console.is_terminal:
+        console.print(Text(printable(question), "bold"))
+        console.print(display.legend(), "", sep="\n")
+    # drawn over while it grows, then printed whole, however long
+    live = Live(progress, console=console, transient=True, refresh_per_second=12)
+    with live if console.file.isatty() else nullcontext():
+        generation = last(events, progress.add)
+    console.print(progress.answer, "", sep="\n", soft_wrap=True)
+    meaning = " who won, with what, its fused score in nats per token, and the runner-up"
+    console.print(Text("Rounds", "bold").append(meaning, "not bold dim"))
+    console.print(display.rounds(progress.rounds), "")
+    console.print(Text("Sources", "bold"))
+    for number, passage in enumerate(found, start=1):
+        gist = printable(" ".join(passage.text.replace("#", "").split()))
+        line = Text(f"[{number}] {printable(passage.source)}: ").append(gist, "dim")
+        console.print(line, no_wrap=True, overflow="ellipsis")
+    console.print()
+    return generation
+
+
+def _handbook() -> Path:
+    from adafuse_llm.embedded import handbook_path
+
+    return handbook_path()

@@ -1,0 +1,341 @@
+"""What the commands share: flags, loading, errors, interruption, consoles."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from adafuse_llm import (
+    AdaFuseConfig,
+    AdaFuseEngine,
+    AdaFuseError,
+    Generation,
+    InvalidInputError,
+    InvalidOptionError,
+    StreamEvent,
+)
+
+FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
+"""Exit codes besides 0; see the package."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the shared flags say: the members, how to load them, how to decode."""
+
+    models: tuple[str, ...]
+    dtype: str
+    device_map: str | None
+    revision: str | None
+    trust_remote_code: bool
+    debug: bool
+    config: AdaFuseConfig
+
+    def paths(self) -> list[str]:
+        """The models asked for; by default the embedded members."""
+        from adafuse_llm.embedded import member_paths
+
+        return list(self.models) or [str(path) for path in member_paths()]
+
+    @contextmanager
+    def engine(self) -> Iterator[AdaFuseEngine]:
+        """The ensemble, closed at the end."""
+        paths = self.paths()
+        with _quiet(self.debug), self._load(paths) as engine:
+            yield engine
+
+    def _load(self, paths: Sequence[str]) -> AdaFuseEngine:
+        names = ", ".join(Path(path).name for path in paths)
+        local = all(Path(path).exists() for path in paths)
+        # downloads have progress bars of their own
+        with stderr_console().status(f"loading {names}") if local else nullcontext():
+            return AdaFuseEngine.from_pretrained(
+                paths,
+                config=self.config,
+                dtype=self.dtype,
+                device_map=self.device_map,
+                trust_remote_code=self.trust_remote_code,
+                revision=self.revision,
+            )
+
+
+def command(
+    function: Callable[..., int], *, decoding: bool = True, **defaults: Any
+) -> Callable[..., None]:
+    """A Typer command from ``function(setup, ...) -> exit code``.
+
+    The shared flags replace its parameter `setup`; what it raises becomes one line.
+
+    Args:
+        function: the command; its other parameters are flags of its own.
+        decoding: whether it takes the options of `AdaFuseConfig`, and ``--model``.
+        **defaults: options of `AdaFuseConfig` whose default differs for this command.
+    """
+    own = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in inspect.signature(function, eval_str=True).parameters.values()
+        if parameter.name != "setup"
+    ]
+    parameters = [
+        *own,
+        *_member_flags(model=decoding),
+        *(_config_flags(defaults) if decoding else ()),
+        _flag("debug", bool, False, "Errors with traceback, and everything the libraries say."),
+    ]
+
+    def call(**values: Any) -> None:
+        debug = values["debug"]
+        try:
+            setup = _setup(values, decoding)
+            code = function(setup, **values)
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)
+            code = INTERRUPTED
+        except BrokenPipeError:  # the reader has seen enough, as in `adafuse ... | head`
+            _discard_stdout()
+            code = FAILED
+        except Exception as error:
+            if debug:
+                traceback.print_exc()
+            code = _report(error, debug)
+        raise typer.Exit(code)
+
+    call.__name__ = function.__name__
+    call.__doc__ = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(function) or "")
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return call
+
+
+def parse_stops(values: Sequence[str]) -> tuple[str, ...]:
+    r"""Stop sequences as typed: ``\n``, ``\t`` and ``\\`` are escapes; empty ones are dropped."""
+    escapes = {"n": "\n", "t": "\t", "\\": "\\"}
+    return tuple(
+        re.sub(r"\\([nt\\])", lambda match: escapes[match[1]], value) for value in values if value
+    )
+
+
+def parse_weights(values: Sequence[str]) -> dict[str, float] | tuple[float, ...] | None:
+    """Weights as typed, repeated or with commas: ``NAME=1.5`` by name, or ``1.5`` in order.
+
+    Raises:
+        InvalidOptionError: not numbers, or both ways mixed.
+    """
+    given = [part.strip().rpartition("=") for value in values for part in value.split(",")]
+    try:
+        numbers = [(name, float(number)) for name, _, number in given]
+    except ValueError:
+        numbers = []
+    named = {bool(equals) for _, equals, _ in given}
+    if given and (not numbers or len(named) > 1):
+        raise InvalidOptionError(
+            "--weights takes NAME=NUMBER for every member, or one NUMBER per member in order; "
+            f"got {', '.join(values)}"
+        )
+    if not given:
+        return None
+    return dict(numbers) if named == {True} else tuple(number for _, number in numbers)
+
+
+_PARSERS: dict[str, tuple[Callable[[Sequence[str]], Any], str, str]] = {
+    "stop": (parse_stops, "TEXT", r"Repeatable; \n and \t are understood; '' for none."),
+    "weights": (parse_weights, "NAME=NUMBER", "Repeatable, or separated by commas."),
+}
+"""How options that are not numbers are typed: parser, metavar, help."""
+
+
+def _config_flags(defaults: dict[str, Any]) -> Iterator[inspect.Parameter]:
+    """A flag for every option of `AdaFuseConfig`, which alone declares them."""
+    for name, field in AdaFuseConfig.model_fields.items():
+        default = defaults.get(name, field.default)
+        text = field.description or ""
+        if name in _PARSERS:
+            _, metavar, hint = _PARSERS[name]
+            shown = list(default or ())
+            yield _flag(name, list[str], shown, f"{text} {hint}", panel="Decoding", metavar=metavar)
+        else:
+            yield _flag(name, field.annotation, default, text, panel="Decoding")
+
+
+def _member_flags(*, model: bool) -> Iterator[inspect.Parameter]:
+    if model:
+        text = "Folder or hub id of a member; repeat for more. Default: the embedded members."
+        yield _flag("model", list[str], [], text, panel="Members", metavar="PATH_OR_ID")
+    text = "Data type of the weights, such as bfloat16; auto: the checkpoint's own."
+    yield _flag("dtype", str, "auto", text, panel="Members")
+    text = "Where accelerate places the weights, such as auto, cpu or cuda."
+    yield _flag("device_map", str | None, None, text, panel="Members")
+    yield _flag("revision", str | None, None, "Revision of hub models.", panel="Members")
+    text = "Let code that comes with a model run."
+    yield _flag("trust_remote_code", bool, False, text, panel="Members")
+
+
+def _flag(
+    name: str,
+    kind: Any,
+    default: Any,
+    text: str,
+    *,
+    panel: str | None = None,
+    metavar: str | None = None,
+) -> inspect.Parameter:
+    option = typer.Option(
+        f"--{name.replace('_', '-')}", help=text, rich_help_panel=panel, metavar=metavar
+    )
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind, option],
+    )
+
+
+def _setup(values: dict[str, Any], decoding: bool) -> Setup:
+    """Takes the shared flags out of `values`."""
+    options: dict[str, Any] = {}
+    for name in AdaFuseConfig.model_fields if decoding else ():
+        given = values.pop(name)
+        options[name] = _PARSERS[name][0](given or ()) if name in _PARSERS else given
+    return Setup(
+        models=tuple(values.pop("model", None) or ()),
+        dtype=values.pop("dtype"),
+        device_map=values.pop("device_map"),
+        revision=values.pop("revision"),
+        trust_remote_code=values.pop("trust_remote_code"),
+        debug=values.pop("debug"),
+        config=AdaFuseConfig(**options),
+    )
+
+
+def _report(error: Exception, debug: bool) -> int:
+    """One line on stderr; the exit code."""
+    if isinstance(error, AdaFuseError):
+        message, code = str(error), UNUSABLE
+    elif isinstance(error, OSError) and error.filename is not None:
+        message, code = f"{error.filename}: {error.strerror}", UNUSABLE
+    else:
+        hint = "" if debug else " (unexpected; --debug shows where)"
+        message, code = f"{type(error).__name__}: {error}{hint}", FAILED
+    typer.echo(f"error: {one_line(message)}", err=True)
+    return code
+
+
+def one_line(text: str) -> str:
+    """Text without line breaks and control characters."""
+    return printable(" ".join(text.split()))
+
+
+def printable(text: str) -> str:
+    """Text that cannot steer a terminal: control characters become U+FFFD."""
+    return "".join(c if c in "\n\t" or ord(c) >= 160 or " " <= c <= "~" else "\ufffd" for c in text)
+
+
+@contextmanager
+def cancel_on_interrupt() -> Iterator[threading.Event]:
+    """An event for the engine's `cancel` that Ctrl-C sets; a second Ctrl-C interrupts at once."""
+    cancel = threading.Event()
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        if cancel.is_set():
+            raise KeyboardInterrupt
+        cancel.set()
+
+    previous = signal.getsignal(signal.SIGINT)
+    if previous is not signal.SIG_IGN:  # a job in the background is not for Ctrl-C
+        signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield cancel
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        InvalidInputError: it is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(f"{path} is not UTF-8 text: {error}") from error
+
+
+def last(
+    events: Iterator[StreamEvent], show: Callable[[StreamEvent], None] | None = None
+) -> Generation:
+    """Follow a stream to its end, showing each event; the whole result."""
+    generation = None
+    for event in events:
+        if show is not None:
+            show(event)
+        generation = event.generation
+    assert generation is not None
+    return generation
+
+
+def print_json(value: object) -> None:
+    """One line of JSON, at once; escaped where stdout is not Unicode."""
+    unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    sys.stdout.write(json.dumps(value, ensure_ascii=not unicode) + "\n")
+    sys.stdout.flush()
+
+
+def stdout_console() -> Console:
+    """For results. Without a terminal it writes no control sequences, in lines of 120."""
+    wide = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(
+        file=sys.stdout, width=None if wide else 120, markup=False, emoji=False, highlight=False
+    )
+
+
+def stderr_console() -> Console:
+    """For progress and messages."""
+    return Console(file=sys.stderr, markup=False, emoji=False, highlight=False)
+
+
+@contextmanager
+def _quiet(debug: bool) -> Iterator[None]:
+    """Silence the libraries while the models load and run."""
+    if debug:
+        logging.basicConfig(level=logging.INFO)
+        yield
+        return
+    from huggingface_hub.utils.tqdm import enable_progress_bars
+    from transformers.utils import logging as chatter
+
+    verbosity, bars = chatter.get_verbosity(), chatter.is_progress_bar_enabled()
+    chatter.set_verbosity(chatter.CRITICAL)
+    chatter.disable_progress_bar()
+    enable_progress_bars()  # of downloads
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        chatter.set_verbosity(verbosity)
+        if bars:
+            chatter.enable_progress_bar()
+
+
+def _discard_stdout() -> None:
+    """Nobody reads stdout any more: keep Python's own flush at exit from complaining."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

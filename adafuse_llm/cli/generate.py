@@ -1,0 +1,138 @@
+"""`adafuse generate`: a prompt, and the text the ensemble continues it with."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from adafuse_llm import Generation, InvalidInputError, InvalidOptionError, StreamEvent
+from adafuse_llm.cli.common import (
+    INTERRUPTED,
+    Setup,
+    cancel_on_interrupt,
+    last,
+    print_json,
+    printable,
+    stdout_console,
+)
+from adafuse_llm.cli.display import Display
+
+
+def generate(
+    setup: Setup,
+    *,
+    prompt: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROMPT",
+            help="Text to continue; - reads it from stdin, less one final newline.",
+        ),
+    ],
+    chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a message.")] = False,
+    system: Annotated[
+        str | None, typer.Option(help="System message before the prompt; needs --chat.")
+    ] = None,
+    trace: Annotated[
+        bool,
+        typer.Option(
+            "--trace",
+            help="A table per round: candidates, each member's NLL (nats per token), fused "
+            "score F, winner, proposers.",
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help='One object per line: {"round": ...} as it happens, then {"generation": ...}.',
+        ),
+    ] = False,
+) -> int:
+    """Continue a prompt, or answer it as a message, showing the text as it grows.
+
+    Into a file or pipe goes the text alone, exactly as decoded, and a final newline.
+    """
+    request = _request(sys.stdin.buffer.read() if prompt == "-" else prompt, chat, system)
+    if trace and as_json:
+        raise InvalidOptionError("--json holds everything that --trace shows: pass one of them")
+    with setup.engine() as engine, cancel_on_interrupt() as cancel:
+        started = time.perf_counter()
+        events = engine.stream(**request, cancel=cancel)
+        display = Display(engine.members, stdout_console())
+        if as_json:
+            generation = last(events, _print_json)
+        elif trace:
+            generation = _print_trace(display, events)
+        elif display.console.is_terminal:
+            generation = _print_coloured(display, events)
+        else:
+            generation = last(events, _print_plain)
+            sys.stdout.write("\n")
+        if not as_json and display.console.is_terminal:
+            seconds = time.perf_counter() - started
+            display.console.print("", display.summary(generation, seconds), sep="\n")
+    return INTERRUPTED if generation.finish_reason == "cancelled" else 0
+
+
+def _request(prompt: str | bytes, chat: bool, system: str | None) -> dict[str, Any]:
+    """The arguments for the engine."""
+    if isinstance(prompt, bytes):
+        try:
+            prompt = prompt.decode("utf-8-sig").removesuffix("\n")
+        except UnicodeDecodeError as error:
+            raise InvalidInputError(f"stdin is not UTF-8 text: {error}") from error
+    if not chat:
+        if system is not None:
+            raise InvalidOptionError("--system needs --chat: a prompt to continue has no roles")
+        return {"prompt": prompt}
+    if not prompt.strip():
+        raise InvalidInputError("the prompt is empty: pass some text to answer")
+    turns = [("system", system), ("user", prompt)]
+    return {"messages": [{"role": role, "content": text} for role, text in turns if text]}
+
+
+def _print_json(event: StreamEvent) -> None:
+    if event.round is not None:
+        print_json({"round": event.round.model_dump(mode="json")})
+    if event.generation is not None:
+        print_json({"generation": event.generation.model_dump(mode="json")})
+
+
+def _print_plain(event: StreamEvent) -> None:
+    sys.stdout.write(event.text)
+    sys.stdout.flush()
+
+
+def _print_trace(display: Display, events: Iterator[StreamEvent]) -> Generation:
+    """A table per round, then the text."""
+
+    def show(event: StreamEvent) -> None:
+        if event.round is not None:
+            display.console.print(display.trace(event.round))
+
+    generation = last(events, show)
+    display.console.print(Text(printable(generation.text)), soft_wrap=True)
+    return generation
+
+
+def _print_coloured(display: Display, events: Iterator[StreamEvent]) -> Generation:
+    """The text as it grows, in the colours of the members."""
+
+    def show(event: StreamEvent) -> None:
+        shown = (
+            Text(printable(event.text))
+            if event.round is None
+            else display.span(event.text, event.round)
+        )
+        display.console.print(shown, end="", soft_wrap=True)
+
+    display.console.print(display.legend(), "", sep="\n")
+    try:
+        return last(events, show)
+    finally:
+        display.console.print()

@@ -1,0 +1,101 @@
+"""`adafuse ask`: answer, rounds, sources, summary."""
+
+import json
+
+import pytest
+from rich.console import Console
+
+from adafuse_llm import Candidate, Round, StreamEvent
+from adafuse_llm.cli.ask import _Progress
+from adafuse_llm.cli.display import Display
+from adafuse_llm.embedded import handbook_path, member_paths
+
+
+@pytest.fixture
+def docs(tmp_path):
+    (tmp_path / "mill.md").write_text("# The mill\n\nAda Brook founded the mill in 1874.\n")
+    (tmp_path / "hall.txt").write_text("The town hall stands at the harbour.\n")
+    return tmp_path
+
+
+def test_a_pipe_gets_answer_rounds_sources_and_summary(adafuse, fakes, docs):
+    result = adafuse("ask", "Who founded the mill?", "--docs", docs)
+    assert result.exit_code == 0, result.output
+    assert "\x1b" not in result.stdout
+    lines = [line.rstrip() for line in result.stdout.splitlines()]
+    assert lines[0] == "Ada Brook did"
+    assert lines[2].startswith("Rounds who won")
+    rounds = lines[3 : lines.index("Sources") - 1]
+    assert [line.split()[0] for line in rounds] == ["1", "2", "3"]
+    assert '" Brook"' in rounds[1]
+    assert 'over " Stone"' in rounds[1]
+    assert lines[lines.index("Sources") + 1].startswith("[1] mill.md: The mill Ada Brook")
+    assert lines[-1].startswith("3 rounds · 1.0 words per round · all agreed in 1 of 3 · forward")
+
+
+def test_a_terminal_gets_question_legend_and_colours(adafuse, fakes, docs):
+    env = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "100"}
+    shown = adafuse("ask", "Who founded the mill?", "--docs", docs, env=env).stdout
+    assert "\x1b[1mWho founded the mill?" in shown
+    assert "● wren" in shown
+    assert "■ heron" in shown
+    assert "\x1b[1m did" in shown
+
+
+def test_json_is_one_object(adafuse, fakes, docs):
+    result = adafuse("ask", "Who founded the mill?", "--docs", docs, "--json", "--passages", 1)
+    answer = json.loads(result.stdout)
+    assert answer["answer"] == "Ada Brook did"
+    assert answer["members"] == ["wren", "heron"]
+    assert [source["source"] for source in answer["sources"]] == ["mill.md"]
+    assert "".join(round_["text"] for round_ in answer["rounds"]) == "Ada Brook did"
+    assert answer["finish_reason"] == "stop"
+
+
+def test_several_docs_and_a_tiny_real_ensemble(adafuse, members, docs):
+    result = adafuse(
+        "ask", "Where is the town hall?", "--docs", docs / "mill.md", "--docs", docs / "hall.txt",
+        *members, "--max-new-tokens", 8,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "[1] hall.txt" in result.stdout
+
+
+def test_documents_are_checked_before_anything_is_loaded(adafuse, fakes, tmp_path):
+    result = adafuse("ask", "Who?", "--docs", tmp_path / "none.md")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: no such file or folder")
+    assert not fakes
+
+
+def test_the_embedded_members_and_the_handbook_are_the_default(adafuse):
+    if not all(path.exists() for path in (*member_paths(), handbook_path())):
+        pytest.skip("the embedded members are not there")
+    result = adafuse("ask", "Who founded the mill?", "--max-new-tokens", 16)
+    assert result.exit_code == 0, result.output
+    assert all(path.name in result.stdout for path in member_paths())
+    assert "[1] " in result.stdout
+
+
+def test_too_many_passages_are_named_as_the_remedy(adafuse, members, tmp_path):
+    (tmp_path / "long.md").write_text("mill \U0001f642 \n\n" * 3000)
+    result = adafuse("ask", "mill?", "--docs", tmp_path, *members, "--passages", 50)
+    assert result.exit_code == 2
+    assert "Fewer --passages" in result.stderr
+
+
+@pytest.mark.parametrize("rounds", [1, 4, 40])
+def test_what_grows_fits_the_screen(rounds):
+    console = Console(width=40, height=12, force_terminal=True)
+    progress = _Progress(Display(["wren"], console), "reading")
+    for index in range(rounds):
+        text = f" word {index}, again"
+        candidate = Candidate(text=text, stops=False, proposers=("wren",), nll={}, score=None)
+        decided = Round(
+            index=index, candidates=(candidate,), winner=0, text=text, margins={}, elapsed=0
+        )
+        progress.add(StreamEvent(text=text, round=decided))
+    lines = ["".join(part.text for part in line) for line in console.render_lines(progress)]
+    assert len(lines) < 12
+    assert f"word {rounds - 1}, again" in lines[-1]
+    assert any(f"word {rounds - 1}, again" in line for line in lines[:-1])

@@ -1,0 +1,130 @@
+"""The flags: derived from the configuration, parsed, passed on, reported."""
+
+import json
+
+import pytest
+
+from adafuse_llm import AdaFuseConfig, InvalidOptionError, __version__
+from adafuse_llm.cli.common import one_line, parse_stops, parse_weights, printable
+
+
+@pytest.mark.parametrize("name", ["ask", "generate", "run"])
+def test_every_option_of_the_configuration_is_a_flag(adafuse, name):
+    shown = adafuse(name, "--help", env={"COLUMNS": "200"}).output
+    for option in AdaFuseConfig.model_fields:
+        assert f"--{option.replace('_', '-')}" in shown
+
+
+def test_the_configuration_reaches_the_engine(adafuse, fakes):
+    result = adafuse(
+        "generate", "x:", "--margin-threshold", "0.5", "--max-words", 2, "--stop", r"\nQ\\n",
+        "--stop", "end", "--weights", "wren=2,heron=0.5", "--dtype", "float64", "--revision", "v1",
+        "--device-map", "auto", "--trust-remote-code", "--model", "a", "--model", "b",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    call = fakes[0]
+    assert call["config"] == AdaFuseConfig(
+        margin_threshold=0.5,
+        max_words=2,
+        stop=("\nQ\\n", "end"),
+        weights={"wren": 2.0, "heron": 0.5},
+    )
+    assert call["paths"] == ["a", "b"]
+    assert call["dtype"] == "float64"
+    assert call["revision"] == "v1"
+    assert call["device_map"] == "auto"
+    assert call["trust_remote_code"] is True
+
+
+def test_without_flags_the_configuration_is_the_default(adafuse, fakes):
+    adafuse("generate", "x:")
+    assert fakes[0]["config"] == AdaFuseConfig()
+    assert len(fakes[0]["paths"]) == 3
+
+
+def test_weights_by_name_or_in_order():
+    assert parse_weights([]) is None
+    assert parse_weights(["1,2", "0.5"]) == (1.0, 2.0, 0.5)
+    assert parse_weights(["a=1", "b=c=2"]) == {"a": 1.0, "b=c": 2.0}
+
+
+@pytest.mark.parametrize("values", [["a=x"], ["x"], ["a=1", "2"], [""]])
+def test_other_weights_are_an_error(values):
+    with pytest.raises(InvalidOptionError, match="--weights takes"):
+        parse_weights(values)
+
+
+def test_stops_as_typed():
+    assert parse_stops([r"\nQ:", "", r"a\\n", r"\t\x"]) == ("\nQ:", "a\\n", "\t\\x")
+
+
+def test_what_is_shown_cannot_steer_a_terminal():
+    assert printable("a\x1b[2J\x9bé好🙂\n") == "a\ufffd[2J\ufffdé好🙂\n"
+    assert one_line("a\n b\r\n\x07") == "a b \ufffd"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--max-words", "0"], "option 'max_words': "),
+        (["--margin-threshold", "2"], "option 'margin_threshold': "),
+        (["--weights", "1,2,3"], "must have one value per member (2); got 3"),
+        (["--model", "/no/such/model"], "error: member 'model': the folder /no/such/model does"),
+    ],
+)
+def test_errors_are_one_line(adafuse, fakes, monkeypatch, flags, message):
+    if "--model" in flags:
+        monkeypatch.undo()
+    result = adafuse("generate", "x:", *flags)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.startswith("error: ")
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stdout == ""
+
+
+def test_unexpected_errors_are_one_line_with_a_hint(adafuse, fakes, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("boom\nbang")
+
+    monkeypatch.setattr("adafuse_llm.AdaFuseEngine.stream", broken)
+    result = adafuse("generate", "x:")
+    assert result.exit_code == 1
+    assert result.stderr == "error: RuntimeError: boom bang (unexpected; --debug shows where)\n"
+    result = adafuse("generate", "x:", "--debug")
+    assert result.exit_code == 1
+    assert "Traceback" in result.stderr
+    assert 'raise RuntimeError("boom\\nbang")' in result.stderr
+
+
+def test_the_engine_is_closed_whatever_happens(adafuse, fakes):
+    adafuse("generate", "x:")
+    adafuse("generate", "")
+    for call in fakes:
+        with pytest.raises(Exception, match="closed"):
+            call["engine"].generate("x:")
+
+
+def test_unknown_flags_are_refused_with_the_nearest(adafuse):
+    result = adafuse("generate", "x", "--max-word", "2")
+    assert result.exit_code == 2
+    assert "--max-words" in result.stderr
+
+
+def test_version(adafuse):
+    assert adafuse("--version").output == f"adafuse {__version__}\n"
+
+
+def test_interruption_while_loading(adafuse, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("adafuse_llm.AdaFuseEngine.from_pretrained", interrupted)
+    result = adafuse("generate", "x")
+    assert result.exit_code == 130
+    assert result.stderr == "interrupted\n"
+
+
+def test_json_is_never_followed_by_text(adafuse, fakes):
+    for line in adafuse("generate", "x:", "--json", env={"FORCE_COLOR": "1"}).stdout.splitlines():
+        json.loads(line)

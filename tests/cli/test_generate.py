@@ -1,0 +1,127 @@
+"""`adafuse generate`: text, colours, traces, JSON."""
+
+import json
+
+from adafuse_llm import AdaFuseEngine, Generation, Round
+
+
+def test_the_text_alone_goes_into_a_pipe(adafuse, fakes):
+    result = adafuse("generate", "Founder:")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "Ada Brook did\n"
+    assert result.stderr == ""
+
+
+def test_the_text_is_what_the_engine_says(adafuse, members, models):
+    flags = ["--max-new-tokens", 12, "--branching-factor", 2]
+    result = adafuse("generate", "the mill", *members, *flags)
+    assert result.exit_code == 0, result.output
+    with AdaFuseEngine.from_pretrained(models) as engine:
+        whole = engine.generate("the mill", max_new_tokens=12, branching_factor=2)
+    assert result.stdout_bytes.decode() == f"{whole.text}\n"
+
+
+def test_control_sequences_of_a_model_reach_a_pipe_but_no_terminal(adafuse, fakes, monkeypatch):
+    real = AdaFuseEngine.stream
+
+    def stream(*arguments, **options):
+        for event in real(*arguments, **options):
+            yield event.model_copy(update={"text": f"{event.text}\x1b[2J"})
+
+    monkeypatch.setattr(AdaFuseEngine, "stream", stream)
+    assert "\x1b[2J" in adafuse("generate", "x:").stdout
+    assert "\x1b[2J" not in adafuse("generate", "x:", env={"FORCE_COLOR": "1"}).stdout
+
+
+def test_stdin_less_one_newline(adafuse, fakes, monkeypatch):
+    seen = []
+    real = AdaFuseEngine.stream
+
+    def stream(self, prompt=None, **options):
+        seen.append(prompt)
+        return real(self, prompt, **options)
+
+    monkeypatch.setattr(AdaFuseEngine, "stream", stream)
+    adafuse("generate", "-", input="é\n\nFounder:\n")
+    adafuse("generate", "-", input="Founder:\n\n")
+    assert seen == ["é\n\nFounder:", "Founder:\n"]
+
+
+def test_stdin_must_be_text(adafuse, fakes):
+    result = adafuse("generate", "-", input=b"\xff\xfe\xfa")
+    assert result.exit_code == 2
+    assert "stdin is not UTF-8" in result.stderr
+
+
+def test_json_gives_each_round_then_the_generation(adafuse, members):
+    result = adafuse("generate", "the mill", *members, "--json", "--max-new-tokens", 20)
+    *rounds, end = [json.loads(line) for line in result.stdout.splitlines()]
+    generation = Generation.model_validate(end["generation"])
+    assert generation.finish_reason == "length"
+    assert [Round.model_validate(line["round"]) for line in rounds] == list(generation.rounds)
+
+
+def test_the_trace_shows_what_every_member_thinks_of_every_candidate(adafuse, fakes):
+    result = adafuse("generate", "Founder:", "--trace")
+    assert result.stdout.count("round ") == 3
+    assert "\x1b" not in result.stdout
+    lines = result.stdout.splitlines()
+    assert lines[-1] == "Ada Brook did"
+    brook = next(line for line in lines if '" Brook"' in line)
+    cells = [cell.strip() for cell in brook.strip("│").split("│")]
+    assert cells == [">", '" Brook"', "0.223", "0.916", "0.570", "wren, heron"]
+    assert any("(end)" in line for line in lines)
+
+
+def test_trace_and_json_do_not_mix(adafuse, fakes):
+    result = adafuse("generate", "x:", "--trace", "--json")
+    assert result.exit_code == 2
+    assert "pass one of them" in result.stderr
+    assert not fakes
+
+
+def test_chat_sends_messages(adafuse, fakes, monkeypatch):
+    seen = []
+    real = AdaFuseEngine.stream
+
+    def stream(self, **options):
+        seen.append(options["messages"])
+        return real(self, **options)
+
+    monkeypatch.setattr(AdaFuseEngine, "stream", stream)
+    result = adafuse("generate", "Who?", "--chat", "--system", "Be brief.")
+    assert result.stdout == "Ada Brook did\n"
+    assert seen == [
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}]
+    ]
+
+
+def test_system_needs_chat(adafuse, fakes):
+    result = adafuse("generate", "x:", "--system", "y")
+    assert result.exit_code == 2
+    assert "--system needs --chat" in result.stderr
+
+
+def test_spans_have_the_colour_of_the_member_that_wins(adafuse, fakes):
+    env = {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
+    shown = adafuse("generate", "Founder:", env=env).stdout
+    wren, agreed = "\x1b[38;5;74m", "\x1b[1m"
+    assert f"{wren}● wren" in shown
+    assert f"{wren} Brook\x1b" in shown
+    assert f"{agreed} did\x1b" in shown
+
+
+def test_without_colour_brackets_name_the_winner(adafuse, fakes):
+    env = {"FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "xterm-256color"}
+    shown = adafuse("generate", "Founder:", env=env).stdout
+    assert "w: wren" in shown
+    assert " [w:Brook]" in shown
+    assert "[w:did]" not in shown
+
+
+def test_a_single_member_owns_every_span(adafuse, models):
+    env = {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
+    flags = ["--model", models[0], "--max-new-tokens", 4]
+    shown = adafuse("generate", "the mill", *flags, env=env).stdout
+    assert "all agree" not in shown
+    assert shown.count("\x1b[38;5;74m") >= 2
