@@ -319,7 +319,7 @@ class AdaFuseEngine:
         weights = self._weights(config)
         if (prompt is None) == (messages is None):
             raise InvalidInputError("pass either a prompt or messages")
-        spaces = 0
+        spaces = 1  # of a reply: SentencePiece writes one before the first word, others do not
         if prompt is not None:
             if not isinstance(prompt, str):
                 raise InvalidInputError(f"prompt must be text; got {type(prompt).__name__}")

@@ -45,8 +45,8 @@ class Round(_Result):
         index: number of the round, from 0.
         candidates: the pool, in order of proposal.
         winner: index of the committed candidate.
-        text: what the round committed: the winner's text, less spaces that the prompt already
-            ended in.
+        text: what the round committed: the winner's text, less leading spaces that the prompt
+            already ended in, and less one where a reply to messages begins with it.
         margins: for each member, its margin Δ at the start of each word that it considered
             (equation 1), dimensionless.
         elapsed: wall-clock seconds from the start of the round to its commit.

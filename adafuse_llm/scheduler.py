@@ -8,8 +8,10 @@ loop, so models are only ever touched by one thread.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -30,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 5.0
 """How long the worker thread waits for another request before it ends."""
+
+EXIT_SECONDS = 30.0
+"""How long the interpreter waits at exit for a forward pass to finish."""
 
 Outbox = Callable[["StreamEvent | BaseException"], None]
 
@@ -93,6 +98,16 @@ class Request:
         return StreamEvent(text=shown, round=None, generation=generation)
 
 
+_running: weakref.WeakSet[Scheduler] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A thread that is still inside a model when the interpreter goes away aborts the process."""
+    for scheduler in list(_running):
+        scheduler.close(timeout=EXIT_SECONDS)
+
+
 class Scheduler:
     """Runs requests on one worker thread, which starts with the first and ends when idle."""
 
@@ -101,6 +116,7 @@ class Scheduler:
         self._arrived: deque[tuple[Request, Outbox]] = deque()
         self._worker: threading.Thread | None = None
         self._closed = False
+        _running.add(self)
 
     def submit(self, request: Request, deliver: Outbox) -> None:
         """Start a request. `deliver` is called on the worker thread with each event, the last
@@ -118,14 +134,18 @@ class Scheduler:
                 self._worker.start()
             self._changed.notify()
 
-    def close(self) -> None:
-        """End running requests with `EngineClosedError` and wait for the worker to finish."""
+    def close(self, timeout: float | None = None) -> None:
+        """End running requests with `EngineClosedError` and wait for the worker to finish.
+
+        Args:
+            timeout: seconds to wait at most.
+        """
         with self._changed:
             self._closed = True
             worker = self._worker
             self._changed.notify()
         if worker is not None and worker is not threading.current_thread():
-            worker.join()
+            worker.join(timeout)
 
     def _run(self) -> None:
         active: dict[Request, Outbox] = {}

@@ -81,6 +81,8 @@ class FakeBackend:
 
     def _next(self, ids: Sequence[int], top: int) -> Next:
         likely = self._distribution(ids)
+        if not likely:
+            raise ValueError(f"the rule gives no token after {self._codec.decode(ids)!r}")
         known = dict(likely)
         tokens, logprobs = zip(*likely[:top], strict=True)
         return Next(tokens, logprobs, known.get(self._codec.end_id, -math.inf))

@@ -53,8 +53,9 @@ def _check_message(number: int, message: Any) -> Message:
         raise InvalidInputError(
             f"message {number} must be a dict with 'role' and 'content'; got {message!r:.80}"
         )
-    role = _ALIASES.get(message["role"], message["role"])
-    if role not in ROLES:
+    role = message["role"]
+    role = _ALIASES.get(role, role) if isinstance(role, str) else role
+    if not isinstance(role, str) or role not in ROLES:
         raise InvalidInputError(
             f"message {number} has role {role!r}; allowed: {', '.join(ROLES)}."
             f"{nearest(str(role), ROLES)}"

@@ -8,15 +8,16 @@ own `decode` says: an encoding counts only if it decodes, in place, to exactly t
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from adafuse_llm.text.chat import check_messages, render, render_plain
-from adafuse_llm.text.words import added
+from adafuse_llm.text.words import REPLACEMENT, added
 
 CONTEXT_TOKENS = 8
-"""Tokens of context that decoding a continuation takes along."""
+"""Tokens of context that decoding a continuation takes along, if they begin with a character."""
 
 ANCHORS = ("", "\n", "a", ".", " a")
 """Texts tried before a continuation, so that it is encoded as something that follows."""
@@ -65,13 +66,28 @@ class TokenizerCodec:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()  # tokenizers hold per-call settings
+        special = {
+            int(number): str(token)
+            for number, token in tokenizer.added_tokens_decoder.items()
+            if token.special and number != tokenizer.unk_token_id
+        }
+        self._control_ids = frozenset(special)
+        # Unigram vocabularies hold control tokens and bytes as pieces that plain text can spell.
+        spelled = sorted(map(re.escape, special.values()), key=len, reverse=True)
+        self._spelled = re.compile("|".join([*spelled, "<0x[0-9A-F]{2}>"]))
 
     @property
     def has_chat_template(self) -> bool:
         return bool(getattr(self._tokenizer, "chat_template", None))
 
     def encode_prompt(self, text: str) -> list[int]:
-        return self._encode(text, add_special_tokens=True)
+        tokens = self._encode(text, add_special_tokens=True)
+        plain = self._encode(text)
+        if self._control_ids.isdisjoint(plain):
+            return tokens
+        start = next(i for i in range(len(tokens)) if tokens[i : i + len(plain)] == plain)
+        before, after = tokens[:start], tokens[start + len(plain) :]
+        return [*before, *self.encode_continuation(before, text)[0], *after]
 
     def encode_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         checked = check_messages(messages)
@@ -80,21 +96,30 @@ class TokenizerCodec:
         return render(checked, self._apply_template)
 
     def encode_continuation(self, context: Sequence[int], text: str) -> tuple[list[int], bool]:
-        best: list[int] | None = None
+        inexact: list[int] | None = None
         for anchor in ANCHORS:
             before = self._encode(anchor) if anchor else []
             whole = self._encode(anchor + text)
-            if whole[: len(before)] != before:
-                continue
             tokens = whole[len(before) :]
+            if whole[: len(before)] != before or not self._control_ids.isdisjoint(tokens):
+                continue
             if self.decode_continuation(context, tokens) == text:
                 return tokens, True
-            best = tokens if best is None else best
-        return (self._encode(text) if best is None else best), False
+            inexact = inexact or tokens
+        if match := self._spelled.search(text):  # taken apart, it cannot be read as one token
+            cut = match.start() + 1
+            head, head_exact = self.encode_continuation(context, text[:cut])
+            tail, tail_exact = self.encode_continuation([*context, *head], text[cut:])
+            return [*head, *tail], head_exact and tail_exact
+        return inexact or [], False
 
     def decode_continuation(self, context: Sequence[int], tokens: Sequence[int]) -> str:
-        tail = list(context[-CONTEXT_TOKENS:])
-        return added(self._decode(tail), self._decode([*tail, *tokens]))
+        size = CONTEXT_TOKENS
+        before = self._decode(context[-size:])
+        while before.startswith(REPLACEMENT) and size < len(context):
+            size *= 2  # cut inside a character, or a run of bytes that is decoded as one
+            before = self._decode(context[-size:])
+        return added(before, self._decode([*context[-size:], *tokens]))
 
     def _encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         with self._lock:
@@ -103,10 +128,10 @@ class TokenizerCodec:
             )
         return [int(token) for token in ids]
 
-    def _decode(self, tokens: list[int]) -> str:
+    def _decode(self, tokens: Sequence[int]) -> str:
         with self._lock:
             text = self._tokenizer.decode(
-                tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
+                list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
             )
         return str(text)
 

@@ -10,8 +10,8 @@ class Transcript:
 
     Args:
         stops: the response ends right before the first of these.
-        drop_spaces: leading spaces (U+0020) to drop from the response, because the prompt
-            already ended in them.
+        drop_spaces: leading spaces (U+0020) to drop from the response at most, such as those
+            that the prompt already ended in.
 
     Attributes:
         text: the response so far, cut at a stop sequence once one appeared.

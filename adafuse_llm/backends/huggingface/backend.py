@@ -16,6 +16,9 @@ from adafuse_llm.tree import Next, Node, TokenTree
 
 FORMS = ("auto", "tree", "path")
 
+TRIAL_TOKENS, TRIAL_DEPTH = 9, 3
+"""Longest sequence on which a model is tried, and how many of its tokens are beyond the prompt."""
+
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """Mean error of logits, relative to their spread, up to which a form is right; 0.05 for weights of
 lower precision."""
@@ -111,36 +114,41 @@ class HuggingFaceBackend:
             f"ensemble: {'; '.join(reasons)}"
         )
 
-    @torch.inference_mode()
     def _try_form(self, form: str) -> str | None:
-        """Compare a form with plain forward passes on a small tree; the reason if it fails."""
+        """The reason why a form does not serve, or None."""
         if form == "tree" and self._attention is None:
             return "its layers or its attention implementation take no tree mask"
         if form == "path" and self._decoder.cache_name is None:
             return "it keeps no cache"
-        vocabulary = self.model.get_input_embeddings().weight.shape[0]
-        prompt = [(7 * i + 3) % vocabulary for i in range(6)]
-        tree = TokenTree(prompt)
-        branches = [tree.grow([(11 * i + j) % vocabulary for j in range(2)]) for i in (1, 2)]
-        nodes = [tree.root, *tree.path(branches[0]), *tree.path(branches[1])]
+        room = min(self._context_window or TRIAL_TOKENS, TRIAL_TOKENS) - TRIAL_DEPTH
+        if room < 1:
+            return None if form == "path" else "its context window is too small for a trial"
         try:
-            plain = torch.cat([self._plain([*prompt, *tree.tokens(node)]) for node in nodes])
-        except Exception as error:
-            return f"a plain forward pass fails ({type(error).__name__}: {error})"
-        if not torch.isfinite(plain).any(-1).all() or plain.isnan().any():
-            return "its logits are NaN"
-        try:
-            state = self._new_form(tree, form)
-            logits = [state.extend(nodes[:1]), state.extend(nodes[1:4])]
-            tree.commit(branches[0].parent or branches[0])
-            state.reroot()
-            deeper = tree.child(branches[0], 5 % vocabulary)
-            logits.append(state.extend([deeper]))
-            expected = torch.cat([plain[:4], self._plain([*tree.ids, *tree.tokens(deeper)])])
-        except Exception as error:
+            logits, expected = self._trial(form, room)
+        except Exception as error:  # a model may fail in any way
             return f"{type(error).__name__}: {error}"
-        tolerance = TOLERANCE.get(self.model.dtype, 0.05)
-        return _difference(torch.cat(logits), expected, tolerance)
+        if expected.isnan().any():
+            return "its logits are NaN"
+        return _difference(logits, expected, TOLERANCE.get(self.model.dtype, 0.05))
+
+    @torch.inference_mode()
+    def _trial(self, form: str, room: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Evaluate a small tree, commit and go on: logits of the form, and of plain forward
+        passes over the same sequences.
+        """
+        vocabulary = self.model.get_input_embeddings().weight.shape[0]
+        tree = TokenTree([(7 * i + 3) % vocabulary for i in range(room)])
+        left, right = (tree.grow([(11 * i + j) % vocabulary for j in range(2)]) for i in (1, 2))
+        nodes = [tree.root, *tree.path(left), *tree.path(right)]
+        expected = [self._plain([*tree.ids, *tree.tokens(node)]) for node in nodes]
+        state = self._new_form(tree, form)
+        logits = [state.extend(nodes[:1]), state.extend(nodes[1:])]
+        tree.commit(nodes[1])
+        state.reroot()
+        deeper = tree.child(left, 5 % vocabulary)
+        expected.append(self._plain([*tree.ids, *tree.tokens(deeper)]))
+        logits.append(state.extend([deeper]))
+        return torch.cat(logits), torch.cat(expected)
 
     def _plain(self, tokens: Sequence[int]) -> torch.Tensor:
         """Logits after `tokens` from a forward pass without any cache, [1, v]."""

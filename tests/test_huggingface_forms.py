@@ -1,0 +1,116 @@
+"""The two forms of the Hugging Face backend from the inside: chunks, rows, refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from compare import check
+from models import Recipe, backend, engine, model, tokenizer
+
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, UnsupportedModelError
+from adafuse_llm.backends.huggingface import HuggingFaceBackend, forms
+from adafuse_llm.backends.huggingface.backend import _likeliest
+from adafuse_llm.errors import InvalidOptionError
+from adafuse_llm.tree import TokenTree
+
+PROMPT = "The ferry to Orrin leaves at nine. It carries twelve people and the post. " * 3
+
+
+@pytest.mark.parametrize("arch", ["llama", "mistral", "gemma2", "gpt2"])
+def test_a_prompt_in_chunks_gives_the_same_numbers(arch, monkeypatch):
+    monkeypatch.setattr(forms, "PREFILL_TOKENS", 7)
+    generation = check([Recipe(arch)], PROMPT, max_new_tokens=12, margin_threshold=0.2)
+    prompt_tokens = next(iter(generation.usage.prompt_tokens.values()))
+    assert next(iter(generation.usage.forward_passes.values())) > prompt_tokens // 7
+
+
+def test_every_prompt_token_is_processed_once():
+    recipe = Recipe("llama")
+    generation = engine(recipe).generate(PROMPT, max_new_tokens=1, branching_factor=1, max_words=1)
+    usage = generation.usage
+    prompt, done = usage.prompt_tokens[recipe.name], usage.tokens_processed[recipe.name]
+    assert prompt <= done <= prompt + usage.completion_tokens[recipe.name] + 1
+
+
+def test_dead_rows_never_exceed_a_quarter_of_the_buffer_after_a_commit():
+    seen = []
+
+    class Watched(forms.TreeForm):
+        def reroot(self):
+            super().reroot()
+            alive = int(self._trunk.sum()) + len({r for ln in self._lines.values() for r in ln})
+            assert self._cache.rows == len(self._trunk) == len(self._positions)
+            assert 4 * (self._cache.rows - alive) <= self._cache.rows
+            seen.append(self._cache.rows)
+
+    member = HuggingFaceBackend(model(Recipe("llama")), tokenizer("bytelevel"), "watched")
+    member._new_form = lambda tree, form: Watched(member._decoder, member._attention, tree)
+    config = AdaFuseConfig(margin_threshold=1, max_new_tokens=120, branching_factor=5)
+    generation = AdaFuseEngine([member], config).generate("The ferry")
+    assert len(seen) >= 20
+    sequence = (
+        generation.usage.prompt_tokens["watched"] + generation.usage.completion_tokens["watched"]
+    )
+    assert max(seen) < 3 * sequence, "rows of losers pile up"
+
+
+def test_ties_go_to_the_lower_token_id():
+    logits = torch.tensor(
+        [[0.0, 3.0, 1.0, 3.0, 3.0, 2.0], [5.0, 4.0, 4.0, 4.0, 4.0, 4.0], [1.0, 1.0, 2.0, 0, 0, 0]]
+    )
+    values, tokens = _likeliest(logits, 3)
+    assert tokens.tolist() == [[1, 3, 4], [0, 1, 2], [2, 0, 1]]
+    assert values.tolist() == [[3.0, 3.0, 3.0], [5.0, 4.0, 4.0], [2.0, 1.0, 1.0]]
+    random = torch.randint(0, 4, (200, 37)).float()
+    for row, ids in zip(random.tolist(), _likeliest(random, 5)[1].tolist(), strict=True):
+        assert ids == sorted(range(37), key=lambda i: (-row[i], i))[:5]
+
+
+def test_a_path_member_recomputes_a_state_it_gave_away():
+    """Children of a node whose state moved on to another child are still right."""
+    member = backend(Recipe("llama"), "path")
+    prompt = member.codec.encode_prompt("The ferry to Orrin")
+    tree = TokenTree(prompt)
+    form = forms.PathForm(member._decoder, tree)
+    with torch.inference_mode():
+        form.extend([tree.root])
+        chain = tree.path(tree.grow([5, 6, 7]))
+        form.extend(chain)
+        late = tree.child(chain[0], 9)
+        logits = form.extend([late])
+        plain = member._plain([*prompt, *tree.tokens(late)])
+        assert torch.allclose(logits, plain, atol=1e-10)
+        tree.commit(chain[0])
+        form.reroot()
+        again = tree.child(tree.root, 11)
+        expected = member._plain([*tree.ids, 11])
+        assert torch.allclose(form.extend([again]), expected, atol=1e-10)
+
+
+def test_a_member_that_fits_no_form_is_refused_with_the_reason():
+    member = model(Recipe("llama", seed=77))
+
+    class Moody(type(member)):
+        """Computes something else without a cache: no cached run can agree."""
+
+        def forward(self, input_ids=None, use_cache=None, past_key_values=None, **kwargs):
+            output = super().forward(
+                input_ids=input_ids, use_cache=use_cache, past_key_values=past_key_values, **kwargs
+            )
+            if not use_cache:
+                output.logits[..., ::2] += 50
+            return output
+
+    odd = Moody(member.config).double().eval()
+    with pytest.raises(
+        UnsupportedModelError, match=r"'odd'.*tree form: .*differ.*path form: .*differ"
+    ):
+        HuggingFaceBackend(odd, tokenizer("bytelevel"), "odd")
+
+
+def test_a_model_in_training_mode_or_an_unknown_form_is_refused():
+    training = type(model(Recipe("llama")))(model(Recipe("llama")).config).train()
+    with pytest.raises(UnsupportedModelError, match="training mode"):
+        HuggingFaceBackend(training, tokenizer("bytelevel"), "busy")
+    with pytest.raises(InvalidOptionError, match="auto, tree, path"):
+        HuggingFaceBackend(model(Recipe("llama")), tokenizer("bytelevel"), "m", form="forest")
