@@ -14,9 +14,15 @@ from typing_extensions import Self
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.member import Member
-from adafuse_llm.errors import ContextWindowError, InvalidInputError, InvalidOptionError
+from adafuse_llm.errors import (
+    ContextWindowError,
+    InvalidInputError,
+    InvalidOptionError,
+    MemberError,
+)
 from adafuse_llm.results import Generation, Round, StreamEvent
-from adafuse_llm.scheduler import Request, Scheduler
+from adafuse_llm.scheduler import Outbox, Request, Scheduler
+from adafuse_llm.text.chat import check_messages
 from adafuse_llm.text.stops import Transcript
 from adafuse_llm.text.words import check_text
 
@@ -26,6 +32,9 @@ if TYPE_CHECKING:
     from adafuse_llm.loading import MemberSpec
 
 logger = logging.getLogger(__name__)
+
+SENTENCEPIECE_SPACES = 1
+"""Spaces dropped from the start of a reply to messages: SentencePiece members write one there."""
 
 RoundObserver = Callable[[Round], None]
 Messages = Sequence[Mapping[str, Any]]
@@ -55,6 +64,11 @@ class AdaFuseEngine:
         *,
         on_round: RoundObserver | None = None,
     ) -> None:
+        if isinstance(members, str) or not all(isinstance(each, Backend) for each in members):
+            raise InvalidInputError(
+                "members must be loaded backends; to load models by path or hub id use "
+                "AdaFuseEngine.from_pretrained([...])"
+            )
         if not members:
             raise InvalidInputError("an ensemble needs at least one member; got none")
         self._backends = tuple(members)
@@ -157,7 +171,9 @@ class AdaFuseEngine:
             MemberError: a member failed; the engine stays usable.
         """
         request = self._request(prompt, messages, cancel, overrides)
-        return _last(self._consume(request, on_round))
+        *_, last = self._consume(request, on_round)
+        assert last.generation is not None, "a decode ends with its generation or an error"
+        return last.generation
 
     def stream(
         self,
@@ -197,12 +213,19 @@ class AdaFuseEngine:
             *(self._request(prompt, None, cancel, overrides) for prompt in prompts or ()),
             *(self._request(None, turns, cancel, overrides) for turns in messages or ()),
         ]
-        outboxes: list[queue.SimpleQueue[StreamEvent | BaseException]] = []
+        outbox: queue.SimpleQueue[tuple[int, StreamEvent | BaseException]] = queue.SimpleQueue()
+        done: dict[int, Generation] = {}
         try:
-            for request in requests:
-                outboxes.append(queue.SimpleQueue())
-                self._scheduler.submit(request, outboxes[-1].put)
-            return [_last(self._receive(outbox, on_round)) for outbox in outboxes]
+            for index, request in enumerate(requests):
+                self._scheduler.submit(request, _numbered(index, outbox))
+            while len(done) < len(requests):
+                index, event = outbox.get()
+                if isinstance(event, BaseException):
+                    raise event
+                self._observe(event, on_round)
+                if event.generation is not None:
+                    done[index] = event.generation
+            return [done[index] for index in range(len(requests))]
         finally:
             for request in requests:
                 request.abandoned.set()
@@ -278,23 +301,16 @@ class AdaFuseEngine:
         outbox: queue.SimpleQueue[StreamEvent | BaseException] = queue.SimpleQueue()
         try:
             self._scheduler.submit(request, outbox.put)
-            yield from self._receive(outbox, on_round)
+            while True:
+                event = outbox.get()
+                if isinstance(event, BaseException):
+                    raise event
+                self._observe(event, on_round)
+                yield event
+                if event.generation is not None:
+                    return
         finally:
             request.abandoned.set()
-
-    def _receive(
-        self,
-        outbox: queue.SimpleQueue[StreamEvent | BaseException],
-        on_round: RoundObserver | None,
-    ) -> Iterator[StreamEvent]:
-        while True:
-            event = outbox.get()
-            if isinstance(event, BaseException):
-                raise event
-            self._observe(event, on_round)
-            yield event
-            if event.generation is not None:
-                return
 
     def _observe(self, event: StreamEvent, on_round: RoundObserver | None) -> None:
         if event.round is None:
@@ -319,7 +335,9 @@ class AdaFuseEngine:
         weights = self._weights(config)
         if (prompt is None) == (messages is None):
             raise InvalidInputError("pass either a prompt or messages")
-        spaces = 1  # of a reply: SentencePiece writes one before the first word, others do not
+        spaces = SENTENCEPIECE_SPACES
+        if messages is not None:
+            messages = check_messages(messages)
         if prompt is not None:
             if not isinstance(prompt, str):
                 raise InvalidInputError(f"prompt must be text; got {type(prompt).__name__}")
@@ -331,11 +349,7 @@ class AdaFuseEngine:
         top = max(2, config.branching_factor)
         members = []
         for backend, weight in zip(self._backends, weights, strict=True):
-            ids = (
-                backend.codec.encode_prompt(prompt)
-                if prompt is not None
-                else backend.codec.encode_messages(messages or ())
-            )
+            ids = _encode(backend, prompt, messages)
             _check_window(backend, len(ids))
             members.append(Member(backend, ids, top, weight))
         return Request(members, config, Transcript(config.stop, spaces), cancel)
@@ -364,6 +378,25 @@ class AdaFuseEngine:
         return list(weights)
 
 
+def _numbered(
+    index: int, outbox: queue.SimpleQueue[tuple[int, StreamEvent | BaseException]]
+) -> Outbox:
+    return lambda event: outbox.put((index, event))
+
+
+def _encode(backend: Backend, prompt: str | None, messages: Messages | None) -> list[int]:
+    """The prompt in a member's tokens; what goes wrong names the member."""
+    try:
+        if prompt is not None:
+            return backend.codec.encode_prompt(prompt)
+        return backend.codec.encode_messages(messages or ())
+    except InvalidInputError as error:
+        raise InvalidInputError(f"member {backend.name!r}: {error}") from error
+    except Exception as error:
+        reason = f"its tokenizer failed ({type(error).__name__}: {error})"
+        raise MemberError(backend.name, reason) from error
+
+
 def _check_window(backend: Backend, tokens: int) -> None:
     window = backend.context_window
     if not tokens:
@@ -373,11 +406,3 @@ def _check_window(backend: Backend, tokens: int) -> None:
             f"the prompt has {tokens} tokens for member {backend.name!r}, whose context window "
             f"holds {window}, response included. Shorten the prompt or leave this member out."
         )
-
-
-def _last(events: Iterator[StreamEvent]) -> Generation:
-    generation = None
-    for event in events:
-        generation = event.generation
-    assert generation is not None, "a decode ends with its generation or an error"
-    return generation

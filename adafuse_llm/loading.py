@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,10 @@ from adafuse_llm.errors import (
     LoadError,
     UnsupportedModelError,
 )
+from adafuse_llm.text.codec import TokenizerCodec
+
+RESERVE = 0.1
+"""Share of the free memory that is not given to weights when members share devices."""
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +56,17 @@ class MemberSpec:
     quantization_config: Any = None
     allow_pickle: bool = False
     weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.device is not None and self.device_map is not None:
+            raise InvalidOptionError(
+                f"member {self.path!r}: pass device (one for the whole member) or device_map, "
+                "not both"
+            )
+        if not math.isfinite(self.weight) or self.weight < 0:
+            raise InvalidOptionError(
+                f"member {self.path!r}: weight must be finite and not negative; got {self.weight}"
+            )
 
 
 def load_members(
@@ -95,7 +111,7 @@ def load_members(
         _load_config(spec, name, setting)
         for spec, name, setting in zip(specs, names, settings, strict=True)
     ]
-    budgets = _memory_budgets(specs, configs, settings)
+    budgets = _memory_budgets(specs, names, configs, settings)
     loaded = [
         _load(spec, name, setting, budget)
         for spec, name, setting, budget in zip(specs, names, settings, budgets, strict=True)
@@ -157,7 +173,8 @@ def _spec(member: str | MemberSpec | os.PathLike[str]) -> MemberSpec:
     if isinstance(member, MemberSpec):
         return member
     if isinstance(member, (str, os.PathLike)) and str(member).strip():
-        return MemberSpec(path=str(member))
+        path = str(member)
+        return MemberSpec(path=str(Path(path).expanduser()) if path.startswith("~") else path)
     raise InvalidInputError(f"a member must be a path, a hub id or a MemberSpec; got {member!r}")
 
 
@@ -261,20 +278,24 @@ def _load(
 
 
 def _check_tokenizer(tokenizer: Any, name: str, path: str) -> None:
+    reason = "it turns text into no tokens"
     try:
-        usable = bool(tokenizer.encode("a b", add_special_tokens=False))
-    except Exception:
-        usable = False
+        usable = bool(TokenizerCodec(tokenizer).encode_continuation((), "a b")[0])
+    except Exception as error:  # tokenizers fail in any way
+        usable, reason = False, f"{type(error).__name__}: {_first_line(error)}"
     if not usable:
         raise LoadError(
-            f"member {name!r}: {path} has no usable tokenizer (it turns text into no tokens). "
-            "Put the tokenizer's files beside the weights; a SentencePiece tokenizer.model needs "
-            "the packages sentencepiece and protobuf."
+            f"member {name!r}: {path} has no usable tokenizer ({reason}). Put the tokenizer's "
+            "files beside the weights; a SentencePiece tokenizer.model needs the packages "
+            "sentencepiece and protobuf."
         )
 
 
 def _memory_budgets(
-    specs: Sequence[MemberSpec], configs: Sequence[Any], settings: Sequence[Mapping[str, Any]]
+    specs: Sequence[MemberSpec],
+    names: Sequence[str],
+    configs: Sequence[Any],
+    settings: Sequence[Mapping[str, Any]],
 ) -> list[dict[int | str, int] | None]:
     """For members that accelerate places over the devices, the share of memory each may take."""
     placed = [
@@ -283,36 +304,68 @@ def _memory_budgets(
         if spec.device is None and isinstance(setting["device_map"], str)
     ]
     budgets: list[dict[int | str, int] | None] = [None] * len(specs)
-    if len(placed) < 2:
+    if not placed or len(specs) < 2:
         return budgets
+    import torch
     from accelerate.utils import get_max_memory
 
-    sizes = [_weight_bytes(configs[i], settings[i]) for i in placed]
-    for i, budget in zip(placed, divide_memory(get_max_memory(), sizes), strict=True):
+    free = {device: int(room * (1 - RESERVE)) for device, room in get_max_memory().items()}
+    sizes = [
+        _weight_bytes(spec, name, config, setting)
+        for spec, name, config, setting in zip(specs, names, configs, settings, strict=True)
+    ]
+    for spec, size in zip(specs, sizes, strict=True):
+        if spec.device is not None:  # goes there as a whole
+            device = torch.device(spec.device)
+            key = device.type if device.type == "cpu" else device.index or 0
+            if key in free:
+                free[key] = max(0, free[key] - size)
+    for i, budget in zip(placed, divide_memory(free, [sizes[i] for i in placed]), strict=True):
         budgets[i] = budget
     return budgets
 
 
-def _weight_bytes(config: Any, setting: Mapping[str, Any]) -> int:
+def _weight_bytes(spec: MemberSpec, name: str, config: Any, setting: Mapping[str, Any]) -> int:
     """Bytes of a model's weights, from its configuration alone."""
     import torch
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
-    with init_empty_weights():
-        model = AutoModelForCausalLM.from_config(
-            config, trust_remote_code=setting["trust_remote_code"]
-        )
+    try:
+        with init_empty_weights():
+            model = AutoModelForCausalLM.from_config(
+                config, trust_remote_code=setting["trust_remote_code"]
+            )
+    except Exception as error:
+        raise _load_error(spec, name, error) from error
     wanted = setting["dtype"] if setting["dtype"] != "auto" else getattr(config, "dtype", None)
     dtype = getattr(torch, str(wanted).removeprefix("torch."), None) or torch.float32
-    return int(sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize)
+    quantized = spec.quantization_config or getattr(config, "quantization_config", None)
+    bits = _bits(quantized) or 8 * dtype.itemsize
+    return int(sum(parameter.numel() for parameter in model.parameters()) * bits // 8)
+
+
+def _bits(quantization_config: Any) -> int | None:
+    """Bits per weight of a quantization, where its configuration tells."""
+    if quantization_config is None:
+        return None
+    known: Mapping[str, Any] = (
+        quantization_config
+        if isinstance(quantization_config, Mapping)
+        else vars(quantization_config)
+    )
+    for size in (4, 8):
+        if known.get(f"load_in_{size}bit") or known.get(f"_load_in_{size}bit"):
+            return size
+    bits = known.get("bits")
+    return bits if isinstance(bits, int) else None
 
 
 def _load_error(spec: MemberSpec, name: str, error: Exception) -> LoadError:
     text = str(error)
     if "trust_remote_code" in text:
         advice = "it needs code of its own: pass trust_remote_code=True if you trust it"
-    elif "safetensors" in text:
+    elif "safetensors" in text and not any(Path(spec.path).glob("*.safetensors*")):
         advice = (
             "it has no safetensors weights; weights in pickle format can run code when loaded, "
             "pass MemberSpec(path=..., allow_pickle=True) if you trust them"

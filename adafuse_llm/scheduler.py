@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -32,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 5.0
 """How long the worker thread waits for another request before it ends."""
+
+MAX_ACTIVE = 16
+"""Requests that are decoded at the same time; more wait their turn."""
 
 EXIT_SECONDS = 30.0
 """How long the interpreter waits at exit for a forward pass to finish."""
@@ -67,6 +71,11 @@ class Request:
         self._rounds: list[Round] = []
         self._steps = decode(self.members, config, transcript, self._rounds)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the caller wants no more."""
+        return self.abandoned.is_set() or (self.cancel is not None and self.cancel.is_set())
+
     def resume(self, deliver: Outbox) -> bool:
         """Run to the next question. Returns False once the request is over; its last event or
         its error has then been delivered.
@@ -74,7 +83,7 @@ class Request:
         try:
             if self.abandoned.is_set():
                 return False
-            if self.cancel is not None and self.cancel.is_set():
+            if self.is_over:
                 deliver(self._cancelled())
                 return False
             for step in self._steps:
@@ -82,7 +91,7 @@ class Request:
                     self.asking = step
                     return True
                 deliver(step)
-        except Exception as error:  # whatever broke this request must not break the others
+        except BaseException as error:  # whatever broke this request must not break the others
             deliver(error)
         return False
 
@@ -129,7 +138,7 @@ class Scheduler:
             if self._closed:
                 raise EngineClosedError("this engine was closed; make a new one")
             self._arrived.append((request, deliver))
-            if self._worker is None:
+            if self._worker is None or not self._worker.is_alive():  # dead after a fork
                 self._worker = threading.Thread(target=self._run, name="adafuse", daemon=True)
                 self._worker.start()
             self._changed.notify()
@@ -159,49 +168,61 @@ class Scheduler:
                 self._worker = None
                 active.update(self._arrived)
                 self._arrived.clear()
-            for request, deliver in active.items():
-                request.release()
-                deliver(error)
+            for request in list(active):
+                self._finish(request, active, error)
 
     def _admit(self, active: dict[Request, Outbox]) -> bool:
-        """Take in new requests, waiting for one if there is nothing to do; False to end."""
+        """Take in new requests, first come first served, waiting for one if there is nothing to
+        do; False to end.
+        """
         with self._changed:
             while not active and not self._arrived and not self._closed:
                 if not self._changed.wait(IDLE_SECONDS):
                     break
-            arrived, self._arrived = list(self._arrived), deque()
             closed = self._closed
+            room = len(self._arrived) if closed else MAX_ACTIVE - len(active)
+            arrived = [self._arrived.popleft() for _ in range(min(room, len(self._arrived)))]
             if not active and not arrived:
                 self._worker = None
                 return False
-        for request, deliver in arrived:
-            active[request] = deliver
+        active.update(arrived)
+        for request in list(active) if closed else ():
+            self._finish(request, active, EngineClosedError("this engine was closed"))
+        for request, _ in () if closed else arrived:
             self._resume(request, active)
-        if closed:
-            for request, deliver in active.items():
-                request.release()
-                deliver(EngineClosedError("this engine was closed while it was decoding"))
-            active.clear()
         return True
 
     def _evaluate(self, asking: Sequence[Request], active: dict[Request, Outbox]) -> None:
         """Evaluate all that is asked of the member that the first request waits for."""
         backend = _backend(asking[0])
-        group = [request for request in asking if _backend(request) is backend]
+        group = []
+        for request in asking:
+            if request.is_over:
+                self._resume(request, active)
+            elif _backend(request) is backend:
+                group.append(request)
         for request, error in zip(group, _answer(backend, group), strict=True):
             if error is None:
                 self._resume(request, active)
             else:
-                deliver = active.pop(request)
-                request.release()
-                deliver(error)
+                self._finish(request, active, error)
 
     def _resume(self, request: Request, active: dict[Request, Outbox]) -> None:
         if not request.resume(active[request]):
-            del active[request]
-            request.release()
+            self._finish(request, active)
         elif len(active) > 1:  # to the back of the queue
             active[request] = active.pop(request)
+
+    def _finish(
+        self,
+        request: Request,
+        active: dict[Request, Outbox],
+        error: BaseException | None = None,
+    ) -> None:
+        deliver = active.pop(request)
+        request.release()
+        if error is not None:
+            deliver(error)
 
 
 def _release(member: Member) -> None:
@@ -221,31 +242,44 @@ def _answer(backend: Backend, group: Sequence[Request]) -> list[AdaFuseError | N
 
     If a shared evaluation fails, each request is evaluated alone, so that only those at fault fail.
     """
+    if not group:
+        return []
     asking = [request.asking for request in group if request.asking is not None]
+    failure: BaseException | None = None
     try:
         answers = backend.evaluate([each.ask for each in asking])
         for each, answer in zip(asking, answers, strict=True):
             each.member.learn(each.ask, answer)
-    except Exception as error:
-        if len(group) > 1:
-            return [_answer(backend, [request])[0] for request in group]
-        return [_member_error(backend.name, error)]
-    for request in group:
-        request.asking = None
-    return [None] * len(group)
+    except BaseException as error:  # libraries raise these too; the thread is ours
+        traceback.clear_frames(error.__traceback__)  # they hold the tensors of the pass
+        failure = error
+    if failure is None:
+        for request in group:
+            request.asking = None
+        return [None] * len(group)
+    if len(group) > 1:
+        return [_answer(backend, [request])[0] for request in group]
+    return [_member_error(backend.name, failure)]
 
 
-def _member_error(name: str, error: Exception) -> AdaFuseError:
+def _member_error(name: str, error: BaseException) -> AdaFuseError:
     if isinstance(error, AdaFuseError):
         return error
     reason = f"{type(error).__name__}: {error}"
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        wrapped: MemberError = MemberOutOfMemoryError(
+    wrapped = MemberError(name, reason)
+    if _is_out_of_memory(error):
+        wrapped = MemberOutOfMemoryError(
             name,
             f"out of memory ({reason}). Use a shorter prompt, fewer requests at once, "
             "a smaller dtype or another device",
         )
-    else:
-        wrapped = MemberError(name, reason)
     wrapped.__cause__ = error
     return wrapped
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(error)  # torch on a CPU
+    )

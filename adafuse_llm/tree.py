@@ -77,7 +77,7 @@ class TokenTree:
         memory: for the backend's use (its cache for this request); nobody else touches it.
     """
 
-    __slots__ = ("__weakref__", "ids", "memory", "root")
+    __slots__ = ("ids", "memory", "root")
 
     def __init__(self, prompt: Sequence[int]) -> None:
         assert prompt, "a token tree needs at least one prompt token"

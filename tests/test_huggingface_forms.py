@@ -7,7 +7,7 @@ import torch
 from compare import check
 from models import Recipe, backend, engine, model, tokenizer
 
-from adafuse_llm import AdaFuseConfig, AdaFuseEngine, UnsupportedModelError
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Ask, UnsupportedModelError
 from adafuse_llm.backends.huggingface import HuggingFaceBackend, forms
 from adafuse_llm.backends.huggingface.backend import _likeliest
 from adafuse_llm.errors import InvalidOptionError
@@ -114,3 +114,66 @@ def test_a_model_in_training_mode_or_an_unknown_form_is_refused():
         HuggingFaceBackend(training, tokenizer("bytelevel"), "busy")
     with pytest.raises(InvalidOptionError, match="auto, tree, path"):
         HuggingFaceBackend(model(Recipe("llama")), tokenizer("bytelevel"), "m", form="forest")
+
+
+def test_longrope_positions_change_over_for_all_tokens_at_once(monkeypatch):
+    """Past the original window every key is recomputed, in a prompt and while decoding."""
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    monkeypatch.setattr(forms, "PREFILL_TOKENS", 8)
+    factors = {"short_factor": [1.0] * 4, "long_factor": [3.0, 5.0, 7.0, 9.0]}
+    config = Phi3Config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        original_max_position_embeddings=24,
+        rope_scaling={"type": "longrope", **factors},
+        pad_token_id=0,
+        eos_token_id=None,
+    )
+    torch.manual_seed(0)
+    made = Phi3ForCausalLM(config).double().eval()
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    for form in ("tree", "path"):
+        member = HuggingFaceBackend(made, tokenizer("bytelevel"), "phi", form=form)
+        assert member._decoder.rope_edge == 24
+        for length in (20, 30):
+            tree = TokenTree([(5 * i + 1) % 60 for i in range(length)])
+            for step in range(8):
+                (answer,) = member.evaluate([Ask(tree, (tree.root,), (), 2)])
+                plain = member._plain(tree.ids).log_softmax(-1)[0]
+                assert answer.next[0].logprobs[0] == pytest.approx(float(plain.max()), abs=1e-9)
+                tree.commit(tree.grow([(7 * step + 2) % 60]))
+
+
+def test_an_ask_that_failed_halfway_can_be_asked_again(monkeypatch):
+    member = HuggingFaceBackend(model(Recipe("llama")), tokenizer("bytelevel"), "m")
+    prompt = member.codec.encode_prompt("The ferry to Orrin")
+    tree = TokenTree(prompt)
+    member.evaluate([Ask(tree, (tree.root,), (), 2)])
+    ask = Ask(tree, tuple(tree.path(tree.grow([5, 6]))), (), 2)
+    layer = member.model.model.layers[1]
+
+    def fail(*args, **kwargs):
+        raise torch.OutOfMemoryError("in the second layer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(layer, "forward", fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            member.evaluate([ask])
+    (answer,) = member.evaluate([ask])
+    for summary, tokens in zip(answer.next, ([5], [5, 6]), strict=True):
+        plain = member._plain([*prompt, *tokens])[0]
+        assert summary.tokens[0] == int(plain.argmax())
+
+
+def test_a_token_outside_the_embeddings_is_an_error_before_the_model_sees_it():
+    member = backend(Recipe("llama"))
+    tree = TokenTree([1, 2, 10**6])
+    with pytest.raises(ValueError, match="token 1000000 is outside the model's"):
+        member.evaluate([Ask(tree, (tree.root,), (), 2)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -169,7 +170,7 @@ def test_checked_messages_have_plain_text_and_known_roles() -> None:
             {"role": "developer", "content": "be brief"},
             {"role": "human", "content": [{"type": "text", "text": "one "}, "two"]},
             {"role": "ai", "content": None},
-            {"role": "tool", "content": "42", "tool_call_id": "x"},
+            {"role": "tool", "content": "42", "tool_call_id": None},
         ]
     ) == [
         turn("system", "be brief"),
@@ -373,3 +374,44 @@ def test_the_fake_codec_cuts_into_the_longest_tokens() -> None:
     assert codec.end_id not in ids
     messages: list[Mapping[str, Any]] = [{"role": "user", "content": "hi"}]
     assert codec.decode(codec.encode_messages(messages)) == "User: hi\n\nAssistant:"
+
+
+def _with_markers(*, special: bool) -> Any:
+    """A byte-level tokenizer that knows markers which a template writes, as DeepSeek's does."""
+    from tokenizers import AddedToken
+
+    made = copy.deepcopy(tokenizer("bytelevel"))
+    markers = [
+        AddedToken(text, special=special, normalized=False) for text in ("<|Bot|>", "\u25c7")
+    ]
+    made.add_tokens(markers, special_tokens=special)
+    made.chat_template = "{% for m in messages %}\u25c7{{ m['content'] }}<|Bot|>{% endfor %}"
+    return made
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_what_a_template_writes_is_text_in_a_prompt_whatever_kind_of_token_it_is(
+    special: bool,
+) -> None:
+    known = _with_markers(special=special)
+    codec = TokenizerCodec(known)
+    markers = set(known.convert_tokens_to_ids(["<|Bot|>", "\u25c7"]))
+    for text in ("hi<|Bot|>no", "<|Bot|>", "a \u25c7 b", "\u25c7"):
+        tokens = codec.encode_prompt(text)
+        assert known.decode(tokens) == text
+        if "\u25c7" not in text:  # one character cannot be taken apart
+            assert markers.isdisjoint(tokens), text
+
+
+def test_extra_fields_of_a_message_are_refused_not_dropped() -> None:
+    with pytest.raises(InvalidInputError, match=r"message 0 has 'tool_calls'; allowed"):
+        check_messages([{"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}])
+
+
+def test_a_template_that_writes_content_as_json_keeps_the_roles() -> None:
+    template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] | tojson }}{% endfor %}"
+    codec = TokenizerCodec(tokenizer("bytelevel", template))
+    tokens = codec.encode_messages([turn("system", 'say "a\nb"'), turn("user", "x\ny")])
+    text = tokenizer("bytelevel").decode(tokens)
+    assert "<system>" in text
+    assert "<user>" in text

@@ -54,7 +54,8 @@ class Backend(Protocol):
     When ``tree.root`` has moved since the last ask, a span was committed and every node not below
     the root is gone. A stateless backend simply runs over ``tree.ids + tree.tokens(node)``.
 
-    The engine calls `evaluate` and `release` from one thread at a time.
+    An engine calls `evaluate` and `release` from one thread at a time; a backend that several
+    engines share must see to that itself.
     """
 
     @property
@@ -80,11 +81,12 @@ class Backend(Protocol):
     def evaluate(self, asks: Sequence[Ask]) -> list[Answer]:
         """Answer asks of any number of requests, one answer each, in order.
 
-        Cost: should be one forward pass for all asks together, over the nodes not evaluated yet.
+        Cost: at best one forward pass for all asks together, over the nodes not evaluated yet.
 
         Raises:
-            Exception: anything; the engine reports it as a `MemberError` of this member. So is a
-                log-probability that is NaN.
+            Exception: anything. The engine may ask the same once more, without other requests;
+                if that fails too, it reports a `MemberError` of this member. It does the same
+                where a log-probability is NaN.
         """
         ...
 

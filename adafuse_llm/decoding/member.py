@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from adafuse_llm.backends.base import Answer, Ask, Backend
+from adafuse_llm.errors import MemberError
 from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.tree import Next, Node, TokenTree
 
@@ -61,7 +63,9 @@ class Member:
             return ""
         text = self._texts.get(node)
         if text is None:
-            text = self.codec.decode_continuation(self.tree.ids, self.tree.tokens(node))
+            tokens = self.tree.tokens(node)
+            with self._named():
+                text = self.codec.decode_continuation(self.tree.ids, tokens)
             self._texts[node] = text
         return text
 
@@ -69,7 +73,8 @@ class Member:
         """The node at the end of `text`, encoded as a continuation of the committed tokens, and
         whether it stands for exactly that text; None if it exceeds the window.
         """
-        tokens, exact = self.codec.encode_continuation(self.tree.ids, text)
+        with self._named():
+            tokens, exact = self.codec.encode_continuation(self.tree.ids, text)
         if self.window is not None and len(self.tree.ids) + len(tokens) > self.window:
             return None
         return self.tree.grow(tokens), exact
@@ -101,6 +106,15 @@ class Member:
         """The distribution after an evaluated node."""
         assert node.next is not None, "asked for before it was evaluated"
         return node.next
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """What fails in the tokenizer is this member's failure."""
+        try:
+            yield
+        except Exception as error:
+            reason = f"its tokenizer failed ({type(error).__name__}: {error})"
+            raise MemberError(self.name, reason) from error
 
     def commit(self, node: Node) -> None:
         """Commit the path to `node`."""

@@ -12,6 +12,7 @@ turn, named, ending where the assistant is to write::
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
@@ -59,6 +60,12 @@ def _check_message(number: int, message: Any) -> Message:
         raise InvalidInputError(
             f"message {number} has role {role!r}; allowed: {', '.join(ROLES)}."
             f"{nearest(str(role), ROLES)}"
+        )
+    unknown = [str(key) for key in message if key not in ("role", "content")]
+    if any(message[key] is not None for key in unknown):
+        raise InvalidInputError(
+            f"message {number} has {', '.join(map(repr, unknown))}; allowed: 'role' and 'content'. "
+            "Put what the models are to read into the content."
         )
     content = message.get("content")
     if content is None:
@@ -149,7 +156,7 @@ def render(
         except Exception as error:  # templates raise whatever they like
             refusal = refusal or error
             continue
-        if all(message["content"].strip() in text for message in form):
+        if all(_is_in(message["content"].strip(), text) for message in form):
             return ids
         rendered.append(ids)
     if rendered:
@@ -159,3 +166,8 @@ def render(
         f"({type(refusal).__name__}: {refusal}). Roles given: "
         f"{', '.join(message['role'] for message in messages)}."
     ) from refusal
+
+
+def _is_in(content: str, text: str) -> bool:
+    """Whether a rendered prompt holds a message, as it is or as a JSON string."""
+    return content in text or json.dumps(content, ensure_ascii=False)[1:-1] in text

@@ -66,15 +66,15 @@ class TokenizerCodec:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()  # tokenizers hold per-call settings
-        special = {
-            int(number): str(token)
-            for number, token in tokenizer.added_tokens_decoder.items()
-            if token.special and number != tokenizer.unk_token_id
-        }
-        self._control_ids = frozenset(special)
-        # Unigram vocabularies hold control tokens and bytes as pieces that plain text can spell.
-        spelled = sorted(map(re.escape, special.values()), key=len, reverse=True)
-        self._spelled = re.compile("|".join([*spelled, "<0x[0-9A-F]{2}>"]))
+        added_tokens = tokenizer.added_tokens_decoder.items()
+        special = {int(i): str(t) for i, t in added_tokens if t.special}
+        special.pop(tokenizer.unk_token_id, None)  # stands for what has no token, which is text
+        template = str(getattr(tokenizer, "chat_template", None) or "")
+        written = {int(i): str(t) for i, t in added_tokens if str(t).strip() and str(t) in template}
+        # In a prompt nothing is a control token. In a response only special ones are not text:
+        # others, such as <think>, are what the member would have written itself.
+        self._in_prompt = _Spelled({**written, **special})
+        self._in_response = _Spelled(special)
 
     @property
     def has_chat_template(self) -> bool:
@@ -83,11 +83,12 @@ class TokenizerCodec:
     def encode_prompt(self, text: str) -> list[int]:
         tokens = self._encode(text, add_special_tokens=True)
         plain = self._encode(text)
-        if self._control_ids.isdisjoint(plain):
+        if self._in_prompt.ids.isdisjoint(plain):
             return tokens
-        start = next(i for i in range(len(tokens)) if tokens[i : i + len(plain)] == plain)
+        starts = (i for i in range(len(tokens)) if tokens[i : i + len(plain)] == plain)
+        start = next(starts, 0)
         before, after = tokens[:start], tokens[start + len(plain) :]
-        return [*before, *self.encode_continuation(before, text)[0], *after]
+        return [*before, *self._encode_text(before, text, self._in_prompt)[0], *after]
 
     def encode_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         checked = check_messages(messages)
@@ -96,22 +97,28 @@ class TokenizerCodec:
         return render(checked, self._apply_template)
 
     def encode_continuation(self, context: Sequence[int], text: str) -> tuple[list[int], bool]:
-        inexact: list[int] | None = None
+        return self._encode_text(context, text, self._in_response)
+
+    def _encode_text(
+        self, context: Sequence[int], text: str, spelled: _Spelled
+    ) -> tuple[list[int], bool]:
+        """As `encode_continuation`, without the tokens of `spelled`."""
+        inexact: list[int] = []
         for anchor in ANCHORS:
             before = self._encode(anchor) if anchor else []
             whole = self._encode(anchor + text)
             tokens = whole[len(before) :]
-            if whole[: len(before)] != before or not self._control_ids.isdisjoint(tokens):
+            if whole[: len(before)] != before or not spelled.ids.isdisjoint(tokens):
                 continue
             if self.decode_continuation(context, tokens) == text:
                 return tokens, True
             inexact = inexact or tokens
-        if match := self._spelled.search(text):  # taken apart, it cannot be read as one token
+        if match := spelled.pattern.search(text):  # taken apart, it cannot be read as one token
             cut = match.start() + 1
-            head, head_exact = self.encode_continuation(context, text[:cut])
-            tail, tail_exact = self.encode_continuation([*context, *head], text[cut:])
+            head, head_exact = self._encode_text(context, text[:cut], spelled)
+            tail, tail_exact = self._encode_text([*context, *head], text[cut:], spelled)
             return [*head, *tail], head_exact and tail_exact
-        return inexact or [], False
+        return inexact or self._encode(text), False
 
     def decode_continuation(self, context: Sequence[int], tokens: Sequence[int]) -> str:
         size = CONTEXT_TOKENS
@@ -149,3 +156,15 @@ class TokenizerCodec:
                 sanitize_control_tokens=True,
             )
         return str(text), [int(token) for token in ids]
+
+
+class _Spelled:
+    """Tokens that plain text may not turn into, and where text spells one.
+
+    Single bytes are among the spellings: Unigram vocabularies hold them as pieces.
+    """
+
+    def __init__(self, tokens: Mapping[int, str]) -> None:
+        self.ids = frozenset(tokens)
+        texts = sorted((t for t in tokens.values() if len(t) > 1), key=len, reverse=True)
+        self.pattern = re.compile("|".join([*map(re.escape, texts), "<0x[0-9A-F]{2}>"]))

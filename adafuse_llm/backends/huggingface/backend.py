@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -69,6 +70,7 @@ class HuggingFaceBackend:
         self._context_window = _context_window(model)
         self._decoder = Decoder(model)
         self._attention = _tree_attention(model, self._decoder.device)
+        self._lock = threading.Lock()  # for engines that share this member
         self.form = self._choose_form(form)
 
     @property
@@ -85,16 +87,24 @@ class HuggingFaceBackend:
 
     @torch.inference_mode()
     def evaluate(self, asks: Sequence[Ask]) -> list[Answer]:
-        return [self._memory(ask.tree).answer(ask) for ask in asks]
+        with self._lock:
+            return [self._answer(ask) for ask in asks]
 
     def release(self, tree: TokenTree) -> None:
         tree.memory = None
 
-    def _memory(self, tree: TokenTree) -> _Memory:
+    def _answer(self, ask: Ask) -> Answer:
+        tree = ask.tree
         if tree.memory is None:
-            tree.memory = _Memory(tree, self._new_form(tree, self.form), self._end_ids)
+            tree.memory = _Memory(
+                tree, lambda: self._new_form(tree, self.form), self._decoder, self._end_ids
+            )
         assert isinstance(tree.memory, _Memory)
-        return tree.memory
+        try:
+            return tree.memory.answer(ask)
+        except BaseException:
+            tree.memory = None  # its cache may be half written: start over if asked again
+            raise
 
     def _new_form(self, tree: TokenTree, form: str) -> Form:
         if form == "tree":
@@ -164,18 +174,30 @@ class _Memory:
     Logits are kept for nodes of the tree only, as children may be asked for in a later pass.
     """
 
-    def __init__(self, tree: TokenTree, form: Form, end_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        tree: TokenTree,
+        new_form: Callable[[], Form],
+        decoder: Decoder,
+        end_ids: frozenset[int],
+    ) -> None:
         self._tree = tree
-        self._form = form
+        self._new_form = new_form
+        self._form = new_form()
         self._root = tree.root
+        self._decoder = decoder
         self._end_ids = sorted(end_ids)
+        self._edge = decoder.rope_edge
         self._rows: dict[Node, tuple[torch.Tensor, int]] = {}  # logits [n, v] of a pass, row
 
     def answer(self, ask: Ask) -> Answer:
         """Evaluate what is missing, then read off what was asked."""
-        passes, tokens = self._form.passes, self._form.tokens
         self._follow()
         missing = self._missing(ask)
+        if self._edge is not None and any(node.length > self._edge for node in missing):
+            self._form, self._rows, self._edge = self._new_form(), {}, None
+            missing = self._missing(ask)
+        passes, tokens = self._form.passes, self._form.tokens
         if missing:
             logits = self._form.extend(missing)
             for row, node in enumerate(missing):
@@ -227,7 +249,9 @@ class _Memory:
         if not nodes:
             return ()
         logits = self._stack([node.parent for node in nodes if node.parent is not None])
-        tokens = torch.tensor([node.token for node in nodes], device=logits.device)
+        ids = [node.token for node in nodes]
+        self._decoder.check(ids)
+        tokens = torch.tensor(ids, device=logits.device)
         chosen = logits.gather(-1, tokens[:, None])[:, 0]
         return tuple((chosen - logits.logsumexp(-1)).tolist())
 
@@ -265,7 +289,8 @@ def _tree_attention(model: Any, device: torch.device) -> Attention | None:
     if implementation not in ("sdpa", "eager"):
         return None
     config = model.config.get_text_config(decoder=True)
-    if any(getattr(config, name, None) for name in ROW_COUNTING):
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    if kinds - {"sliding_attention"} or any(getattr(config, n, None) for n in ROW_COUNTING):
         return None
     layers = DynamicCache(config=config).layers
     if not layers or any(

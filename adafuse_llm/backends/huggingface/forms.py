@@ -56,15 +56,30 @@ class Decoder:
 
     def __init__(self, model: Any) -> None:
         self.model = model
+        self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        self.rope_edge = _rope_edge(model)
         self.device = torch.device(model.get_input_embeddings().weight.device)
         if self.device.type == "meta":  # offloaded: accelerate moves inputs where they belong
             self.device = torch.device("cpu")
-        parameters = inspect.signature(model.forward).parameters
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT
+        parameters = inspect.signature(inner.forward).parameters
         self._takes_keep = "logits_to_keep" in parameters
         self._takes_positions = "position_ids" in parameters
         self.cache_name = next(
             (name for name in ("past_key_values", "cache_params") if name in parameters), None
         )
+
+    def check(self, tokens: Sequence[int]) -> None:
+        """Refuse ids that a GPU would only notice by failing for good."""
+        if (highest := max(tokens)) >= self.vocabulary:
+            raise ValueError(
+                f"token {highest} is outside the model's {self.vocabulary} embeddings: the "
+                "tokenizer does not belong to the model"
+            )
+
+    def takes_chunks(self, length: int) -> bool:
+        """Whether a prompt of `length` tokens gives the same numbers in several passes."""
+        return self.rope_edge is None or length <= self.rope_edge
 
     def run(
         self,
@@ -78,6 +93,7 @@ class Decoder:
         """One forward pass over [1, n] tokens; returns logits of the last `keep`, [keep, v], in
         at least float32, and the model's output.
         """
+        self.check(tokens)
         inputs: dict[str, Any] = {
             "input_ids": torch.tensor([list(tokens)], device=self.device),
             "use_cache": True,
@@ -185,8 +201,9 @@ class TreeForm:
 
     def _prefill(self, prompt: Sequence[int]) -> torch.Tensor:
         """The prompt into the empty buffer; logits after its last token, [1, v]."""
-        for start in range(0, len(prompt), PREFILL_TOKENS):
-            chunk = prompt[start : start + PREFILL_TOKENS]
+        size = PREFILL_TOKENS if self._decoder.takes_chunks(len(prompt)) else len(prompt)
+        for start in range(0, len(prompt), size):
+            chunk = prompt[start : start + size]
             positions = range(start, start + len(chunk))
             logits = self._run(chunk, positions, None, keep=1)
         self._committed = len(prompt)
@@ -311,3 +328,16 @@ class PathForm:
         self.tokens += len(tokens)
         logits, output = self._decoder.run(tokens, state, keep=1)
         return logits, getattr(output, self._decoder.cache_name or "past_key_values")
+
+
+def _rope_edge(model: Any) -> int | None:
+    """Length at which a model with "longrope" positions (Phi-3) changes over to another set of
+    frequencies, for all of its tokens: what was cached before is worth nothing after.
+    """
+    config = model.config.get_text_config(decoder=True)
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if rope.get("rope_type", rope.get("type")) != "longrope":
+        return None
+    return rope.get("original_max_position_embeddings") or getattr(
+        config, "original_max_position_embeddings", None
+    )
