@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PACKAGES := -e '.[cli]' -e integrations/langchain-adafuse -e integrations/llama-index-llms-adafuse
 SETUP := $(VENV)/.set-up
-QUESTION ?= Who founded the mill?
+QUESTION ?= Who founded the Silesse Mill?
 
 export HF_HUB_OFFLINE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -42,7 +42,8 @@ clean: ## remove the virtual environment and caches
 
 $(SETUP): pyproject.toml constraints.txt integrations/langchain-adafuse/pyproject.toml integrations/llama-index-llms-adafuse/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "adafuse-llm needs Python 3.10 or newer; set PYTHON=/path/to/it")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(PACKAGES) --group dev
+	@echo "setting up $(VENV) (once; this installs torch and transformers)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt $(PACKAGES) --group dev
 	@touch $@
