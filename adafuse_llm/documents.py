@@ -1,0 +1,228 @@
+"""Documents for question answering: read files, cut them into passages, find the fitting ones.
+
+passages = read_documents([Path("handbook")])
+best = Retriever(passages).search("Who founded the mill?", k=3)
+messages = question_messages("Who founded the mill?", best)
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from adafuse_llm.errors import InvalidInputError, MissingDependencyError
+
+__all__ = ["Passage", "Retriever", "question_messages", "read_documents"]
+
+SUFFIXES: Final = (".md", ".markdown", ".txt")
+MAX_CHARS: Final = 900
+INSTRUCTION: Final = "Answer from the passages. If they do not say, answer: not stated."
+
+_HEADING: Final = re.compile(r"#{1,6}\s+\S")
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A piece of a document: where it comes from and what it says."""
+
+    source: str
+    text: str
+
+
+def read_documents(
+    paths: Iterable[str | os.PathLike[str]], *, max_chars: int = MAX_CHARS
+) -> list[Passage]:
+    """Read text and Markdown files, and all such files in folders, as passages.
+
+    A passage starts at a heading, keeps that heading, and has at most ``max_chars`` characters;
+    longer sections are cut between paragraphs, long paragraphs between sentences, then words.
+    Files are taken in the order given, the files of a folder by name; hidden ones are left out.
+
+    Raises:
+        InvalidInputError: no path, a path that does not exist, a file of another kind, a file
+            that is not UTF-8, a folder without documents, or nothing but whitespace.
+    """
+    if max_chars < 1:
+        raise InvalidInputError(f"max_chars must be at least 1, got {max_chars}")
+    roots = [Path(path) for path in paths]
+    if not roots:
+        raise InvalidInputError("no documents: give at least one text or Markdown file or folder")
+    passages: list[Passage] = []
+    for root in roots:
+        for file, source in _files(root):
+            passages += [Passage(source, text) for text in _split(_read(file), max_chars)]
+    if not passages:
+        raise InvalidInputError(f"no text in {', '.join(map(str, roots))}: the documents are empty")
+    return passages
+
+
+def _files(root: Path) -> Iterator[tuple[Path, str]]:
+    """The files under ``root`` with the source name of each: its path below ``root``."""
+    if root.is_file():
+        if root.suffix.lower() not in SUFFIXES:
+            raise InvalidInputError(
+                f"cannot read {root}: expected one of {', '.join(SUFFIXES)}, got "
+                f"{root.suffix or 'no suffix'!r}"
+            )
+        yield root, root.name
+        return
+    if not root.is_dir():
+        raise InvalidInputError(f"no such file or folder: {root}")
+    found = [
+        path
+        for path in sorted(root.rglob("*"))
+        if path.suffix.lower() in SUFFIXES
+        and path.is_file()
+        and not any(part.startswith(".") for part in path.relative_to(root).parts)
+    ]
+    if not found:
+        raise InvalidInputError(f"no documents in {root}: expected files {', '.join(SUFFIXES)}")
+    for path in found:
+        yield path, path.relative_to(root).as_posix()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(f"cannot read {path}: it is not UTF-8 text ({error})") from error
+    except OSError as error:
+        raise InvalidInputError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _split(text: str, max_chars: int) -> list[str]:
+    """Sections by heading, each cut to at most ``max_chars`` characters."""
+    sections: list[list[str]] = [[]]
+    for block in re.split(r"\n\s*\n", text.replace("\r\n", "\n")):
+        for part in _before_headings(block.strip("\n")):
+            if _HEADING.match(part):
+                sections.append([])
+            if part.strip():
+                sections[-1].append(part.rstrip())
+    return [piece for blocks in sections for piece in _pack(blocks, max_chars)]
+
+
+def _before_headings(block: str) -> Iterator[str]:
+    """A block cut before each heading line, so that a heading always comes first."""
+    lines: list[str] = []
+    for line in block.split("\n"):
+        if _HEADING.match(line) and lines:
+            yield "\n".join(lines)
+            lines = []
+        lines.append(line)
+    yield "\n".join(lines)
+
+
+def _pack(blocks: Sequence[str], max_chars: int) -> Iterator[str]:
+    """Join blocks while they fit. A section that is only a heading gives no passage."""
+    if len(blocks) == 1 and _HEADING.match(blocks[0]) and "\n" not in blocks[0]:
+        return
+    current = ""
+    for block in blocks:
+        for piece in _shorten(block, max_chars):
+            joined = f"{current}\n\n{piece}" if current else piece
+            if len(joined) <= max_chars:
+                current = joined
+            else:
+                yield current
+                current = piece
+    if current:
+        yield current
+
+
+def _shorten(block: str, max_chars: int) -> Iterator[str]:
+    """A block in pieces of at most ``max_chars``: by lines or sentences, then words, then cut."""
+    if len(block) <= max_chars:
+        yield block
+        return
+    for pattern in (r"(?<=\n)", r"(?<=[.!?])\s+", r"\s+"):
+        parts = [part for part in re.split(pattern, block) if part]
+        if len(parts) > 1:
+            break
+    else:
+        parts = [block[i : i + max_chars] for i in range(0, len(block), max_chars)]
+    joiner = "" if pattern == r"(?<=\n)" else " "
+    current = ""
+    for part in parts:
+        if current and len(current) + len(joiner) + len(part) > max_chars:
+            yield current.rstrip()
+            current = ""
+        if len(part) > max_chars:
+            yield from _shorten(part, max_chars)
+        else:
+            current = current + joiner + part if current else part
+    if current:
+        yield current.rstrip()
+
+
+class Retriever:
+    """BM25 search over passages (the ``bm25s`` package). Cost: one index over all passages.
+
+    Raises:
+        InvalidInputError: there are no passages.
+        MissingDependencyError: ``bm25s`` is not installed.
+    """
+
+    def __init__(self, passages: Iterable[Passage]) -> None:
+        self.passages: tuple[Passage, ...] = tuple(passages)
+        if not self.passages:
+            raise InvalidInputError("no passages to search: read at least one document first")
+        self._bm25s: Any = _import_bm25s()
+        self._index = self._bm25s.BM25()
+        self._index.index(
+            self._bm25s.tokenize(
+                [f"{passage.source} {passage.text}" for passage in self.passages],
+                stopwords="en",
+                show_progress=False,
+            ),
+            show_progress=False,
+        )
+
+    def search(self, query: str, k: int = 3) -> list[Passage]:
+        """At most ``k`` passages that share a word with ``query``, best first.
+
+        When none shares a word, the first ``k`` passages: an answer needs something to read.
+        """
+        if k < 1:
+            raise InvalidInputError(f"k must be at least 1, got {k}")
+        if not query.strip():
+            raise InvalidInputError("the query is empty: ask a question")
+        words = self._bm25s.tokenize(query, stopwords="en", return_ids=False, show_progress=False)
+        k = min(k, len(self.passages))
+        if not words[0]:
+            return list(self.passages[:k])
+        indices, scores = self._index.retrieve(words, k=k, show_progress=False)
+        found = [
+            self.passages[int(index)]
+            for index, score in zip(indices[0], scores[0], strict=True)
+            if score > 0
+        ]
+        return found or list(self.passages[:k])
+
+
+def _import_bm25s() -> Any:
+    try:
+        import bm25s
+    except ImportError as error:
+        raise MissingDependencyError(
+            'searching documents needs the package bm25s: pip install "adafuse-llm[cli]"'
+        ) from error
+    return bm25s
+
+
+def question_messages(question: str, passages: Sequence[Passage]) -> list[dict[str, str]]:
+    """The prompt for a question: one user message with the passages, then the question.
+
+    Without passages the message is the question alone.
+    """
+    if not question.strip():
+        raise InvalidInputError("the question is empty")
+    content = f"Question: {question.strip()}"
+    if passages:
+        numbered = [f"[{n}] {passage.text}" for n, passage in enumerate(passages, start=1)]
+        content = "\n\n".join([INSTRUCTION, *numbered, content])
+    return [{"role": "user", "content": content}]

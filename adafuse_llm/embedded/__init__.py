@@ -1,0 +1,48 @@
+"""Three small language models made by this project, and a handbook they can answer from.
+
+They are for trying out, tests and cookbooks; ``MODEL_CARD.md`` says what they can and cannot do.
+
+    member_paths()        folders of the three members, standard Hugging Face format
+    handbook_path()       folder of Markdown documents about a generated town
+    handbook_questions()  questions about it with their answers
+
+Importing this package loads neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+__all__ = ["HandbookQuestion", "handbook_path", "handbook_questions", "member_paths"]
+
+_HERE: Final = Path(__file__).parent
+MEMBERS: Final = ("wren", "heron", "finch")
+
+
+@dataclass(frozen=True)
+class HandbookQuestion:
+    """A question about the handbook. ``source`` is the document, None where none says it."""
+
+    question: str
+    answer: str
+    source: str | None
+    skill: str
+
+
+def member_paths() -> tuple[Path, ...]:
+    """The folders of the embedded members, always in the same order."""
+    return tuple(_HERE / "members" / name for name in MEMBERS)
+
+
+def handbook_path() -> Path:
+    """The folder of the handbook's Markdown documents."""
+    return _HERE / "handbook"
+
+
+def handbook_questions() -> tuple[HandbookQuestion, ...]:
+    """The questions of ``handbook/questions.jsonl``, in file order."""
+    text = (handbook_path() / "questions.jsonl").read_text(encoding="utf-8")
+    return tuple(HandbookQuestion(**json.loads(line)) for line in text.splitlines() if line)

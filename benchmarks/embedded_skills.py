@@ -1,0 +1,197 @@
+"""Exact match of the embedded members, alone and fused, on held-out questions.
+
+    python benchmarks/embedded_skills.py                      # 300 questions per skill
+    python benchmarks/embedded_skills.py --per-skill 50 --output skills.json
+
+Every question is asked with the canonical prompt (``question_messages``) and three passages, two
+of them distractors; arithmetic stands alone. Names, values and problems are of the held-out split:
+none occurred in training. A member alone decodes greedily through the same engine, as an ensemble
+of one with ``branching_factor=1``. The cost is what the engine reports: forward passes and tokens
+of each member, per whitespace-separated word of the answer; the prompt's tokens are given apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import random
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from adafuse_llm.documents import question_messages
+from adafuse_llm.embedded import member_paths
+from adafuse_llm.embedded.world import SKILLS, Case, Names, draw_case, is_correct
+
+ENSEMBLE: Final = "ensemble"
+COSTS: Final = ("forward_passes", "tokens_processed", "prompt_tokens")
+
+
+def heldout_cases(per_skill: int, seed: int, n_passages: int) -> list[Case]:
+    """``per_skill`` cases for every skill; the cases of a skill do not depend on the others."""
+    cases: list[Case] = []
+    for skill in SKILLS:
+        names = Names(random.Random(f"benchmark {seed} {skill}"), "heldout")
+        cases += [draw_case(names, skill, n_passages) for _ in range(per_skill)]
+    return cases
+
+
+_engines: dict[str, Any] = {}
+
+
+def _start_worker(threads: int) -> None:
+    import torch
+
+    from adafuse_llm import AdaFuseConfig, AdaFuseEngine
+
+    torch.set_num_threads(threads)
+    paths = [str(path) for path in member_paths()]
+    _engines[ENSEMBLE] = AdaFuseEngine.from_pretrained(paths, config=AdaFuseConfig())
+    for path in member_paths():
+        greedy = AdaFuseConfig(branching_factor=1)
+        _engines[path.name] = AdaFuseEngine.from_pretrained([str(path)], config=greedy)
+
+
+def _answer(job: tuple[str, int, Case]) -> dict[str, Any]:
+    """One question to one engine: answer, whether it is right, cost by member."""
+    system, index, case = job
+    messages = question_messages(case.question, case.passages)
+    start = time.perf_counter()
+    generation = _engines[system].generate(messages=messages, max_new_tokens=64)
+    usage = generation.usage
+    return {
+        "system": system,
+        "index": index,
+        "skill": case.skill,
+        "question": case.question,
+        "expected": case.answer,
+        "answer": generation.text,
+        "right": is_correct(case, generation.text),
+        "words": len(generation.text.split()),
+        "rounds": len(generation.rounds),
+        "seconds": time.perf_counter() - start,
+        **{cost: dict(getattr(usage, cost)) for cost in COSTS},
+    }
+
+
+def _run(jobs: Sequence[tuple[str, int, Case]], workers: int) -> Iterator[dict[str, Any]]:
+    if workers == 1:
+        _start_worker(1)
+        yield from map(_answer, jobs)
+        return
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(workers, _start_worker, (1,)) as pool:
+        yield from pool.imap_unordered(_answer, jobs, chunksize=8)
+
+
+def summarise(results: Sequence[dict[str, Any]], members: Sequence[str]) -> dict[str, Any]:
+    """Exact match in percent by system and skill, and the ensemble's cost by member."""
+    exact: dict[str, dict[str, float]] = {}
+    for system in (*members, ENSEMBLE):
+        rows = [row for row in results if row["system"] == system]
+        by_skill = {
+            skill: [row["right"] for row in rows if row["skill"] == skill] for skill in SKILLS
+        }
+        exact[system] = {
+            skill: 100 * sum(right) / len(right) for skill, right in by_skill.items() if right
+        }
+        exact[system]["overall"] = sum(exact[system].values()) / len(exact[system])
+    fused = [row for row in results if row["system"] == ENSEMBLE]
+    words = max(1, sum(row["words"] for row in fused))
+    cost = {
+        member: {
+            "forward_passes_per_word": sum(r["forward_passes"][member] for r in fused) / words,
+            "tokens_per_word": sum(
+                r["tokens_processed"][member] - r["prompt_tokens"][member] for r in fused
+            )
+            / words,
+            "prompt_tokens_per_question": sum(r["prompt_tokens"][member] for r in fused)
+            / max(1, len(fused)),
+        }
+        for member in members
+    }
+    best = max(members, key=lambda member: exact[member]["overall"])
+    return {
+        "exact_match": exact,
+        "best_member": best,
+        "margin_over_best": exact[ENSEMBLE]["overall"] - exact[best]["overall"],
+        "cost": cost,
+        "words_per_answer": words / max(1, len(fused)),
+        "rounds_per_answer": sum(row["rounds"] for row in fused) / max(1, len(fused)),
+    }
+
+
+def as_markdown(summary: dict[str, Any], per_skill: int) -> str:
+    """The summary as two Markdown tables."""
+    exact = summary["exact_match"]
+    systems = list(exact)
+    lines = [
+        f"Exact match in percent, {per_skill} held-out questions per skill",
+        "",
+        "| skill | " + " | ".join(systems) + " |",
+        "|---|" + "---:|" * len(systems),
+    ]
+    for skill in exact[ENSEMBLE]:
+        cells = [f"{exact[system][skill]:.1f}" for system in systems]
+        lines.append(f"| {skill.replace('_', ' ')} | " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        f"Ensemble over the best member ({summary['best_member']}): "
+        f"{summary['margin_over_best']:+.1f} points",
+        "",
+        "Cost of the ensemble per committed word "
+        f"({summary['words_per_answer']:.1f} words and {summary['rounds_per_answer']:.1f} rounds "
+        "per answer)",
+        "",
+        "| member | forward passes | tokens processed | prompt tokens per question |",
+        "|---|---:|---:|---:|",
+    ]
+    for member, cost in summary["cost"].items():
+        lines.append(
+            f"| {member} | {cost['forward_passes_per_word']:.2f} | {cost['tokens_per_word']:.2f} "
+            f"| {cost['prompt_tokens_per_question']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    summary = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(
+        description=summary, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--per-skill", type=int, default=300, help="questions per skill")
+    parser.add_argument("--passages", type=int, default=3, help="passages in every prompt")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
+    parser.add_argument("--output", type=Path, help="write summary and every answer as JSON")
+    args = parser.parse_args(argv)
+    for name in ("per_skill", "passages", "workers"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line entry; returns the exit code."""
+    from tqdm.auto import tqdm
+
+    args = _arguments(argv)
+    members = [path.name for path in member_paths()]
+    cases = heldout_cases(args.per_skill, args.seed, args.passages)
+    jobs = [
+        (system, index, case) for system in (ENSEMBLE, *members) for index, case in enumerate(cases)
+    ]
+    results = list(tqdm(_run(jobs, args.workers), total=len(jobs), unit="answer"))
+    results.sort(key=lambda row: (row["system"], row["index"]))
+    summary = summarise(results, members)
+    print(as_markdown(summary, args.per_skill))
+    if args.output:
+        report = {"settings": vars(args) | {"output": None}, **summary, "answers": results}
+        args.output.write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

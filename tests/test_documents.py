@@ -1,0 +1,163 @@
+"""Documents become passages, passages are found again, and questions become one prompt."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from adafuse_llm import documents
+from adafuse_llm.documents import Passage, Retriever, question_messages, read_documents
+from adafuse_llm.errors import AdaFuseError, InvalidInputError, MissingDependencyError
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_heading_starts_a_passage_and_stays_with_its_text(tmp_path: Path) -> None:
+    path = write(tmp_path, "town.md", "Intro.\n\n# Mill\n\nFounded in 1874.\n## Bakery\nWarm.\n")
+    assert read_documents([path]) == [
+        Passage("town.md", "Intro."),
+        Passage("town.md", "# Mill\n\nFounded in 1874."),
+        Passage("town.md", "## Bakery\nWarm."),
+    ]
+
+
+def test_a_heading_alone_is_no_passage(tmp_path: Path) -> None:
+    path = write(tmp_path, "town.md", "# Town\n\n## Mill\nOld.\n")
+    assert [passage.text for passage in read_documents([path])] == ["## Mill\nOld."]
+
+
+def test_folders_are_read_in_name_order_without_hidden_and_other_files(tmp_path: Path) -> None:
+    write(tmp_path, "b.txt", "second")
+    write(tmp_path, "a/z.md", "first")
+    write(tmp_path, ".hidden/c.md", "no")
+    write(tmp_path, "image.png", "no")
+    assert read_documents([tmp_path]) == [Passage("a/z.md", "first"), Passage("b.txt", "second")]
+
+
+def test_paths_may_be_strings_and_windows_line_ends_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n\r\nthree\r\n")
+    assert read_documents([str(path)]) == [Passage("a.txt", "one\ntwo\n\nthree")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "word " * 500,
+        "A sentence here. " * 100,
+        "x" * 1000,
+        "line\n" * 200,
+        "a paragraph\n\n" * 100,
+        "中文" * 300,
+    ],
+)
+def test_passages_respect_the_bound_and_lose_no_text(tmp_path: Path, text: str) -> None:
+    passages = read_documents([write(tmp_path, "a.txt", text)], max_chars=120)
+    assert all(0 < len(passage.text) <= 120 for passage in passages)
+    assert "".join("".join(p.text for p in passages).split()) == "".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.pdf", b"%PDF", r"expected one of \.md, .*got '\.pdf'"),
+        ("noname", b"text", r"got 'no suffix'"),
+        ("a.txt", b"\xff\xfe\x00", "not UTF-8"),
+        ("a.md", b" \n\n ", "empty"),
+    ],
+)
+def test_unusable_files_are_refused(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(InvalidInputError, match=message):
+        read_documents([path])
+
+
+def test_missing_paths_empty_folders_and_no_paths_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="no such file or folder"):
+        read_documents([tmp_path / "nowhere"])
+    with pytest.raises(InvalidInputError, match="no documents in"):
+        read_documents([tmp_path])
+    with pytest.raises(InvalidInputError, match="at least one"):
+        read_documents([])
+    with pytest.raises(InvalidInputError, match="max_chars must be at least 1, got 0"):
+        read_documents([tmp_path], max_chars=0)
+
+
+PASSAGES = [
+    Passage("mill.md", "The Halix Mill was founded by Maren Tolvik."),
+    Passage("bakery.md", "The bakery opens at 8:15."),
+    Passage("school.md", "The school has 45 teachers."),
+]
+
+
+def test_the_retriever_ranks_the_fitting_passage_first() -> None:
+    retriever = Retriever(PASSAGES)
+    assert retriever.search("Who founded the Halix Mill?", k=1) == PASSAGES[:1]
+    assert retriever.search("When does the bakery open?", k=2)[0] == PASSAGES[1]
+
+
+def test_the_retriever_returns_only_passages_that_share_a_word() -> None:
+    assert Retriever(PASSAGES).search("teachers", k=3) == [PASSAGES[2]]
+
+
+@pytest.mark.parametrize("query", ["zebra", "the", "???"])
+def test_a_query_without_a_match_still_gets_something_to_read(query: str) -> None:
+    assert Retriever(PASSAGES).search(query, k=2) == PASSAGES[:2]
+
+
+def test_more_passages_than_there_are_is_no_error() -> None:
+    assert len(Retriever(PASSAGES).search("the mill, the bakery, the school", k=50)) == 3
+
+
+def test_the_retriever_refuses_what_it_cannot_search() -> None:
+    with pytest.raises(InvalidInputError, match="no passages"):
+        Retriever([])
+    with pytest.raises(InvalidInputError, match="k must be at least 1, got 0"):
+        Retriever(PASSAGES).search("mill", k=0)
+    with pytest.raises(InvalidInputError, match="empty"):
+        Retriever(PASSAGES).search("  ")
+
+
+def test_a_missing_bm25s_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bm25s", None)
+    with pytest.raises(MissingDependencyError, match=r'pip install "adafuse-llm\[cli\]"') as raised:
+        Retriever(PASSAGES)
+    assert isinstance(raised.value, AdaFuseError)
+
+
+def test_question_messages_is_one_user_message_with_numbered_passages() -> None:
+    messages = question_messages(" Who founded the mill? ", PASSAGES[:2])
+    assert messages == [
+        {
+            "role": "user",
+            "content": f"{documents.INSTRUCTION}\n\n[1] {PASSAGES[0].text}\n\n"
+            f"[2] {PASSAGES[1].text}\n\nQuestion: Who founded the mill?",
+        }
+    ]
+    assert question_messages("What is 1 + 1?", []) == [
+        {"role": "user", "content": "Question: What is 1 + 1?"}
+    ]
+    with pytest.raises(InvalidInputError, match="question is empty"):
+        question_messages(" ", PASSAGES)
+
+
+def test_importing_documents_loads_no_model_library() -> None:
+    code = (
+        "import sys, adafuse_llm.documents, adafuse_llm.embedded, adafuse_llm.embedded.world; "
+        "print(sorted({'torch', 'transformers', 'bm25s', 'numpy'} & set(sys.modules)))"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+    assert output.strip() == "[]"
