@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PACKAGES := -e '.[cli]' -e integrations/langchain-adafuse -e integrations/llama-index-llms-adafuse
 SETUP := $(VENV)/.set-up
-QUESTION ?= Who founded the Silesse Mill?
+QUESTION ?= What does a visit to the Silesse Mill cost?
 
 export HF_HUB_OFFLINE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -16,7 +16,7 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 demo: $(SETUP) ## set up, then answer a question over the shipped handbook with three small models
-	@$(BIN)/adafuse ask "$(QUESTION)"
+	@$(BIN)/adafuse ask "$(QUESTION)" --max-words 1
 
 test: $(SETUP) ## set up, then run all tests
 	$(BIN)/python -m pytest

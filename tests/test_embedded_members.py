@@ -104,7 +104,8 @@ def test_tokenizers_lose_nothing(tokenizer: Any, text: str) -> None:
 def test_a_made_up_word_has_the_same_pieces_wherever_it_stands(tokenizer: Any) -> None:
     def pieces(text: str) -> list[str]:
         tokens = tokenizer.tokenize(text)
-        return [token.lstrip("Ġ▁") for token in tokens if any(c.isalpha() for c in token)]
+        words = [token for token in tokens if not token.startswith("<0x")]
+        return [token.lstrip("Ġ▁") for token in words if any(c.isalpha() for c in token)]
 
     alone = pieces("Halvik")
     assert len(alone) == 2

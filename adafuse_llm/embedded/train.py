@@ -79,7 +79,7 @@ class Recipe:
     """What makes a member: architecture, vocabulary, chat template, emphasis.
 
     ``end`` closes a turn, ``eos`` closes a plain text. ``emphasis`` is that of the main part of
-    training, ``finish`` that of the last part.
+    training, ``finish`` that of the last part, for members that have one.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Recipe:
     end: str
     pad: str
     emphasis: Emphasis
-    finish: Emphasis
+    finish: Emphasis | None
     layers: int = 5
     width: int = 192
     inner: int = 320
@@ -128,17 +128,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
                 },
                 arithmetic=0.06,
             ),
-            finish=Emphasis(
-                mix={
-                    "people": 0.32,
-                    "places_products": 0.28,
-                    "numbers": 0.10,
-                    "dates": 0.10,
-                    "not_stated": 0.20,
-                },
-                arithmetic=0.06,
-                sum_lists=0.0,
-            ),
+            finish=None,
         ),
         Recipe(
             name="heron",
@@ -894,6 +884,16 @@ def learning_rate_factor(step: int, main: int, steps: int) -> float:
     return FINISH_PEAK * min((step - main + 1) / 20, (steps - step) / (steps - main))
 
 
+def main_steps(steps: int) -> int:
+    """Steps of the main part, of `steps` in all."""
+    return round(steps * MAIN_SHARE)
+
+
+def last_step(recipe: Recipe, steps: int) -> int:
+    """Where the training of a member ends: it may have a main part only."""
+    return main_steps(steps) if recipe.finish is None else steps
+
+
 class Trainer:
     """One member in training: model, optimisers, step count, checkpoint."""
 
@@ -918,9 +918,10 @@ class Trainer:
         else:
             self.tokenizer = build_tokenizer(recipe, self.folder, seed, tokenizer_scenes)
         self.model = build_model(recipe, self.tokenizer, seed)
-        self.main = round(steps * MAIN_SHARE)
+        self.main = main_steps(steps)
         self.packer = Packer(recipe, self.tokenizer, recipe.emphasis)
-        self.finisher = Packer(recipe, self.tokenizer, recipe.finish)
+        self.finisher = Packer(recipe, self.tokenizer, recipe.finish or recipe.emphasis)
+        self.last = last_step(recipe, steps)
         matrices = [p for p in self.model.model.layers.parameters() if p.ndim == 2]
         chosen = {id(p) for p in matrices}
         others = [p for p in self.model.parameters() if id(p) not in chosen]
@@ -1048,6 +1049,7 @@ def _train_one(args: argparse.Namespace, name: str, until: int) -> None:
     if args.resume:
         trainer.resume()
     losses: list[float] = []
+    until = min(until, trainer.last)
     while trainer.step < until:
         losses.append(trainer.train_step())
         if trainer.step % 10 == 0 or trainer.step == until:
@@ -1059,7 +1061,7 @@ def _train_one(args: argparse.Namespace, name: str, until: int) -> None:
         if args.check_every and trainer.step % args.check_every == 0:
             checked = {key: round(value, 3) for key, value in trainer.check().items()}
             _report({"member": name, "step": trainer.step, "heldout": checked})
-    if trainer.step == args.steps:
+    if trainer.step == trainer.last:
         trainer.export(args.out)
 
 
@@ -1120,7 +1122,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=here / "members", help="folder of the members")
     parser.add_argument("--work", type=Path, default=Path("embedded-training"), help="checkpoints")
     parser.add_argument("--members", nargs="+", choices=list(RECIPES), default=list(RECIPES))
-    parser.add_argument("--steps", type=int, default=DEFAULT_STEPS, help="steps per member")
+    parser.add_argument(
+        "--steps", type=int, default=DEFAULT_STEPS, help="steps per member, both parts"
+    )
     parser.add_argument("--seed", type=int, default=2026)
     parser.add_argument("--workers", type=int, default=2, help="members trained side by side")
     parser.add_argument("--threads", type=int, default=1, help="threads per member")
@@ -1149,7 +1153,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             (args.work / name / "checkpoint.pt").unlink(missing_ok=True)
     lanes = plan_lanes(args.members, args.steps, args.workers)
     bars = {
-        name: tqdm(total=args.steps, desc=name, position=position, unit="step")
+        name: tqdm(
+            total=last_step(RECIPES[name], args.steps), desc=name, position=position, unit="step"
+        )
         for position, name in enumerate(args.members)
     }
     failures: list[str] = []
