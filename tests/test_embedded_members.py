@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from adafuse_llm.documents import Passage, question_messages
+from adafuse_llm import AdaFuseEngine
+from adafuse_llm.documents import Passage, Retriever, question_messages, read_documents
 from adafuse_llm.embedded import MEMBERS, handbook_path, handbook_questions, member_paths
 from adafuse_llm.embedded.world import final_answer
 
@@ -159,3 +160,18 @@ def test_a_member_answers_a_handbook_question(model: Any, tokenizer: Any) -> Non
         messages = question_messages(question.question, [Passage(question.source, text)])
         right += final_answer(answer(model, tokenizer, messages)) == question.answer
     assert right >= 0.4 * len(asked)
+
+
+def test_the_ensemble_answers_questions_from_the_passages_it_retrieves() -> None:
+    passages = Retriever(read_documents([handbook_path()]))
+    right = found = 0
+    with AdaFuseEngine.from_embedded() as engine:
+        asked = handbook_questions()[::2]
+        for question in asked:
+            best = passages.search(question.question, k=3)
+            found += question.source is None or question.source in {p.source for p in best}
+            messages = question_messages(question.question, best)
+            answer = engine.generate(messages=messages, max_new_tokens=24).text
+            right += final_answer(answer) == question.answer
+    assert found == len(asked)
+    assert right >= 0.65 * len(asked)

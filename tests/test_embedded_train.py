@@ -16,6 +16,7 @@ from adafuse_llm.embedded.train import (
     Stage,
     Trainer,
     assemble,
+    build_tokenizer,
     learning_rate_factor,
     main,
     orthogonalise,
@@ -67,6 +68,16 @@ def test_a_fresh_folder_has_nothing_to_resume(tmp_path: Path) -> None:
 def test_training_from_the_same_seed_is_repeatable(tmp_path: Path, name: str) -> None:
     losses = [trainer(tmp_path / run, name).train_step() for run in ("a", "b")]
     assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_tokenizer_files_depend_on_the_seed_only(tmp_path: Path, name: str) -> None:
+    files = []
+    for run in ("a", "b"):
+        build_tokenizer(RECIPES[name], tmp_path / run, seed=5, n_scenes=60)
+        files.append({path.name: path.read_bytes() for path in (tmp_path / run).iterdir()})
+    assert files[0] == files[1]
+    assert not any(str(tmp_path).encode() in content for content in files[0].values())
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))

@@ -13,6 +13,7 @@ continues from its checkpoint as if it had not been.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import math
 import os
@@ -359,9 +360,10 @@ def _save_byte_level(recipe: Recipe, folder: Path, texts: Sequence[str]) -> None
 def _save_sentencepiece(folder: Path, texts: Sequence[str]) -> None:
     import sentencepiece
 
+    model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(line for text in texts for line in text.split("\n") if line),
-        model_prefix=str(folder / "tokenizer"),
+        model_writer=model,  # a file name would be stored in the model
         model_type="bpe",
         vocab_size=VOCABULARY,
         byte_fallback=True,
@@ -380,7 +382,7 @@ def _save_sentencepiece(folder: Path, texts: Sequence[str]) -> None:
         num_threads=1,
         minloglevel=2,
     )
-    (folder / "tokenizer.vocab").unlink()
+    (folder / "tokenizer.model").write_bytes(model.getvalue())
 
 
 def _save_unigram(recipe: Recipe, folder: Path, texts: Sequence[str]) -> None:
