@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from adafuse_llm.backends.base import Answer, Ask, Backend
+    from adafuse_llm.backends.base import Answer, Ask, Backend, Placed
     from adafuse_llm.backends.fake import FakeBackend
-    from adafuse_llm.config import AdaFuseConfig
+    from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
     from adafuse_llm.engine import AdaFuseEngine
     from adafuse_llm.errors import (
         AdaFuseError,
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from adafuse_llm.results import Candidate, Generation, Round, StreamEvent, Usage
 
 _HOMES = {
-    "backends.base": ("Answer", "Ask", "Backend"),
+    "backends.base": ("Answer", "Ask", "Backend", "Placed"),
     "backends.fake": ("FakeBackend",),
-    "config": ("AdaFuseConfig",),
+    "config": ("AdaFuseConfig", "RuntimeConfig"),
     "engine": ("AdaFuseEngine",),
     "errors": (
         "AdaFuseError",
@@ -76,6 +76,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [  # noqa: RUF022  one group per module, as in _HOMES
     "AdaFuseEngine",
     "AdaFuseConfig",
+    "RuntimeConfig",
     "MemberSpec",
     "Generation",
     "Round",
@@ -85,6 +86,7 @@ __all__ = [  # noqa: RUF022  one group per module, as in _HOMES
     "Backend",
     "Ask",
     "Answer",
+    "Placed",
     "FakeBackend",
     "AdaFuseError",
     "ContextWindowError",

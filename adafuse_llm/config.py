@@ -1,4 +1,4 @@
-"""Options of the decoding algorithm: one frozen model, valid by construction."""
+"""Options of decoding, and of how requests are run: frozen, valid by construction."""
 
 from __future__ import annotations
 
@@ -11,17 +11,52 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from adafuse_llm.errors import InvalidOptionError, nearest
 
 
-class AdaFuseConfig(BaseModel):
-    """Options of AdaFuse decoding (arXiv 2601.06022, §3 and §4.1).
+class _Options(BaseModel):
+    """A frozen set of options; what is wrong with one is said in one line."""
 
-    Frozen; change it by copy with :meth:`override`. Decoding is deterministic: there is no
-    temperature (0 is accepted and means just that).
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+    def __init__(self, **options: Any) -> None:
+        try:
+            super().__init__(**options)
+        except ValidationError as error:
+            raise InvalidOptionError(_explain(error, list(type(self).model_fields))) from None
+
+
+class RuntimeConfig(_Options):
+    """How an engine runs requests: what they cost, never what they return.
 
     Raises:
         InvalidOptionError: an option is unknown or out of range.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+    drafting: bool = Field(
+        default=True,
+        description="Evaluate likely continuations (other members' words, copies from the prompt) "
+        "in passes that are made anyway.",
+    )
+    max_requests: int = Field(
+        default=16,
+        ge=1,
+        description="Requests that are decoded at the same time; more wait their turn.",
+    )
+    cache_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most bytes of key/value cache that running requests hold on one device; a "
+        "request that does not fit waits. Default: half of what is free when it is first used.",
+    )
+
+
+class AdaFuseConfig(_Options):
+    """Options of AdaFuse decoding (arXiv 2601.06022, §3 and §4.1).
+
+    Change it by copy with :meth:`override`. Decoding is deterministic: there is no temperature
+    (0 is accepted and means just that).
+
+    Raises:
+        InvalidOptionError: an option is unknown or out of range.
+    """
 
     margin_threshold: float = Field(
         0.7,
@@ -58,10 +93,7 @@ class AdaFuseConfig(BaseModel):
                 f"temperature must be 0: AdaFuse decoding is deterministic; got {temperature!r}. "
                 "Leave it out."
             )
-        try:
-            super().__init__(**options)
-        except ValidationError as error:
-            raise InvalidOptionError(_explain(error)) from None
+        super().__init__(**options)
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -100,11 +132,10 @@ class AdaFuseConfig(BaseModel):
         return AdaFuseConfig(**{**self.model_dump(), **options})
 
 
-def _explain(error: ValidationError) -> str:
+def _explain(error: ValidationError, names: list[str]) -> str:
     """One line: option, what is allowed, what was given (the first problem found)."""
     problem = error.errors()[0]
     name = str(problem["loc"][0]) if problem["loc"] else "options"
-    names = list(AdaFuseConfig.model_fields)
     if problem["type"] == "extra_forbidden":
         return (
             f"unknown option {name!r}.{nearest(name, names)} The options are: {', '.join(names)}."

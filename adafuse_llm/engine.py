@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self
 
 from adafuse_llm.backends.base import Backend
-from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.errors import (
     ContextWindowError,
@@ -49,6 +49,7 @@ class AdaFuseEngine:
     Args:
         members: at least one backend, each with its own name.
         config: default options, which every call can override.
+        runtime: how requests are run; never changes what they return.
         on_round: called with every round of every request, where the caller consumes the events.
             An observer that raises is logged and does not disturb the decode.
 
@@ -62,6 +63,7 @@ class AdaFuseEngine:
         members: Sequence[Backend],
         config: AdaFuseConfig | None = None,
         *,
+        runtime: RuntimeConfig | None = None,
         on_round: RoundObserver | None = None,
     ) -> None:
         if isinstance(members, str) or not all(isinstance(each, Backend) for each in members):
@@ -81,7 +83,8 @@ class AdaFuseEngine:
         self.config = config or AdaFuseConfig()
         self._weights(self.config)
         self._on_round = on_round
-        self._scheduler = Scheduler()
+        self.runtime = runtime or RuntimeConfig()
+        self._scheduler = Scheduler(self.runtime)
 
     @classmethod
     def from_pretrained(
@@ -89,6 +92,7 @@ class AdaFuseEngine:
         members: Sequence[str | MemberSpec],
         *,
         config: AdaFuseConfig | None = None,
+        runtime: RuntimeConfig | None = None,
         dtype: str | torch.dtype = "auto",
         device_map: str | None = None,
         trust_remote_code: bool = False,
@@ -100,6 +104,7 @@ class AdaFuseEngine:
         Args:
             members: at least one; a `MemberSpec` sets more than the path.
             config: default options.
+            runtime: how requests are run.
             dtype: dtype of the weights, ``"auto"`` for the checkpoint's own.
             device_map: passed to accelerate; with ``"auto"``, free memory is divided among the
                 members in proportion to their sizes.
@@ -123,17 +128,21 @@ class AdaFuseEngine:
         config = config or AdaFuseConfig()
         if config.weights is None and weights is not None:
             config = config.override({"weights": weights})
-        return cls(loaded, config, on_round=on_round)
+        return cls(loaded, config, runtime=runtime, on_round=on_round)
 
     @classmethod
     def from_embedded(
-        cls, *, config: AdaFuseConfig | None = None, on_round: RoundObserver | None = None
+        cls,
+        *,
+        config: AdaFuseConfig | None = None,
+        runtime: RuntimeConfig | None = None,
+        on_round: RoundObserver | None = None,
     ) -> AdaFuseEngine:
         """The three small models that ship with this package, for trying out and for tests."""
         from adafuse_llm.embedded import member_paths
 
         paths = [str(path) for path in member_paths()]
-        return cls.from_pretrained(paths, config=config, on_round=on_round)
+        return cls.from_pretrained(paths, config=config, runtime=runtime, on_round=on_round)
 
     @property
     def backends(self) -> tuple[Backend, ...]:

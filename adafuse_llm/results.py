@@ -68,12 +68,15 @@ class Usage(_Result):
         completion_tokens: tokens of the committed response in the member's vocabulary.
         forward_passes: forward passes of the member's model that served this request.
         tokens_processed: tokens that went through those passes, the prompt's included.
+        cached_tokens: tokens of the prompt that needed no pass, as an earlier request began with
+            the same.
     """
 
     prompt_tokens: dict[str, int]
     completion_tokens: dict[str, int]
     forward_passes: dict[str, int]
     tokens_processed: dict[str, int]
+    cached_tokens: dict[str, int]
 
 
 class Generation(_Result):

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from adafuse_llm.backends.base import Backend
-from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
 from adafuse_llm.decoding.member import Asking, Member
 from adafuse_llm.decoding.rounds import decode, summarise
 from adafuse_llm.errors import (
@@ -33,9 +33,6 @@ logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 5.0
 """How long the worker thread waits for another request before it ends."""
-
-MAX_ACTIVE = 16
-"""Requests that are decoded at the same time; more wait their turn."""
 
 EXIT_SECONDS = 30.0
 """How long the interpreter waits at exit for a forward pass to finish."""
@@ -54,6 +51,7 @@ class Request:
 
     Attributes:
         abandoned: set when nobody waits for the result any more.
+        asking: what it waits for; it goes on when this is empty.
     """
 
     def __init__(
@@ -67,7 +65,7 @@ class Request:
         self.transcript = transcript
         self.cancel = cancel
         self.abandoned = threading.Event()
-        self.asking: Asking | None = None
+        self.asking: list[Asking] = []
         self._rounds: list[Round] = []
         self._steps = decode(self.members, config, transcript, self._rounds)
 
@@ -87,8 +85,8 @@ class Request:
                 deliver(self._cancelled())
                 return False
             for step in self._steps:
-                if isinstance(step, Asking):
-                    self.asking = step
+                if isinstance(step, tuple):
+                    self.asking = list(step)
                     return True
                 deliver(step)
         except BaseException as error:  # whatever broke this request must not break the others
@@ -120,7 +118,8 @@ def _close_all() -> None:
 class Scheduler:
     """Runs requests on one worker thread, which starts with the first and ends when idle."""
 
-    def __init__(self) -> None:
+    def __init__(self, runtime: RuntimeConfig) -> None:
+        self._runtime = runtime
         self._changed = threading.Condition()
         self._arrived: deque[tuple[Request, Outbox]] = deque()
         self._worker: threading.Thread | None = None
@@ -160,8 +159,8 @@ class Scheduler:
         active: dict[Request, Outbox] = {}
         try:
             while self._admit(active):
-                if asking := [request for request in active if request.asking is not None]:
-                    self._evaluate(asking, active)
+                if active:
+                    self._evaluate(active)
         except BaseException as error:  # a defect of this module; nobody may wait forever
             logger.exception("the scheduler failed")
             with self._changed:
@@ -180,7 +179,7 @@ class Scheduler:
                 if not self._changed.wait(IDLE_SECONDS):
                     break
             closed = self._closed
-            room = len(self._arrived) if closed else MAX_ACTIVE - len(active)
+            room = len(self._arrived) if closed else self._runtime.max_requests - len(active)
             arrived = [self._arrived.popleft() for _ in range(min(room, len(self._arrived)))]
             if not active and not arrived:
                 self._worker = None
@@ -192,20 +191,27 @@ class Scheduler:
             self._resume(request, active)
         return True
 
-    def _evaluate(self, asking: Sequence[Request], active: dict[Request, Outbox]) -> None:
+    def _evaluate(self, active: dict[Request, Outbox]) -> None:
         """Evaluate all that is asked of the member that the first request waits for."""
-        backend = _backend(asking[0])
-        group = []
-        for request in asking:
+        for request in list(active):
             if request.is_over:
                 self._resume(request, active)
-            elif _backend(request) is backend:
-                group.append(request)
-        for request, error in zip(group, _answer(backend, group), strict=True):
-            if error is None:
-                self._resume(request, active)
-            else:
+        backend = next((each.asking[0].member.backend for each in active), None)
+        if backend is None:
+            return
+        group = [
+            (request, asking)
+            for request in active
+            for asking in request.asking
+            if asking.member.backend is backend
+        ]
+        answers = _answer(backend, [asking for _, asking in group])
+        for (request, asking), error in zip(group, answers, strict=True):
+            request.asking.remove(asking)
+            if error is not None:
                 self._finish(request, active, error)
+            elif not request.asking:
+                self._resume(request, active)
 
     def _resume(self, request: Request, active: dict[Request, Outbox]) -> None:
         if not request.resume(active[request]):
@@ -232,19 +238,11 @@ def _release(member: Member) -> None:
         logger.exception("member %r failed to release a request", member.name)
 
 
-def _backend(request: Request) -> Backend:
-    assert request.asking is not None
-    return request.asking.member.backend
+def _answer(backend: Backend, asking: Sequence[Asking]) -> list[AdaFuseError | None]:
+    """Have a backend answer what is asked of it; an error or None for each.
 
-
-def _answer(backend: Backend, group: Sequence[Request]) -> list[AdaFuseError | None]:
-    """Have a backend answer what each request asks of it; an error or None per request.
-
-    If a shared evaluation fails, each request is evaluated alone, so that only those at fault fail.
+    If a shared evaluation fails, each is evaluated alone, so that only those at fault fail.
     """
-    if not group:
-        return []
-    asking = [request.asking for request in group if request.asking is not None]
     failure: BaseException | None = None
     try:
         answers = backend.evaluate([each.ask for each in asking])
@@ -254,11 +252,9 @@ def _answer(backend: Backend, group: Sequence[Request]) -> list[AdaFuseError | N
         traceback.clear_frames(error.__traceback__)  # they hold the tensors of the pass
         failure = error
     if failure is None:
-        for request in group:
-            request.asking = None
-        return [None] * len(group)
-    if len(group) > 1:
-        return [_answer(backend, [request])[0] for request in group]
+        return [None] * len(asking)
+    if len(asking) > 1:
+        return [_answer(backend, [each])[0] for each in asking]
     return [_member_error(backend.name, failure)]
 
 

@@ -231,6 +231,7 @@ def test_the_json_of_a_real_decode_has_no_nan_and_reads_back() -> None:
         "completion_tokens",
         "forward_passes",
         "tokens_processed",
+        "cached_tokens",
     }
     assert all(
         set(counts) == set(engine(Recipe()).members) | {"gpt2-unknowns-3"}

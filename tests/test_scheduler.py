@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine, FakeBackend, InvalidInputError, MemberError, scheduler
+from adafuse_llm import AdaFuseEngine, FakeBackend, InvalidInputError, MemberError, RuntimeConfig
 from adafuse_llm.backends.fake import END
 
 
@@ -17,8 +17,7 @@ def counting(text: str) -> dict[str, float]:
     return {" .": 0.9, END: 0.1}
 
 
-def test_no_more_requests_run_at_once_than_there_are_places(monkeypatch):
-    monkeypatch.setattr(scheduler, "MAX_ACTIVE", 3)
+def test_no_more_requests_run_at_once_than_there_are_places():
     live: set[int] = set()
     most = 0
 
@@ -32,7 +31,9 @@ def test_no_more_requests_run_at_once_than_there_are_places(monkeypatch):
         def release(self, tree):
             live.discard(id(tree))
 
-    with AdaFuseEngine([Watched("dots", counting)]) as engine:
+    with AdaFuseEngine(
+        [Watched("dots", counting)], runtime=RuntimeConfig(max_requests=3)
+    ) as engine:
         results = engine.generate_batch([f"{n}:" for n in range(12)], max_new_tokens=5)
     assert [result.text.count(".") for result in results] == [6] * 12
     assert most == 3

@@ -37,12 +37,15 @@ class Answer:
         logprobs: natural log per node of ``Ask.score``, in order; may be minus infinity.
         passes: forward passes that this ask took part in.
         tokens: tokens that were processed for it.
+        reused: tokens of the prompt that were not processed, as the backend had kept them from
+            another request.
     """
 
     next: tuple[Next, ...]
     logprobs: tuple[float, ...]
     passes: int
     tokens: int
+    reused: int = 0
 
 
 @runtime_checkable
@@ -92,4 +95,27 @@ class Backend(Protocol):
 
     def release(self, tree: TokenTree) -> None:
         """The request is over: free what ``tree.memory`` holds."""
+        ...
+
+
+@runtime_checkable
+class Placed(Protocol):
+    """What a backend may tell besides, so that an engine can plan with it.
+
+    Members on different devices run at the same time, and requests wait while there is no memory
+    for what they would keep. Of a backend that tells nothing an engine assumes that it shares one
+    device with all others of that kind, and that it keeps nothing.
+    """
+
+    @property
+    def device(self) -> str:
+        """Where the member runs, such as ``"cpu"`` or ``"cuda:0"``."""
+        ...
+
+    def cache_bytes(self, tokens: int) -> int:
+        """Bytes kept for a request while its sequences have up to `tokens` tokens."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Bytes of the device's memory that are free."""
         ...

@@ -6,11 +6,14 @@ import math
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from adafuse_llm.backends.base import Answer, Ask, Backend
 from adafuse_llm.errors import MemberError
 from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.tree import Next, Node, TokenTree
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,32 @@ class Asking:
 
     member: Member
     ask: Ask
+
+
+Steps = Generator[tuple[Asking, ...], None, T]
+"""A computation that asks members, several of them at a time, and is resumed once the trees hold
+all the answers."""
+
+
+def together(steps: Sequence[Steps[T]]) -> Steps[list[T]]:
+    """Run computations side by side: what they ask at the same time is asked at once.
+
+    Returns:
+        Their results, in order.
+    """
+    results: dict[int, T] = {}
+    running = dict(enumerate(steps))
+    while running:
+        asked: list[Asking] = []
+        for index, step in list(running.items()):
+            try:
+                asked += next(step)
+            except StopIteration as done:
+                results[index] = done.value
+                del running[index]
+        if asked:
+            yield tuple(asked)
+    return [results[index] for index in range(len(steps))]
 
 
 class Member:
@@ -32,6 +61,7 @@ class Member:
 
     Attributes:
         passes, tokens: what the request has cost this member so far.
+        reused: tokens of the prompt that cost nothing.
     """
 
     def __init__(self, backend: Backend, prompt: Sequence[int], top: int, weight: float) -> None:
@@ -45,6 +75,7 @@ class Member:
         self.prompt_tokens = len(self.tree.ids)
         self.passes = 0
         self.tokens = 0
+        self.reused = 0
         self._top = top
         self._texts: dict[Node, str] = {}
 
@@ -79,12 +110,12 @@ class Member:
             return None
         return self.tree.grow(tokens), exact
 
-    def evaluate(self, nodes: Iterable[Node]) -> Generator[Asking, None, None]:
+    def evaluate(self, nodes: Iterable[Node]) -> Steps[None]:
         """Have `nodes` evaluated, and scored where their log-probability is not known."""
         wanted = [node for node in dict.fromkeys(nodes) if node.next is None]
         unknown = [node for node in wanted if node.parent is not None and node.logprob is None]
         if wanted:
-            yield Asking(self, Ask(self.tree, tuple(wanted), tuple(unknown), self._top))
+            yield (Asking(self, Ask(self.tree, tuple(wanted), tuple(unknown), self._top)),)
 
     def learn(self, ask: Ask, answer: Answer) -> None:
         """Write an answer into the tree.
@@ -101,6 +132,7 @@ class Member:
             node.logprob = logprob
         self.passes += answer.passes
         self.tokens += answer.tokens
+        self.reused += answer.reused
 
     def next(self, node: Node) -> Next:
         """The distribution after an evaluated node."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from adafuse_llm.config import AdaFuseConfig
-from adafuse_llm.decoding.member import Asking, Member
+from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.text import words
 from adafuse_llm.tree import Node
 
@@ -32,7 +32,7 @@ class Proposal:
     margins: tuple[float, ...]
 
 
-def propose(member: Member, config: AdaFuseConfig) -> Generator[Asking, None, Proposal]:
+def propose(member: Member, config: AdaFuseConfig) -> Steps[Proposal]:
     """Up to M words while confident; at the first unsure word, B alternatives for it.
 
     Confident means Δ >= τ at the start of the word (equation 1). Branches start with the B
@@ -54,9 +54,7 @@ def propose(member: Member, config: AdaFuseConfig) -> Generator[Asking, None, Pr
     return Proposal((Span(end, stops=False),), tuple(margins))
 
 
-def _branch(
-    member: Member, start: Node, branches: int, config: AdaFuseConfig
-) -> Generator[Asking, None, list[Span]]:
+def _branch(member: Member, start: Node, branches: int, config: AdaFuseConfig) -> Steps[list[Span]]:
     """The span up to `start`, continued by one word per likeliest token."""
     tokens = member.next(start).tokens[:branches]
     first = {
@@ -72,7 +70,7 @@ def _branch(
 
 def _finish_words(
     member: Member, start: Node, firsts: Sequence[Node], config: AdaFuseConfig
-) -> Generator[Asking, None, list[Node]]:
+) -> Steps[list[Node]]:
     """Grow one word from each first token, all in the same passes; returns their last nodes."""
     ends = list(firsts)
     growing = list(range(len(ends)))

@@ -10,7 +10,7 @@ from math import isfinite
 
 from adafuse_llm import results
 from adafuse_llm.config import AdaFuseConfig
-from adafuse_llm.decoding.member import Asking, Member
+from adafuse_llm.decoding.member import Asking, Member, Steps, together
 from adafuse_llm.decoding.propose import propose
 from adafuse_llm.decoding.score import Candidate, Pool, fuse
 from adafuse_llm.errors import DecodingError
@@ -31,7 +31,7 @@ class Outcome:
 
 def play_round(
     members: Sequence[Member], config: AdaFuseConfig, *, first_word: bool
-) -> Generator[Asking, None, Outcome]:
+) -> Steps[Outcome]:
     """One round of Algorithm 1: propose, pool, score, choose, commit.
 
     Raises:
@@ -46,8 +46,7 @@ def play_round(
         proposal = yield from propose(member, config)
         pool.add(member, proposal)
         margins[member.name] = proposal.margins
-    for member in members:
-        yield from pool.read(member)
+    yield from together([pool.read(member) for member in members])
     scored = [score(candidate, members) for candidate in pool.candidates]
     winner = choose(scored)
     for member, end in pool.candidates[winner].ends.items():
@@ -61,7 +60,7 @@ def decode(
     config: AdaFuseConfig,
     transcript: Transcript,
     rounds: list[Round],
-) -> Generator[Asking | StreamEvent, None, None]:
+) -> Generator[tuple[Asking, ...] | StreamEvent, None, None]:
     """Rounds until the response ends; one event per committed span.
 
     Args:
@@ -134,6 +133,7 @@ def summarise(
         completion_tokens={member.name: member.response_tokens for member in members},
         forward_passes={member.name: member.passes for member in members},
         tokens_processed={member.name: member.tokens for member in members},
+        cached_tokens={member.name: member.reused for member in members},
     )
     return Generation(text=transcript.text, rounds=tuple(rounds), finish_reason=finish, usage=usage)
 

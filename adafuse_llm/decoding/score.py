@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
-from adafuse_llm.decoding.member import Asking, Member
+from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import Proposal
 from adafuse_llm.text.words import leading_space
 from adafuse_llm.tree import Node
@@ -76,7 +76,7 @@ class Pool:
                 candidate.ends[member] = span.node
                 candidate.exact.add(member)
 
-    def read(self, member: Member) -> Generator[Asking, None, None]:
+    def read(self, member: Member) -> Steps[None]:
         """Have a member evaluate every candidate of the pool, in one pass.
 
         Done before the member proposes, this is drafting: where it would have said the same, its
