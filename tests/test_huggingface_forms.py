@@ -9,7 +9,7 @@ from models import Recipe, backend, engine, model, tokenizer
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Ask, UnsupportedModelError
 from adafuse_llm.backends.huggingface import HuggingFaceBackend, forms
-from adafuse_llm.backends.huggingface.backend import _likeliest
+from adafuse_llm.backends.huggingface.memory import likeliest
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.tree import TokenTree
 
@@ -19,6 +19,7 @@ PROMPT = "The ferry to Orrin leaves at nine. It carries twelve people and the po
 @pytest.mark.parametrize("arch", ["llama", "mistral", "gemma2", "gpt2"])
 def test_a_prompt_in_chunks_gives_the_same_numbers(arch, monkeypatch):
     monkeypatch.setattr(forms, "PREFILL_TOKENS", 7)
+    backend(Recipe(arch)).clear_prefix_cache()
     generation = check([Recipe(arch)], PROMPT, max_new_tokens=12, margin_threshold=0.2)
     prompt_tokens = next(iter(generation.usage.prompt_tokens.values()))
     assert next(iter(generation.usage.forward_passes.values())) > prompt_tokens // 7
@@ -26,6 +27,7 @@ def test_a_prompt_in_chunks_gives_the_same_numbers(arch, monkeypatch):
 
 def test_every_prompt_token_is_processed_once():
     recipe = Recipe("llama")
+    backend(recipe).clear_prefix_cache()
     generation = engine(recipe).generate(PROMPT, max_new_tokens=1, branching_factor=1, max_words=1)
     usage = generation.usage
     prompt, done = usage.prompt_tokens[recipe.name], usage.tokens_processed[recipe.name]
@@ -39,12 +41,12 @@ def test_dead_rows_never_exceed_a_quarter_of_the_buffer_after_a_commit():
         def reroot(self):
             super().reroot()
             alive = int(self._trunk.sum()) + len({r for ln in self._lines.values() for r in ln})
-            assert self._cache.rows == len(self._trunk) == len(self._positions)
-            assert 4 * (self._cache.rows - alive) <= self._cache.rows
-            seen.append(self._cache.rows)
+            assert self.cache.rows == len(self._trunk) == len(self._positions)
+            assert 4 * (self.cache.rows - alive) <= self.cache.rows
+            seen.append(self.cache.rows)
 
     member = HuggingFaceBackend(model(Recipe("llama")), tokenizer("bytelevel"), "watched")
-    member._new_form = lambda tree, form: Watched(member._decoder, member._attention, tree)
+    member._new_form = lambda tree, form, rows=None: Watched(tree, chunked=True, cache=rows)
     config = AdaFuseConfig(margin_threshold=1, max_new_tokens=120, branching_factor=5)
     generation = AdaFuseEngine([member], config).generate("The ferry")
     assert len(seen) >= 20
@@ -58,12 +60,20 @@ def test_ties_go_to_the_lower_token_id():
     logits = torch.tensor(
         [[0.0, 3.0, 1.0, 3.0, 3.0, 2.0], [5.0, 4.0, 4.0, 4.0, 4.0, 4.0], [1.0, 1.0, 2.0, 0, 0, 0]]
     )
-    values, tokens = _likeliest(logits, 3)
+    values, tokens, tied = likeliest(logits, 3)
+    assert tied[:, 0].tolist() == [False, True, False]
+    values, tokens, _ = likeliest(logits, 3, by_sorting=True)
     assert tokens.tolist() == [[1, 3, 4], [0, 1, 2], [2, 0, 1]]
     assert values.tolist() == [[3.0, 3.0, 3.0], [5.0, 4.0, 4.0], [2.0, 1.0, 1.0]]
-    random = torch.randint(0, 4, (200, 37)).float()
-    for row, ids in zip(random.tolist(), _likeliest(random, 5)[1].tolist(), strict=True):
-        assert ids == sorted(range(37), key=lambda i: (-row[i], i))[:5]
+    random = torch.randint(0, 40, (200, 37)).float()
+    _, found, tied = likeliest(random, 5)
+    _, resolved, _ = likeliest(random, 5, by_sorting=True)
+    assert 0 < int(tied.sum()) < 200
+    rows = zip(random.tolist(), found.tolist(), resolved.tolist(), tied[:, 0].tolist(), strict=True)
+    for row, fast, sure, unsure in rows:
+        expected = sorted(range(37), key=lambda i: (-row[i], i))[:5]
+        assert sure == expected
+        assert unsure or fast == expected
 
 
 def test_a_path_member_recomputes_a_state_it_gave_away():
@@ -146,7 +156,7 @@ def test_longrope_positions_change_over_for_all_tokens_at_once(monkeypatch):
             tree = TokenTree([(5 * i + 1) % 60 for i in range(length)])
             for step in range(8):
                 (answer,) = member.evaluate([Ask(tree, (tree.root,), (), 2)])
-                plain = member._plain(tree.ids).detach().log_softmax(-1)[0]
+                plain = member._plain(tree.ids).detach().log_softmax(-1)
                 assert answer.next[0].logprobs[0] == pytest.approx(float(plain.max()), abs=1e-9)
                 tree.commit(tree.grow([(7 * step + 2) % 60]))
 
@@ -168,7 +178,7 @@ def test_an_ask_that_failed_halfway_can_be_asked_again(monkeypatch):
             member.evaluate([ask])
     (answer,) = member.evaluate([ask])
     for summary, tokens in zip(answer.next, ([5], [5, 6]), strict=True):
-        plain = member._plain([*prompt, *tokens])[0]
+        plain = member._plain([*prompt, *tokens])
         assert summary.tokens[0] == int(plain.argmax())
 
 

@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from adafuse_llm.backends.base import Answer, Ask
-from adafuse_llm.backends.huggingface.forms import Attention, Decoder, Form, PathForm, TreeForm
+from adafuse_llm.backends.huggingface.forms import (
+    PREFILL_TOKENS,
+    Attention,
+    Decoder,
+    PackedPasses,
+    PathForm,
+    SinglePasses,
+    TreeForm,
+)
+from adafuse_llm.backends.huggingface.kv import RowCache
+from adafuse_llm.backends.huggingface.memory import Logits, Memory, read
+from adafuse_llm.backends.huggingface.packing import Piece
+from adafuse_llm.backends.huggingface.prefix import PrefixCache
 from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError
 from adafuse_llm.text.codec import TokenizerCodec
-from adafuse_llm.tree import Next, Node, TokenTree
+from adafuse_llm.tree import Node, TokenTree
 
 FORMS = ("auto", "tree", "path")
+
+PREFIX_CACHE_BYTES = 256 * 2**20
+"""Key/value rows of finished requests that a member keeps unless told otherwise."""
+
+PATH_STATES = 8
+"""States that the path form is taken to hold at a time: the trunk's, and one per branch."""
 
 TRIAL_TOKENS, TRIAL_DEPTH = 9, 3
 """Longest sequence on which a model is tried, and how many of its tokens are beyond the prompt."""
@@ -34,24 +53,40 @@ class HuggingFaceBackend:
     """A transformers model and its tokenizer as one member. Neither is changed.
 
     The model is tried on a few tokens first: if tree attention gives the numbers of plain forward
-    passes, the tree form is used, else the path-by-path form.
+    passes, the tree form is used, else the path-by-path form. Requests share forward passes where
+    the model's attention is PyTorch's (``attn_implementation="sdpa"``).
 
     Args:
         model: a causal language model (``AutoModelForCausalLM``), in evaluation mode.
         tokenizer: its tokenizer.
         name: the member's name.
         form: ``"tree"`` or ``"path"`` to insist on one form.
+        prefix_cache_bytes: most bytes of key/value rows that are kept of finished requests, for
+            those that begin with the same tokens; 0 to keep none.
 
     Attributes:
         form: ``"tree"`` or ``"path"``, whichever serves.
+        shares_passes: whether requests share forward passes.
 
     Raises:
         UnsupportedModelError: the model gives right numbers in no form, with the reason.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, name: str, *, form: str = "auto") -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        name: str,
+        *,
+        form: str = "auto",
+        prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
+    ) -> None:
         if form not in FORMS:
             raise InvalidOptionError(f"form must be one of {', '.join(FORMS)}; got {form!r}")
+        if prefix_cache_bytes < 0:
+            raise InvalidOptionError(
+                f"prefix_cache_bytes must be 0 or more; got {prefix_cache_bytes}"
+            )
         if getattr(model.config, "is_encoder_decoder", False):
             raise UnsupportedModelError(
                 f"member {name!r} is an encoder-decoder model ({model.config.model_type}); "
@@ -69,9 +104,13 @@ class HuggingFaceBackend:
         self._end_ids = _end_ids(model, tokenizer)
         self._context_window = _context_window(model)
         self._decoder = Decoder(model)
-        self._attention = _tree_attention(model, self._decoder.device)
+        self._passes: PackedPasses | SinglePasses | None = None
+        self._row_bytes = 0
         self._lock = threading.Lock()  # for engines that share this member
+        self._running: weakref.WeakSet[Memory] = weakref.WeakSet()
+        self._prefixes = PrefixCache(prefix_cache_bytes)
         self.form = self._choose_form(form)
+        self.shares_passes = isinstance(self._passes, PackedPasses)
 
     @property
     def codec(self) -> TokenizerCodec:
@@ -85,49 +124,140 @@ class HuggingFaceBackend:
     def context_window(self) -> int | None:
         return self._context_window
 
+    @property
+    def device(self) -> str:
+        return str(self._decoder.device)
+
+    def cache_bytes(self, tokens: int) -> int:
+        """Buffers grow by doubling, so up to twice the rows; a path member keeps several states."""
+        return tokens * self._row_bytes * (2 if self.form == "tree" else PATH_STATES)
+
+    def free_bytes(self) -> int:
+        from accelerate.utils import get_max_memory
+
+        device = self._decoder.device
+        free = get_max_memory()
+        return int(free.get(device.type, free.get(device.index or 0, 0)))
+
     @torch.inference_mode()
     def evaluate(self, asks: Sequence[Ask]) -> list[Answer]:
         with self._lock:
-            return [self._answer(ask) for ask in asks]
+            try:
+                return self._in_turn(asks)
+            except BaseException:
+                for ask in asks:
+                    ask.tree.memory = None  # half written: start over if asked again
+                raise
 
     def release(self, tree: TokenTree) -> None:
-        tree.memory = None
+        with self._lock:
+            memory, tree.memory = tree.memory, None
+            if isinstance(memory, Memory) and isinstance(memory.form, TreeForm):
+                self._prefixes.add(tree.ids, memory.form)
 
-    def _answer(self, ask: Ask) -> Answer:
-        tree = ask.tree
+    def clear_prefix_cache(self) -> None:
+        """Forget the rows of finished requests, as after a change of the model's weights."""
+        with self._lock:
+            self._prefixes.clear()
+
+    def _in_turn(self, asks: Sequence[Ask]) -> list[Answer]:
+        """Answer asks, but those of new requests that begin like another's only after that one."""
+        answers: dict[int, Answer] = {}
+        waiting = dict(enumerate(asks))
+        while waiting:
+            new = {i: ask.tree.ids for i, ask in waiting.items() if ask.tree.memory is None}
+            late = self._prefixes.late(new) if self.form == "tree" else ()
+            ready = {i: ask for i, ask in waiting.items() if i not in late}
+            answers.update(zip(ready, self._answer(list(ready.values())), strict=True))
+            waiting = {i: ask for i, ask in waiting.items() if i in late}
+        return [answers[i] for i in range(len(asks))]
+
+    def _answer(self, asks: Sequence[Ask]) -> list[Answer]:
+        memories = [self._memory(ask.tree) for ask in asks]
+        missing = []
+        for ask, memory in zip(asks, memories, strict=True):
+            memory.follow()
+            nodes = memory.missing(ask)
+            if memory.edge is not None and any(node.length > memory.edge for node in nodes):
+                memory.restart(self._new_form(ask.tree, self.form))
+                nodes = memory.missing(ask)
+            missing.append(nodes)
+        self._advance(memories, missing)
+        return read(asks, memories, self._decoder, sorted(self._end_ids))
+
+    def _memory(self, tree: TokenTree) -> Memory:
+        """What is kept of a request; at first, the rows of what it shares with others."""
         if tree.memory is None:
-            tree.memory = _Memory(
-                tree, lambda: self._new_form(tree, self.form), self._decoder, self._end_ids
-            )
-        assert isinstance(tree.memory, _Memory)
-        try:
-            return tree.memory.answer(ask)
-        except BaseException:
-            tree.memory = None  # its cache may be half written: start over if asked again
-            raise
+            rows = None
+            if self.form == "tree" and self._decoder.shares_prefixes(len(tree.ids)):
+                running = [
+                    (m.tree.ids, m.form) for m in self._running if isinstance(m.form, TreeForm)
+                ]
+                rows = self._prefixes.longest(tree.ids, running)
+            form = self._new_form(tree, self.form, rows)
+            memory = Memory(tree, form, self._decoder.rope_edge, rows.rows if rows else 0)
+            self._running.add(memory)
+            tree.memory = memory
+        assert isinstance(tree.memory, Memory)
+        return tree.memory
 
-    def _new_form(self, tree: TokenTree, form: str) -> Form:
+    def _advance(self, memories: Sequence[Memory], missing: Sequence[Sequence[Node]]) -> None:
+        """Evaluate missing nodes, those of all tree forms in the same passes."""
+        plans: list[tuple[Memory, list[Piece]]] = []
+        for memory, nodes in zip(memories, missing, strict=True):
+            if not nodes:
+                continue
+            if isinstance(memory.form, TreeForm):
+                plans.append((memory, memory.form.plan(nodes)))
+            else:
+                passes, tokens = memory.form.passes, memory.form.tokens
+                memory.learn(nodes, Logits(memory.form.extend(nodes)), 0)
+                memory.passes += memory.form.passes - passes
+                memory.tokens += memory.form.tokens - tokens
+        for batch in _batches(plans, alone=not isinstance(self._passes, PackedPasses)):
+            assert self._passes is not None
+            logits = Logits(self._passes.run([piece for _, piece in batch]))
+            row = 0
+            for memory, piece in batch:
+                memory.learn(piece.nodes, logits, row)
+                row += len(piece.nodes)
+                memory.passes += 1
+                memory.tokens += len(piece.tokens)
+
+    def _new_form(
+        self, tree: TokenTree, form: str, rows: RowCache | None = None
+    ) -> TreeForm | PathForm:
         if form == "tree":
-            assert self._attention is not None
-            return TreeForm(self._decoder, self._attention, tree)
+            return TreeForm(tree, chunked=self._decoder.takes_chunks(len(tree.ids)), cache=rows)
         return PathForm(self._decoder, tree)
 
     def _choose_form(self, wanted: str) -> str:
-        reasons = []
-        for form in ("tree", "path") if wanted == "auto" else (wanted,):
+        """The first form whose numbers are right; sets how it is run."""
+        attention = _tree_attention(self.model, self._decoder.device)
+        ways: list[tuple[str, PackedPasses | SinglePasses | None]] = []
+        if attention is not None and not attention.additive and self._decoder.packs:
+            ways.append(("tree", PackedPasses(self._decoder, attention)))
+        if attention is not None:
+            ways.append(("tree", SinglePasses(self._decoder, attention)))
+        reasons = {} if ways else {"tree": "its layers or its attention take no tree mask"}
+        for form, passes in (*ways, ("path", None)):
+            if wanted not in ("auto", form):
+                continue
+            self._passes = passes
             reason = self._try_form(form)
             if reason is None:
                 return form
-            reasons.append(f"{form} form: {reason}")
+            reasons[form] = reason
+        explained = "; ".join(
+            f"{form} form: {reason}" for form, reason in reasons.items() if wanted in ("auto", form)
+        )
         raise UnsupportedModelError(
             f"member {self.name!r} ({self.model.config.model_type}) cannot take part in an "
-            f"ensemble: {'; '.join(reasons)}"
+            f"ensemble: {explained}"
         )
 
     def _try_form(self, form: str) -> str | None:
         """The reason why a form does not serve, or None."""
-        if form == "tree" and self._attention is None:
-            return "its layers or its attention implementation take no tree mask"
         if form == "path" and self._decoder.cache_name is None:
             return "it keeps no cache"
         room = min(self._context_window or TRIAL_TOKENS, TRIAL_TOKENS) - TRIAL_DEPTH
@@ -143,134 +273,66 @@ class HuggingFaceBackend:
 
     @torch.inference_mode()
     def _trial(self, form: str, room: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Evaluate a small tree, commit and go on: logits of the form, and of plain forward
-        passes over the same sequences.
+        """Evaluate two small trees side by side, commit and go on: logits of the form, and of
+        plain forward passes over the same sequences.
         """
-        vocabulary = self.model.get_input_embeddings().weight.shape[0]
-        tree = TokenTree([(7 * i + 3) % vocabulary for i in range(room)])
-        left, right = (tree.grow([(11 * i + j) % vocabulary for j in range(2)]) for i in (1, 2))
-        nodes = [tree.root, *tree.path(left), *tree.path(right)]
-        expected = [self._plain([*tree.ids, *tree.tokens(node)]) for node in nodes]
-        state = self._new_form(tree, form)
-        logits = [state.extend(nodes[:1]), state.extend(nodes[1:])]
-        tree.commit(nodes[1])
-        state.reroot()
-        deeper = tree.child(left, 5 % vocabulary)
-        expected.append(self._plain([*tree.ids, *tree.tokens(deeper)]))
-        logits.append(state.extend([deeper]))
-        return torch.cat(logits), torch.cat(expected)
+        vocabulary = self._decoder.vocabulary
+        lengths = (room, max(1, room - 2))
+        trees = [TokenTree([(7 * i + n) % vocabulary for i in range(n)]) for n in lengths]
+        memories = [Memory(tree, self._new_form(tree, form), None) for tree in trees]
+        found, expected = [], []
+
+        def check(nodes: Sequence[Sequence[Node]]) -> None:
+            self._advance(memories, nodes)
+            for memory, own in zip(memories, nodes, strict=True):
+                for node in own:
+                    logits, row = memory.rows[node]
+                    found.append(logits.values[row])
+                    expected.append(self._plain([*memory.tree.ids, *memory.tree.tokens(node)]))
+
+        check([[tree.root] for tree in trees])
+        forks = [
+            [tree.grow([(11 * i + j) % vocabulary for j in range(2)]) for i in (1, 2)]
+            for tree in trees
+        ]
+        check(
+            [[*t.path(left), *t.path(right)] for t, (left, right) in zip(trees, forks, strict=True)]
+        )
+        for tree, (left, _) in zip(trees, forks, strict=True):
+            tree.commit(tree.path(left)[0])
+        for memory in memories:
+            memory.follow()
+        check([[t.child(left, 5 % vocabulary)] for t, (left, _) in zip(trees, forks, strict=True)])
+        self._row_bytes = memories[0].form.row_bytes
+        return torch.stack(found), torch.stack(expected)
 
     def _plain(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Logits after `tokens` from a forward pass without any cache, [1, v]."""
+        """Logits after `tokens` from a forward pass without any cache, [v]."""
         ids = torch.tensor([list(tokens)], device=self._decoder.device)
         output = self.model(input_ids=ids, use_cache=False, return_dict=True)
-        logits: torch.Tensor = output.logits[0, -1:]
+        logits: torch.Tensor = output.logits[0, -1]
         return logits if logits.dtype == torch.float64 else logits.float()
 
 
-class _Memory:
-    """What a member keeps of one request: a form's state, and the logits of live nodes.
-
-    Logits are kept for nodes of the tree only, as children may be asked for in a later pass.
+def _batches(
+    plans: Sequence[tuple[Memory, Sequence[Piece]]], *, alone: bool
+) -> Iterator[list[tuple[Memory, Piece]]]:
+    """Pieces that go into one pass: the first of every plan, then the second, and so on, up to
+    `PREFILL_TOKENS` tokens in a pass.
     """
-
-    def __init__(
-        self,
-        tree: TokenTree,
-        new_form: Callable[[], Form],
-        decoder: Decoder,
-        end_ids: frozenset[int],
-    ) -> None:
-        self._tree = tree
-        self._new_form = new_form
-        self._form = new_form()
-        self._root = tree.root
-        self._decoder = decoder
-        self._end_ids = sorted(end_ids)
-        self._edge = decoder.rope_edge
-        self._rows: dict[Node, tuple[torch.Tensor, int]] = {}  # logits [n, v] of a pass, row
-
-    def answer(self, ask: Ask) -> Answer:
-        """Evaluate what is missing, then read off what was asked."""
-        self._follow()
-        missing = self._missing(ask)
-        if self._edge is not None and any(node.length > self._edge for node in missing):
-            self._form, self._rows, self._edge = self._new_form(), {}, None
-            missing = self._missing(ask)
-        passes, tokens = self._form.passes, self._form.tokens
-        if missing:
-            logits = self._form.extend(missing)
-            for row, node in enumerate(missing):
-                self._rows[node] = (logits, row)
-        summaries = self._summaries(ask.evaluate, ask.top)
-        logprobs = self._logprobs(ask.score)
-        return Answer(summaries, logprobs, self._form.passes - passes, self._form.tokens - tokens)
-
-    def _follow(self) -> None:
-        """Forget what a commit has dropped."""
-        if self._root is self._tree.root:
-            return
-        self._root = self._tree.root
-        self._form.reroot()
-        self._rows = {n: self._rows[n] for n in self._tree.nodes() if n in self._rows}
-
-    def _missing(self, ask: Ask) -> list[Node]:
-        """Nodes to evaluate, parents before children: those asked for, the parents of those to
-        be scored, and what lies above them.
-        """
-        missing: dict[Node, None] = {}
-        for wanted in (*ask.evaluate, *(node.parent for node in ask.score)):
-            line: list[Node] = []
-            above = wanted
-            while above is not None and above not in self._rows and above not in missing:
-                line.append(above)
-                above = above.parent
-            missing.update(dict.fromkeys(reversed(line)))
-        return list(missing)
-
-    def _stack(self, nodes: Sequence[Node]) -> torch.Tensor:
-        """Logits after each node, [n, v]."""
-        return torch.stack([logits[row] for logits, row in map(self._rows.__getitem__, nodes)])
-
-    def _summaries(self, nodes: Sequence[Node], top: int) -> tuple[Next, ...]:
-        if not nodes:
-            return ()
-        logits = self._stack(nodes)
-        total = logits.logsumexp(-1, keepdim=True)  # [n, 1]
-        values, tokens = _likeliest(logits, top)  # [n, top]
-        end = logits[:, self._end_ids].logsumexp(-1, keepdim=True)  # -inf without such ids
-        numbers = torch.cat([values - total, end - total], -1).tolist()
-        return tuple(
-            Next(tuple(ids), tuple(logprobs), end_logprob)
-            for ids, (*logprobs, end_logprob) in zip(tokens.tolist(), numbers, strict=True)
-        )
-
-    def _logprobs(self, nodes: Sequence[Node]) -> tuple[float, ...]:
-        if not nodes:
-            return ()
-        logits = self._stack([node.parent for node in nodes if node.parent is not None])
-        ids = [node.token for node in nodes]
-        self._decoder.check(ids)
-        tokens = torch.tensor(ids, device=logits.device)
-        chosen = logits.gather(-1, tokens[:, None])[:, 0]
-        return tuple((chosen - logits.logsumexp(-1)).tolist())
-
-
-def _likeliest(logits: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `top` highest logits and their ids, [n, top] each; equal ones by lower id.
-
-    ``topk`` leaves the order of equal values open. One more value is asked for: only where it
-    equals the last wanted one could a lower id have been left out.
-    """
-    top = min(top, logits.shape[-1])
-    values, tokens = logits.topk(min(top + 1, logits.shape[-1]))
-    if bool((values[:, top:] == values[:, top - 1 : top]).any()):
-        tokens = logits.sort(dim=-1, descending=True, stable=True).indices[:, :top]
-        return logits.gather(-1, tokens), tokens
-    values, tokens = values[:, :top], tokens[:, :top]
-    tokens, order = tokens.sort(dim=-1)
-    values, by_value = values.gather(-1, order).sort(dim=-1, descending=True, stable=True)
-    return values, tokens.gather(-1, by_value)
+    for turn in range(max((len(pieces) for _, pieces in plans), default=0)):
+        batch: list[tuple[Memory, Piece]] = []
+        size = 0
+        for memory, pieces in plans:
+            if turn >= len(pieces):
+                continue
+            piece = pieces[turn]
+            size += len(piece.tokens)
+            if batch and (alone or size > PREFILL_TOKENS):
+                yield batch
+                batch, size = [], len(piece.tokens)
+            batch.append((memory, piece))
+        yield batch
 
 
 def _difference(logits: torch.Tensor, expected: torch.Tensor, tolerance: float) -> str | None:
@@ -298,17 +360,17 @@ def _tree_attention(model: Any, device: torch.device) -> Attention | None:
     ):
         return None
     windows = {
-        int(layer.sliding_window)
-        for layer in layers
+        index: int(layer.sliding_window)
+        for index, layer in enumerate(layers)
         if isinstance(layer, DynamicSlidingWindowLayer)
     }
-    if len(windows) > 1:
+    if len(set(windows.values())) > 1:
         return None
     return Attention(
         frozenset(
             "sliding_attention" if layer.is_sliding else "full_attention" for layer in layers
         ),
-        window=windows.pop() if windows else None,
+        windows=windows,
         additive=implementation == "eager",
         dtype=model.dtype,
         device=device,

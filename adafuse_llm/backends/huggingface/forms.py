@@ -1,9 +1,10 @@
 """Two ways to evaluate the nodes of a tree with a transformers model.
 
 `TreeForm` keeps the key/value rows of the whole tree in one buffer and evaluates any nodes in one
-pass, each seeing its ancestors only (tree attention: a 4-D mask and explicit position ids).
-`PathForm` is for models that cannot: it runs token by token from saved copies of the model's own
-cache. Both give the numbers of a plain forward pass over the node's sequence.
+pass, each seeing its ancestors only (tree attention). It plans the pass; `PackedPasses` runs the
+plans of many requests at once, `SinglePasses` runs them one by one with a mask for the model.
+`PathForm` is for models that take neither: it runs token by token from saved copies of the model's
+own cache. All give the numbers of a plain forward pass over the node's sequence.
 
 Shapes: n new tokens, r rows in the buffer, v vocabulary.
 """
@@ -12,43 +13,22 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from adafuse_llm.backends.huggingface.kv import RowCache
+from adafuse_llm.backends.huggingface.packing import PackedCache, Piece
 from adafuse_llm.tree import Node, TokenTree
 
 PREFILL_TOKENS = 2048
-"""Most tokens of a prompt in one forward pass, which bounds the memory of its activations."""
+"""Most tokens in one forward pass, which bounds the memory of its activations."""
 
-
-class Form(Protocol):
-    """State of one request at one model.
-
-    Attributes:
-        passes, tokens: forward passes run, and tokens that went through them, so far.
-    """
-
-    passes: int
-    tokens: int
-
-    def extend(self, nodes: Sequence[Node]) -> torch.Tensor:
-        """Logits after each node, [len(nodes), v].
-
-        Args:
-            nodes: not evaluated before, parents before children; parents that are not among them
-                have been evaluated, but for the root's.
-        """
-        ...
-
-    def reroot(self) -> None:
-        """The tree's root has moved: forget what is not below it."""
-        ...
+CAUSAL_TOKENS = 64
+"""More tokens of a prompt than these get a pass without nodes, where attention needs no mask."""
 
 
 class Decoder:
@@ -57,7 +37,7 @@ class Decoder:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
-        self.rope_edge = _rope_edge(model)
+        self.rope_type, self.rope_edge = _rope(model)
         self.device = torch.device(model.get_input_embeddings().weight.device)
         if self.device.type == "meta":  # offloaded: accelerate moves inputs where they belong
             self.device = torch.device("cpu")
@@ -71,11 +51,20 @@ class Decoder:
 
     def check(self, tokens: Sequence[int]) -> None:
         """Refuse ids that a GPU would only notice by failing for good."""
-        if (highest := max(tokens)) >= self.vocabulary:
+        if (highest := max(tokens, default=0)) >= self.vocabulary:
             raise ValueError(
                 f"token {highest} is outside the model's {self.vocabulary} embeddings: the "
                 "tokenizer does not belong to the model"
             )
+
+    @property
+    def packs(self) -> bool:
+        """Whether the rotary frequencies of a token do not depend on what else is in the pass."""
+        return self.rope_type not in ("dynamic", "longrope")
+
+    def shares_prefixes(self, length: int) -> bool:
+        """Whether the rows of a prompt of `length` tokens depend on nothing but its tokens."""
+        return self.rope_type != "dynamic" and self.takes_chunks(length)
 
     def takes_chunks(self, length: int) -> bool:
         """Whether a prompt of `length` tokens gives the same numbers in several passes."""
@@ -86,12 +75,15 @@ class Decoder:
         tokens: Sequence[int],
         cache: Any,
         *,
-        keep: int,
+        keep: Sequence[int],
         positions: Sequence[int] | None = None,
         mask: Any = None,
     ) -> tuple[torch.Tensor, Any]:
-        """One forward pass over [1, n] tokens; returns logits of the last `keep`, [keep, v], in
-        at least float32, and the model's output.
+        """One forward pass over [1, n] tokens; `keep` is ascending.
+
+        Returns:
+            Logits after the tokens with the indices `keep`, [len(keep), v], in at least float32;
+            and the model's output.
         """
         self.check(tokens)
         inputs: dict[str, Any] = {
@@ -104,10 +96,18 @@ class Decoder:
             inputs["position_ids"] = torch.tensor([list(positions)], device=self.device)
         if mask is not None:
             inputs["attention_mask"] = mask
+        last = max(1, len(keep))
+        if list(keep[:1]) in ([], [len(tokens) - last]):  # the last ones: keep is ascending
+            kept: Any = last
+        else:
+            kept = torch.tensor(keep, device=self.device)
         if self._takes_keep:
-            inputs["logits_to_keep"] = keep
+            inputs["logits_to_keep"] = kept
         output = self.model(**inputs, return_dict=True)
-        logits = output.logits[0, -keep:]
+        logits = output.logits[0]  # [n, v], or those to keep
+        if not self._takes_keep:
+            logits = logits[-kept:] if isinstance(kept, int) else logits[kept]
+        logits = logits[: len(keep)]
         return (logits if logits.dtype == torch.float64 else logits.float()), output
 
 
@@ -117,36 +117,28 @@ class Attention:
 
     Args:
         layer_types: which of ``full_attention`` and ``sliding_attention`` the layers have.
-        window: tokens that sliding layers see; None without such layers.
+        windows: tokens that a sliding layer sees, by its index; the same for all of them.
         additive: whether masks are added to attention scores (eager attention) or boolean.
         dtype: of additive masks.
         device: where the model takes masks.
     """
 
     layer_types: frozenset[str]
-    window: int | None
+    windows: Mapping[int, int]
     additive: bool
     dtype: torch.dtype
     device: torch.device
 
-    def mask(
-        self, visible: NDArray[np.bool_], queries: NDArray[np.int64], keys: NDArray[np.int64]
-    ) -> Any:
-        """The attention mask for the model.
-
-        Args:
-            visible: [n, r] which rows each new token sees under full attention.
-            queries: [n] positions of the new tokens.
-            keys: [r] positions of the rows.
-
-        Returns:
-            [1, 1, n, r], or one such mask by layer type for models that mix them.
+    def mask(self, piece: Piece) -> Any:
+        """The attention mask for the model: [1, 1, n, r], or one such mask by layer type for
+        models that mix them.
         """
         masks = {}
         for kind in self.layer_types:
-            seen = visible
-            if kind == "sliding_attention" and self.window is not None:
-                seen = visible & (keys[None, :] > queries[:, None] - self.window)
+            seen = piece.seen
+            if kind == "sliding_attention":
+                within = piece.within(next(iter(self.windows.values())))
+                seen = seen if within is None else within
             allowed = torch.from_numpy(seen)[None, None].to(self.device)
             masks[kind] = self._additive(allowed) if self.additive else allowed
         return masks if len(masks) > 1 else next(iter(masks.values()))
@@ -157,41 +149,114 @@ class Attention:
         return mask.masked_fill_(~allowed, lowest)
 
 
+class PackedPasses:
+    """Runs pieces of many requests in one pass.
+
+    Args:
+        decoder: the model.
+        attention: its layers.
+    """
+
+    def __init__(self, decoder: Decoder, attention: Attention) -> None:
+        self._decoder = decoder
+        self._windows = attention.windows
+        blank = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=attention.device)
+        masks = dict.fromkeys(attention.layer_types, blank)  # spares the model to make one
+        self._mask = masks if len(masks) > 1 else blank
+
+    def run(self, pieces: Sequence[Piece]) -> torch.Tensor:
+        """Logits after the kept tokens of each piece in turn, [sum of their numbers, v]."""
+        tokens = [token for piece in pieces for token in piece.tokens]
+        positions = np.concatenate([piece.queries for piece in pieces]).tolist()
+        starts = np.cumsum([0, *(len(piece.tokens) for piece in pieces)]).tolist()
+        keep = [start + i for start, piece in zip(starts, pieces, strict=False) for i in piece.keep]
+        cache = PackedCache(pieces, self._windows)
+        return self._decoder.run(tokens, cache, keep=keep, positions=positions, mask=self._mask)[0]
+
+
+class SinglePasses:
+    """Runs one piece in a pass, with a mask for the model.
+
+    Args:
+        decoder: the model.
+        attention: its layers.
+    """
+
+    def __init__(self, decoder: Decoder, attention: Attention) -> None:
+        self._decoder = decoder
+        self._attention = attention
+
+    def run(self, pieces: Sequence[Piece]) -> torch.Tensor:
+        """Logits after the kept tokens of the piece, [their number, v]."""
+        (piece,) = pieces
+        mask = None if piece.visible is None else self._attention.mask(piece)
+        return self._decoder.run(
+            piece.tokens, piece.cache, keep=piece.keep, positions=piece.queries.tolist(), mask=mask
+        )[0]
+
+
 class TreeForm:
     """Tree attention over one growing buffer of key/value rows.
 
     Rows of the committed tokens (the trunk) are visible to every new token, rows of a node to
     those below it. Rows of dropped nodes are masked, and compacted away once they are more than a
     quarter of the buffer.
+
+    Args:
+        tree: the request's tree.
+        chunked: whether a long prompt gives the same numbers in several passes.
+        cache: rows of the first tokens of the prompt, but not of its last one.
+
+    Attributes:
+        cache: the rows.
+        committed: tokens of ``tree.ids`` that have a row.
     """
 
-    def __init__(self, decoder: Decoder, attention: Attention, tree: TokenTree) -> None:
-        self.passes = 0
-        self.tokens = 0
-        self._decoder = decoder
-        self._attention = attention
+    def __init__(self, tree: TokenTree, *, chunked: bool, cache: RowCache | None = None) -> None:
+        self.cache = cache or RowCache()
+        self.committed = self.cache.rows
         self._tree = tree
-        self._cache = RowCache()
-        self._committed = 0  # tokens of tree.ids that have a row
-        self._trunk = np.zeros(0, dtype=np.bool_)  # [r] rows of those tokens
-        self._positions = np.zeros(0, dtype=np.int64)  # [r]
+        self._chunked = chunked
+        self._trunk = np.ones(self.committed, dtype=np.bool_)  # [r] rows of those tokens
+        self._positions = np.arange(self.committed, dtype=np.int64)  # [r]
         self._lines: dict[Node, list[int]] = {}  # rows from below the root to the node
 
-    def extend(self, nodes: Sequence[Node]) -> torch.Tensor:
-        pending = self._tree.ids[self._committed :]  # committed, but not in the buffer yet
-        if not self._committed:
-            root = self._prefill(pending)
-            below = nodes[1:]
-            return torch.cat([root, self._pass([], below)]) if below else root
-        return self._pass(pending, [node for node in nodes if node is not self._tree.root])
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that a token takes."""
+        return self.cache.row_bytes
+
+    @property
+    def trunk(self) -> torch.Tensor:
+        """Rows of the first `committed` tokens, in order."""
+        return torch.from_numpy(np.flatnonzero(self._trunk))
+
+    def plan(self, nodes: Sequence[Node]) -> list[Piece]:
+        """Pieces to be run in order, after which `nodes` are evaluated.
+
+        Args:
+            nodes: not evaluated before, parents before children; parents that are not among them
+                have been evaluated, but for the root's.
+        """
+        pending = self._tree.ids[self.committed :]  # committed, but not in the buffer yet
+        below = [node for node in nodes if node is not self._tree.root]
+        pieces = []
+        while self._chunked and len(pending) > PREFILL_TOKENS:
+            pieces.append(self._piece(pending[:PREFILL_TOKENS], []))
+            pending = pending[PREFILL_TOKENS:]
+        if below and len(pending) > CAUSAL_TOKENS:
+            pieces.append(self._piece(pending, []))
+            pending = []
+        return [*pieces, self._piece(pending, below)]
 
     def reroot(self) -> None:
+        """The tree's root has moved: forget what is not below it."""
         line = self._lines.get(self._tree.root)
         if line is None:  # the root is not in the buffer: nothing below it is
             self._lines = {}
         else:
             self._trunk[line] = True
-            self._committed += len(line)
+            self.committed += len(line)
             self._lines = {
                 node: self._lines[node][len(line) :]
                 for node in self._tree.nodes()
@@ -199,55 +264,41 @@ class TreeForm:
             }
         self._compact()
 
-    def _prefill(self, prompt: Sequence[int]) -> torch.Tensor:
-        """The prompt into the empty buffer; logits after its last token, [1, v]."""
-        size = PREFILL_TOKENS if self._decoder.takes_chunks(len(prompt)) else len(prompt)
-        for start in range(0, len(prompt), size):
-            chunk = prompt[start : start + size]
-            positions = range(start, start + len(chunk))
-            logits = self._run(chunk, positions, None, keep=1)
-        self._committed = len(prompt)
-        self._trunk = np.ones(len(prompt), dtype=np.bool_)
-        self._positions = np.arange(len(prompt), dtype=np.int64)
-        return logits
-
-    def _pass(self, pending: Sequence[int], below: Sequence[Node]) -> torch.Tensor:
-        """One pass over tokens that continue the trunk and nodes below the root.
-
-        Returns logits after the root, if any token was pending, and after each node.
-        """
+    def _piece(self, pending: Sequence[int], below: Sequence[Node]) -> Piece:
+        """Tokens that continue the trunk, then nodes below the root."""
         rows = len(self._trunk)
         joined = rows + len(pending)  # pending tokens see each other, nodes see all of them
         size = joined + len(below)
-        visible = np.zeros((size - rows, size), dtype=np.bool_)
-        visible[:, :rows] = self._trunk
-        visible[:, rows:joined] = np.tri(size - rows, len(pending), dtype=np.bool_)
+        tokens = [*pending, *(node.token for node in below)]
         for row, node in enumerate(below, start=joined):
             assert node.parent is not None
             self._lines[node] = [*self._lines.get(node.parent, ()), row]
-            visible[row - rows, self._lines[node]] = True
-        tokens = [*pending, *(node.token for node in below)]
         positions = np.array(
-            [*range(self._committed, self._committed + len(pending))]
+            [*range(self.committed, self.committed + len(pending))]
             + [node.length - 1 for node in below],
             dtype=np.int64,
         )
+        visible = None
+        if below or not self._trunk.all():
+            visible = np.zeros((size - rows, size), dtype=np.bool_)
+            visible[:, :rows] = self._trunk
+            visible[:, rows:joined] = np.tri(size - rows, len(pending), dtype=np.bool_)
+            for row, node in enumerate(below, start=joined):
+                visible[row - rows, self._lines[node]] = True
+            if np.array_equal(visible, np.tri(len(tokens), size, rows, dtype=np.bool_)):
+                visible = None  # one line without gaps: plain causal attention
         self._positions = np.concatenate([self._positions, positions])
-        if np.array_equal(visible, np.tri(len(tokens), size, rows, dtype=np.bool_)):
-            mask = None  # one line without gaps: plain causal attention
-        else:
-            mask = self._attention.mask(visible, positions, self._positions)
-        logits = self._run(tokens, positions.tolist(), mask, keep=bool(pending) + len(below))
         self._trunk = np.concatenate([self._trunk, np.arange(rows, size) < joined])
-        self._committed += len(pending)
-        return logits
-
-    def _run(
-        self, tokens: Sequence[int], positions: Sequence[int], mask: Any, keep: int
-    ) -> torch.Tensor:
-        self.passes += 1
-        self.tokens += len(tokens)
-        return self._decoder.run(tokens, self._cache, keep=keep, positions=positions, mask=mask)[0]
+        self.committed += len(pending)
+        ends = [len(pending) - 1] if self.committed == len(self._tree.ids) and pending else []
+        return Piece(
+            self.cache,
+            tokens,
+            self._positions,
+            visible,
+            keep=[*ends, *range(len(pending), len(tokens))],
+            nodes=[*([self._tree.root] if ends else []), *below],
+        )
 
     def _compact(self) -> None:
         alive = self._trunk.copy()
@@ -257,7 +308,7 @@ class TreeForm:
             return
         first = int(np.argmin(alive))  # rows before the first dead one stay where they are
         rows = np.flatnonzero(alive)
-        self._cache.keep(first, torch.from_numpy(rows[rows >= first]))
+        self.cache.keep(first, torch.from_numpy(rows[rows >= first]))
         moved = np.cumsum(alive) - 1
         self._trunk, self._positions = self._trunk[rows], self._positions[rows]
         self._lines = {node: moved[line].tolist() for node, line in self._lines.items()}
@@ -281,6 +332,7 @@ class PathForm:
         self._tips: dict[Node, Any] = {}  # state after a node
 
     def extend(self, nodes: Sequence[Node]) -> torch.Tensor:
+        """Logits after each node, [len(nodes), v]; nodes as for `TreeForm.plan`."""
         logits = []
         for number, node in enumerate(nodes):
             if node is self._tree.root:
@@ -294,11 +346,24 @@ class PathForm:
         return torch.cat(logits)
 
     def reroot(self) -> None:
+        """The tree's root has moved: forget what is not below it."""
         if self._tree.root in self._tips:
             self._trunk = self._tips[self._tree.root]
             self._committed = len(self._tree.ids)
         alive = set(self._tree.nodes()) - {self._tree.root}
         self._tips = {node: state for node, state in self._tips.items() if node in alive}
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that a token takes in one state; states of fixed size count nothing."""
+        layers = getattr(self._trunk, "layers", None) or ()
+        tensors = [
+            tensor
+            for layer in layers
+            for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None))
+            if isinstance(tensor, torch.Tensor) and tensor.ndim == 4
+        ]
+        return sum(t.shape[0] * t.shape[1] * t.shape[3] * t.element_size() for t in tensors)
 
     def _advance_trunk(self) -> torch.Tensor:
         """Read the committed tokens not read yet; logits after the root, [1, v]."""
@@ -326,18 +391,20 @@ class PathForm:
     def _run(self, tokens: Sequence[int], state: Any) -> tuple[torch.Tensor, Any]:
         self.passes += 1
         self.tokens += len(tokens)
-        logits, output = self._decoder.run(tokens, state, keep=1)
+        logits, output = self._decoder.run(tokens, state, keep=[len(tokens) - 1])
         return logits, getattr(output, self._decoder.cache_name or "past_key_values")
 
 
-def _rope_edge(model: Any) -> int | None:
-    """Length at which a model with "longrope" positions (Phi-3) changes over to another set of
-    frequencies, for all of its tokens: what was cached before is worth nothing after.
+def _rope(model: Any) -> tuple[str, int | None]:
+    """The kind of rotary positions, and the length at which a model with "longrope" positions
+    (Phi-3) changes over to another set of frequencies, for all of its tokens: what was cached
+    before is worth nothing after.
     """
     config = model.config.get_text_config(decoder=True)
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    if rope.get("rope_type", rope.get("type")) != "longrope":
-        return None
-    return rope.get("original_max_position_embeddings") or getattr(
+    kind = str(rope.get("rope_type", rope.get("type")))
+    if kind != "longrope":
+        return kind, None
+    return kind, rope.get("original_max_position_embeddings") or getattr(
         config, "original_max_position_embeddings", None
     )

@@ -51,6 +51,17 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not ty
         self.values[:, :, first:end] = self.values.index_select(2, rows)
         self.used = end
 
+    def copy(self, rows: torch.Tensor) -> RowLayer:
+        """A layer that holds `rows` only, in that order."""
+        made = RowLayer()
+        if self.is_initialized:
+            rows = rows.to(self.keys.device)
+            made.lazy_initialization(self.keys, self.values)
+            made.keys = self.keys.index_select(2, rows)
+            made.values = self.values.index_select(2, rows)
+            made.used = len(rows)
+        return made
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.used + query_length, 0
 
@@ -72,11 +83,27 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers is not typed
         """Rows in use."""
         return int(self.layers[0].get_seq_length()) if self.layers else 0
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row in all layers."""
+        tensors = [tensor for layer in self.layers for tensor in (layer.keys, layer.values)]
+        return sum(t.shape[1] * t.shape[3] * t.element_size() for t in tensors)
+
+    @property
+    def capacity(self) -> int:
+        """Rows that there is room for."""
+        return int(self.layers[0].keys.shape[2]) if self.layers else 0
+
     def keep(self, first: int, rows: torch.Tensor) -> None:
         """Of the rows from `first` on, keep only `rows`, in that order, in every layer."""
         for layer in self.layers:
-            assert isinstance(layer, RowLayer)
             layer.keep(first, rows)
+
+    def copy(self, rows: torch.Tensor) -> RowCache:
+        """A cache that holds `rows` only, in that order."""
+        made = RowCache()
+        made.layers = [layer.copy(rows) for layer in self.layers]
+        return made
 
 
 def _grown(old: torch.Tensor, like: torch.Tensor, used: int, capacity: int) -> torch.Tensor:
