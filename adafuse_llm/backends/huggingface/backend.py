@@ -149,10 +149,12 @@ class HuggingFaceBackend:
                     ask.tree.memory = None  # half written: start over if asked again
                 raise
 
+    @torch.inference_mode()
     def release(self, tree: TokenTree) -> None:
         with self._lock:
             memory, tree.memory = tree.memory, None
             if isinstance(memory, Memory) and isinstance(memory.form, TreeForm):
+                memory.follow()
                 self._prefixes.add(tree.ids, memory.form)
 
     def clear_prefix_cache(self) -> None:
