@@ -23,6 +23,7 @@ from reference import Options, ReferenceMember, decode
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adafuse_llm import AdaFuseEngine, InvalidOptionError, LoadError, MemberSpec, quantization
+from adafuse_llm.backends.huggingface.forms import Attention
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.loading import _bytes_of
 from adafuse_llm.quantization import bits_per_weight, kept_modules, method
@@ -151,6 +152,19 @@ def test_a_quantized_member_has_quantized_weights_and_takes_the_tree_form(
         assert engine.generate("The mill", max_new_tokens=4).rounds
 
 
+@pytest.mark.parametrize("path", member_paths(), ids=lambda path: path.name)
+def test_a_quantized_member_with_wrong_numbers_is_not_taken_for_an_imprecise_one(
+    path: Path, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a mask that shows every branch of a tree to every other, the tree form is refused."""
+    right = Attention.mask
+    monkeypatch.setattr(
+        Attention, "mask", lambda self, seen, *rest: right(self, seen | True, *rest)
+    )
+    with load(quantized(path, case.config())) as engine:
+        assert engine.backends[0].form == "path"  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("prompt", [PROMPT, "The capital of", "Question: When"])
 def test_scores_of_a_quantized_member_are_those_of_a_run_without_cache(
     case: Case, prompt: str
@@ -237,6 +251,27 @@ def test_a_mapping_serves_as_configuration() -> None:
     need("bitsandbytes")
     with load(quantized(WREN, {"quant_method": "bitsandbytes", "load_in_4bit": True})) as engine:
         assert weight_types(engine) == {"Params4bit"}
+
+
+@pytest.mark.slow
+def test_a_gptq_checkpoint(tmp_path: Path) -> None:
+    need("gptqmodel")
+    need("optimum")
+    tokenizer = AutoTokenizer.from_pretrained(WREN)
+    config = transformers.GPTQConfig(
+        bits=4, group_size=32, dataset=[PROMPT * 3] * 4, tokenizer=tokenizer
+    )
+    model = AutoModelForCausalLM.from_pretrained(
+        WREN, dtype=torch.float32, quantization_config=config, device_map="cpu"
+    )
+    model.save_pretrained(tmp_path / "gptq")
+    tokenizer.save_pretrained(tmp_path / "gptq")
+    with load(tmp_path / "gptq", HERON) as engine:
+        member: Any = engine.backends[0]
+        layers = [m for n, m in member.model.named_modules() if n.endswith("up_proj")]
+        assert member.form == "tree"
+        assert all(hasattr(layer, "qweight") for layer in layers)
+        assert engine.generate(PROMPT, max_new_tokens=16).text == ANSWER
 
 
 def test_int4_weights_of_torchao() -> None:
