@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from collections import Counter
@@ -15,6 +16,13 @@ from adafuse_llm.errors import (
     InvalidOptionError,
     LoadError,
     UnsupportedModelError,
+)
+from adafuse_llm.quantization import (
+    bits_per_weight,
+    is_quantization,
+    kept_modules,
+    method,
+    missing_packages,
 )
 from adafuse_llm.text.codec import TokenizerCodec
 
@@ -41,7 +49,9 @@ class MemberSpec:
         device_map: accelerate's device map, for a member spread over several.
         revision: revision of a hub model.
         trust_remote_code: allow code that comes with the model to run.
-        quantization_config: as taken by ``AutoModelForCausalLM.from_pretrained``.
+        quantization_config: as taken by ``AutoModelForCausalLM.from_pretrained``: an object such
+            as ``BitsAndBytesConfig``, or a mapping as in ``config.json``. A checkpoint that is
+            quantized already needs none.
         allow_pickle: accept weights in pickle format, which can run code when loaded.
         weight: w in the fused score.
     """
@@ -66,6 +76,13 @@ class MemberSpec:
         if not math.isfinite(self.weight) or self.weight < 0:
             raise InvalidOptionError(
                 f"member {self.path!r}: weight must be finite and not negative; got {self.weight}"
+            )
+        if self.quantization_config is not None and not is_quantization(self.quantization_config):
+            raise InvalidOptionError(
+                f"member {self.path!r}: quantization_config must be one of transformers' "
+                "configurations, such as BitsAndBytesConfig(load_in_4bit=True) or "
+                "TorchAoConfig(...), or the mapping it is saved as; got "
+                f"{self.quantization_config!r}"
             )
 
 
@@ -223,7 +240,36 @@ def _load_config(spec: MemberSpec, name: str, setting: Mapping[str, Any]) -> Any
         )
     if folder.exists() and not spec.allow_pickle:
         _refuse_pickle(spec, name, folder)
+    _check_quantization(spec, name, config)
     return config
+
+
+def _quantization(spec: MemberSpec, config: Any) -> Any:
+    """The quantization of the checkpoint, else the one asked for; None without any."""
+    own = getattr(config, "quantization_config", None)
+    return spec.quantization_config if own is None else own
+
+
+def _check_quantization(spec: MemberSpec, name: str, config: Any) -> None:
+    """Refuse what transformers would leave out with a warning, or stumble over after the members
+    before have been loaded.
+    """
+    quantization = _quantization(spec, config)
+    if quantization is None:
+        return
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+    known = ["bitsandbytes", *AUTO_QUANTIZATION_CONFIG_MAPPING]
+    if (used := method(quantization)) not in known:
+        raise LoadError(
+            f"member {name!r}: {spec.path} cannot be loaded: its quantization_config must have a "
+            f"quant_method that transformers knows ({', '.join(sorted(known))}); got {used!r}"
+        )
+    if missing := missing_packages(quantization):
+        raise LoadError(
+            f"member {name!r}: {spec.path} cannot be loaded: {used} quantization needs packages "
+            f"that are not installed; run: pip install {' '.join(missing)}"
+        )
 
 
 def _refuse_pickle(spec: MemberSpec, name: str, folder: Path) -> None:
@@ -267,7 +313,7 @@ def _load(
         if budget is not None:
             options["max_memory"] = dict(budget)
     if spec.quantization_config is not None:
-        options["quantization_config"] = spec.quantization_config
+        options["quantization_config"] = copy.deepcopy(spec.quantization_config)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             spec.path, use_safetensors=None if spec.allow_pickle else True, **options
@@ -340,25 +386,27 @@ def _weight_bytes(spec: MemberSpec, name: str, config: Any, setting: Mapping[str
         raise _load_error(spec, name, error) from error
     wanted = setting["dtype"] if setting["dtype"] != "auto" else getattr(config, "dtype", None)
     dtype = getattr(torch, str(wanted).removeprefix("torch."), None) or torch.float32
-    quantized = spec.quantization_config or getattr(config, "quantization_config", None)
-    bits = _bits(quantized) or 8 * dtype.itemsize
-    return int(sum(parameter.numel() for parameter in model.parameters()) * bits // 8)
+    return _bytes_of(model, 8 * dtype.itemsize, _quantization(spec, config))
 
 
-def _bits(quantization_config: Any) -> int | None:
-    """Bits per weight of a quantization, where its configuration tells."""
-    if quantization_config is None:
-        return None
-    known: Mapping[str, Any] = (
-        quantization_config
-        if isinstance(quantization_config, Mapping)
-        else vars(quantization_config)
-    )
-    for size in (4, 8):
-        if known.get(f"load_in_{size}bit") or known.get(f"_load_in_{size}bit"):
-            return size
-    bits = known.get("bits")
-    return bits if isinstance(bits, int) else None
+def _bytes_of(model: Any, bits: int, quantization: Any) -> int:
+    """Bytes of a model's weights at `bits` each; quantized ones take what their method gives them.
+
+    Methods quantize the matrices of layers, not embeddings, output layer, norms and biases. Their
+    scales are not counted (2 to 12 % of the quantized weights).
+    """
+    narrow = None if quantization is None else bits_per_weight(quantization)
+    kept = () if quantization is None else kept_modules(quantization)
+    ends = {
+        id(layer.weight)
+        for layer in (model.get_input_embeddings(), model.get_output_embeddings())
+        if layer is not None
+    }
+    total = 0
+    for name, weight in model.named_parameters():
+        quantized = weight.ndim >= 2 and id(weight) not in ends and not any(k in name for k in kept)
+        total += weight.numel() * (narrow if narrow is not None and quantized else bits)
+    return total // 8
 
 
 def _load_error(spec: MemberSpec, name: str, error: Exception) -> LoadError:
