@@ -52,6 +52,8 @@ class MemberSpec:
         quantization_config: as taken by ``AutoModelForCausalLM.from_pretrained``: an object such
             as ``BitsAndBytesConfig``, or a mapping as in ``config.json``. A checkpoint that is
             quantized already needs none.
+        prefix_cache_bytes: most bytes of key/value rows kept of finished requests, for those that
+            begin with the same tokens; 0 to keep none. Default: 256 MiB.
         allow_pickle: accept weights in pickle format, which can run code when loaded.
         weight: w in the fused score.
     """
@@ -64,6 +66,7 @@ class MemberSpec:
     revision: str | None = None
     trust_remote_code: bool | None = None
     quantization_config: Any = None
+    prefix_cache_bytes: int | None = None
     allow_pickle: bool = False
     weight: float = 1.0
 
@@ -72,6 +75,11 @@ class MemberSpec:
             raise InvalidOptionError(
                 f"member {self.path!r}: pass device (one for the whole member) or device_map, "
                 "not both"
+            )
+        if self.prefix_cache_bytes is not None and self.prefix_cache_bytes < 0:
+            raise InvalidOptionError(
+                f"member {self.path!r}: prefix_cache_bytes must be 0 or more; "
+                f"got {self.prefix_cache_bytes}"
             )
         if not math.isfinite(self.weight) or self.weight < 0:
             raise InvalidOptionError(
@@ -320,7 +328,10 @@ def _load(
         )
     except Exception as error:
         raise _load_error(spec, name, error) from error
-    return HuggingFaceBackend(model.eval(), tokenizer, name)
+    own: dict[str, Any] = {}
+    if spec.prefix_cache_bytes is not None:
+        own["prefix_cache_bytes"] = spec.prefix_cache_bytes
+    return HuggingFaceBackend(model.eval(), tokenizer, name, **own)
 
 
 def _check_tokenizer(tokenizer: Any, name: str, path: str) -> None:

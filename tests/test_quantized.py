@@ -9,7 +9,7 @@ import importlib.util
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from reference import Options, ReferenceMember, decode
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adafuse_llm import AdaFuseEngine, InvalidOptionError, LoadError, MemberSpec, quantization
-from adafuse_llm.backends.huggingface.forms import Attention
+from adafuse_llm.backends.huggingface.forms import TreeForm
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.loading import _bytes_of
 from adafuse_llm.quantization import bits_per_weight, kept_modules, method
@@ -157,10 +157,13 @@ def test_a_quantized_member_with_wrong_numbers_is_not_taken_for_an_imprecise_one
     path: Path, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a mask that shows every branch of a tree to every other, the tree form is refused."""
-    right = Attention.mask
-    monkeypatch.setattr(
-        Attention, "mask", lambda self, seen, *rest: right(self, seen | True, *rest)
-    )
+    right = TreeForm._piece
+
+    def wrong(self: TreeForm, pending: Any, below: Any) -> Any:
+        piece = right(self, pending, below)
+        return piece if piece.visible is None else replace(piece, visible=piece.visible | True)
+
+    monkeypatch.setattr(TreeForm, "_piece", wrong)
     with load(quantized(path, case.config())) as engine:
         assert engine.backends[0].form == "path"  # type: ignore[attr-defined]
 

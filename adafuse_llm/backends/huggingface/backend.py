@@ -40,14 +40,12 @@ TRIAL_TOKENS, TRIAL_DEPTH = 9, 3
 """Longest sequence on which a model is tried, and how many of its tokens are beyond the prompt."""
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
-"""Mean error of logits, relative to their spread, up to which a form is right; 0.05 for weights of
-lower precision."""
+"""Mean error of logits, relative to their spread, up to which a form is right."""
 
-QUANTIZED_TOLERANCE, QUANTIZED_NOISE = 5e-3, 4
-"""The same for quantized models, and how many times the difference between their own plain passes
-is right if that is more: many methods round activations, so that a token's numbers move with the
-shape of the pass it is in."""
-
+ROUNDED_TOLERANCE, ROUNDED_NOISE = 5e-3, 4
+"""The same for weights of lower precision and quantized ones, and how many times the difference
+between their own plain passes is right if that is more: where activations are rounded, a token's
+numbers move with the shape of the pass it is in."""
 
 ROW_COUNTING = ("attention_chunk_size", "attention_types", "alibi", "attn_config")
 """Configuration entries of models (Llama 4, GPT-Neo, Falcon, MPT) whose attention counts rows of
@@ -280,14 +278,15 @@ class HuggingFaceBackend:
 
     @torch.inference_mode()
     def _tolerance(self, length: int) -> float:
-        if not getattr(self.model, "is_quantized", False):
-            return TOLERANCE.get(self.model.dtype, 0.05)
+        """Up to which error a form is right for this model."""
+        if self.model.dtype in TOLERANCE and not getattr(self.model, "is_quantized", False):
+            return TOLERANCE[self.model.dtype]
         tokens = [(7 * i + 3) % self._decoder.vocabulary for i in range(length)]
         ids = torch.tensor([tokens], device=self._decoder.device)
         whole = self.model(input_ids=ids, use_cache=False, return_dict=True).logits[0].float()
-        parts = torch.cat([self._plain(tokens[: end + 1]) for end in range(length)])
+        parts = torch.stack([self._plain(tokens[: end + 1]) for end in range(length)])
         noise = float((whole - parts).abs().mean() / parts.std())
-        return max(QUANTIZED_TOLERANCE, QUANTIZED_NOISE * noise)
+        return max(ROUNDED_TOLERANCE, ROUNDED_NOISE * noise)
 
     @torch.inference_mode()
     def _trial(self, form: str, room: int) -> tuple[torch.Tensor, torch.Tensor]:
