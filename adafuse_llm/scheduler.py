@@ -10,10 +10,11 @@ stay large, unless somebody has waited too long (`choose`).
 
 Which thread: members on different devices (`Placed.device`) run at the same time, each device on a
 thread of its own, so a model is only ever touched by one thread. Members of one device take turns,
-and where there is only one device the coordinating thread evaluates, without hand-offs. So it is
-on a CPU: one member with all cores is as fast as several with a share each, or faster, as they
-compete for the same memory bandwidth and the slowest is waited for
-(``benchmarks/members_side_by_side.py``); and a round rarely asks several members at once.
+and where there is only one device the coordinating thread evaluates, without hand-offs. This is
+so on a CPU as well. At the same time, members with all cores each fight for them; with a share of
+the cores each they gain little where a pass keeps all cores busy, wait for the slowest, and need
+another number of torch threads, which is the caller's to set
+(``benchmarks/members_side_by_side.py`` measures it).
 
 Which requests: first come first served, as far as places (`RuntimeConfig.max_requests`) and memory
 (`RuntimeConfig.cache_bytes`) go. Whoever does not fit waits, and all behind it.
