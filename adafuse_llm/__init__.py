@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from adafuse_llm.engine import AdaFuseEngine
     from adafuse_llm.errors import (
         AdaFuseError,
+        CacheMemoryError,
         ContextWindowError,
         DecodingError,
         EngineClosedError,
@@ -57,6 +58,7 @@ _HOMES = {
     "engine": ("AdaFuseEngine",),
     "errors": (
         "AdaFuseError",
+        "CacheMemoryError",
         "ContextWindowError",
         "DecodingError",
         "EngineClosedError",
@@ -89,6 +91,7 @@ __all__ = [  # noqa: RUF022  one group per module, as in _HOMES
     "Placed",
     "FakeBackend",
     "AdaFuseError",
+    "CacheMemoryError",
     "ContextWindowError",
     "DecodingError",
     "EngineClosedError",

@@ -20,6 +20,7 @@ from adafuse_llm.errors import (
     InvalidOptionError,
     MemberError,
 )
+from adafuse_llm.memory import CacheMemory
 from adafuse_llm.results import Generation, Round, StreamEvent
 from adafuse_llm.scheduler import Outbox, Request, Scheduler
 from adafuse_llm.text.chat import check_messages
@@ -43,7 +44,8 @@ Messages = Sequence[Mapping[str, Any]]
 class AdaFuseEngine:
     """An ensemble of language models that decode one response together.
 
-    Thread-safe. Models are run by one worker thread, which serves all requests of the engine.
+    Thread-safe. All requests of the engine share their forward passes; a model is run by one
+    thread, and members on different devices run at the same time.
     Usable as a context manager; `close` ends running requests.
 
     Args:
@@ -84,7 +86,8 @@ class AdaFuseEngine:
         self._weights(self.config)
         self._on_round = on_round
         self.runtime = runtime or RuntimeConfig()
-        self._scheduler = Scheduler(self.runtime)
+        self._memory = CacheMemory(self.runtime.cache_bytes)
+        self._scheduler = Scheduler(self._backends, self.runtime, self._memory)
 
     @classmethod
     def from_pretrained(
@@ -294,7 +297,7 @@ class AdaFuseEngine:
             request.abandoned.set()
 
     def close(self) -> None:
-        """End running requests and stop the worker thread. The engine takes no more requests."""
+        """End running requests and stop the threads. The engine takes no more requests."""
         self._scheduler.close()
 
     def __enter__(self) -> Self:
@@ -361,7 +364,8 @@ class AdaFuseEngine:
             ids = _encode(backend, prompt, messages)
             _check_window(backend, len(ids))
             members.append(Member(backend, ids, top, weight))
-        return Request(members, config, Transcript(config.stop, spaces), cancel)
+        needs = self._memory.needs(members, config)
+        return Request(members, config, Transcript(config.stop, spaces), needs, cancel)
 
     def _weights(self, config: AdaFuseConfig) -> list[float]:
         """One weight per member, 1 each by default.

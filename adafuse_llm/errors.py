@@ -3,7 +3,8 @@
     AdaFuseError
     ├── InvalidInputError(ValueError)         what the caller passed cannot be used
     │   ├── InvalidOptionError                an option is unknown, out of range or unusable here
-    │   └── ContextWindowError                a prompt does not fit a member's context window
+    │   ├── ContextWindowError                a prompt does not fit a member's context window
+    │   └── CacheMemoryError                  a request does not fit the memory for caches
     ├── LoadError(OSError)                    a member cannot be loaded
     │   └── UnsupportedModelError             it loads, but cannot take part in an ensemble
     ├── MemberError(RuntimeError)             a member failed while decoding
@@ -35,6 +36,10 @@ class InvalidOptionError(InvalidInputError):
 
 class ContextWindowError(InvalidInputError):
     """A prompt leaves a member no room in its context window."""
+
+
+class CacheMemoryError(InvalidInputError):
+    """A request would hold more key/value cache than a device may, even if it ran alone."""
 
 
 class LoadError(AdaFuseError, OSError):

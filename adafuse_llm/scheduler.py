@@ -1,22 +1,39 @@
-"""The driver: one thread that evaluates what running requests ask for.
+"""The driver: who evaluates what running requests ask for, and when.
 
-Requests arrive from any thread. The worker looks at what every active request waits for, takes
-one member and evaluates everything that is asked of it in one call; then each request goes on
-until its next question. Synchronous, asynchronous and batched callers are all clients of this one
-loop, so models are only ever touched by one thread.
+Requests arrive from any thread. One coordinating thread runs what is theirs (rounds, tokenizers);
+whenever a device is free, it takes one of the device's members and has everything evaluated that
+is asked of it, in one call. A request goes on once all it asked for is answered. Synchronous,
+asynchronous and batched callers are all clients of this one loop.
+
+Which member: the one that most requests wait for, so that requests fall into step and batches
+stay large, unless somebody has waited too long (`choose`).
+
+Which thread: members on different devices (`Placed.device`) run at the same time, each device on a
+thread of its own, so a model is only ever touched by one thread. Members of one device take turns,
+and where there is only one device the coordinating thread evaluates, without hand-offs. This is
+so on a CPU as well. At the same time, members with all cores each fight for them; with a share of
+the cores each they gain little where a pass keeps all cores busy, wait for the slowest, and need
+another number of torch threads, which is the caller's to set
+(``benchmarks/members_side_by_side.py`` measures it).
+
+Which requests: first come first served, as far as places (`RuntimeConfig.max_requests`) and memory
+(`RuntimeConfig.cache_bytes`) go. Whoever does not fit waits, and all behind it.
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
+import queue
 import threading
 import traceback
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
-from adafuse_llm.backends.base import Backend
+from adafuse_llm.backends.base import Backend, Placed
 from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
 from adafuse_llm.decoding.member import Asking, Member
 from adafuse_llm.decoding.rounds import decode, summarise
@@ -26,13 +43,14 @@ from adafuse_llm.errors import (
     MemberError,
     MemberOutOfMemoryError,
 )
+from adafuse_llm.memory import CacheMemory, Needs
 from adafuse_llm.results import Round, StreamEvent
 from adafuse_llm.text.stops import Transcript
 
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 5.0
-"""How long the worker thread waits for another request before it ends."""
+"""How long the threads wait for another request before they end."""
 
 EXIT_SECONDS = 30.0
 """How long the interpreter waits at exit for a forward pass to finish."""
@@ -47,11 +65,12 @@ class Request:
         members: one `Member` per backend, holding the encoded prompt.
         config: validated options.
         transcript: the empty response.
+        needs: most bytes that it holds on each device.
         cancel: set by the caller to end the decode with what it has.
 
     Attributes:
         abandoned: set when nobody waits for the result any more.
-        asking: what it waits for; it goes on when this is empty.
+        unanswered: how many of its questions wait for an answer.
     """
 
     def __init__(
@@ -59,13 +78,15 @@ class Request:
         members: Sequence[Member],
         config: AdaFuseConfig,
         transcript: Transcript,
+        needs: Needs,
         cancel: threading.Event | None = None,
     ) -> None:
         self.members = tuple(members)
         self.transcript = transcript
+        self.needs = needs
         self.cancel = cancel
         self.abandoned = threading.Event()
-        self.asking: list[Asking] = []
+        self.unanswered = 0
         self._rounds: list[Round] = []
         self._steps = decode(self.members, config, transcript, self._rounds)
 
@@ -74,36 +95,138 @@ class Request:
         """Whether the caller wants no more."""
         return self.abandoned.is_set() or (self.cancel is not None and self.cancel.is_set())
 
-    def resume(self, deliver: Outbox) -> bool:
-        """Run to the next question. Returns False once the request is over; its last event or
+    def resume(self, deliver: Outbox) -> tuple[Asking, ...]:
+        """Run to the next questions. Returns none once the request is over; its last event or
         its error has then been delivered.
         """
         try:
             if self.abandoned.is_set():
-                return False
+                return ()
             if self.is_over:
                 deliver(self._cancelled())
-                return False
+                return ()
             for step in self._steps:
-                if isinstance(step, tuple):
-                    self.asking = list(step)
-                    return True
-                deliver(step)
+                if isinstance(step, StreamEvent):
+                    deliver(step)
+                elif step:
+                    self.unanswered = len(step)
+                    return step
         except BaseException as error:  # whatever broke this request must not break the others
             deliver(error)
-        return False
+        return ()
 
-    def release(self) -> None:
-        """Free what the members hold for this request."""
+    def close(self) -> None:
+        """End the computation where it stands."""
         self._steps.close()
-        for member in self.members:
-            _release(member)
 
     def _cancelled(self) -> StreamEvent:
         shown = self.transcript.flush()
         generation = summarise(self.members, self.transcript, self._rounds, "cancelled")
         return StreamEvent(text=shown, round=None, generation=generation)
 
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waiting:
+    """A question that waits for its device.
+
+    Attributes:
+        since: how many evaluations the device had begun when it was asked.
+    """
+
+    request: Request
+    asking: Asking
+    since: int
+
+    @property
+    def backend(self) -> Backend:
+        """Who is asked."""
+        return self.asking.member.backend
+
+
+def choose(waiting: Sequence[Waiting], begun: int, patience: int) -> Backend:
+    """The backend to evaluate next: the one that most questions wait for; of equal ones the one
+    whose oldest question waits longest. A question that has been passed over `patience` times
+    comes before all that.
+
+    Args:
+        waiting: questions for one device, at least one, oldest first.
+        begun: evaluations that the device has begun so far.
+        patience: how many evaluations a question may see go by.
+    """
+    oldest = waiting[0]
+    if begun - oldest.since >= patience:
+        return oldest.backend
+    backends = {each.backend.name: each.backend for each in waiting}
+    ((name, _),) = Counter(each.backend.name for each in waiting).most_common(1)
+    return backends[name]
+
+
+Job = Callable[[], None]
+
+
+class _Device:
+    """What waits for one device, and the thread that does it.
+
+    Args:
+        name: the device.
+        threaded: whether it has a thread of its own; if not, jobs are done where they are given.
+
+    Attributes:
+        waiting: questions, oldest first.
+        begun: evaluations begun so far.
+        busy: whether an evaluation runs.
+    """
+
+    def __init__(self, name: str, *, threaded: bool) -> None:
+        self.waiting: list[Waiting] = []
+        self.begun = 0
+        self.busy = False
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        if threaded:
+            self._thread = threading.Thread(target=self._work, name=f"adafuse {name}", daemon=True)
+            self._thread.start()
+
+    def do(self, job: Job) -> None:
+        """Have something done that touches the device's members, after all that was given."""
+        if self._thread is None:
+            job()
+        else:
+            self._jobs.put(job)
+
+    def take(self, patience: int) -> list[Waiting]:
+        """The questions to evaluate next, all to one backend; they wait no longer."""
+        backend = choose(self.waiting, self.begun, patience)
+        group = [each for each in self.waiting if each.backend is backend]
+        self.waiting = [each for each in self.waiting if each.backend is not backend]
+        self.begun += 1
+        self.busy = True
+        return group
+
+    def stop(self) -> None:
+        """End the thread once it has done what it was given."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job  # it holds a request
+
+
+@dataclass(frozen=True, slots=True)
+class _Evaluated:
+    """A device has answered: an error or None for each question, or the defect that kept it
+    from answering.
+    """
+
+    device: _Device
+    group: Sequence[Waiting]
+    errors: Sequence[AdaFuseError | None] | BaseException
+
+
+Arrival = tuple[Request, Outbox]
 
 _running: weakref.WeakSet[Scheduler] = weakref.WeakSet()
 
@@ -116,118 +239,208 @@ def _close_all() -> None:
 
 
 class Scheduler:
-    """Runs requests on one worker thread, which starts with the first and ends when idle."""
+    """Runs requests on threads that start with the first and end when idle.
 
-    def __init__(self, runtime: RuntimeConfig) -> None:
-        self._runtime = runtime
-        self._changed = threading.Condition()
-        self._arrived: deque[tuple[Request, Outbox]] = deque()
-        self._worker: threading.Thread | None = None
+    Args:
+        backends: all that requests may ask.
+        runtime: how many requests run at once.
+        memory: whether they fit.
+    """
+
+    def __init__(
+        self, backends: Sequence[Backend], runtime: RuntimeConfig, memory: CacheMemory
+    ) -> None:
+        self.devices = {
+            each.name: each.device if isinstance(each, Placed) else "unknown" for each in backends
+        }
+        self.runtime = runtime
+        self.memory = memory
+        self._lock = threading.Lock()
+        self._coordinator: _Coordinator | None = None
         self._closed = False
         _running.add(self)
 
     def submit(self, request: Request, deliver: Outbox) -> None:
-        """Start a request. `deliver` is called on the worker thread with each event, the last
-        of which carries the generation, or with the error that ended the request.
+        """Start a request. `deliver` is called on the coordinating thread with each event, the
+        last of which carries the generation, or with the error that ended the request.
 
         Raises:
             EngineClosedError: the scheduler was closed.
         """
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise EngineClosedError("this engine was closed; make a new one")
-            self._arrived.append((request, deliver))
-            if self._worker is None or not self._worker.is_alive():  # dead after a fork
-                self._worker = threading.Thread(target=self._run, name="adafuse", daemon=True)
-                self._worker.start()
-            self._changed.notify()
+            coordinator = self._coordinator
+            if coordinator is None or not coordinator.accepts(request, deliver):
+                self._coordinator = _Coordinator(self, (request, deliver))
+                self._coordinator.start()
 
     def close(self, timeout: float | None = None) -> None:
-        """End running requests with `EngineClosedError` and wait for the worker to finish.
+        """End running requests with `EngineClosedError` and wait for the threads to finish.
 
         Args:
             timeout: seconds to wait at most.
         """
-        with self._changed:
+        with self._lock:
             self._closed = True
-            worker = self._worker
-            self._changed.notify()
-        if worker is not None and worker is not threading.current_thread():
-            worker.join(timeout)
+            coordinator = self._coordinator
+        if coordinator is not None:
+            coordinator.close(timeout)
 
-    def _run(self) -> None:
-        active: dict[Request, Outbox] = {}
+
+class _Coordinator(threading.Thread):
+    """The thread that runs requests, from the first one until there are none.
+
+    All state but the inbox is its own: other threads only send it messages.
+    """
+
+    def __init__(self, scheduler: Scheduler, first: Arrival) -> None:
+        super().__init__(name="adafuse", daemon=True)
+        self._scheduler = scheduler  # kept alive, so that it is closed when the interpreter exits
+        self._accepting = threading.Lock()
+        self._ended = False
+        self._inbox: queue.SimpleQueue[Arrival | _Evaluated | None] = queue.SimpleQueue()
+        self._inbox.put(first)
+        self._queue: deque[Arrival] = deque()
+        self._active: dict[Request, Outbox] = {}
+        self._devices: dict[str, _Device] = {}
+
+    def accepts(self, request: Request, deliver: Outbox) -> bool:
+        """Take in a request, unless the thread is about to end or was left behind by a fork."""
+        with self._accepting:
+            if self._ended or not self.is_alive():
+                return False
+            self._inbox.put((request, deliver))
+            return True
+
+    def close(self, timeout: float | None) -> None:
+        """End running requests and wait for the thread, `timeout` seconds at most."""
+        self._inbox.put(None)
+        if self is not threading.current_thread():
+            self.join(timeout)
+
+    def run(self) -> None:
+        """Listen, admit, evaluate, until closed or idle."""
         try:
-            while self._admit(active):
-                if active:
-                    self._evaluate(active)
+            names = set(self._scheduler.devices.values())
+            self._devices = {name: _Device(name, threaded=len(names) > 1) for name in names}
+            while self._listen():
+                self._end_cancelled()
+                self._admit()
+                self._evaluate()
         except BaseException as error:  # a defect of this module; nobody may wait forever
             logger.exception("the scheduler failed")
-            with self._changed:
-                self._worker = None
-                active.update(self._arrived)
-                self._arrived.clear()
-            for request in list(active):
-                self._finish(request, active, error)
+            self._end_all(error)
+        for device in self._devices.values():
+            device.stop()
 
-    def _admit(self, active: dict[Request, Outbox]) -> bool:
-        """Take in new requests, first come first served, waiting for one if there is nothing to
-        do; False to end.
-        """
-        with self._changed:
-            while not active and not self._arrived and not self._closed:
-                if not self._changed.wait(IDLE_SECONDS):
-                    break
-            closed = self._closed
-            room = len(self._arrived) if closed else self._runtime.max_requests - len(active)
-            arrived = [self._arrived.popleft() for _ in range(min(room, len(self._arrived)))]
-            if not active and not arrived:
-                self._worker = None
+    def _listen(self) -> bool:
+        """Take in what has happened, waiting for something if nothing has; False to end."""
+        try:
+            message = self._inbox.get(timeout=None if self._active else IDLE_SECONDS)
+        except queue.Empty:
+            with self._accepting:
+                self._ended = self._inbox.empty()
+            return not self._ended
+        while True:
+            if message is None:
+                self._end_all(EngineClosedError("this engine was closed"))
                 return False
-        active.update(arrived)
-        for request in list(active) if closed else ():
-            self._finish(request, active, EngineClosedError("this engine was closed"))
-        for request, _ in () if closed else arrived:
-            self._resume(request, active)
-        return True
+            if isinstance(message, _Evaluated):
+                self._take_in(message)
+            else:
+                self._queue.append(message)
+            try:
+                message = self._inbox.get_nowait()
+            except queue.Empty:
+                return True
 
-    def _evaluate(self, active: dict[Request, Outbox]) -> None:
-        """Evaluate all that is asked of the member that the first request waits for."""
-        for request in list(active):
-            if request.is_over:
-                self._resume(request, active)
-        backend = next((each.asking[0].member.backend for each in active), None)
-        if backend is None:
-            return
-        group = [
-            (request, asking)
-            for request in active
-            for asking in request.asking
-            if asking.member.backend is backend
-        ]
-        answers = _answer(backend, [asking for _, asking in group])
-        for (request, asking), error in zip(group, answers, strict=True):
-            request.asking.remove(asking)
+    def _take_in(self, evaluated: _Evaluated) -> None:
+        """Let requests go on whose last question was answered."""
+        evaluated.device.busy = False
+        if isinstance(evaluated.errors, BaseException):
+            raise evaluated.errors
+        for waiting, error in zip(evaluated.group, evaluated.errors, strict=True):
+            request = waiting.request
+            request.unanswered -= 1
+            if request not in self._active:  # it ended while it was evaluated
+                continue
             if error is not None:
-                self._finish(request, active, error)
-            elif not request.asking:
-                self._resume(request, active)
+                self._finish(request, error)
+            elif not request.unanswered:
+                self._resume(request)
 
-    def _resume(self, request: Request, active: dict[Request, Outbox]) -> None:
-        if not request.resume(active[request]):
-            self._finish(request, active)
-        elif len(active) > 1:  # to the back of the queue
-            active[request] = active.pop(request)
+    def _end_cancelled(self) -> None:
+        """End requests whose callers want no more, whether they run or still wait."""
+        for request in [each for each in self._active if each.is_over]:
+            self._resume(request)
+        over = [arrival for arrival in self._queue if arrival[0].is_over]
+        for request, deliver in over:
+            self._queue.remove((request, deliver))
+            request.resume(deliver)
 
-    def _finish(
-        self,
-        request: Request,
-        active: dict[Request, Outbox],
-        error: BaseException | None = None,
-    ) -> None:
-        deliver = active.pop(request)
-        request.release()
+    def _admit(self) -> None:
+        """Start requests, first come first served, as places and memory go."""
+        runtime, memory = self._scheduler.runtime, self._scheduler.memory
+        while self._queue and len(self._active) < runtime.max_requests:
+            request, deliver = self._queue[0]
+            if not memory.fits([request.needs, *(each.needs for each in self._active)]):
+                return
+            self._queue.popleft()
+            self._active[request] = deliver
+            self._resume(request)
+
+    def _evaluate(self) -> None:
+        """Give every device that is free the largest batch that waits for it."""
+        patience = len(self._scheduler.devices) + 1
+        for device in self._devices.values():
+            if device.waiting and not device.busy:
+                device.do(partial(self._answer, device, device.take(patience)))
+
+    def _answer(self, device: _Device, group: Sequence[Waiting]) -> None:
+        """Evaluate a batch; runs on the device's thread."""
+        errors: Sequence[AdaFuseError | None] | BaseException
+        try:
+            errors = _answer(group[0].backend, [each.asking for each in group])
+        except BaseException as error:  # a defect of this module, for the coordinator to report
+            errors = error
+        self._inbox.put(_Evaluated(device, group, errors))
+
+    def _device(self, member: Member) -> _Device:
+        return self._devices[self._scheduler.devices[member.name]]
+
+    def _resume(self, request: Request) -> None:
+        questions = request.resume(self._active[request])
+        for asking in questions:
+            device = self._device(asking.member)
+            device.waiting.append(Waiting(request, asking, device.begun))
+        if not questions:
+            self._finish(request)
+
+    def _finish(self, request: Request, error: BaseException | None = None) -> None:
+        """Free what is held for a request. Its memory on a device is free before the device
+        evaluates anything that is admitted from now on.
+        """
+        deliver = self._active.pop(request)
+        request.close()
+        for device in self._devices.values():
+            device.waiting = [each for each in device.waiting if each.request is not request]
+        for member in request.members:
+            self._device(member).do(partial(_release, member))
         if error is not None:
+            deliver(error)
+
+    def _end_all(self, error: BaseException) -> None:
+        """End every request with an error, and take no more."""
+        with self._accepting:
+            self._ended = True
+        while not self._inbox.empty():
+            message = self._inbox.get()
+            if isinstance(message, tuple):
+                self._queue.append(message)
+        for request in list(self._active):
+            self._finish(request, error)
+        for _, deliver in self._queue:
             deliver(error)
 
 

@@ -259,6 +259,7 @@ def test_every_error_is_one_of_ours_and_of_the_fitting_standard_type() -> None:
         "EngineClosedError": RuntimeError,
         "MissingDependencyError": ImportError,
         "ContextWindowError": ValueError,
+        "CacheMemoryError": ValueError,
         "UnsupportedModelError": OSError,
         "InvalidOptionError": ValueError,
     }
@@ -295,6 +296,7 @@ def test_the_exported_names_are_exactly_the_public_ones() -> None:
         "Answer",
         "Ask",
         "Backend",
+        "CacheMemoryError",
         "Candidate",
         "ContextWindowError",
         "DecodingError",

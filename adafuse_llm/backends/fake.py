@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,9 @@ class FakeBackend:
             the response. What is missing from 1 goes nowhere.
         vocabulary: texts of several characters that are single tokens.
         context_window: most tokens of a sequence.
+        device: where it says it runs; members on different devices run at the same time.
+        bytes_per_token: what it says it keeps of a request, per token of its sequences.
+        free: bytes that it says are free on the device.
 
     Attributes:
         passes: evaluations so far, for assertions.
@@ -37,9 +41,16 @@ class FakeBackend:
         rule: Rule,
         vocabulary: Sequence[str] = (),
         context_window: int | None = None,
+        *,
+        device: str = "cpu",
+        bytes_per_token: int = 0,
+        free: int = 2**30,
     ) -> None:
         self.name = name
         self.context_window = context_window
+        self.device = device
+        self.bytes_per_token = bytes_per_token
+        self.free = free
         self.passes = 0
         self._rule = rule
         self._codec = FakeCodec(vocabulary)
@@ -57,6 +68,12 @@ class FakeBackend:
 
     def release(self, tree: TokenTree) -> None:
         pass
+
+    def cache_bytes(self, tokens: int) -> int:
+        return tokens * self.bytes_per_token
+
+    def free_bytes(self) -> int:
+        return self.free
 
     def _answer(self, ask: Ask) -> Answer:
         tree = ask.tree
@@ -89,7 +106,7 @@ class FakeBackend:
 
 
 class FakeCodec:
-    """Text as a sequence of strings from a vocabulary that grows as it is used."""
+    """Text as a sequence of strings from a vocabulary that grows as it is used, by any thread."""
 
     has_chat_template = False
 
@@ -97,6 +114,7 @@ class FakeCodec:
         self._texts = [END, *vocabulary]
         self._ids = {text: number for number, text in enumerate(self._texts)}
         self._longest = max(map(len, self._texts))
+        self._growing = threading.Lock()
 
     @property
     def end_id(self) -> int:
@@ -105,11 +123,12 @@ class FakeCodec:
 
     def token(self, text: str) -> int:
         """The id of the token `text`."""
-        if text not in self._ids:
-            self._ids[text] = len(self._texts)
-            self._texts.append(text)
-            self._longest = max(self._longest, len(text))
-        return self._ids[text]
+        with self._growing:
+            if text not in self._ids:
+                self._texts.append(text)
+                self._ids[text] = len(self._texts) - 1
+                self._longest = max(self._longest, len(text))
+            return self._ids[text]
 
     def encode_prompt(self, text: str) -> list[int]:
         return self.encode_continuation((), text)[0]

@@ -1,0 +1,77 @@
+"""Key/value cache that running requests may hold, in bytes per device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from adafuse_llm.backends.base import Placed
+from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.decoding.member import Member
+from adafuse_llm.errors import CacheMemoryError
+
+Needs = Mapping[str, int]
+"""Bytes by device."""
+
+
+class CacheMemory:
+    """What requests need, and whether several of them fit at the same time.
+
+    Members that are not `Placed` count nothing. Any thread may ask; nothing is booked here, as
+    what is held follows from which requests run.
+
+    Args:
+        limit: most bytes on each device; None for half of what is free when a request first
+            needs the device.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self._limits: dict[str, int] = {}
+
+    def needs(self, members: Sequence[Member], config: AdaFuseConfig) -> Needs:
+        """Most bytes that a request holds on each device.
+
+        Raises:
+            CacheMemoryError: it is more than the device may hold.
+        """
+        needs: Counter[str] = Counter()
+        spare = branch_tokens(len(members), config)
+        for member in members:
+            backend = member.backend
+            if isinstance(backend, Placed):
+                tokens = member.prompt_tokens + config.max_new_tokens + spare
+                if member.window is not None:
+                    tokens = min(tokens, member.window)
+                needs[backend.device] += backend.cache_bytes(tokens)
+                if backend.device not in self._limits:
+                    limit = backend.free_bytes() // 2 if self._limit is None else self._limit
+                    self._limits.setdefault(backend.device, limit)
+        for device, needed in needs.items():
+            if needed > self._limits[device]:
+                raise CacheMemoryError(
+                    f"the request needs {needed:,} bytes of key/value cache on {device!r}; "
+                    f"{self._limits[device]:,} are allowed. Shorten the prompt, lower "
+                    f"max_new_tokens ({config.max_new_tokens}), or allow more with "
+                    "RuntimeConfig(cache_bytes=...)."
+                )
+        return needs
+
+    def fits(self, requests: Iterable[Needs]) -> bool:
+        """Whether these requests can run at the same time."""
+        total: Counter[str] = Counter()
+        for needs in requests:
+            total.update(needs)
+        return all(needed <= self._limits[device] for device, needed in total.items())
+
+
+def branch_tokens(members: int, config: AdaFuseConfig) -> int:
+    """Most tokens of a round's pool, which a member's tree holds beside the committed ones.
+
+    Each of K members proposes M - 1 words it is sure of, which its branches share, and B
+    alternatives for the next. Every word is counted at `max_word_tokens`. Few words are that
+    long, which leaves room for what the tree keeps of earlier rounds, and for a member that cuts
+    another's words into more tokens.
+    """
+    words = config.max_words - 1 + config.branching_factor
+    return members * words * config.max_word_tokens

@@ -1,0 +1,125 @@
+"""Do members on one CPU run faster in turns, or at the same time with a share of its cores each?
+
+    python benchmarks/members_side_by_side.py
+    python benchmarks/members_side_by_side.py --repeats 21 --output side_by_side.json
+
+One step is a forward pass of every embedded member over the same number of tokens, which ends
+when the last member has finished; 1 token is a plain decoding step, 8 are a small batch or a tree.
+
+turns       one member after the other, each with all threads
+turns, 1    one after the other, each with a single thread
+at once     a Python thread and an equal share of the threads for each member, at least one
+
+The ways alternate, so that whatever else the machine does meets all of them; ratios are medians
+over such triples. Threads that share an operation wait for each other: on a machine that is busy
+with other things, `turns` suffers most, and the ratios say more about that than about the ways.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from adafuse_llm import AdaFuseEngine
+from adafuse_llm.backends.huggingface import HuggingFaceBackend
+
+WAYS = ("turns", "turns, 1", "at once")
+TOKENS = (1, 8)
+PROMPT_TOKENS = 256
+STEPS = 5
+"""Steps per measurement."""
+
+
+@torch.inference_mode()
+def passes(model: Any, tokens: int) -> Callable[[], None]:
+    """A forward pass of `tokens` tokens after a cached prompt, [1, tokens], to be repeated."""
+    cache = model(torch.full((1, PROMPT_TOKENS), 5), use_cache=True).past_key_values
+    ids = torch.full((1, tokens), 7)
+
+    @torch.inference_mode()
+    def run() -> None:
+        model(ids, past_key_values=cache, use_cache=True)
+        cache.crop(-tokens)
+
+    return run
+
+
+def in_turns(runs: Sequence[Callable[[], None]]) -> float:
+    """Seconds of a step, the members one after the other."""
+    started = time.perf_counter()
+    for _ in range(STEPS):
+        for run in runs:
+            run()
+    return (time.perf_counter() - started) / STEPS
+
+
+def at_once(runs: Sequence[Callable[[], None]], pools: Sequence[ThreadPoolExecutor]) -> float:
+    """Seconds of a step, each member on its own thread."""
+    started = time.perf_counter()
+    for _ in range(STEPS):
+        for step in [pool.submit(run) for pool, run in zip(pools, runs, strict=True)]:
+            step.result()
+    return (time.perf_counter() - started) / STEPS
+
+
+def measure(models: Sequence[Any], threads: int, repeats: int) -> list[dict[str, Any]]:
+    """Per number of tokens and way: median milliseconds of a step, and its ratio to `turns`."""
+    share = max(1, threads // len(models))
+    pools = [ThreadPoolExecutor(1) for _ in models]
+    for pool in pools:  # torch's setting is one per calling thread
+        pool.submit(torch.set_num_threads, share).result()
+
+    def step(way: str, runs: Sequence[Callable[[], None]]) -> float:
+        torch.set_num_threads(threads if way == "turns" else 1)
+        return at_once(runs, pools) if way == "at once" else in_turns(runs)
+
+    rows = []
+    for tokens in TOKENS:
+        runs = [passes(model, tokens) for model in models]
+        times = [{way: step(way, runs) for way in WAYS} for _ in range(1 + repeats)][1:]  # warm-up
+        for way in WAYS:
+            milliseconds = 1000 * statistics.median(each[way] for each in times)
+            ratio = statistics.median(each[way] / each["turns"] for each in times)
+            rows.append({"tokens": tokens, "way": way, "ms": milliseconds, "ratio": ratio})
+    for pool in pools:
+        pool.shutdown()
+    return rows
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The figures as Markdown."""
+    lines = ["| tokens | way | ms per step | ÷ turns |", "|---:|---|---:|---:|"]
+    lines += [f"| {r['tokens']} | {r['way']} | {r['ms']:.2f} | {r['ratio']:.2f} |" for r in rows]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=11, help="measurements, at least 5")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--output", type=Path, help="write the figures as JSON here")
+    arguments = parser.parse_args()
+    if arguments.repeats < 5:
+        parser.error("--repeats must be at least 5")
+    with AdaFuseEngine.from_embedded() as engine:
+        backends = [each for each in engine.backends if isinstance(each, HuggingFaceBackend)]
+    rows = measure([each.model for each in backends], arguments.threads, arguments.repeats)
+    print(table(rows))
+    if arguments.output:
+        machine = {"cpu": platform.processor(), "torch": torch.__version__}
+        report = {**machine, "threads": arguments.threads, "repeats": arguments.repeats}
+        arguments.output.write_text(json.dumps({**report, "rows": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
