@@ -228,8 +228,9 @@ class AdaFuseEngine:
         outbox: queue.SimpleQueue[tuple[int, StreamEvent | BaseException]] = queue.SimpleQueue()
         done: dict[int, Generation] = {}
         try:
-            for index, request in enumerate(requests):
-                self._scheduler.submit(request, _numbered(index, outbox))
+            self._scheduler.submit(
+                *((request, _numbered(i, outbox)) for i, request in enumerate(requests))
+            )
             while len(done) < len(requests):
                 index, event = outbox.get()
                 if isinstance(event, BaseException):
@@ -284,7 +285,7 @@ class AdaFuseEngine:
                 request.abandoned.set()
 
         try:
-            self._scheduler.submit(request, deliver)
+            self._scheduler.submit((request, deliver))
             while True:
                 event = await inbox.get()
                 if isinstance(event, BaseException):
@@ -312,7 +313,7 @@ class AdaFuseEngine:
     def _consume(self, request: Request, on_round: RoundObserver | None) -> Iterator[StreamEvent]:
         outbox: queue.SimpleQueue[StreamEvent | BaseException] = queue.SimpleQueue()
         try:
-            self._scheduler.submit(request, outbox.put)
+            self._scheduler.submit((request, outbox.put))
             while True:
                 event = outbox.get()
                 if isinstance(event, BaseException):

@@ -227,6 +227,7 @@ class _Evaluated:
 
 
 Arrival = tuple[Request, Outbox]
+Arrivals = tuple[Arrival, ...]
 
 _running: weakref.WeakSet[Scheduler] = weakref.WeakSet()
 
@@ -260,9 +261,10 @@ class Scheduler:
         self._closed = False
         _running.add(self)
 
-    def submit(self, request: Request, deliver: Outbox) -> None:
-        """Start a request. `deliver` is called on the coordinating thread with each event, the
-        last of which carries the generation, or with the error that ended the request.
+    def submit(self, *arrivals: Arrival) -> None:
+        """Start requests, those given together at the same time. Each one's outbox is called on
+        the coordinating thread with each event, the last of which carries the generation, or with
+        the error that ended the request.
 
         Raises:
             EngineClosedError: the scheduler was closed.
@@ -271,8 +273,8 @@ class Scheduler:
             if self._closed:
                 raise EngineClosedError("this engine was closed; make a new one")
             coordinator = self._coordinator
-            if coordinator is None or not coordinator.accepts(request, deliver):
-                self._coordinator = _Coordinator(self, (request, deliver))
+            if coordinator is None or not coordinator.accepts(arrivals):
+                self._coordinator = _Coordinator(self, arrivals)
                 self._coordinator.start()
 
     def close(self, timeout: float | None = None) -> None:
@@ -294,23 +296,23 @@ class _Coordinator(threading.Thread):
     All state but the inbox is its own: other threads only send it messages.
     """
 
-    def __init__(self, scheduler: Scheduler, first: Arrival) -> None:
+    def __init__(self, scheduler: Scheduler, first: Arrivals) -> None:
         super().__init__(name="adafuse", daemon=True)
         self._scheduler = scheduler  # kept alive, so that it is closed when the interpreter exits
         self._accepting = threading.Lock()
         self._ended = False
-        self._inbox: queue.SimpleQueue[Arrival | _Evaluated | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Arrivals | _Evaluated | None] = queue.SimpleQueue()
         self._inbox.put(first)
         self._queue: deque[Arrival] = deque()
         self._active: dict[Request, Outbox] = {}
         self._devices: dict[str, _Device] = {}
 
-    def accepts(self, request: Request, deliver: Outbox) -> bool:
-        """Take in a request, unless the thread is about to end or was left behind by a fork."""
+    def accepts(self, arrivals: Arrivals) -> bool:
+        """Take in requests, unless the thread is about to end or was left behind by a fork."""
         with self._accepting:
             if self._ended or not self.is_alive():
                 return False
-            self._inbox.put((request, deliver))
+            self._inbox.put(arrivals)
             return True
 
     def close(self, timeout: float | None) -> None:
@@ -349,7 +351,7 @@ class _Coordinator(threading.Thread):
             if isinstance(message, _Evaluated):
                 self._take_in(message)
             else:
-                self._queue.append(message)
+                self._queue.extend(message)
             try:
                 message = self._inbox.get_nowait()
             except queue.Empty:
@@ -437,7 +439,7 @@ class _Coordinator(threading.Thread):
         while not self._inbox.empty():
             message = self._inbox.get()
             if isinstance(message, tuple):
-                self._queue.append(message)
+                self._queue.extend(message)
         for request in list(self._active):
             self._finish(request, error)
         for _, deliver in self._queue:

@@ -482,7 +482,7 @@ def test_a_request_that_fails_on_one_device_is_released_once_the_other_is_done_w
     roots = [Ask(each.tree, (each.tree.root,), (), 2) for each in members]
     request._steps = (step for step in [tuple(map(scheduler.Asking, members, roots))])
     errors = []
-    ran.submit(request, lambda error: (errors.append(error), failed.set()))
+    ran.submit((request, lambda error: (errors.append(error), failed.set())))
     wait_until(lambda: "released" in happened)
     ran.close()
     assert [error.member for error in errors] == ["a"]

