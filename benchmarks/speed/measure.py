@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,7 @@ class Target:
     measured: float
     limit: float
     at_least: bool = False
-    unit: str = "×"
+    unit: str = "x"
 
     @property
     def met(self) -> bool:
@@ -130,12 +130,18 @@ def take_turns(
     systems: Mapping[str, System],
     repeats: int,
     *,
-    warm_up: bool = True,
+    warm: Collection[str] = (),
 ) -> dict[str, Row]:
-    """Time the systems, one run of each in turn, so that a slow minute slows all of them."""
-    if warm_up:
-        for system in systems.values():
-            system()
+    """Time the systems, one run of each in turn, so that a slow minute slows all of them.
+
+    Args:
+        comparison, point: what the rows are filed under.
+        systems: by name; each is run once before it is timed.
+        repeats: how often each is timed.
+        warm: those that have been run before.
+    """
+    for name in systems.keys() - set(warm):
+        systems[name]()
     seconds: dict[str, list[float]] = {name: [] for name in systems}
     outcomes: dict[str, list[Outcome]] = {name: [] for name in systems}
     for _ in range(repeats):
@@ -168,7 +174,7 @@ def machine() -> dict[str, str]:
     import adafuse_llm
 
     return {
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%d %B %Y, %H:%M UTC"),
+        "date": dt.datetime.now(dt.timezone.utc).strftime("%d %B %Y, %H:%M UTC"),
         "processor": f"{_processor()}, {os.cpu_count()} cores",
         "load": ", ".join(f"{load:.1f}" for load in os.getloadavg()),
         "threads": str(torch.get_num_threads()),

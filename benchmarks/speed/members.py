@@ -132,7 +132,7 @@ def embedded(count: int = 3, *, endless: bool = True, prefix_cache_bytes: int = 
         if index >= 3:
             _disturb(model, seed=index)
         if endless:
-            _add_bias(model, {token: NEVER for token in _special(model, tokenizer)})
+            _add_bias(model, dict.fromkeys(_special(model, tokenizer), NEVER))
         name = path.name + (f"-{index}" if index >= 3 else "")
         members.append(make_member(name, model, tokenizer, prefix_cache_bytes=prefix_cache_bytes))
     return tuple(members)
@@ -188,7 +188,8 @@ def prompt_of(tokens: int, seed: int = 0) -> str:
     """Prose in the style of the embedded members' world, of about so many tokens (wren's)."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(member_paths()[0])
     names = Names(random.Random(f"speed {seed}"), "heldout")
-    text, ids = "", []
+    text = ""
+    ids: list[int] = []
     while len(ids) <= tokens:
         scene = draw_scene(names, 4, (4, 6))
         text += "".join(passage.text + "\n\n" for passage in scene.passages)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,15 +36,33 @@ def outcome_of(generation: Generation) -> Outcome:
 
 
 def run_engine(engine: AdaFuseEngine, prompt: str, tokens: int) -> Outcome:
-    """One response of the engine; part ``after`` is what comes after the first event."""
-    start = None
+    """One response of the engine. Part ``per word`` is the time per word after the first event."""
+    started = first_words = None
     for event in engine.stream(prompt, max_new_tokens=tokens):
-        start = start or time.perf_counter()
+        if started is None:
+            started, first_words = time.perf_counter(), len(event.text.split())
     assert event.generation is not None
-    assert start is not None
-    run = outcome_of(event.generation)
-    after = time.perf_counter() - start
-    return Outcome(run.text, run.tokens, run.passes, run.processed, run.prompt, {"after": after})
+    assert started is not None
+    assert first_words is not None
+    words = len(event.generation.text.split()) - first_words
+    per_word = (time.perf_counter() - started) / max(1, words)
+    return replace(outcome_of(event.generation), parts={"per word": per_word})
+
+
+def add_up(outcomes: Sequence[Outcome]) -> Outcome:
+    """Many responses as one outcome, a line each."""
+
+    def total(field: str) -> dict[str, int]:
+        names = outcomes[0].tokens
+        return {name: sum(getattr(each, field)[name] for each in outcomes) for name in names}
+
+    return Outcome(
+        "\n".join(each.text for each in outcomes),
+        total("tokens"),
+        total("passes"),
+        total("processed"),
+        total("prompt"),
+    )
 
 
 # The members alone ----------------------------------------------------------------------------
@@ -220,11 +240,10 @@ class TokenByToken(ABC):
         self.texts = [pieces(member.tokenizer) for member in members]
         self.ids: list[dict[str, list[int]]] = []
         for texts in self.texts:
-            known: dict[str, list[int]] = {}
-            for token, text in enumerate(texts):
-                if text is not None:
-                    known.setdefault(text, [token])
-            self.ids.append(known)
+            counts = Counter(texts)  # where two tokens stand for a text, `encode` decides
+            self.ids.append(
+                {text: [i] for i, text in enumerate(texts) if text and counts[text] == 1}
+            )
 
     @abstractmethod
     def choose(self, logits: Sequence[torch.Tensor]) -> str:
