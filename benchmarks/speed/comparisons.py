@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -50,7 +51,7 @@ class Size:
         base: prompt and response of the base point.
         prompts, responses, members: the points of these axes that the base point leaves out.
         branches: B at the base point.
-        random: shape, prompt and response of each comparison with random-weight members.
+        random: shape, prompt, response and B of each comparison with random-weight members.
         long: shape, prompt and long prompt of the comparison with long prompts, and its response.
         concurrent: shape, prompt and response of requests at once.
         quote: shape, prompt and response of the scripted quotation.
@@ -65,7 +66,10 @@ class Size:
     paper_rounds: int = 5
     questions: int = 8
     quote: tuple[str, int, int] = ("25M", 500, 64)
-    random: tuple[tuple[str, int, int], ...] = (("25M", 500, 32), ("135M", 50, 16))
+    random: tuple[tuple[str, int, int, tuple[int, ...]], ...] = (
+        ("25M", 500, 32, (1, 3)),
+        ("135M", 50, 16, (1,)),
+    )
     long: tuple[str, int, int, int] = ("5M", 500, 8000, 32)
     at_once: tuple[int, ...] = (4, 16)
     concurrent: tuple[str, int, int] = ("25M", 50, 16)
@@ -83,7 +87,7 @@ QUICK: Final = Size(
     paper_rounds=2,
     questions=2,
     quote=("tiny", 100, 24),
-    random=(("tiny", 50, 16),),
+    random=(("tiny", 50, 16, (1, 3)),),
     long=("tiny", 100, 1000, 16),
     at_once=(2, 4),
     concurrent=("tiny", 20, 12),
@@ -213,54 +217,51 @@ def quotes(report: Report, size: Size) -> None:
 
 def random_members(report: Report, size: Size) -> None:
     """Random-weight members: what a pass costs where hardly anything is agreed on."""
-    for shape, prompt, response in size.random:
+    for shape, prompt, response, branches in size.random:
         pair = random_weights(shape)
-        systems, alone = engines_and_alone(pair, prompt_of(prompt), response, (1, 3))
+        systems, alone = engines_and_alone(pair, prompt_of(prompt), response, branches)
         point, warm = f"{point_of(prompt, response)}, two of {shape}", run_once(alone)
         report.rows += take_turns("random", point, systems, size.repeats, warm=warm).values()
 
 
 def long_prompts(report: Report, size: Size) -> None:
-    """The cost of a committed word after a long prompt, against a short one."""
+    """The cost of a committed word after a long prompt, against a short one, at B = 3."""
     shape, short, long, response = size.long
     pair = random_weights(shape)
-    rows: dict[tuple[int, int], Row] = {}
+    engine = make_engine(pair)
+    costs: dict[int, float] = {}
     for prompt in (short, long):
-        text = prompt_of(prompt)
-        systems: dict[str, System] = {}
-        for branches in (1, 3):
-            engine = make_engine(pair, branching_factor=branches)
-            systems[f"engine, B = {branches}"] = partial(run_engine, engine, text, response)
+        system: System = partial(run_engine, engine, prompt_of(prompt), response)
         point = f"{point_of(prompt, response)}, two of {shape}"
+        systems = {"engine, B = 3": system}
         warm = systems if prompt == long else ()  # by the short prompt
-        found = take_turns("long", point, systems, size.repeats, warm=warm)
-        report.rows += found.values()
-        for branches in (1, 3):
-            rows[prompt, branches] = found[f"engine, B = {branches}"]
-    for branches in (1, 3):
-        costs = [rows[prompt, branches].part("per word") for prompt in (long, short)]
-        name = f"committed word after {long} / after {short} prompt tokens, B = {branches}"
-        report.targets.append(Target(name, costs[0] / costs[1], 2.0))
+        row = take_turns("long", point, systems, size.repeats, warm=warm)["engine, B = 3"]
+        report.rows.append(row)
+        costs[prompt] = row.part("per word")
+    name = f"committed word after {long} / after {short} prompt tokens, B = 3"
+    report.targets.append(Target(name, costs[long] / costs[short], 2.0))
 
 
 def concurrent(report: Report, size: Size) -> None:
-    """Requests at once against one at a time; forward passes are those that were shared."""
+    """Requests at once against one at a time; forward passes are those that were shared.
+
+    One at a time, each request is a sample of what all of them take.
+    """
     shape, prompt, response = size.concurrent
     pair = random_weights(shape)
     most = size.at_once[-1]
     texts = [prompt_of(prompt, seed) for seed in range(most)]
     for branches in (1, 3):
         options: dict[str, Any] = {"branching_factor": branches, "max_new_tokens": response}
-        engine = make_engine(pair, **options)
-        systems = {"one at a time": _metered(pair, partial(_one_by_one, engine, texts))}
+        systems: dict[str, System] = {}
         for count in size.at_once:
             engine = make_engine(pair, max_requests=count, **options)
             systems[f"{count} at once"] = _metered(pair, partial(engine.generate_batch, texts))
-        engine.generate(texts[0])
         point = f"{most} requests, {point_of(prompt, response)}, two of {shape}, B = {branches}"
-        rows = take_turns("concurrent", point, systems, size.repeats, warm=systems)
-        report.rows += rows.values()
-        alone = rows["one at a time"]
+        engine.generate(texts[0])
+        alone = _one_by_one(engine, pair, texts, point)
+        rows = take_turns("concurrent", point, systems, size.repeats)
+        report.rows += [alone, *rows.values()]
         others = [row.outcome.text for row in rows.values()]
         others.append(add_up([outcome_of(each) for each in _threads(engine, texts)]).text)
         report.targets += [
@@ -483,8 +484,20 @@ def _run_with_tail(
     return run_engine(engine, f"{prompt}\n\nNote {next(tails)}:", response)
 
 
-def _one_by_one(engine: AdaFuseEngine, texts: Sequence[str]) -> list[Generation]:
-    return [engine.generate(text) for text in texts]
+def _one_by_one(engine: AdaFuseEngine, members: Members, texts: Sequence[str], point: str) -> Row:
+    """One request after the other; the time of each, as if all took as long."""
+    seconds: list[float] = []
+
+    def run() -> list[Generation]:
+        done = []
+        for text in texts:
+            start = time.perf_counter()
+            done.append(engine.generate(text))
+            seconds.append(len(texts) * (time.perf_counter() - start))
+        return done
+
+    outcome = _metered(members, run)()
+    return Row("concurrent", point, "one at a time", tuple(seconds), outcome)
 
 
 def _metered(members: Members, run: Callable[[], list[Generation]]) -> System:
