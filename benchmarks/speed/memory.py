@@ -48,10 +48,11 @@ def growth(first: int, last: int) -> float:
     from benchmarks.speed.members import embedded, make_engine, prompt_of
 
     engine = make_engine(embedded(), max_new_tokens=4)
+    texts = [prompt_of(20 + seed, seed) for seed in range(3 * TOGETHER)]
     levels: list[int] = []
     for done in range(0, last, TOGETHER):
-        seeds = range(done, done + TOGETHER)
-        engine.generate_batch([prompt_of(20 + seed % 30, seed % 50) for seed in seeds])
+        start = done % len(texts)
+        engine.generate_batch(texts[start : start + TOGETHER])
         if done + TOGETHER in (first, last):
             gc.collect()
             levels.append(psutil.Process().memory_info().rss)
