@@ -36,6 +36,7 @@ format: $(SETUP) ## apply ruff's fixes and formatting
 
 bench: $(SETUP) ## the figures the README quotes
 	$(BIN)/python benchmarks/embedded_skills.py
+	$(BIN)/python -m benchmarks.speed --output speed.json --markdown speed.md
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

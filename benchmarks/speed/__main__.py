@@ -1,0 +1,64 @@
+"""Runs the comparisons: see the package."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # read when torch is imported
+    os.environ.setdefault(variable, "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    from benchmarks.speed.comparisons import COMPARISONS
+
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.speed", description="What the ensemble costs."
+    )
+    parser.add_argument("--quick", action="store_true", help="toy sizes, about a minute")
+    parser.add_argument(
+        "--only", nargs="+", choices=COMPARISONS, default=list(COMPARISONS), metavar="NAME",
+        help=f"some of: {', '.join(COMPARISONS)}",
+    )  # fmt: skip
+    parser.add_argument("--output", type=Path, help="write everything measured here, as JSON")
+    parser.add_argument("--markdown", type=Path, help="write the table here too")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run, print, write."""
+    import torch
+    import transformers
+
+    from benchmarks.speed.comparisons import COMPARISONS, FULL, QUICK
+    from benchmarks.speed.measure import Report, as_markdown, machine
+
+    args = _arguments(argv)
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    size = QUICK if args.quick else FULL
+    header = {**machine(), "size": f"{'quick' if args.quick else 'full'}, {size}"}
+    report = Report()
+    start = time.perf_counter()
+    for name in args.only:
+        print(f"{time.perf_counter() - start:6.0f} s  {name}", file=sys.stderr, flush=True)
+        COMPARISONS[name](report, size)
+    header["took"] = f"{time.perf_counter() - start:.0f} s for {', '.join(args.only)}"
+    table = as_markdown(report, header)
+    print(table)
+    if args.markdown:
+        args.markdown.write_text(table + "\n", encoding="utf-8")
+    if args.output:
+        measured = {"header": header, **report.as_json()}
+        args.output.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,237 @@
+"""Timing, and the rows and targets that come of it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run of a system. Everything by member but the text.
+
+    Attributes:
+        tokens: new tokens of the response.
+        passes: forward passes.
+        processed: tokens that went through them, the prompt's included.
+        prompt: tokens of the prompt.
+        parts: seconds of parts of the run that a comparison looks at.
+    """
+
+    text: str
+    tokens: Mapping[str, int]
+    passes: Mapping[str, int]
+    processed: Mapping[str, int]
+    prompt: Mapping[str, int]
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A system at a point of a comparison: its times, and the outcome of its last run.
+
+    Attributes:
+        seconds: one per repeat.
+        parts: the same for parts of the run.
+    """
+
+    comparison: str
+    point: str
+    system: str
+    seconds: tuple[float, ...]
+    outcome: Outcome
+    parts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    @property
+    def median(self) -> float:
+        """Median seconds."""
+        return statistics.median(self.seconds)
+
+    def part(self, name: str) -> float:
+        """Median seconds of a part."""
+        return statistics.median(self.parts[name])
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of output."""
+        return len(self.outcome.text.encode())
+
+    @property
+    def per_byte(self) -> float:
+        """Median seconds per byte of output, the prompt's cost included."""
+        return self.median / max(1, self.bytes)
+
+    @property
+    def per_token(self) -> float:
+        """Most tokens that a member processed per committed token, after the prompt."""
+        run = self.outcome
+        return max(
+            (run.processed[name] - run.prompt[name]) / max(1, run.tokens[name])
+            for name in run.tokens
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """The row as plain data, with median and extremes."""
+        return {
+            **asdict(self),
+            "median": self.median,
+            "min": min(self.seconds),
+            "max": max(self.seconds),
+            "bytes": self.bytes,
+        }
+
+
+@dataclass(frozen=True)
+class Target:
+    """Something that the ensemble has to reach. `at_least` turns the limit round."""
+
+    name: str
+    measured: float
+    limit: float
+    at_least: bool = False
+    unit: str = "x"
+
+    @property
+    def met(self) -> bool:
+        """Whether it is reached."""
+        return self.measured >= self.limit if self.at_least else self.measured <= self.limit
+
+
+@dataclass
+class Report:
+    """What has been measured so far."""
+
+    rows: list[Row] = field(default_factory=list)
+    targets: list[Target] = field(default_factory=list)
+    figures: list[tuple[str, str]] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        return {
+            "targets": [{**asdict(each), "met": each.met} for each in self.targets],
+            "figures": dict(self.figures),
+            "rows": [row.as_json() for row in self.rows],
+        }
+
+
+System = Callable[[], Outcome]
+
+
+def take_turns(
+    comparison: str,
+    point: str,
+    systems: Mapping[str, System],
+    repeats: int,
+    *,
+    warm: Collection[str] = (),
+) -> dict[str, Row]:
+    """Time the systems, one run of each in turn, so that a slow minute slows all of them.
+
+    Args:
+        comparison, point: what the rows are filed under.
+        systems: by name; each is run once before it is timed.
+        repeats: how often each is timed.
+        warm: those that have been run before.
+    """
+    for name in systems.keys() - set(warm):
+        systems[name]()
+    seconds: dict[str, list[float]] = {name: [] for name in systems}
+    outcomes: dict[str, list[Outcome]] = {name: [] for name in systems}
+    for _ in range(repeats):
+        for name, system in systems.items():
+            start = time.perf_counter()
+            outcome = system()
+            seconds[name].append(time.perf_counter() - start)
+            outcomes[name].append(outcome)
+    return {
+        name: Row(
+            comparison,
+            point,
+            name,
+            tuple(seconds[name]),
+            outcomes[name][-1],
+            {
+                part: tuple(outcome.parts[part] for outcome in outcomes[name])
+                for part in outcomes[name][-1].parts
+            },
+        )
+        for name in systems
+    }
+
+
+def machine() -> dict[str, str]:
+    """Where and when this is measured, and with what."""
+    import torch
+    import transformers
+
+    import adafuse_llm
+
+    return {
+        "date": dt.datetime.now(dt.timezone.utc).strftime("%d %B %Y, %H:%M UTC"),
+        "processor": f"{_processor()}, {os.cpu_count()} cores",
+        "load": ", ".join(f"{load:.1f}" for load in os.getloadavg()),
+        "threads": str(torch.get_num_threads()),
+        "versions": f"adafuse-llm {adafuse_llm.__version__}, Python {platform.python_version()}, "
+        f"torch {torch.__version__}, transformers {transformers.__version__}",
+    }
+
+
+def _processor() -> str:
+    listing = Path("/proc/cpuinfo")
+    lines = listing.read_text(encoding="utf-8").splitlines() if listing.is_file() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def as_markdown(report: Report, header: Mapping[str, str]) -> str:
+    """The report as Markdown: header, targets, figures, every row."""
+    lines = [*(f"- {name}: {value}" for name, value in header.items()), ""]
+    if report.targets:
+        lines += ["| target | measured | wanted | met |", "|---|---:|---:|---|"]
+        lines += [
+            f"| {each.name} | {each.measured:.3g} {each.unit} "
+            f"| {'≥' if each.at_least else '≤'} {each.limit:g} {each.unit} "
+            f"| {'yes' if each.met else '**no**'} |"
+            for each in report.targets
+        ]
+        lines.append("")
+    if report.figures:
+        lines += ["| figure | measured |", "|---|---:|"]
+        lines += [f"| {name} | {value} |" for name, value in report.figures]
+        lines.append("")
+    if report.rows:
+        lines += [
+            "Times are medians with the extremes; passes and tokens (the prompt's included) are "
+            "those of each member, in member order.",
+            "",
+            "| comparison | point | system | seconds | ms/byte | new tokens | forward passes "
+            "| tokens processed |",
+            "|---|---|---|---:|---:|---:|---:|---:|",
+            *(_line(row) for row in report.rows),
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def _line(row: Row) -> str:
+    run = row.outcome
+    cells = [
+        row.comparison,
+        row.point,
+        row.system,
+        f"{row.median:.3f} ({min(row.seconds):.3f} to {max(row.seconds):.3f})",
+        f"{1000 * row.per_byte:.2f}",
+        *(_slashed(list(counts.values())) for counts in (run.tokens, run.passes, run.processed)),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _slashed(counts: Sequence[int]) -> str:
+    return " / ".join(f"{count:,}" for count in counts)

@@ -1,0 +1,169 @@
+"""The benchmarks run, and what they compare the engine with does what its description says.
+
+Nothing is timed here.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from benchmarks import gpu
+from benchmarks.speed import comparisons, memory
+from benchmarks.speed.__main__ import main as speed
+from benchmarks.speed.measure import Outcome, Report, Row, Target, as_markdown, take_turns
+from benchmarks.speed.members import embedded, make_engine, prompt_of, random_weights
+from benchmarks.speed.peers import GaC, PaperLoop, UniTE, run_engine, run_generate
+from benchmarks.speed.script import write_script
+
+TOY = comparisons.Size(
+    repeats=1,
+    base=(20, 4),
+    branches=(1, 3),
+    prompts=(20,),
+    responses=(4,),
+    members=(1,),
+    paper_rounds=1,
+    questions=1,
+    quote=("tiny", 40, 6),
+    random=(("tiny", 20, 4, (1, 3)),),
+    long=("tiny", 20, 60, 4),
+    at_once=(2,),
+    concurrent=("tiny", 10, 4),
+    prefix=(30, 4),
+)
+PROMPT = prompt_of(40)
+
+
+def greedy(member, tokens):
+    return run_generate((member,), [member.encode(PROMPT)], [tokens])
+
+
+@pytest.mark.parametrize("ensemble", [UniTE, GaC])
+def test_a_token_by_token_ensemble_of_one_is_greedy(ensemble):
+    for member in embedded():
+        alone = greedy(member, 12)
+        run = ensemble((member,)).run(PROMPT, len(alone.text.encode()))
+        assert run.text == alone.text
+        assert run.passes == alone.passes
+        assert run.processed == alone.processed
+
+
+@pytest.mark.parametrize("ensemble", [UniTE, GaC])
+def test_a_token_by_token_ensemble_reads_each_token_once(ensemble):
+    members = embedded()
+    run = ensemble(members).run(PROMPT, 30)
+    assert len(run.text.encode()) >= 30
+    for member in members:
+        assert len(set(run.passes.values())) == 1
+        assert run.processed[member.name] < run.prompt[member.name] + run.tokens[member.name]
+        spoken = member.encode(PROMPT + run.text)
+        assert member.tokenizer.decode(spoken).endswith(run.text)
+
+
+def test_the_papers_loop_with_one_member_says_its_greedy_words():
+    member = embedded()[0]
+    words = PaperLoop((member,), branches=1).run(PROMPT, 3).text.split()
+    assert words == greedy(member, 40).text.split()[: len(words)]
+
+
+def test_the_papers_loop_reads_the_prompt_again_and_again():
+    members = embedded()
+    once = sum(len(member.encode(PROMPT)) for member in members)
+    narrow, wide = (PaperLoop(members, branches).run(PROMPT, 2) for branches in (1, 3))
+    assert sum(narrow.processed.values()) > 2 * 4 * once
+    assert sum(wide.processed.values()) > sum(narrow.processed.values())
+
+
+def test_generate_is_as_long_as_it_is_told_to_be():
+    for members in (embedded(2, endless=False), random_weights("tiny")):
+        run = run_generate(members, [member.encode(PROMPT) for member in members], [5, 7])
+        assert list(run.passes.values()) == [5, 7]
+
+
+def test_scripted_members_say_their_script():
+    members = comparisons._scripted("tiny", 400)
+    text = " " + prompt_of(30, seed=1)
+    lengths = write_script(members, PROMPT, text, (0.0, 0.0, 1.0))
+    ids = [member.encode(PROMPT) for member in members]
+    assert text.startswith(run_generate(members, ids, [n - 8 for n in lengths]).text)
+    write_script(members, PROMPT, text)
+    for branches in (1, 3):
+        generation = make_engine(members, branching_factor=branches).generate(
+            PROMPT, max_new_tokens=min(lengths) - 8
+        )
+        assert text.startswith(generation.text)
+        if branches == 3:
+            assert {1, 3} <= {len(each.text.split()) for each in generation.rounds}
+            assert any(len(each.candidates) > 1 for each in generation.rounds)
+
+
+@pytest.mark.parametrize("name", comparisons.COMPARISONS.keys() - {"memory", "growth"})
+def test_every_comparison_runs(name):
+    report = Report()
+    comparisons.COMPARISONS[name](report, TOY)
+    assert report.rows or not comparisons.keeps_prefixes()
+    assert all(row.seconds and row.bytes for row in report.rows)
+    json.dumps(report.as_json())
+    assert as_markdown(report, {"machine": "any"})
+
+
+def test_memory_is_measured():
+    assert memory.growth(10, 20) < 100
+    assert memory.peak(30, 2) >= 0
+    member = embedded()[0]
+    assert memory.row_bytes(member.model.config) == 5 * 2 * 192 * 4
+
+
+def test_each_system_is_run_once_before_it_is_timed():
+    runs = []
+
+    def system():
+        runs.append("x")
+        return Outcome("ab", {"m": 2}, {"m": 2}, {"m": 9}, {"m": 5}, {"part": 1.0})
+
+    row = take_turns("c", "p", {"s": system}, 3)["s"]
+    assert len(runs) == 4
+    assert len(row.seconds) == len(row.parts["part"]) == 3
+    assert (row.bytes, row.per_token, row.part("part")) == (2, 2.0, 1.0)
+
+
+def test_the_table_says_which_targets_are_met():
+    row = Row("c", "p", "s", (1.0, 3.0, 2.0), Outcome("ab", {"m": 2}, {"m": 2}, {"m": 9}, {"m": 5}))
+    targets = [Target("fast", 1.0, 1.1), Target("many", 3.0, 4.0, at_least=True)]
+    assert [target.met for target in targets] == [True, False]
+    table = as_markdown(Report([row], targets, [("a", "b")]), {"date": "today"})
+    assert "| fast | 1 x | ≤ 1.1 x | yes |" in table
+    assert "| many | 3 x | ≥ 4 x | **no** |" in table
+    assert "2.000 (1.000 to 3.000)" in table
+
+
+def test_the_command_writes_json_and_markdown(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(comparisons, "QUICK", TOY)
+    output, markdown = tmp_path / "speed.json", tmp_path / "speed.md"
+    arguments = ["--quick", "--only", "random", "--output", str(output)]
+    assert speed([*arguments, "--markdown", str(markdown)]) == 0
+    assert {"header", "targets", "figures", "rows"} == set(json.loads(output.read_text()))
+    assert markdown.read_text().strip() in capsys.readouterr().out
+
+
+def test_the_gpu_benchmark_runs_with_toy_members(capsys):
+    sizes = ["--prompts", "20", "--response", "6", "--repeats", "1"]
+    assert gpu.main(["--tiny", *sizes]) == 0
+    assert "least time to read the weights" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so(capsys):
+    assert gpu.main([]) == 1
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_the_engine_reads_the_prompt_once():
+    members = embedded()
+    for branches in (1, 3):
+        assert comparisons._prompt_readings(members, PROMPT, branches) == 1.0
+    run = run_engine(make_engine(members), PROMPT, 8)
+    assert run.parts["per word"] >= 0
