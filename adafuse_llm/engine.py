@@ -13,6 +13,7 @@ from typing_extensions import Self
 
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
+from adafuse_llm.decoding.draft import Drafts, NoDrafts
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.errors import (
     ContextWindowError,
@@ -361,7 +362,8 @@ class AdaFuseEngine:
             ids = _encode(backend, prompt, messages)
             _check_window(backend, len(ids))
             members.append(Member(backend, ids, top, weight))
-        return Request(members, config, Transcript(config.stop, spaces), cancel)
+        drafts = Drafts(members) if self.runtime.drafting else NoDrafts(members)
+        return Request(members, config, drafts, Transcript(config.stop, spaces), cancel)
 
     def _weights(self, config: AdaFuseConfig) -> list[float]:
         """One weight per member, 1 each by default.

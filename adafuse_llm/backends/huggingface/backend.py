@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -84,6 +85,12 @@ class HuggingFaceBackend:
     @property
     def context_window(self) -> int | None:
         return self._context_window
+
+    def draft_limit(self, length: int) -> int:
+        if self.form == "path":
+            return length
+        edge = self._decoder.rope_edge  # tokens beyond it change what those before it are
+        return edge if edge is not None and length <= edge else sys.maxsize
 
     @torch.inference_mode()
     def evaluate(self, asks: Sequence[Ask]) -> list[Answer]:
