@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
@@ -35,12 +36,18 @@ from adafuse_llm.decoding.score import Candidate, Pool
 from adafuse_llm.text.words import added
 from adafuse_llm.tree import Node
 
-WORTH = 0.4
+WORTH = 0.45
 """Odds of being asked for from which a token is drafted: what a token more costs of a pass, and
 what it may cost in vain."""
 
 LONGEST = 16
 """Most tokens drafted in a row."""
+
+ASSUMED, MEMORY = 4, 20
+"""Observations that a first guess counts for, and that an average remembers."""
+
+EVEN = 0.5
+"""Odds of what nothing is known about."""
 
 GRAMS = (4, 3, 2)
 """Numbers of last tokens that are looked up, the longest match counts."""
@@ -75,16 +82,22 @@ class NoDrafts:
 
 
 class Odds:
-    """How often something was right, recent observations counting more."""
+    """How often something was right: an average that follows the request.
 
-    __slots__ = ("value",)
+    Args:
+        value: what is assumed at first; it counts as much as `ASSUMED` observations.
+    """
+
+    __slots__ = ("_seen", "value")
 
     def __init__(self, value: float) -> None:
         self.value = value
+        self._seen = ASSUMED
 
     def learn(self, right: bool) -> None:
         """Take in an observation."""
-        self.value += RECENT * (right - self.value)
+        self._seen = min(self._seen + 1, MEMORY)
+        self.value += (right - self.value) / self._seen
 
     def length(self, first: float = 1.0) -> int:
         """How many in a row are still worth drafting, where the first depends on something of
@@ -92,7 +105,7 @@ class Odds:
         """
         if first * self.value < WORTH:
             return 0
-        if self.value ** LONGEST * first >= WORTH:
+        if self.value**LONGEST * first >= WORTH:
             return LONGEST
         return int(math.log(WORTH / first) / math.log(self.value))
 
@@ -114,7 +127,7 @@ class Drafts:
             member.drafter = self
         self._leads = [Lead(group) for group in by_device.values()]
         self._lookups = {member: Lookup() for member in self._members}
-        self._unanimous = Odds(WORTH)
+        self._unanimous = Odds(EVEN)
         self._wins: dict[tuple[int, int, bool], Odds] = {}
         self._start(first_word=True, branches=1, threshold=1.0)
 
@@ -180,21 +193,22 @@ class Drafts:
             return ()
         found = dict.fromkeys(wanted)
         tips = [(node, 1.0) for node in wanted]
+        self._pool.expect(member)
         for candidate in self._pool.candidates:
-            self._pool.expect(member)
             end = self._pool.place(member, candidate)
             if end is not None:
                 found.update(dict.fromkeys(member.tree.path(end)))
                 if not candidate.stops:
                     tips += self._after(member, candidate, end)
-        for node, odds in tips:
+        for node, _ in tips:
             found.update(dict.fromkeys(member.tree.path(node)))
         inner = {node.parent for node in found}
         for node, odds in tips:
             if node not in inner and node.length < limit:
                 found.update(dict.fromkeys(self._lookups[member].after(member, node, odds)))
-        new = set(found) - set(wanted)
-        return [node for node in found if node in new and not node.next and node.length <= limit]
+        for node in wanted:
+            del found[node]
+        return [node for node in found if node.next is None and node.length <= limit]
 
     def _after(
         self, member: Member, candidate: Candidate, end: Node
@@ -246,7 +260,7 @@ class Lead:
         self.member = members[0]
         self._members = tuple(members)
         self._sizes: dict[Member, float] = {}
-        self._agree = {pair: Odds(0.5) for pair in map(frozenset, combinations(members, 2))}
+        self._agree = {pair: Odds(EVEN) for pair in map(frozenset, combinations(members, 2))}
 
     def order(self) -> list[Member]:
         """The members as they propose in this round, the lead first."""
@@ -288,7 +302,7 @@ class Lookup:
     def __init__(self) -> None:
         self._read = 0
         self._found: list[dict[tuple[int, ...], int]] = [{} for _ in GRAMS]
-        self._odds = [Odds(0.5) for _ in GRAMS]
+        self._odds = [Odds(EVEN) for _ in GRAMS]
 
     def after(self, member: Member, node: Node, odds: float) -> list[Node]:
         """What may follow `node`, where that is reached with the given odds."""
@@ -335,8 +349,8 @@ class Lookup:
 def _limit(member: Member, length: int) -> int:
     """The longest sequence that drafts may reach."""
     backend = member.backend
-    limit = backend.draft_limit(length) if isinstance(backend, Drafted) else math.inf
-    return int(min(limit, member.window or math.inf, length + 1000))
+    limit = backend.draft_limit(length) if isinstance(backend, Drafted) else sys.maxsize
+    return min(limit, member.window or sys.maxsize)
 
 
 def _greedy(member: Member, node: Node) -> Node | None:
