@@ -28,6 +28,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 from typing import Protocol
 
+from typing_extensions import override
+
 from adafuse_llm.backends.base import Drafted, Placed
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.member import RECENT, Member, Steps, together
@@ -68,15 +70,17 @@ class Drafting(Protocol):
         ...
 
 
-class NoDrafts:
+class NoDrafts(Drafting):
     """Every member proposes on its own, all side by side."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         self._members = tuple(members)
 
+    @override
     def propose(self, config: AdaFuseConfig, *, first_word: bool) -> Steps[list[Proposal]]:
         return together([propose(member, config) for member in self._members])
 
+    @override
     def settle(self, winner: Candidate) -> None:
         pass
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from typing_extensions import override
+
 from adafuse_llm.backends.base import Answer, Ask, Backend
 from adafuse_llm.errors import MemberError
 from adafuse_llm.text.codec import TextCodec
@@ -76,9 +78,10 @@ class Drafter(Protocol):
         ...
 
 
-class NoDrafter:
+class NoDrafter(Drafter):
     """Adds nothing."""
 
+    @override
     def beside(self, member: Member, wanted: Sequence[Node]) -> Sequence[Node]:
         return ()
 
