@@ -159,14 +159,15 @@ class Drafts:
             self._likeliest[member] = self._pool.add(member, self._proposals[member])
             self._seen += [(self._odds(each), each) for each in self._pool.candidates]
             if member is lead.member and member.passes > passes:
-                yield from self._run_ahead(member)
+                yield from self._run_ahead(member, config)
 
-    def _run_ahead(self, lead: Member) -> Steps[None]:
+    def _run_ahead(self, lead: Member, config: AdaFuseConfig) -> Steps[None]:
         """Go on beyond the likeliest span for as long as all are likely to agree."""
         span = self._proposals[lead].spans[0]
         rounds = 0 if len(self._members) == 1 or span.stops else self._unanimous.length()
         size = span.node.length - lead.tree.root.length
-        for _ in range(min(rounds * size, LONGEST)):
+        left = config.max_new_tokens - lead.response_tokens - size
+        for _ in range(min(rounds * size, LONGEST, left)):
             ahead = _greedy(lead, span.node)
             if ahead is None:
                 return
