@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from adafuse_llm.backends.base import Answer, Ask, Backend, Placed
+    from adafuse_llm.backends.base import Answer, Ask, Backend, Drafted, Placed
     from adafuse_llm.backends.fake import FakeBackend
     from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
     from adafuse_llm.engine import AdaFuseEngine
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from adafuse_llm.results import Candidate, Generation, Round, StreamEvent, Usage
 
 _HOMES = {
-    "backends.base": ("Answer", "Ask", "Backend", "Placed"),
+    "backends.base": ("Answer", "Ask", "Backend", "Drafted", "Placed"),
     "backends.fake": ("FakeBackend",),
     "config": ("AdaFuseConfig", "RuntimeConfig"),
     "engine": ("AdaFuseEngine",),
@@ -89,6 +89,7 @@ __all__ = [  # noqa: RUF022  one group per module, as in _HOMES
     "Ask",
     "Answer",
     "Placed",
+    "Drafted",
     "FakeBackend",
     "AdaFuseError",
     "CacheMemoryError",

@@ -13,6 +13,7 @@ from typing_extensions import Self
 
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
+from adafuse_llm.decoding.draft import Drafts, NoDrafts
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.errors import (
     ContextWindowError,
@@ -366,7 +367,9 @@ class AdaFuseEngine:
             _check_window(backend, len(ids))
             members.append(Member(backend, ids, top, weight))
         needs = self._memory.needs(members, config)
-        return Request(members, config, Transcript(config.stop, spaces), needs, cancel)
+        drafts = Drafts(members) if self.runtime.drafting else NoDrafts(members)
+        transcript = Transcript(config.stop, spaces)
+        return Request(members, config, drafts, transcript, needs, cancel=cancel)
 
     def _weights(self, config: AdaFuseConfig) -> list[float]:
         """One weight per member, 1 each by default.

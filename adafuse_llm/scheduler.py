@@ -26,6 +26,7 @@ import atexit
 import logging
 import queue
 import threading
+import time
 import traceback
 import weakref
 from collections import Counter, deque
@@ -35,6 +36,7 @@ from functools import partial
 
 from adafuse_llm.backends.base import Backend, Placed
 from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
+from adafuse_llm.decoding.draft import Drafting
 from adafuse_llm.decoding.member import Asking, Member
 from adafuse_llm.decoding.rounds import decode, summarise
 from adafuse_llm.errors import (
@@ -64,6 +66,7 @@ class Request:
     Args:
         members: one `Member` per backend, holding the encoded prompt.
         config: validated options.
+        drafts: what is evaluated early.
         transcript: the empty response.
         needs: most bytes that it holds on each device.
         cancel: set by the caller to end the decode with what it has.
@@ -77,8 +80,10 @@ class Request:
         self,
         members: Sequence[Member],
         config: AdaFuseConfig,
+        drafts: Drafting,
         transcript: Transcript,
         needs: Needs,
+        *,
         cancel: threading.Event | None = None,
     ) -> None:
         self.members = tuple(members)
@@ -88,7 +93,7 @@ class Request:
         self.abandoned = threading.Event()
         self.unanswered = 0
         self._rounds: list[Round] = []
-        self._steps = decode(self.members, config, transcript, self._rounds)
+        self._steps = decode(self.members, config, drafts, transcript, self._rounds)
 
     @property
     def is_over(self) -> bool:
@@ -456,13 +461,16 @@ def _release(member: Member) -> None:
 def _answer(backend: Backend, asking: Sequence[Asking]) -> list[AdaFuseError | None]:
     """Have a backend answer what is asked of it; an error or None for each.
 
-    If a shared evaluation fails, each is evaluated alone, so that only those at fault fail.
+    If a shared evaluation fails, each is evaluated alone, so that only those at fault fail; what
+    fails alone is tried without its drafts, which nobody has asked for.
     """
     failure: BaseException | None = None
     try:
+        started = time.perf_counter()
         answers = backend.evaluate([each.ask for each in asking])
+        seconds = (time.perf_counter() - started) / len(asking)
         for each, answer in zip(asking, answers, strict=True):
-            each.member.learn(each.ask, answer)
+            each.member.learn(each.ask, answer, seconds)
     except BaseException as error:  # libraries raise these too; the thread is ours
         traceback.clear_frames(error.__traceback__)  # they hold the tensors of the pass
         failure = error
@@ -470,6 +478,8 @@ def _answer(backend: Backend, asking: Sequence[Asking]) -> list[AdaFuseError | N
         return [None] * len(asking)
     if len(asking) > 1:
         return [_answer(backend, [each])[0] for each in asking]
+    if asking[0].drafts:
+        return _answer(backend, [asking[0].without_drafts()])
     return [_member_error(backend.name, failure)]
 
 

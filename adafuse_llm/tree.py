@@ -96,9 +96,11 @@ class TokenTree:
             child.logprob = node.next.logprobs[node.next.tokens.index(token)]
         return child
 
-    def grow(self, tokens: Sequence[int]) -> Node:
-        """The node that `tokens` lead to from the root; missing nodes are made."""
-        node = self.root
+    def grow(self, tokens: Sequence[int], start: Node | None = None) -> Node:
+        """The node that `tokens` lead to from `start` (default: the root); missing nodes are
+        made.
+        """
+        node = start or self.root
         for token in tokens:
             node = self.child(node, token)
         return node

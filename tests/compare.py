@@ -43,13 +43,17 @@ def check(
     messages: Sequence[Mapping[str, Any]] | None = None,
     **options: Any,
 ) -> Generation:
-    """Decode with the engine and with the reference; fail where they differ."""
+    """Decode with the engine, with drafting and without, and with the reference; fail where they
+    differ.
+    """
     single = any(recipe.arch in SINGLE_PRECISION for recipe in recipes)
     expected = decode(
         [reference(recipe) for recipe in recipes], prompt, Options(**options), messages=messages
     )
-    actual = engine(*recipes).generate(prompt, messages=messages, **options)
-    assert_same(actual, expected, SINGLE_TOLERANCE if single else TOLERANCE)
+    for drafting in (False, True):
+        ensemble = engine(*recipes, drafting=drafting)
+        actual = ensemble.generate(prompt, messages=messages, **options)
+        assert_same(actual, expected, SINGLE_TOLERANCE if single else TOLERANCE)
     return actual
 
 
@@ -91,3 +95,12 @@ def as_data(generation: Generation) -> dict[str, Any]:
     for entry in data["rounds"]:
         del entry["elapsed"]
     return data
+
+
+def approximately(data: Any) -> Any:
+    """`data` with every float compared within 1e-9."""
+    if isinstance(data, dict):
+        return {key: approximately(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return type(data)(approximately(value) for value in data)
+    return pytest.approx(data, abs=1e-9, rel=0) if isinstance(data, float) else data

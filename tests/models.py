@@ -22,7 +22,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers import models as tokenizer_models
 from transformers import PreTrainedTokenizerFast
 
-from adafuse_llm import AdaFuseEngine
+from adafuse_llm import AdaFuseEngine, RuntimeConfig
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 
 TEXT = """The ferry to Orrin leaves at nine. It carries twelve people, three goats and the post.
@@ -366,6 +366,7 @@ def reference(recipe: Recipe) -> ReferenceMember:
 
 
 @functools.cache
-def engine(*recipes: Recipe) -> AdaFuseEngine:
+def engine(*recipes: Recipe, drafting: bool = True) -> AdaFuseEngine:
     """The ensemble of `recipes`."""
-    return AdaFuseEngine([backend(recipe) for recipe in recipes])
+    members = [backend(recipe) for recipe in recipes]
+    return AdaFuseEngine(members, runtime=RuntimeConfig(drafting=drafting))

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from compare import as_data
+from compare import approximately, as_data
 from models import Recipe, backend, engine, model, tokenizer
 
 from adafuse_llm import (
@@ -165,15 +165,6 @@ def test_a_batch_takes_fewer_passes_than_its_requests_one_by_one() -> None:
     with AdaFuseEngine([together]) as ensemble:
         ensemble.generate_batch(PROMPTS, **OPTIONS)
     assert together.calls < alone.calls / 2
-
-
-def approximately(data: Any) -> Any:
-    """`data` with every float compared within 1e-9."""
-    if isinstance(data, dict):
-        return {key: approximately(value) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return type(data)(approximately(value) for value in data)
-    return pytest.approx(data, abs=1e-9, rel=0) if isinstance(data, float) else data
 
 
 async def test_the_event_loop_stays_free_while_a_response_is_decoded(
@@ -350,8 +341,13 @@ def test_cancelling_a_batch_ends_all_its_requests(slow_ensemble: AdaFuseEngine) 
 
 
 def failing(error: BaseException, at: int) -> Callable[[int, Sequence[Ask]], None]:
+    """Fails from a call on, for the request of that call."""
+    failed: list[Any] = []
+
     def before(call: int, asks: Sequence[Ask]) -> None:
         if call == at:
+            failed.append(asks[0].tree)
+        if any(ask.tree is tree for ask in asks for tree in failed):
             raise error
 
     return before

@@ -300,6 +300,7 @@ def test_the_exported_names_are_exactly_the_public_ones() -> None:
         "Candidate",
         "ContextWindowError",
         "DecodingError",
+        "Drafted",
         "EngineClosedError",
         "FakeBackend",
         "Generation",

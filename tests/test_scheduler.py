@@ -26,6 +26,7 @@ from adafuse_llm import (
     scheduler,
 )
 from adafuse_llm.backends.fake import END
+from adafuse_llm.decoding.draft import NoDrafts
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.memory import CacheMemory, branch_tokens
 from adafuse_llm.text.stops import Transcript
@@ -478,7 +479,8 @@ def test_a_request_that_fails_on_one_device_is_released_once_the_other_is_done_w
     b.release = lambda tree: happened.append("released")
     ran = scheduler.Scheduler([a, b], RuntimeConfig(), CacheMemory(None))
     members = [Member(each, each.codec.encode_prompt("x"), 2, 1.0) for each in (a, b)]
-    request = scheduler.Request(members, AdaFuseConfig(), Transcript((), 0), {})
+    drafts = NoDrafts(members)
+    request = scheduler.Request(members, AdaFuseConfig(), drafts, Transcript((), 0), {})
     roots = [Ask(each.tree, (each.tree.root,), (), 2) for each in members]
     request._steps = (step for step in [tuple(map(scheduler.Asking, members, roots))])
     errors = []

@@ -119,3 +119,18 @@ class Placed(Protocol):
     def free_bytes(self) -> int:
         """Bytes of the device's memory that are free."""
         ...
+
+
+@runtime_checkable
+class Drafted(Protocol):
+    """What a backend may tell about tokens that are evaluated on suspicion.
+
+    Of a backend that tells nothing it is assumed that a pass over some tokens costs little more
+    than a pass over one, and that what is evaluated never depends on what else is.
+    """
+
+    def draft_limit(self, length: int) -> int:
+        """Length that sequences of nodes nobody has asked for yet may reach, while `length`
+        tokens are committed; `length` where every token costs a pass of its own.
+        """
+        ...

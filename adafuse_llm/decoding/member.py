@@ -6,7 +6,9 @@ import math
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
+
+from typing_extensions import override
 
 from adafuse_llm.backends.base import Answer, Ask, Backend
 from adafuse_llm.errors import MemberError
@@ -15,13 +17,29 @@ from adafuse_llm.tree import Next, Node, TokenTree
 
 T = TypeVar("T")
 
+RECENT = 0.2
+"""Weight of the latest observation in averages that follow the request."""
+
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """A question on its way to a member."""
+    """A question on its way to a member.
+
+    Attributes:
+        drafts: how many nodes, the last of ``ask.evaluate``, nobody has asked for yet.
+    """
 
     member: Member
     ask: Ask
+    drafts: int = 0
+
+    def without_drafts(self) -> Asking:
+        """What was really asked for, where the whole has failed; the member is spared drafts
+        from now on.
+        """
+        self.member.drafter = NO_DRAFTER
+        wanted = self.ask.evaluate[: len(self.ask.evaluate) - self.drafts]
+        return Asking(self.member, self.member.ask(wanted))
 
 
 Steps = Generator[tuple[Asking, ...], None, T]
@@ -50,6 +68,27 @@ def together(steps: Sequence[Steps[T]]) -> Steps[list[T]]:
     return [results[index] for index in range(len(steps))]
 
 
+class Drafter(Protocol):
+    """Says what else a pass may evaluate. It changes what a decode costs, never its result."""
+
+    def beside(self, member: Member, wanted: Sequence[Node]) -> Sequence[Node]:
+        """Nodes to evaluate in the pass that evaluates `wanted`, parents before children; none
+        that is wanted or has been evaluated.
+        """
+        ...
+
+
+class NoDrafter(Drafter):
+    """Adds nothing."""
+
+    @override
+    def beside(self, member: Member, wanted: Sequence[Node]) -> Sequence[Node]:
+        return ()
+
+
+NO_DRAFTER = NoDrafter()
+
+
 class Member:
     """A token tree, and the text it stands for.
 
@@ -60,8 +99,10 @@ class Member:
         weight: w in the fused score.
 
     Attributes:
+        drafter: what its passes evaluate besides what is asked for.
         passes, tokens: what the request has cost this member so far.
         reused: tokens of the prompt that cost nothing.
+        pass_seconds: what a pass takes, the prompt's aside; None before there was one.
     """
 
     def __init__(self, backend: Backend, prompt: Sequence[int], top: int, weight: float) -> None:
@@ -73,11 +114,14 @@ class Member:
         self.weight = weight
         self.tree = TokenTree(prompt)
         self.prompt_tokens = len(self.tree.ids)
+        self.drafter: Drafter = NO_DRAFTER
         self.passes = 0
         self.tokens = 0
         self.reused = 0
+        self.pass_seconds: float | None = None
         self._top = top
         self._texts: dict[Node, str] = {}
+        self._places: dict[tuple[Node, str], tuple[Node, bool] | None] = {}
 
     @property
     def response_tokens(self) -> int:
@@ -100,25 +144,47 @@ class Member:
             self._texts[node] = text
         return text
 
-    def place(self, text: str) -> tuple[Node, bool] | None:
-        """The node at the end of `text`, encoded as a continuation of the committed tokens, and
-        whether it stands for exactly that text; None if it exceeds the window.
+    def place(self, text: str, after: Node | None = None) -> tuple[Node, bool] | None:
+        """The node at the end of `text`, encoded as a continuation of `after` (default: of the
+        committed tokens), and whether it stands for exactly that text; None if it exceeds the
+        window.
         """
+        start = after or self.tree.root
+        if (start, text) not in self._places:
+            self._places[start, text] = self._encode(start, text)
+        return self._places[start, text]
+
+    def _encode(self, start: Node, text: str) -> tuple[Node, bool] | None:
+        before = self.tree.tokens(start)
+        context = [*self.tree.ids, *before] if before else self.tree.ids
         with self._named():
-            tokens, exact = self.codec.encode_continuation(self.tree.ids, text)
-        if self.window is not None and len(self.tree.ids) + len(tokens) > self.window:
+            tokens, exact = self.codec.encode_continuation(context, text)
+        if self.window is not None and start.length + len(tokens) > self.window:
             return None
-        return self.tree.grow(tokens), exact
+        return self.tree.grow(tokens, start), exact
 
     def evaluate(self, nodes: Iterable[Node]) -> Steps[None]:
-        """Have `nodes` evaluated, and scored where their log-probability is not known."""
-        wanted = [node for node in dict.fromkeys(nodes) if node.next is None]
-        unknown = [node for node in wanted if node.parent is not None and node.logprob is None]
-        if wanted:
-            yield (Asking(self, Ask(self.tree, tuple(wanted), tuple(unknown), self._top)),)
+        """Have `nodes` evaluated, and scored where their log-probability is not known.
 
-    def learn(self, ask: Ask, answer: Answer) -> None:
+        A pass that has to be made carries drafts.
+        """
+        wanted = [node for node in dict.fromkeys(nodes) if node.next is None]
+        if wanted:
+            drafts = self.drafter.beside(self, wanted)
+            yield (Asking(self, self.ask([*wanted, *drafts]), len(drafts)),)
+
+    def ask(self, nodes: Sequence[Node]) -> Ask:
+        """The question for everything about `nodes` that is not known."""
+        unknown = [node for node in nodes if node.parent is not None and node.logprob is None]
+        return Ask(self.tree, tuple(nodes), tuple(unknown), self._top)
+
+    def learn(self, ask: Ask, answer: Answer, seconds: float = 0.0) -> None:
         """Write an answer into the tree.
+
+        Args:
+            ask: what was asked.
+            answer: the backend's answer.
+            seconds: what it took.
 
         Raises:
             FloatingPointError: a log-probability is NaN.
@@ -130,6 +196,9 @@ class Member:
             node.next = summary
         for node, logprob in zip(ask.score, answer.logprobs, strict=True):
             node.logprob = logprob
+        if self.passes and answer.passes:
+            known, new = self.pass_seconds, seconds / answer.passes
+            self.pass_seconds = new if known is None else known + RECENT * (new - known)
         self.passes += answer.passes
         self.tokens += answer.tokens
         self.reused += answer.reused
@@ -152,3 +221,4 @@ class Member:
         """Commit the path to `node`."""
         self.tree.commit(node)
         self._texts.clear()
+        self._places.clear()

@@ -10,8 +10,8 @@ from math import isfinite
 
 from adafuse_llm import results
 from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.decoding.draft import Drafting
 from adafuse_llm.decoding.member import Asking, Member, Steps, together
-from adafuse_llm.decoding.propose import propose
 from adafuse_llm.decoding.score import Candidate, Pool, fuse
 from adafuse_llm.errors import DecodingError
 from adafuse_llm.results import FinishReason, Generation, Round, StreamEvent, Usage
@@ -30,7 +30,7 @@ class Outcome:
 
 
 def play_round(
-    members: Sequence[Member], config: AdaFuseConfig, *, first_word: bool
+    members: Sequence[Member], config: AdaFuseConfig, drafts: Drafting, *, first_word: bool
 ) -> Steps[Outcome]:
     """One round of Algorithm 1: propose, pool, score, choose, commit.
 
@@ -38,19 +38,17 @@ def play_round(
         DecodingError: no member can score any candidate.
     """
     started = time.perf_counter()
+    proposals = yield from drafts.propose(config, first_word=first_word)
     pool = Pool(first_word=first_word)
-    margins = {}
-    for member in members:
-        if not first_word:
-            yield from pool.read(member)
-        proposal = yield from propose(member, config)
+    for member, proposal in zip(members, proposals, strict=True):
         pool.add(member, proposal)
-        margins[member.name] = proposal.margins
     yield from together([pool.read(member) for member in members])
     scored = [score(candidate, members) for candidate in pool.candidates]
     winner = choose(scored)
     for member, end in pool.candidates[winner].ends.items():
         member.commit(end)
+    drafts.settle(pool.candidates[winner])
+    margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
     elapsed = time.perf_counter() - started
     return Outcome(tuple(pool.candidates), tuple(scored), winner, margins, elapsed)
 
@@ -58,6 +56,7 @@ def play_round(
 def decode(
     members: Sequence[Member],
     config: AdaFuseConfig,
+    drafts: Drafting,
     transcript: Transcript,
     rounds: list[Round],
 ) -> Generator[tuple[Asking, ...] | StreamEvent, None, None]:
@@ -66,12 +65,13 @@ def decode(
     Args:
         members: every member with its prompt.
         config: options.
+        drafts: what is evaluated early.
         transcript: the response, empty at first; grows with every round.
         rounds: empty at first; grows with every round.
     """
     for index in count():
         first_word = not transcript.text.strip()
-        outcome = yield from play_round(members, config, first_word=first_word)
+        outcome = yield from play_round(members, config, drafts, first_word=first_word)
         winner = outcome.pool[outcome.winner]
         added, shown = transcript.push(winner.text)
         rounds.append(

@@ -58,15 +58,15 @@ class Pool:
         self._found: dict[tuple[str, bool], Candidate] = {}
         self._leading: dict[Member, str] = {}
 
-    def add(self, member: Member, proposal: Proposal) -> None:
-        """Take in a member's spans. Of two spans of one member with the same text, the tokens of
-        the earlier, likelier one count.
+    def add(self, member: Member, proposal: Proposal) -> Candidate:
+        """Take in a member's spans; returns the candidate that its likeliest one belongs to. Of
+        two spans of one member with the same text, the tokens of the earlier, likelier one count.
         """
         texts = [member.text(span.node) for span in proposal.spans]
         if self._first_word and texts[0].strip():
             self._leading[member] = leading_space(texts[0])
         for span, text in zip(proposal.spans, texts, strict=True):
-            key = (text.lstrip() if self._first_word else text, span.stops)
+            key = self._key(text, span.stops)
             candidate = self._found.get(key)
             if candidate is None:
                 candidate = self._found[key] = Candidate(text, span.stops)
@@ -75,19 +75,34 @@ class Pool:
                 candidate.proposers.append(member)
                 candidate.ends[member] = span.node
                 candidate.exact.add(member)
+        return self._found[self._key(texts[0], proposal.spans[0].stops)]
+
+    def find(self, candidate: Candidate) -> Candidate:
+        """This pool's candidate for one of another pool that took in the same spans."""
+        return self._found[self._key(candidate.text, candidate.stops)]
 
     def read(self, member: Member) -> Steps[None]:
-        """Have a member evaluate every candidate of the pool, in one pass.
+        """Have a member evaluate every candidate of the pool, in one pass."""
+        ends = [self.place(member, candidate) for candidate in self.candidates]
+        yield from member.evaluate(n for end in ends if end for n in _line(member, end))
 
-        Done before the member proposes, this is drafting: where it would have said the same, its
-        proposal needs no pass of its own. In the first round it is not, as the member's natural
-        leading whitespace is not known yet.
+    def place(self, member: Member, candidate: Candidate) -> Node | None:
+        """A candidate's last node at a member; None if the member cannot score it."""
+        if member not in candidate.ends:
+            self._place(member, candidate)
+        return candidate.ends[member] if member in candidate.exact else None
+
+    def expect(self, member: Member) -> None:
+        """Take it that a member's spans will begin with the whitespace that its likeliest first
+        token begins with.
         """
-        for candidate in self.candidates:
-            if member not in candidate.ends:
-                self._place(member, candidate)
-        ends = [c.ends[member] for c in self.candidates if member in c.exact]
-        yield from member.evaluate(node for end in ends for node in _line(member, end))
+        root = member.tree.root
+        if self._first_word and member not in self._leading and root.next is not None:
+            first = member.tree.child(root, root.next.greedy)
+            self._leading[member] = leading_space(member.text(first))
+
+    def _key(self, text: str, stops: bool) -> tuple[str, bool]:
+        return text.lstrip() if self._first_word else text, stops
 
     def _place(self, member: Member, candidate: Candidate) -> None:
         text = candidate.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -141,6 +142,12 @@ class HuggingFaceBackend:
         device = self._decoder.device
         free = get_max_memory()
         return int(free.get(device.type, free.get(device.index or 0, 0)))
+
+    def draft_limit(self, length: int) -> int:
+        if self.form == "path":
+            return length
+        edge = self._decoder.rope_edge  # tokens beyond it change what those before it are
+        return edge if edge is not None and length <= edge else sys.maxsize
 
     @torch.inference_mode()
     def evaluate(self, asks: Sequence[Ask]) -> list[Answer]:
