@@ -149,6 +149,7 @@ class Drafts:
         self._pool = Pool(first_word=first_word)
         self._proposals: dict[Member, Proposal] = {}
         self._likeliest: dict[Member, Candidate] = {}
+        self._sizes: dict[Member, int] = {}  # tokens of the likeliest span
         self._seen: list[tuple[Odds, Candidate]] = []
         self._branches, self._threshold = branches, threshold
 
@@ -157,15 +158,16 @@ class Drafts:
             passes = member.passes
             self._proposals[member] = yield from propose(member, config)
             self._likeliest[member] = self._pool.add(member, self._proposals[member])
+            end = self._proposals[member].spans[0].node
+            self._sizes[member] = end.length - member.tree.root.length
             self._seen += [(self._odds(each), each) for each in self._pool.candidates]
             if member is lead.member and member.passes > passes:
                 yield from self._run_ahead(member, config)
 
     def _run_ahead(self, lead: Member, config: AdaFuseConfig) -> Steps[None]:
         """Go on beyond the likeliest span for as long as all are likely to agree."""
-        span = self._proposals[lead].spans[0]
+        span, size = self._proposals[lead].spans[0], self._sizes[lead]
         rounds = 0 if len(self._members) == 1 or span.stops else self._unanimous.length()
-        size = span.node.length - lead.tree.root.length
         left = config.max_new_tokens - lead.response_tokens - size
         for _ in range(min(rounds * size, LONGEST, left)):
             ahead = _greedy(lead, span.node)
@@ -179,9 +181,8 @@ class Drafts:
         self._unanimous.learn(all(each is won for each in self._likeliest.values()))
         for odds, candidate in self._seen:
             odds.learn(candidate is won)
-        sizes = {m: p.spans[0].node.length for m, p in self._proposals.items()}
         for lead in self._leads:
-            lead.learn(self._likeliest, sizes)
+            lead.learn(self._likeliest, self._sizes)
 
     def _odds(self, candidate: Candidate) -> Odds:
         """The odds that a candidate wins, told from who has proposed it so far."""
