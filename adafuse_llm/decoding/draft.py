@@ -42,6 +42,18 @@ WORTH = 0.45
 """Odds of being asked for from which a token is drafted: what a token more costs of a pass, and
 what it may cost in vain."""
 
+LIKELY = 0.4
+"""Odds of winning from which a candidate's last token is evaluated before it has won."""
+
+POSSIBLE = 0.2
+"""The same while the member has not proposed yet, and may be about to say the same."""
+
+AHEAD = 0.7
+"""Odds from which the lead runs ahead: in vain, that costs passes."""
+
+EARLY = 4
+"""Committed tokens that a response is taken to have at least, where drafts are bounded."""
+
 LONGEST = 16
 """Most tokens drafted in a row."""
 
@@ -65,6 +77,10 @@ class Drafting(Protocol):
         """Proposals of a round, in member order."""
         ...
 
+    def likely(self, candidate: Candidate) -> bool:
+        """Whether a candidate of the complete pool may well win."""
+        ...
+
     def settle(self, winner: Candidate) -> None:
         """The round's winner is committed."""
         ...
@@ -79,6 +95,10 @@ class NoDrafts(Drafting):
     @override
     def propose(self, config: AdaFuseConfig, *, first_word: bool) -> Steps[list[Proposal]]:
         return together([propose(member, config) for member in self._members])
+
+    @override
+    def likely(self, candidate: Candidate) -> bool:
+        return True
 
     @override
     def settle(self, winner: Candidate) -> None:
@@ -103,15 +123,15 @@ class Odds:
         self._seen = min(self._seen + 1, MEMORY)
         self.value += (right - self.value) / self._seen
 
-    def length(self, first: float = 1.0) -> int:
-        """How many in a row are still worth drafting, where the first depends on something of
-        odds `first`.
+    def length(self, first: float = 1.0, worth: float = WORTH) -> int:
+        """How many in a row are right with odds of `worth`, where the first depends on something
+        of odds `first`.
         """
-        if first * self.value < WORTH:
+        if first * self.value < worth:
             return 0
-        if self.value**LONGEST * first >= WORTH:
+        if self.value**LONGEST * first >= worth:
             return LONGEST
-        return int(math.log(WORTH / first) / math.log(self.value))
+        return int(math.log(worth / first) / math.log(self.value))
 
 
 class Drafts:
@@ -167,13 +187,17 @@ class Drafts:
     def _run_ahead(self, lead: Member, config: AdaFuseConfig) -> Steps[None]:
         """Go on beyond the likeliest span for as long as all are likely to agree."""
         span, size = self._proposals[lead].spans[0], self._sizes[lead]
-        rounds = 0 if len(self._members) == 1 or span.stops else self._unanimous.length()
+        rounds = 0 if len(self._members) == 1 or span.stops else self._unanimous.length(worth=AHEAD)
         left = config.max_new_tokens - lead.response_tokens - size
         for _ in range(min(rounds * size, LONGEST, left)):
             ahead = _greedy(lead, span.node)
             if ahead is None:
                 return
             yield from lead.evaluate([ahead])
+
+    def likely(self, candidate: Candidate) -> bool:
+        """Whether a candidate of the complete pool may well win."""
+        return self._odds(self._pool.find(candidate)).value >= LIKELY
 
     def settle(self, winner: Candidate) -> None:
         """Learn from a round. Its winner is committed."""
@@ -198,13 +222,16 @@ class Drafts:
         if not member.passes or limit <= root.length:  # the prompt's pass is long enough
             return ()
         found = dict.fromkeys(wanted)
-        tips = [(node, 1.0) for node in wanted]
+        may_waste = self._may_waste(member)
+        tips = [(node, 1.0) for node in wanted] if may_waste else []
         self._pool.expect(member)
         for candidate in self._pool.candidates:
             end = self._pool.place(member, candidate)
             if end is not None:
-                found.update(dict.fromkeys(member.tree.path(end)))
-                if not candidate.stops:
+                path = member.tree.path(end)
+                possible = self._odds(candidate).value >= POSSIBLE
+                found.update(dict.fromkeys(path if possible else path[:-1]))
+                if may_waste and not candidate.stops:
                     tips += self._after(member, candidate, end)
         for node, _ in tips:
             found.update(dict.fromkeys(member.tree.path(node)))
@@ -215,6 +242,13 @@ class Drafts:
         for node in wanted:
             del found[node]
         return [node for node in found if node.next is None and node.length <= limit]
+
+    def _may_waste(self, member: Member) -> bool:
+        """Whether a member has processed few enough tokens to draft what may be in vain: not more
+        than 2 + B for each that was committed.
+        """
+        processed = member.tokens + member.reused - member.prompt_tokens
+        return processed <= (2 + self._branches) * max(member.response_tokens, EARLY)
 
     def _after(
         self, member: Member, candidate: Candidate, end: Node

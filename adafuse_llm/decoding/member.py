@@ -163,19 +163,26 @@ class Member:
             return None
         return self.tree.grow(tokens, start), exact
 
-    def evaluate(self, nodes: Iterable[Node]) -> Steps[None]:
-        """Have `nodes` evaluated, and scored where their log-probability is not known.
+    def evaluate(self, nodes: Iterable[Node], scored: Iterable[Node] = ()) -> Steps[None]:
+        """Have `nodes` evaluated, and these and `scored` ones scored, where that is not known.
 
         A pass that has to be made carries drafts.
         """
         wanted = [node for node in dict.fromkeys(nodes) if node.next is None]
+        unknown = [node for node in scored if node.logprob is None]
         if wanted:
             drafts = self.drafter.beside(self, wanted)
-            yield (Asking(self, self.ask([*wanted, *drafts]), len(drafts)),)
+            yield (Asking(self, self.ask([*wanted, *drafts], unknown), len(drafts)),)
+        elif unknown:
+            yield (Asking(self, self.ask((), unknown)),)
 
-    def ask(self, nodes: Sequence[Node]) -> Ask:
-        """The question for everything about `nodes` that is not known."""
-        unknown = [node for node in nodes if node.parent is not None and node.logprob is None]
+    def ask(self, nodes: Sequence[Node], scored: Sequence[Node] = ()) -> Ask:
+        """The question for everything about `nodes` that is not known, and the scores of `scored`
+        ones.
+        """
+        unknown = dict.fromkeys(
+            node for node in (*nodes, *scored) if node.parent is not None and node.logprob is None
+        )
         return Ask(self.tree, tuple(nodes), tuple(unknown), self._top)
 
     def learn(self, ask: Ask, answer: Answer, seconds: float = 0.0) -> None:

@@ -42,7 +42,7 @@ def play_round(
     pool = Pool(first_word=first_word)
     for member, proposal in zip(members, proposals, strict=True):
         pool.add(member, proposal)
-    yield from together([pool.read(member) for member in members])
+    yield from together([pool.read(member, drafts.likely) for member in members])
     scored = [score(candidate, members) for candidate in pool.candidates]
     winner = choose(scored)
     for member, end in pool.candidates[winner].ends.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import Proposal
@@ -81,10 +81,22 @@ class Pool:
         """This pool's candidate for one of another pool that took in the same spans."""
         return self._found[self._key(candidate.text, candidate.stops)]
 
-    def read(self, member: Member) -> Steps[None]:
-        """Have a member evaluate every candidate of the pool, in one pass."""
-        ends = [self.place(member, candidate) for candidate in self.candidates]
-        yield from member.evaluate(n for end in ends if end for n in _line(member, end))
+    def read(self, member: Member, likely: Callable[[Candidate], bool]) -> Steps[None]:
+        """Have a member score every candidate of the pool, in one pass.
+
+        What follows a candidate is evaluated, too, where that is `likely` to win: the next round
+        begins there.
+        """
+        nodes: list[Node] = []
+        ends: list[Node] = []
+        for candidate in self.candidates:
+            end = self.place(member, candidate)
+            if end is not None:
+                line = _line(member, end)
+                needed = candidate.stops or likely(candidate)
+                nodes += line if needed else line[:-1]
+                ends.append(end)
+        yield from member.evaluate(nodes, ends)
 
     def place(self, member: Member, candidate: Candidate) -> Node | None:
         """A candidate's last node at a member; None if the member cannot score it."""
