@@ -139,10 +139,10 @@ class Decoder:
         """The same, the model compiled for every size of its inputs."""
         from torch._dynamo import config
 
-        model = torch.compile(self.model, dynamic=False)
+        model: Any = torch.compile(self.model, dynamic=False)
 
         def call(**inputs: Any) -> Any:
-            with config.patch(recompile_limit=COMPILED_SIZES):  # type: ignore[no-untyped-call]
+            with config.patch(recompile_limit=COMPILED_SIZES):
                 return model(**inputs)
 
         made = copy.copy(self)

@@ -137,7 +137,7 @@ class SlotRows:
 
     def leave(self) -> None:
         """Move to buffers of its own."""
-        self._own = self.copy(torch.arange(self.rows))
+        self._own = self.copy(torch.arange(self.rows)) if self.rows else RowCache()
         self.index = None
 
 
@@ -184,27 +184,26 @@ class StaticPool:
 
     def take(self, length: int, rows: RowCache | None = None) -> SlotRows:
         """Rows for a request with a prompt of `length` tokens, the first of them given."""
-        self._settle()
         slot = SlotRows(self, length + HEADROOM)
-        slot.index = len(self._used)
-        self._used.append(weakref.ref(slot))
-        self._fit()
+        self._fit(slot)
         if rows is not None:
             slot.fill(rows)
         return slot
 
     def reserve(self, needed: Mapping[SlotRows, int]) -> None:
         """Make room for so many rows of each request; those it does not fit leave the pool."""
-        self._settle()
         for slot, rows in needed.items():
             slot.room = max(slot.room, rows)
         self._fit()
 
-    def _settle(self) -> None:
-        """Give away the slots of requests that are gone."""
-        for index in reversed(range(len(self._used))):
-            if self._used[index]() is None:
-                self._vacate(index)
+    def _live(self) -> list[SlotRows]:
+        """The requests in the pool by slot, after slots of those that are gone are given away."""
+        while True:
+            live = [ref() for ref in self._used]
+            here = [slot for slot in live if slot is not None]
+            if len(here) == len(live):
+                return here
+            self._vacate(max(index for index, slot in enumerate(live) if slot is None))
 
     def _vacate(self, index: int) -> None:
         """Move the last used slot to `index`."""
@@ -218,29 +217,34 @@ class StaticPool:
             if (slot := moved()) is not None:
                 slot.index = index
 
-    def _fit(self) -> None:
-        """Grow to what the requests are expected to need."""
+    def _fit(self, joining: SlotRows | None = None) -> None:
+        """Grow to what the requests are expected to need; give the one that joins a slot."""
         while True:
-            live = [slot for ref in self._used if (slot := ref()) is not None]
-            if (size := self._size(live)) is not None:
+            requests = [*self._live(), *([joining] if joining else [])]
+            if (size := self._size(requests)) is not None:
                 break
-            longest = max(live, key=lambda slot: slot.room)
-            assert longest.index is not None
+            longest = max(requests, key=lambda slot: slot.room)
             index = longest.index
             longest.leave()
-            self._vacate(index)
+            if index is None:
+                joining = None
+            else:
+                self._vacate(index)
         if size != (self.slots, self.capacity):
             self._resize(*size)
+        if joining is not None:
+            joining.index = len(self._used)
+            self._used.append(weakref.ref(joining))
 
-    def _size(self, live: Sequence[SlotRows]) -> tuple[int, int] | None:
+    def _size(self, requests: Sequence[SlotRows]) -> tuple[int, int] | None:
         """Slots and capacity for these requests; None if most rows would be empty."""
-        slots = power_of_two(len(self._used))
-        capacity = power_of_two(1 + max([FIRST_ROWS - 1, *(slot.room for slot in live)]))
+        rooms = [max(slot.room, FIRST_ROWS - 1) for slot in requests]
+        slots, capacity = power_of_two(len(rooms)), power_of_two(1 + max(rooms, default=0))
         now = (self.slots, self.capacity)
         larger = (max(self.slots, slots), max(self.capacity, capacity))
-        if larger == now:
+        if larger == now or not rooms:
             return now
-        limit = EMPTY * sum(max(slot.room, FIRST_ROWS) for slot in live)
+        limit = EMPTY * sum(room + 1 for room in rooms)
         return next((s for s in (larger, (slots, capacity)) if math.prod(s) <= limit), None)
 
     def _resize(self, slots: int, capacity: int) -> None:
@@ -369,11 +373,12 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the new rows, [S, k, n, d], where the inputs say."""
         size = self._inputs.size
-        rows = self._inputs.rows.to(key_states.device)
-        slots = torch.arange(size.slots, device=rows.device)[:, None]
+        rows = self._inputs.rows.to(key_states.device)[:, None]  # [S, 1, n]
+        slots = torch.arange(size.slots, device=rows.device)[:, None, None]
+        heads = torch.arange(key_states.shape[1], device=rows.device)[:, None]
         keys, values = self._pool.layer(layer_idx, key_states, value_states)
         for buffer, new in ((keys, key_states), (values, value_states)):
-            buffer.transpose(1, 2).index_put_((slots, rows), new.transpose(1, 2))
+            buffer.index_put_((slots, heads, rows), new)
         keys, values = (t[: size.slots, :, : size.rows] for t in (keys, values))
         if self._plain:
             return keys, values
