@@ -31,7 +31,7 @@ PROMPTS = (
     "x",
     HEADER + "And so it was.\n\n - bread",
     "Caf\u00e9 \U0001f600 Orrin",
-    HEADER * 3,
+    HEADER * 5,
     "\u4e2d\u6587\u6ca1\u6709",
 )
 
@@ -177,7 +177,7 @@ def test_long_prompts_and_passes_of_mere_padding_are_not_padded() -> None:
     recipe = Recipe("llama", seed=28, end_bias=-30.0)
     alone = AdaFuseEngine([member(recipe, prefix_cache_bytes=0)])
     with alone as engine, shapes_seen(recipe) as shapes:
-        usage = engine.generate(HEADER * 2, max_new_tokens=4).usage
+        usage = engine.generate(HEADER * 4, max_new_tokens=4).usage
     assert shapes[0] == (1, usage.prompt_tokens[recipe.name])
     trees = [TokenTree(range(3, 33)), *(TokenTree([7]) for _ in range(15))]
     made = member(recipe, prefix_cache_bytes=0)

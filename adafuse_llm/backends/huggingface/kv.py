@@ -92,9 +92,8 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not ty
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def keep(self, first: int, rows: torch.Tensor) -> None:
-        """Of the rows from `first` on, keep only `rows`, in that order."""
+        """Of the rows from `first` on, keep only `rows` (on the device), in that order."""
         end = first + len(rows)
-        rows = sent(rows, self.keys.device)
         self.keys[:, :, first:end] = self.keys.index_select(2, rows)
         self.values[:, :, first:end] = self.values.index_select(2, rows)
         self.used = end
@@ -158,6 +157,7 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers is not typed
     def keep(self, first: int, rows: torch.Tensor) -> None:
         """Of the rows from `first` on, keep only `rows`, in that order, in every layer."""
         for layer in self.layers:
+            rows = sent(rows, layer.keys.device)  # once for all layers of a device
             layer.keep(first, rows)
 
     def copy(self, rows: torch.Tensor) -> RowCache:

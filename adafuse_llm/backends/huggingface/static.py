@@ -34,11 +34,12 @@ from adafuse_llm.backends.huggingface.packing import Piece, Rows
 
 logger = logging.getLogger(__name__)
 
-MAX_TOKENS = 32
+MAX_TOKENS = 64
 """Pieces with more tokens are not padded."""
 
-FREE_TOKENS, PADDING = 64, 4
-"""A pass is padded up to so many tokens, or up to so many times the tokens it has."""
+FREE_TOKENS, PADDING = 128, 4
+"""A pass is padded up to so many tokens, which a GPU computes on while it reads the weights, or up
+to so many times the tokens it has."""
 
 FIRST_ROWS, HEADROOM = 512, 256
 """Fewest rows of a slot, and how many a request is expected to need beyond its prompt."""
@@ -111,22 +112,21 @@ class SlotRows:
             self._own.keep(first, rows)
         else:
             for buffer in self._pool.buffers():
+                rows = sent(rows, buffer.device)  # once for all buffers of a device
                 slot = buffer[self.index]  # [k, capacity, d]
-                slot[:, first:end] = slot.index_select(1, sent(rows, buffer.device))
+                slot[:, first:end] = slot.index_select(1, rows)
         self.rows = end
 
     def copy(self, rows: torch.Tensor) -> RowCache:
         """A cache of its own that holds `rows` only, in that order."""
         if self._own is not None:
             return self._own.copy(rows)
-        return RowCache.of(
-            [
-                RowLayer.of(
-                    *(b[self.index, None].index_select(2, sent(rows, b.device)) for b in pair)
-                )
-                for pair in self._pool.layers
-            ]
-        )
+        layers = []
+        for pair in self._pool.layers:
+            rows = sent(rows, pair[0].device)  # once for all layers of a device
+            keys, values = (buffer[self.index, None].index_select(2, rows) for buffer in pair)
+            layers.append(RowLayer.of(keys, values))
+        return RowCache.of(layers)
 
     def fill(self, cache: RowCache) -> None:
         """Begin with the rows of `cache`."""
@@ -361,7 +361,8 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
         self._inputs = inputs
         self._kinds = kinds
         self._plain = plain
-        self._known: dict[tuple[Any, ...], torch.Tensor] = {}
+        self._places: dict[tuple[int, torch.device], tuple[torch.Tensor, ...]] = {}
+        self._masks: dict[tuple[Any, ...], torch.Tensor] = {}
 
     def update(
         self,
@@ -373,12 +374,9 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the new rows, [S, k, n, d], where the inputs say."""
         size = self._inputs.size
-        rows = self._inputs.rows.to(key_states.device)[:, None]  # [S, 1, n]
-        slots = torch.arange(size.slots, device=rows.device)[:, None, None]
-        heads = torch.arange(key_states.shape[1], device=rows.device)[:, None]
         keys, values = self._pool.layer(layer_idx, key_states, value_states)
         for buffer, new in ((keys, key_states), (values, value_states)):
-            buffer.index_put_((slots, heads, rows), new)
+            buffer.index_put_(self._place(new), new)
         keys, values = (t[: size.slots, :, : size.rows] for t in (keys, values))
         if self._plain:
             return keys, values
@@ -400,14 +398,23 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
         """Nothing counts rows here: positions and masks are given."""
         return 0
 
+    def _place(self, new: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Slots, heads and rows of new rows, [S, 1, 1], [k, 1] and [S, 1, n]."""
+        known = (new.shape[1], new.device)
+        if known not in self._places:
+            slots, heads = (torch.arange(size, device=new.device) for size in new.shape[:2])
+            rows = self._inputs.rows.to(new.device)
+            self._places[known] = slots[:, None, None], heads[:, None], rows[:, None]
+        return self._places[known]
+
     def _mask(self, kind: str, groups: int, query: torch.Tensor) -> torch.Tensor:
         """What is added to the scores of folded heads, [S, 1, groups * n, c]."""
         known = (kind, groups, query.dtype, query.device)
-        if known not in self._known:
+        if known not in self._masks:
             seen = self._inputs.masks[kind].to(query.device)
             mask = torch.zeros(seen.shape, dtype=query.dtype, device=query.device)
-            self._known[known] = mask.masked_fill_(~seen, -math.inf).repeat(1, 1, groups, 1)
-        return self._known[known]
+            self._masks[known] = mask.masked_fill_(~seen, -math.inf).repeat(1, 1, groups, 1)
+        return self._masks[known]
 
 
 Call = Callable[[], torch.Tensor]
