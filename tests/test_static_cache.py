@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from adafuse_llm import AdaFuseEngine, Ask, InvalidOptionError, MemberSpec
 from adafuse_llm.backends.huggingface import HuggingFaceBackend, static
 from adafuse_llm.backends.huggingface.kv import RowCache
 from adafuse_llm.backends.huggingface.static import SlotRows, StaticPasses, StaticPool
-from adafuse_llm.tree import TokenTree
+from adafuse_llm.tree import Node, TokenTree
 
 HEADER = "The keeper said that the light is the light, and that the night is long. "
 PROMPTS = (
@@ -155,6 +156,54 @@ def test_kept_rows_are_copied_out_of_the_pool() -> None:
     (kept,) = made._prefixes._kept
     assert isinstance(kept.cache, RowCache)
     assert kept.size == kept.cache.row_bytes * len(kept.ids), "no more than the rows themselves"
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_trees_that_grow_and_are_cut_at_random_give_the_numbers_of_packed_passes(
+    arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("FIRST_ROWS", 16), ("HEADROOM", 4), ("FIRST_SEEN", 8)):
+        monkeypatch.setattr(static, name, value)
+    recipe, rng = Recipe(arch, seed=41), random.Random(arch)
+    packed = HuggingFaceBackend(model(recipe), tokenizer("bytelevel"), "packed")
+    pair = packed, member(recipe, prefix_cache_bytes=2**14)
+    live: list[tuple[TokenTree, TokenTree]] = []
+    for _ in range(80):
+        if len(live) < 9 and rng.random() < 0.4:
+            ids = [rng.randrange(3, 400) for _ in range(rng.choice((1, 3, 20, 90, 300)))]
+            live.append((TokenTree(ids), TokenTree(ids)))
+        some = rng.sample(live, rng.randint(min(1, len(live)), len(live)))
+        drafts = [
+            [[rng.randrange(3, 400) for _ in range(rng.randint(1, 6))] for _ in range(4)]
+            for _ in some
+        ]
+        answers = [
+            made.evaluate(
+                [
+                    Ask(trees[side], tuple(_nodes(trees[side], paths)), (), 3)
+                    for trees, paths in zip(some, drafts, strict=True)
+                ]
+            )
+            for side, made in enumerate(pair)
+            if some
+        ]
+        for one, other in zip(*answers, strict=True):
+            for left, right in zip(one.next, other.next, strict=True):
+                assert left.logprobs == pytest.approx(right.logprobs, abs=TOLERANCE)
+        for trees, paths in zip(some, drafts, strict=True):
+            kept = rng.choice(paths)[: rng.randint(0, 6)]
+            for tree in trees if kept else ():
+                tree.commit(tree.grow(kept))
+        for trees in [trees for trees in live if rng.random() < 0.06]:
+            live.remove(trees)
+            for tree, made in zip(trees, pair, strict=True):
+                made.release(tree)
+    assert passes_of(pair[1]).pool.moves > 3
+
+
+def _nodes(tree: TokenTree, paths: Sequence[Sequence[int]]) -> dict[Node, None]:
+    below = [node for path in paths for node in tree.path(tree.grow(path))]
+    return dict.fromkeys([tree.root, *below])
 
 
 # Sizes -----------------------------------------------------------------------------------------
