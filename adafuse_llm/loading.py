@@ -54,6 +54,9 @@ class MemberSpec:
             quantized already needs none.
         prefix_cache_bytes: most bytes of key/value rows kept of finished requests, for those that
             begin with the same tokens; 0 to keep none. Default: 256 MiB.
+        static_cache: run decoding passes in fixed sizes, on a GPU as CUDA graphs; see
+            ``HuggingFaceBackend`` for what it takes.
+        compile: compile these passes with ``torch.compile``.
         allow_pickle: accept weights in pickle format, which can run code when loaded.
         weight: w in the fused score.
     """
@@ -67,6 +70,8 @@ class MemberSpec:
     trust_remote_code: bool | None = None
     quantization_config: Any = None
     prefix_cache_bytes: int | None = None
+    static_cache: bool = False
+    compile: bool = False
     allow_pickle: bool = False
     weight: float = 1.0
 
@@ -80,6 +85,11 @@ class MemberSpec:
             raise InvalidOptionError(
                 f"member {self.path!r}: prefix_cache_bytes must be 0 or more; "
                 f"got {self.prefix_cache_bytes}"
+            )
+        if self.compile and not self.static_cache:
+            raise InvalidOptionError(
+                f"member {self.path!r}: compile=True compiles the passes of a static cache; pass "
+                "static_cache=True, too"
             )
         if not math.isfinite(self.weight) or self.weight < 0:
             raise InvalidOptionError(
@@ -328,7 +338,7 @@ def _load(
         )
     except Exception as error:
         raise _load_error(spec, name, error) from error
-    own: dict[str, Any] = {}
+    own: dict[str, Any] = {"static_cache": spec.static_cache, "compile": spec.compile}
     if spec.prefix_cache_bytes is not None:
         own["prefix_cache_bytes"] = spec.prefix_cache_bytes
     return HuggingFaceBackend(model.eval(), tokenizer, name, **own)

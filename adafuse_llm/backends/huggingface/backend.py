@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import weakref
@@ -21,13 +22,16 @@ from adafuse_llm.backends.huggingface.forms import (
     SinglePasses,
     TreeForm,
 )
-from adafuse_llm.backends.huggingface.kv import RowCache
+from adafuse_llm.backends.huggingface.kv import KeyValues, RowCache
 from adafuse_llm.backends.huggingface.memory import Logits, Memory, read
 from adafuse_llm.backends.huggingface.packing import Piece
 from adafuse_llm.backends.huggingface.prefix import PrefixCache
+from adafuse_llm.backends.huggingface.static import EMPTY, StaticPasses
 from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError
 from adafuse_llm.text.codec import TokenizerCodec
 from adafuse_llm.tree import Node, TokenTree
+
+logger = logging.getLogger(__name__)
 
 FORMS = ("auto", "tree", "path")
 
@@ -67,9 +71,17 @@ class HuggingFaceBackend:
         form: ``"tree"`` or ``"path"`` to insist on one form.
         prefix_cache_bytes: most bytes of key/value rows that are kept of finished requests, for
             those that begin with the same tokens; 0 to keep none.
+        static_cache: run decoding passes in fixed sizes over buffers that stay in place, on a
+            GPU as CUDA graphs. For GPUs, where it spares the launches of small passes. The
+            buffers hold up to four times the rows that requests running at the same time need,
+            and are kept. Needs the tree form and shared passes; a member for which it gives no
+            right numbers goes without, with a warning.
+        compile: compile these passes with ``torch.compile``, each size when it is first met. A
+            member that cannot be compiled goes without, with a warning.
 
     Attributes:
         form: ``"tree"`` or ``"path"``, whichever serves.
+        static_cache, compiles: whether these serve.
         shares_passes: whether requests share forward passes.
 
     Raises:
@@ -84,12 +96,22 @@ class HuggingFaceBackend:
         *,
         form: str = "auto",
         prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
+        static_cache: bool = False,
+        compile: bool = False,  # noqa: A002  # torch's and transformers' word for it
     ) -> None:
         if form not in FORMS:
             raise InvalidOptionError(f"form must be one of {', '.join(FORMS)}; got {form!r}")
         if prefix_cache_bytes < 0:
             raise InvalidOptionError(
                 f"prefix_cache_bytes must be 0 or more; got {prefix_cache_bytes}"
+            )
+        if static_cache and form == "path":
+            raise InvalidOptionError(
+                "static_cache=True needs the tree form; got form='path'. Leave one of them out"
+            )
+        if compile and not static_cache:
+            raise InvalidOptionError(
+                "compile=True compiles the passes of a static cache; pass static_cache=True, too"
             )
         if getattr(model.config, "is_encoder_decoder", False):
             raise UnsupportedModelError(
@@ -108,13 +130,16 @@ class HuggingFaceBackend:
         self._end_ids = _end_ids(model, tokenizer)
         self._context_window = _context_window(model)
         self._decoder = Decoder(model)
-        self._passes: PackedPasses | SinglePasses | None = None
+        self._ends = torch.tensor(sorted(self._end_ids), device=self._decoder.device).long()
+        self._passes: StaticPasses | PackedPasses | SinglePasses | None = None
         self._row_bytes = 0
         self._lock = threading.Lock()  # for engines that share this member
         self._running: weakref.WeakSet[Memory] = weakref.WeakSet()
         self._prefixes = PrefixCache(prefix_cache_bytes)
-        self.form = self._choose_form(form)
-        self.shares_passes = isinstance(self._passes, PackedPasses)
+        self.form = self._choose_form(form, static=static_cache, compiled=compile)
+        self.shares_passes = isinstance(self._passes, (StaticPasses, PackedPasses))
+        self.static_cache = isinstance(self._passes, StaticPasses)
+        self.compiles = isinstance(self._passes, StaticPasses) and self._passes.compiled
 
     @property
     def codec(self) -> TokenizerCodec:
@@ -133,8 +158,11 @@ class HuggingFaceBackend:
         return str(self._decoder.device)
 
     def cache_bytes(self, tokens: int) -> int:
-        """Buffers grow by doubling, so up to twice the rows; a path member keeps several states."""
-        return tokens * self._row_bytes * (2 if self.form == "tree" else PATH_STATES)
+        """Buffers grow by doubling, so up to twice the rows; those of a static cache do so in two
+        directions, and a path member keeps several states.
+        """
+        copies = EMPTY if self.static_cache else 2 if self.form == "tree" else PATH_STATES
+        return tokens * self._row_bytes * copies
 
     def free_bytes(self) -> int:
         from accelerate.utils import get_max_memory
@@ -195,7 +223,7 @@ class HuggingFaceBackend:
                 nodes = memory.missing(ask)
             missing.append(nodes)
         self._advance(memories, missing)
-        return read(asks, memories, self._decoder, sorted(self._end_ids))
+        return read(asks, memories, self._decoder, self._ends)
 
     def _memory(self, tree: TokenTree) -> Memory:
         """What is kept of a request; at first, the rows of what it shares with others."""
@@ -226,7 +254,7 @@ class HuggingFaceBackend:
                 memory.learn(nodes, Logits(memory.form.extend(nodes)), 0)
                 memory.passes += memory.form.passes - passes
                 memory.tokens += memory.form.tokens - tokens
-        for batch in _batches(plans, alone=not isinstance(self._passes, PackedPasses)):
+        for batch in _batches(plans, alone=isinstance(self._passes, SinglePasses)):
             assert self._passes is not None
             logits = Logits(self._passes.run([piece for _, piece in batch]))
             row = 0
@@ -240,15 +268,28 @@ class HuggingFaceBackend:
         self, tree: TokenTree, form: str, rows: RowCache | None = None
     ) -> TreeForm | PathForm:
         if form == "tree":
-            return TreeForm(tree, chunked=self._decoder.takes_chunks(len(tree.ids)), cache=rows)
+            cache: KeyValues | None = rows
+            if isinstance(self._passes, StaticPasses):
+                cache = self._passes.pool.take(len(tree.ids), rows)
+            return TreeForm(tree, chunked=self._decoder.takes_chunks(len(tree.ids)), cache=cache)
         return PathForm(self._decoder, tree)
 
-    def _choose_form(self, wanted: str) -> str:
+    def _choose_form(self, wanted: str, *, static: bool, compiled: bool) -> str:
         """The first form whose numbers are right; sets how it is run."""
         attention = _tree_attention(self.model, self._decoder.device)
-        ways: list[tuple[str, PackedPasses | SinglePasses | None]] = []
+        ways: list[tuple[str, StaticPasses | PackedPasses | SinglePasses | None]] = []
         if attention is not None and not attention.additive and self._decoder.packs:
+            if compiled:
+                ways.append(("tree", StaticPasses(self._decoder, attention, compiled=True)))
+            if static:
+                ways.append(("tree", StaticPasses(self._decoder, attention)))
             ways.append(("tree", PackedPasses(self._decoder, attention)))
+        elif static:
+            logger.warning(
+                "member %r goes without a static cache: its layers or its attention share no "
+                "passes (attn_implementation='sdpa' may)",
+                self.name,
+            )
         if attention is not None:
             ways.append(("tree", SinglePasses(self._decoder, attention)))
         reasons = {} if ways else {"tree": "its layers or its attention take no tree mask"}
@@ -259,6 +300,9 @@ class HuggingFaceBackend:
             reason = self._try_form(form)
             if reason is None:
                 return form
+            if isinstance(passes, StaticPasses):
+                lost = "compilation" if passes.compiled else "a static cache"
+                logger.warning("member %r goes without %s: %s", self.name, lost, reason)
             reasons[form] = reason
         explained = "; ".join(
             f"{form} form: {reason}" for form, reason in reasons.items() if wanted in ("auto", form)

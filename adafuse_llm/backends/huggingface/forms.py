@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from adafuse_llm.backends.huggingface.kv import RowCache
+from adafuse_llm.backends.huggingface.kv import KeyValues, RowCache, sent
 from adafuse_llm.backends.huggingface.packing import PackedCache, Piece
 from adafuse_llm.tree import Node, TokenTree
 
@@ -29,6 +29,10 @@ PREFILL_TOKENS = 2048
 
 CAUSAL_TOKENS = 64
 """More tokens of a prompt than these get a pass without nodes, where attention needs no mask."""
+
+
+COMPILED_SIZES = 64
+"""Sizes of inputs for which a model is compiled; others run as they are."""
 
 
 class Decoder:
@@ -56,6 +60,12 @@ class Decoder:
                 f"token {highest} is outside the model's {self.vocabulary} embeddings: the "
                 "tokenizer does not belong to the model"
             )
+
+    @property
+    def on_one_gpu(self) -> bool:
+        """Whether all weights are on one CUDA device."""
+        devices = {parameter.device for parameter in self.model.parameters()}
+        return devices == {self.device} and self.device.type == "cuda"
 
     @property
     def packs(self) -> bool:
@@ -87,20 +97,20 @@ class Decoder:
         """
         self.check(tokens)
         inputs: dict[str, Any] = {
-            "input_ids": torch.tensor([list(tokens)], device=self.device),
+            "input_ids": sent(torch.tensor([list(tokens)]), self.device),
             "use_cache": True,
         }
         if cache is not None:
             inputs[self.cache_name or "past_key_values"] = cache
         if positions is not None and self._takes_positions:
-            inputs["position_ids"] = torch.tensor([list(positions)], device=self.device)
+            inputs["position_ids"] = sent(torch.tensor([list(positions)]), self.device)
         if mask is not None:
             inputs["attention_mask"] = mask
         last = max(1, len(keep))
         if list(keep[:1]) in ([], [len(tokens) - last]):  # the last ones: keep is ascending
             kept: Any = last
         else:
-            kept = torch.tensor(keep, device=self.device)
+            kept = sent(torch.tensor(keep), self.device)
         if self._takes_keep:
             inputs["logits_to_keep"] = kept
         output = self.model(**inputs, return_dict=True)
@@ -108,7 +118,36 @@ class Decoder:
         if not self._takes_keep:
             logits = logits[-kept:] if isinstance(kept, int) else logits[kept]
         logits = logits[: len(keep)]
-        return (logits if logits.dtype == torch.float64 else logits.float()), output
+        return precise(logits), output
+
+    def call(
+        self, ids: torch.Tensor, positions: torch.Tensor, mask: Any, cache: Any
+    ) -> torch.Tensor:
+        """One forward pass over [S, n] tokens, all on the device: logits [S, n, v]."""
+        inputs = {
+            "input_ids": ids,
+            "attention_mask": mask,
+            self.cache_name or "past_key_values": cache,
+            "use_cache": True,
+        }
+        if self._takes_positions:
+            inputs["position_ids"] = positions
+        logits: torch.Tensor = self.model(**inputs, return_dict=True).logits
+        return logits
+
+    def compiled(self) -> Decoder:
+        """The same, the model compiled for every size of its inputs."""
+        from torch._dynamo import config
+
+        model: Any = torch.compile(self.model, dynamic=False)
+
+        def call(**inputs: Any) -> Any:
+            with config.patch(recompile_limit=COMPILED_SIZES):
+                return model(**inputs)
+
+        made = copy.copy(self)
+        made.model = call
+        return made
 
 
 @dataclass(frozen=True)
@@ -135,11 +174,9 @@ class Attention:
         """
         masks = {}
         for kind in self.layer_types:
-            seen = piece.seen
-            if kind == "sliding_attention":
-                within = piece.within(next(iter(self.windows.values())))
-                seen = seen if within is None else within
-            allowed = torch.from_numpy(seen)[None, None].to(self.device)
+            window = next(iter(self.windows.values())) if kind == "sliding_attention" else None
+            seen = piece.sight(window)
+            allowed = sent(torch.from_numpy(seen), self.device)[None, None]
             masks[kind] = self._additive(allowed) if self.additive else allowed
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
@@ -212,8 +249,8 @@ class TreeForm:
         committed: tokens of ``tree.ids`` that have a row.
     """
 
-    def __init__(self, tree: TokenTree, *, chunked: bool, cache: RowCache | None = None) -> None:
-        self.cache = cache or RowCache()
+    def __init__(self, tree: TokenTree, *, chunked: bool, cache: KeyValues | None = None) -> None:
+        self.cache: KeyValues = RowCache() if cache is None else cache
         self.committed = self.cache.rows
         self._tree = tree
         self._chunked = chunked
@@ -393,6 +430,11 @@ class PathForm:
         self.tokens += len(tokens)
         logits, output = self._decoder.run(tokens, state, keep=[len(tokens) - 1])
         return logits, getattr(output, self._decoder.cache_name or "past_key_values")
+
+
+def precise(logits: torch.Tensor) -> torch.Tensor:
+    """`logits` in at least float32."""
+    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _rope(model: Any) -> tuple[str, int | None]:

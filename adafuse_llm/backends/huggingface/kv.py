@@ -2,10 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 FIRST_ROWS = 64
+
+
+class KeyValues(Protocol):
+    """The key/value rows of one request: [1, kv_heads, rows, head_dim] in every layer."""
+
+    @property
+    def rows(self) -> int:
+        """Rows in use."""
+        ...
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row in all layers."""
+        ...
+
+    @property
+    def capacity(self) -> int:
+        """Rows that there is room for."""
+        ...
+
+    @property
+    def pooled(self) -> bool:
+        """Whether the buffers hold rows of other requests, too."""
+        ...
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append rows to a layer; returns all of its rows."""
+        ...
+
+    def keep(self, first: int, rows: torch.Tensor) -> None:
+        """Of the rows from `first` on, keep only `rows`, in that order, in every layer."""
+        ...
+
+    def copy(self, rows: torch.Tensor) -> RowCache:
+        """A cache that holds `rows` only, in that order."""
+        ...
+
+
+def sent(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`values` on `device`, without waiting for what a GPU is at."""
+    if device.type != "cuda" or values.device.type != "cpu":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
 
 
 class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not typed
@@ -44,22 +92,25 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not ty
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def keep(self, first: int, rows: torch.Tensor) -> None:
-        """Of the rows from `first` on, keep only `rows`, in that order."""
+        """Of the rows from `first` on, keep only `rows` (on the device), in that order."""
         end = first + len(rows)
-        rows = rows.to(self.keys.device)
         self.keys[:, :, first:end] = self.keys.index_select(2, rows)
         self.values[:, :, first:end] = self.values.index_select(2, rows)
         self.used = end
 
     def copy(self, rows: torch.Tensor) -> RowLayer:
         """A layer that holds `rows` only, in that order."""
-        made = RowLayer()
-        if self.is_initialized:
-            rows = rows.to(self.keys.device)
-            made.lazy_initialization(self.keys, self.values)
-            made.keys = self.keys.index_select(2, rows)
-            made.values = self.values.index_select(2, rows)
-            made.used = len(rows)
+        if not self.is_initialized:
+            return RowLayer()
+        rows = sent(rows, self.keys.device)
+        return RowLayer.of(self.keys.index_select(2, rows), self.values.index_select(2, rows))
+
+    @classmethod
+    def of(cls, keys: torch.Tensor, values: torch.Tensor) -> RowLayer:
+        """A layer that holds these rows."""
+        made = cls()
+        made.lazy_initialization(keys, values)
+        made.keys, made.values, made.used = keys, values, keys.shape[2]
         return made
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -75,8 +126,17 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not ty
 class RowCache(Cache):  # type: ignore[misc]  # transformers is not typed
     """One `RowLayer` per layer of the model."""
 
+    pooled = False
+
     def __init__(self) -> None:
         super().__init__(layer_class_to_replicate=RowLayer)
+
+    @classmethod
+    def of(cls, layers: Sequence[RowLayer]) -> RowCache:
+        """A cache of these layers."""
+        made = cls()
+        made.layers = list(layers)
+        return made
 
     @property
     def rows(self) -> int:
@@ -97,13 +157,12 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers is not typed
     def keep(self, first: int, rows: torch.Tensor) -> None:
         """Of the rows from `first` on, keep only `rows`, in that order, in every layer."""
         for layer in self.layers:
+            rows = sent(rows, layer.keys.device)  # once for all layers of a device
             layer.keep(first, rows)
 
     def copy(self, rows: torch.Tensor) -> RowCache:
         """A cache that holds `rows` only, in that order."""
-        made = RowCache()
-        made.layers = [layer.copy(rows) for layer in self.layers]
-        return made
+        return RowCache.of([layer.copy(rows) for layer in self.layers])
 
 
 def _grown(old: torch.Tensor, like: torch.Tensor, used: int, capacity: int) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch
 
 from adafuse_llm.backends.base import Answer, Ask
 from adafuse_llm.backends.huggingface.forms import Decoder, PathForm, TreeForm
+from adafuse_llm.backends.huggingface.kv import sent
 from adafuse_llm.tree import Next, Node, TokenTree
 
 
@@ -89,7 +90,7 @@ class Memory:
 
 
 def read(
-    asks: Sequence[Ask], memories: Sequence[Memory], decoder: Decoder, end_ids: Sequence[int]
+    asks: Sequence[Ask], memories: Sequence[Memory], decoder: Decoder, end_ids: torch.Tensor
 ) -> list[Answer]:
     """Answers to asks whose nodes have been evaluated, with one transfer from the device."""
     pairs = list(zip(asks, memories, strict=True))
@@ -123,7 +124,7 @@ def _numbers(
     parents: Sequence[tuple[Logits, int]],
     tokens: Sequence[int],
     top: int,
-    end_ids: Sequence[int],
+    end_ids: torch.Tensor,
     *,
     by_sorting: bool = False,
 ) -> tuple[list[Next], list[float]]:
@@ -133,7 +134,8 @@ def _numbers(
     if wanted:
         logits, total = _gather(wanted)
         values, likely, tied = likeliest(logits, top, by_sorting=by_sorting)
-        ends = logits[:, list(end_ids)].logsumexp(-1, keepdim=True)  # -inf without such ids
+        ends = logits.index_select(-1, end_ids.to(logits.device))  # [n, end ids]
+        ends = ends.logsumexp(-1, keepdim=True)  # -inf without such ids
         table = torch.cat(
             [values - total, ends - total, likely.to(logits.dtype), tied.to(logits.dtype)], -1
         )  # [n, 2t + 2]; ids fit: float32 counts to 2^24
@@ -141,7 +143,7 @@ def _numbers(
         parts.append(table.flatten())
     if parents:
         logits, total = _gather(parents)
-        chosen = logits.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])
+        chosen = logits.gather(-1, sent(torch.tensor(tokens), logits.device)[:, None])
         parts.append((chosen - total).flatten())
     if not parts:
         return [], []
@@ -163,7 +165,7 @@ def _gather(rows: Sequence[tuple[Logits, int]]) -> tuple[torch.Tensor, torch.Ten
         indices = [row for _, row in rows]
         if indices == list(range(len(first.values))):
             return first.values, first.total
-        chosen = torch.tensor(indices, device=first.values.device)
+        chosen = sent(torch.tensor(indices), first.values.device)
         return first.values.index_select(0, chosen), first.total.index_select(0, chosen)
     values = torch.stack([logits.values[row] for logits, row in rows])
     return values, torch.stack([logits.total[row] for logits, row in rows])

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import Cache
 
-from adafuse_llm.backends.huggingface.kv import RowCache
+from adafuse_llm.backends.huggingface.kv import KeyValues, sent
 from adafuse_llm.tree import Node
 
 FOLD_ROWS = 256
@@ -42,7 +42,7 @@ class Piece:
         nodes: what those tokens are, in the same order.
     """
 
-    cache: RowCache
+    cache: KeyValues
     tokens: Sequence[int]
     positions: NDArray[np.int64]
     visible: NDArray[np.bool_] | None
@@ -67,6 +67,11 @@ class Piece:
         if int(self.positions.max()) - int(self.positions.min()) < window:
             return self.visible
         return self.seen & (self.positions[None, :] > self.queries[:, None] - window)
+
+    def sight(self, window: int | None) -> NDArray[np.bool_]:
+        """`visible` for a layer that sees `window` tokens, or all for None, written out."""
+        within = None if window is None else self.within(window)
+        return self.seen if within is None else within
 
 
 Attend = Callable[["torch.Tensor", "float | None"], "torch.Tensor"]
@@ -178,7 +183,7 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
         if size * groups <= FOLD_ROWS:
             folded = query.reshape(1, heads // groups, groups * size, width)
             if mask is None and causal:
-                mask = torch.from_numpy(self._pieces[index][0].seen).to(query.device)
+                mask = sent(torch.from_numpy(self._pieces[index][0].seen), query.device)
             if mask is not None:
                 mask = mask.repeat(groups, 1)
             output = scaled_dot_product_attention(folded, keys, values, mask, scale=scale)
@@ -208,6 +213,6 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
             visible = piece.visible if window is None else piece.within(window)
             if visible is None and len(piece.tokens) > 1 and not self._is_prompt(index):
                 visible = piece.seen
-            mask = None if visible is None else torch.from_numpy(visible).to(device)
+            mask = None if visible is None else sent(torch.from_numpy(visible), device)
             self._masks[known] = mask
         return self._masks[known]

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from adafuse_llm.backends.huggingface.forms import TreeForm
-from adafuse_llm.backends.huggingface.kv import RowCache
+from adafuse_llm.backends.huggingface.kv import KeyValues, RowCache
 
 MIN_SHARED = 16
 """Fewer shared tokens than these are not worth a copy."""
@@ -21,7 +21,7 @@ class Kept:
     """Tokens, and which rows of a cache are theirs."""
 
     ids: NDArray[np.int64]
-    cache: RowCache
+    cache: KeyValues
     rows: torch.Tensor
 
     @property
@@ -52,20 +52,19 @@ class PrefixCache:
 
     def add(self, ids: Sequence[int], form: TreeForm) -> None:
         """Keep the rows of a request that is over. Its buffers are taken over, or, if they are too
-        large, as many of its first rows as fit are copied.
+        large or not its own, as many of its first rows as fit are copied.
         """
         new = Kept(np.array(ids[: form.committed], dtype=np.int64), form.cache, form.trunk)
-        if new.size > self.limit:
+        copied = form.cache.pooled or new.size > self.limit
+        if copied:
             fitting = self.limit // max(1, form.cache.row_bytes)
-            if fitting < MIN_SHARED:
-                return
-            rows = new.rows[:fitting]
-            copied = form.cache.copy(rows)
-            new = Kept(new.ids[:fitting], copied, torch.arange(len(rows)))
+            new = Kept(new.ids[:fitting], new.cache, new.rows[:fitting])
         if len(new.ids) < MIN_SHARED:
             return
         if any(shared(old.ids, new.ids) == len(new.ids) for old in self._kept):
             return
+        if copied:
+            new = Kept(new.ids, new.cache.copy(new.rows), torch.arange(len(new.rows)))
         self._kept = [old for old in self._kept if shared(old.ids, new.ids) < len(old.ids)]
         self._kept.append(new)
         while self.size > self.limit:
