@@ -48,7 +48,7 @@ LIKELY = 0.4
 POSSIBLE = 0.2
 """The same while the member has not proposed yet, and may be about to say the same."""
 
-AHEAD = 0.7
+AHEAD = 0.6
 """Odds from which the lead runs ahead: in vain, that costs passes."""
 
 EARLY = 4
@@ -219,8 +219,10 @@ class Drafts:
         """What a pass of `member` takes along."""
         root = member.tree.root
         limit = _limit(member, root.length)
-        if not member.passes or limit <= root.length:  # the prompt's pass is long enough
+        if limit <= root.length:
             return ()
+        if root.next is None and not member.passes:
+            return self._after_prompt(member, limit)
         found = dict.fromkeys(wanted)
         may_waste = self._may_waste(member)
         tips = [(node, 1.0) for node in wanted] if may_waste else []
@@ -242,6 +244,17 @@ class Drafts:
         for node in wanted:
             del found[node]
         return [node for node in found if node.next is None and node.length <= limit]
+
+    def _after_prompt(self, member: Member, limit: int) -> list[Node]:
+        """Likeliest spans of those who have proposed, as they wrote them: where the member begins
+        with other whitespace they are in vain, which next to a prompt costs little.
+        """
+        found: dict[Node, None] = {}
+        for candidate in dict.fromkeys(self._likeliest.values()):
+            placed = member.place(candidate.text)
+            if placed is not None and placed[0].length <= limit:
+                found.update(dict.fromkeys(member.tree.path(placed[0])))
+        return list(found)
 
     def _may_waste(self, member: Member) -> bool:
         """Whether a member has processed few enough tokens to draft what may be in vain: not more

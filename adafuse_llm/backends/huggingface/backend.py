@@ -57,6 +57,10 @@ ROW_COUNTING = ("attention_chunk_size", "attention_types", "alibi", "attn_config
 the cache where tree attention needs positions."""
 
 
+Passes = StaticPasses | PackedPasses | SinglePasses
+"""Ways to run the passes of tree forms."""
+
+
 class HuggingFaceBackend:
     """A transformers model and its tokenizer as one member. Neither is changed.
 
@@ -131,7 +135,7 @@ class HuggingFaceBackend:
         self._context_window = _context_window(model)
         self._decoder = Decoder(model)
         self._ends = torch.tensor(sorted(self._end_ids), device=self._decoder.device).long()
-        self._passes: StaticPasses | PackedPasses | SinglePasses | None = None
+        self._passes: Passes | None = None
         self._row_bytes = 0
         self._lock = threading.Lock()  # for engines that share this member
         self._running: weakref.WeakSet[Memory] = weakref.WeakSet()
@@ -254,15 +258,16 @@ class HuggingFaceBackend:
                 memory.learn(nodes, Logits(memory.form.extend(nodes)), 0)
                 memory.passes += memory.form.passes - passes
                 memory.tokens += memory.form.tokens - tokens
-        for batch in _batches(plans, alone=isinstance(self._passes, SinglePasses)):
+        for batch in _batches(plans, self._passes):
             assert self._passes is not None
             logits = Logits(self._passes.run([piece for _, piece in batch]))
             row = 0
             for memory, piece in batch:
                 memory.learn(piece.nodes, logits, row)
                 row += len(piece.nodes)
-                memory.passes += 1
                 memory.tokens += len(piece.tokens)
+            for memory in dict.fromkeys(memory for memory, _ in batch):
+                memory.passes += 1
 
     def _new_form(
         self, tree: TokenTree, form: str, rows: RowCache | None = None
@@ -277,7 +282,7 @@ class HuggingFaceBackend:
     def _choose_form(self, wanted: str, *, static: bool, compiled: bool) -> str:
         """The first form whose numbers are right; sets how it is run."""
         attention = _tree_attention(self.model, self._decoder.device)
-        ways: list[tuple[str, StaticPasses | PackedPasses | SinglePasses | None]] = []
+        ways: list[tuple[str, Passes | None]] = []
         if attention is not None and not attention.additive and self._decoder.packs:
             if compiled:
                 ways.append(("tree", StaticPasses(self._decoder, attention, compiled=True)))
@@ -383,23 +388,21 @@ class HuggingFaceBackend:
 
 
 def _batches(
-    plans: Sequence[tuple[Memory, Sequence[Piece]]], *, alone: bool
+    plans: Sequence[tuple[Memory, Sequence[Piece]]], passes: Passes | None
 ) -> Iterator[list[tuple[Memory, Piece]]]:
-    """Pieces that go into one pass: the first of every plan, then the second, and so on, up to
-    `PREFILL_TOKENS` tokens in a pass.
-    """
-    for turn in range(max((len(pieces) for _, pieces in plans), default=0)):
-        batch: list[tuple[Memory, Piece]] = []
-        size = 0
-        for memory, pieces in plans:
-            if turn >= len(pieces):
-                continue
-            piece = pieces[turn]
-            size += len(piece.tokens)
-            if batch and (alone or size > PREFILL_TOKENS):
-                yield batch
-                batch, size = [], len(piece.tokens)
-            batch.append((memory, piece))
+    """Pieces that go into one pass, in order, up to `PREFILL_TOKENS` tokens."""
+    alone = isinstance(passes, SinglePasses)
+    once = isinstance(passes, StaticPasses)  # rows of a pass are counted when it is through
+    batch: list[tuple[Memory, Piece]] = []
+    size = 0
+    for memory, piece in ((memory, piece) for memory, pieces in plans for piece in pieces):
+        size += len(piece.tokens)
+        full = alone or size > PREFILL_TOKENS or (once and bool(batch) and batch[-1][0] is memory)
+        if batch and full:
+            yield batch
+            batch, size = [], len(piece.tokens)
+        batch.append((memory, piece))
+    if batch:
         yield batch
 
 
