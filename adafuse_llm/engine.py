@@ -38,6 +38,9 @@ logger = logging.getLogger(__name__)
 SENTENCEPIECE_SPACES = 1
 """Spaces dropped from the start of a reply to messages: SentencePiece members write one there."""
 
+CROWD = 2
+"""More running requests per member than these are a crowd: their passes are worth filling."""
+
 RoundObserver = Callable[[Round], None]
 Messages = Sequence[Mapping[str, Any]]
 
@@ -367,9 +370,13 @@ class AdaFuseEngine:
             _check_window(backend, len(ids))
             members.append(Member(backend, ids, top, weight))
         needs = self._memory.needs(members, config)
-        drafts = Drafts(members) if self.runtime.drafting else NoDrafts(members)
+        drafting = self.runtime.drafting
+        drafts = Drafts(members, self._is_crowded) if drafting else NoDrafts(members)
         transcript = Transcript(config.stop, spaces)
         return Request(members, config, drafts, transcript, needs, cancel=cancel)
+
+    def _is_crowded(self) -> bool:
+        return self._scheduler.running > CROWD * len(self._backends)
 
     def _weights(self, config: AdaFuseConfig) -> list[float]:
         """One weight per member, 1 each by default.

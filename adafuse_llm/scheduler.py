@@ -266,6 +266,12 @@ class Scheduler:
         self._closed = False
         _running.add(self)
 
+    @property
+    def running(self) -> int:
+        """Requests that are being decoded."""
+        coordinator = self._coordinator
+        return 0 if coordinator is None else coordinator.running
+
     def submit(self, *arrivals: Arrival) -> None:
         """Start requests, those given together at the same time. Each one's outbox is called on
         the coordinating thread with each event, the last of which carries the generation, or with
@@ -311,6 +317,11 @@ class _Coordinator(threading.Thread):
         self._queue: deque[Arrival] = deque()
         self._active: dict[Request, Outbox] = {}
         self._devices: dict[str, _Device] = {}
+
+    @property
+    def running(self) -> int:
+        """Requests that are being decoded."""
+        return len(self._active)
 
     def accepts(self, arrivals: Arrivals) -> bool:
         """Take in requests, unless the thread is about to end or was left behind by a fork."""

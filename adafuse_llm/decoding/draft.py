@@ -24,7 +24,7 @@ import math
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
 from typing import Protocol
 
@@ -136,14 +136,20 @@ class Odds:
 
 class Drafts:
     """What a request drafts. Members that share a device propose one after another, so that each
-    checks what those before it said; devices work side by side.
+    checks what those before it said; devices work side by side. In a crowd all members propose
+    side by side: what many requests ask of a member at the same time goes into one pass, which
+    saves more.
 
     Args:
         members: the request's members; their passes take drafts along from now on.
+        crowded: whether many requests are being decoded.
     """
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    def __init__(
+        self, members: Sequence[Member], crowded: Callable[[], bool] = lambda: False
+    ) -> None:
         self._members = tuple(members)
+        self._crowded = crowded
         by_device = defaultdict(list)
         for member in self._members:
             backend = member.backend
@@ -162,7 +168,11 @@ class Drafts:
             branches=config.branching_factor,
             threshold=config.margin_threshold,
         )
-        yield from together([self._in_turn(lead, config) for lead in self._leads])
+        if self._crowded():
+            orders = [[member] for member in self._members]
+        else:
+            orders = [lead.order() for lead in self._leads]
+        yield from together([self._in_turn(order, config) for order in orders])
         return [self._proposals[member] for member in self._members]
 
     def _start(self, *, first_word: bool, branches: int, threshold: float) -> None:
@@ -173,21 +183,22 @@ class Drafts:
         self._seen: list[tuple[Odds, Candidate]] = []
         self._branches, self._threshold = branches, threshold
 
-    def _in_turn(self, lead: Lead, config: AdaFuseConfig) -> Steps[None]:
-        for member in lead.order():
+    def _in_turn(self, order: Sequence[Member], config: AdaFuseConfig) -> Steps[None]:
+        """Members propose one after another; the first runs ahead for the others."""
+        for member in order:
             passes = member.passes
             self._proposals[member] = yield from propose(member, config)
             self._likeliest[member] = self._pool.add(member, self._proposals[member])
             end = self._proposals[member].spans[0].node
             self._sizes[member] = end.length - member.tree.root.length
             self._seen += [(self._odds(each), each) for each in self._pool.candidates]
-            if member is lead.member and member.passes > passes:
+            if len(order) > 1 and member is order[0] and member.passes > passes:
                 yield from self._run_ahead(member, config)
 
     def _run_ahead(self, lead: Member, config: AdaFuseConfig) -> Steps[None]:
         """Go on beyond the likeliest span for as long as all are likely to agree."""
         span, size = self._proposals[lead].spans[0], self._sizes[lead]
-        rounds = 0 if len(self._members) == 1 or span.stops else self._unanimous.length(worth=AHEAD)
+        rounds = 0 if span.stops else self._unanimous.length(worth=AHEAD)
         left = config.max_new_tokens - lead.response_tokens - size
         for _ in range(min(rounds * size, LONGEST, left)):
             ahead = _greedy(lead, span.node)

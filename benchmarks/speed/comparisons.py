@@ -25,7 +25,6 @@ from benchmarks.speed.members import (
     Member,
     Members,
     embedded,
-    keeps_prefixes,
     llama,
     make_engine,
     make_member,
@@ -53,7 +52,7 @@ class Size:
         branches: B at the base point.
         random: shape, prompt, response and B of each comparison with random-weight members.
         long: shape, prompt and long prompt of the comparison with long prompts, and its response.
-        concurrent: shape, prompt and response of requests at once.
+        concurrent: shape, prompt and response of requests at once, and how many there are.
         quote: shape, prompt and response of the scripted quotation.
     """
 
@@ -63,7 +62,7 @@ class Size:
     prompts: tuple[int, ...] = (50, 2000)
     responses: tuple[int, ...] = (16, 256)
     members: tuple[int, ...] = (1, 2, 4)
-    paper_rounds: int = 5
+    paper_rounds: int = 3
     questions: int = 8
     quote: tuple[str, int, int] = ("25M", 500, 64)
     random: tuple[tuple[str, int, int, tuple[int, ...]], ...] = (
@@ -72,7 +71,7 @@ class Size:
     )
     long: tuple[str, int, int, int] = ("5M", 500, 8000, 32)
     at_once: tuple[int, ...] = (4, 16)
-    concurrent: tuple[str, int, int] = ("25M", 50, 16)
+    concurrent: tuple[str, int, int, int] = ("25M", 20, 16, 48)
     prefix: tuple[int, int] = (2000, 16)
     memory: tuple[int, int] = (500, 3500)
     growth: tuple[int, int] = (100, 1000)
@@ -90,7 +89,7 @@ QUICK: Final = Size(
     random=(("tiny", 50, 16, (1, 3)),),
     long=("tiny", 100, 1000, 16),
     at_once=(2, 4),
-    concurrent=("tiny", 20, 12),
+    concurrent=("tiny", 20, 12, 6),
     prefix=(200, 8),
     memory=(100, 400),
     growth=(10, 40),
@@ -198,10 +197,25 @@ def quotes(report: Report, size: Size) -> None:
         systems[f"generate(), as B = {branches}"] = partial(
             _generate_all, trained, encoded, lengths
         )
+    read_only = [[1 for _ in trained] for _ in asked]
+    systems["generate(), one token"] = partial(_generate_all, trained, encoded, read_only)
     point = f"{len(cases)} questions over three passages"
     rows = take_turns("quotes", point, systems, size.repeats)
     report.rows += rows.values()
     _against_alone(report, rows, 0.7, "answers that quote")
+    for branches, most in ((1, 2.0), (3, 4.0)):
+        row, own = rows[f"engine, B = {branches}"], rows[f"generate(), as B = {branches}"]
+        name = "tokens processed per committed token after the prompt, answers that quote"
+        report.targets.append(Target(f"{name}, B = {branches}", row.per_token, most, unit="tokens"))
+        prompts = rows["generate(), one token"].median
+        ratio = (row.median - prompts) / (own.median - prompts)
+        report.figures.append(
+            (
+                f"answers that quote, B = {branches}: engine / generate() beyond the prompts, "
+                f"which are {prompts / own.median:.0%} of generate()",
+                f"{ratio:.2f} x",
+            )
+        )
 
     shape, prompt, response = size.quote
     text = prompt_of(prompt)
@@ -245,34 +259,38 @@ def long_prompts(report: Report, size: Size) -> None:
 def concurrent(report: Report, size: Size) -> None:
     """Requests at once against one at a time; forward passes are those that were shared.
 
-    One at a time, each request is a sample of what all of them take.
+    There are more requests than run at once, as a server has: one that ends makes room for
+    another. One at a time, all of them are run once.
     """
-    shape, prompt, response = size.concurrent
+    shape, prompt, response, requests = size.concurrent
     pair = random_weights(shape)
     most = size.at_once[-1]
-    texts = [prompt_of(prompt, seed) for seed in range(most)]
+    texts = [prompt_of(prompt, seed) for seed in range(requests)]
     for branches in (1, 3):
         options: dict[str, Any] = {"branching_factor": branches, "max_new_tokens": response}
         systems: dict[str, System] = {}
         for count in size.at_once:
             engine = make_engine(pair, max_requests=count, **options)
             systems[f"{count} at once"] = _metered(pair, partial(engine.generate_batch, texts))
-        point = f"{most} requests, {point_of(prompt, response)}, two of {shape}, B = {branches}"
+        point = f"{requests} requests, {point_of(prompt, response)}, two of {shape}, B = {branches}"
         engine.generate(texts[0])
         alone = _one_by_one(engine, pair, texts, point)
-        rows = take_turns("concurrent", point, systems, size.repeats)
+        last = f"{most} at once"
+        rows = take_turns("concurrent", point, {last: systems.pop(last)}, size.repeats)
+        if branches == 1:
+            rows |= take_turns("concurrent", point, systems, 1, warm=systems)
         report.rows += [alone, *rows.values()]
         others = [row.outcome.text for row in rows.values()]
         others.append(add_up([outcome_of(each) for each in _threads(engine, texts)]).text)
         report.targets += [
             Target(
                 f"throughput of {most} at once / one at a time, {shape} members, B = {branches}",
-                alone.median / rows[f"{most} at once"].median,
+                alone.median / rows[last].median,
                 4.0,
                 at_least=True,
             ),
             Target(
-                f"ways to run {most} requests (batches, threads) that change a text, "
+                f"ways to run {requests} requests (batches, threads) that change a text, "
                 f"B = {branches}",
                 sum(text != alone.outcome.text for text in others),
                 0,
@@ -283,8 +301,6 @@ def concurrent(report: Report, size: Size) -> None:
 
 def prefix(report: Report, size: Size) -> None:
     """A request whose prompt begins as an earlier one did."""
-    if not keeps_prefixes():
-        return
     length, response = size.prefix
     tails = itertools.count()
     shared = prompt_of(length)
@@ -485,19 +501,11 @@ def _run_with_tail(
 
 
 def _one_by_one(engine: AdaFuseEngine, members: Members, texts: Sequence[str], point: str) -> Row:
-    """One request after the other; the time of each, as if all took as long."""
-    seconds: list[float] = []
-
-    def run() -> list[Generation]:
-        done = []
-        for text in texts:
-            start = time.perf_counter()
-            done.append(engine.generate(text))
-            seconds.append(len(texts) * (time.perf_counter() - start))
-        return done
-
-    outcome = _metered(members, run)()
-    return Row("concurrent", point, "one at a time", tuple(seconds), outcome)
+    """One request after the other."""
+    start = time.perf_counter()
+    outcome = _metered(members, lambda: [engine.generate(text) for text in texts])()
+    seconds = time.perf_counter() - start
+    return Row("concurrent", point, "one at a time", (seconds,), outcome)
 
 
 def _metered(members: Members, run: Callable[[], list[Generation]]) -> System:

@@ -70,12 +70,10 @@ class Row:
 
     @property
     def per_token(self) -> float:
-        """Most tokens that a member processed per committed token, after the prompt."""
+        """Tokens processed per committed token, after the prompt, mean of all members."""
         run = self.outcome
-        return max(
-            (run.processed[name] - run.prompt[name]) / max(1, run.tokens[name])
-            for name in run.tokens
-        )
+        processed = sum(run.processed.values()) - sum(run.prompt.values())
+        return processed / max(1, sum(run.tokens.values()))
 
     def as_json(self) -> dict[str, Any]:
         """The row as plain data, with median and extremes."""

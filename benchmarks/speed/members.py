@@ -9,7 +9,6 @@ bias keeps them to printable words.
 from __future__ import annotations
 
 import functools
-import inspect
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -91,16 +90,8 @@ def make_member(name: str, model: Any, tokenizer: Any, *, prefix_cache_bytes: in
 
     Counting starts after the backend has tried the model.
     """
-    options: dict[str, Any] = {}
-    if keeps_prefixes():
-        options["prefix_cache_bytes"] = prefix_cache_bytes
-    backend = HuggingFaceBackend(model, tokenizer, name, **options)
+    backend = HuggingFaceBackend(model, tokenizer, name, prefix_cache_bytes=prefix_cache_bytes)
     return Member(name, model, tokenizer, backend, Meter(model))
-
-
-def keeps_prefixes() -> bool:
-    """Whether backends can keep the rows of earlier prompts."""
-    return "prefix_cache_bytes" in inspect.signature(HuggingFaceBackend).parameters
 
 
 def make_engine(
