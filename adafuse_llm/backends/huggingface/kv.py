@@ -83,7 +83,7 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not ty
             self.lazy_initialization(key_states, value_states)
         end = self.used + key_states.shape[2]
         if end > self.keys.shape[2]:
-            capacity = max(FIRST_ROWS, end, 2 * self.keys.shape[2])
+            capacity = max(FIRST_ROWS, 1 << (end - 1).bit_length())  # few sizes: freed ones fit
             self.keys = _grown(self.keys, key_states, self.used, capacity)
             self.values = _grown(self.values, value_states, self.used, capacity)
         self.keys[:, :, self.used : end] = key_states
