@@ -465,7 +465,7 @@ class _Coordinator(threading.Thread):
 def _release(member: Member) -> None:
     try:
         member.backend.release(member.tree)
-    except Exception:  # the request is over; its result must not depend on this
+    except BaseException:  # the request is over; its result must not depend on this
         logger.exception("member %r failed to release a request", member.name)
 
 

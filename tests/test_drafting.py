@@ -270,3 +270,43 @@ def _seconds(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
+
+
+def test_without_its_drafts_a_question_still_asks_for_every_score():
+    """The last token of an unlikely candidate is scored, even where it was drafted, too."""
+    fake = FakeBackend("a", counting)
+    member = Member(fake, fake.codec.encode_prompt("Go:"), 2, 1.0)
+    end = member.tree.grow(fake.codec.encode_prompt(" w1 w2"))
+
+    class Eager:
+        def beside(self, member, wanted):
+            return [end]
+
+    member.drafter = Eager()
+    (asking,) = next(member.evaluate([member.tree.root], [end]))
+    assert end in asking.ask.evaluate
+    assert end in asking.ask.score
+    plain = asking.without_drafts()
+    assert plain.ask.evaluate == (member.tree.root,)
+    assert plain.ask.score == (end,)
+    assert plain.drafts == 0
+
+
+def test_a_lead_that_fails_while_it_runs_ahead_fails_nobody():
+    """Nobody has asked for what it would say next."""
+    far = []
+
+    class Short(Bulk):
+        def evaluate(self, asks):
+            for ask in asks:
+                for node in ask.evaluate:
+                    if " w24" in self.codec.decode([*ask.tree.ids, *ask.tree.tokens(node)]):
+                        far.append(node)
+                        raise RuntimeError("too far")
+            return super().evaluate(asks)
+
+    options = {"max_new_tokens": 100, "max_words": 1, "stop": " w20"}
+    expected = decode([Bulk(name, counting) for name in "abc"], drafting=False, **options)
+    generation = decode([Short(name, counting) for name in "abc"], **options)
+    assert as_data(generation) == approximately(as_data(expected))
+    assert far

@@ -171,10 +171,12 @@ def test_prompts_of_one_batch_that_begin_alike_are_read_once() -> None:
     recipe = Recipe("llama", seed=13)
     prompts = [HEADER * 2 + end for end in ("One", "Two", "Three", "Four")]
     alone = prompt_length(recipe, prompts[0])
-    with AdaFuseEngine([member(recipe)]) as engine:
+    with AdaFuseEngine([member(recipe)]) as engine, counted_calls(recipe) as calls:
         generations = engine.generate_batch(prompts, max_new_tokens=4)
     cached = sorted(g.usage.cached_tokens[recipe.name] for g in generations)
     assert cached[0] == 0
+    rest = sum(g.usage.prompt_tokens[recipe.name] for g in generations) - alone - sum(cached)
+    assert calls[1] == rest, "all but the first are read in one pass"
     assert all(tokens > 0.8 * alone for tokens in cached[1:])
     check_batch([recipe], prompts, max_new_tokens=4)
 
@@ -252,3 +254,42 @@ def test_a_request_whose_pass_failed_leaves_no_rows_behind(
         generation = engine.generate(HEADER, max_new_tokens=2)
     assert generation.usage.cached_tokens[recipe.name] == 0
     assert_same(generation, decode([reference(recipe)], HEADER, Options(max_new_tokens=2)), 1e-6)
+
+
+def test_rows_of_a_longrope_prompt_past_its_first_window_serve_no_shorter_one() -> None:
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    factors = {"short_factor": [1.0] * 4, "long_factor": [3.0, 5.0, 7.0, 9.0]}
+    config = Phi3Config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        original_max_position_embeddings=100,
+        rope_scaling={"type": "longrope", **factors},
+        pad_token_id=0,
+        eos_token_id=None,
+    )
+    torch.manual_seed(0)
+    made = Phi3ForCausalLM(config).double().eval()
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    kept = HuggingFaceBackend(made, tokenizer("bytelevel"), "phi", form="tree")
+    ids = [(5 * i + 1) % 60 for i in range(120)]
+
+    def check(tree: TokenTree, tokens: Sequence[int]) -> None:
+        tip = tree.grow(tokens)
+        (answer,) = kept.evaluate([Ask(tree, (tree.root, *tree.path(tip)), (), 2)])
+        with torch.inference_mode():
+            plain = kept._plain([*tree.ids, *tokens]).log_softmax(-1)
+        assert answer.next[-1].logprobs[0] == pytest.approx(float(plain.max()), abs=1e-9)
+
+    long, short = TokenTree(ids), TokenTree([*ids[:60], 3])
+    check(long, [])
+    check(short, [])  # while the long one runs
+    kept.release(long)
+    check(TokenTree([*ids[:60], 4]), [])  # and after it
+    check(TokenTree(ids[:98]), [7, 8, 9, 10, 11])  # crosses over with a path of nodes

@@ -202,9 +202,11 @@ class Drafts:
         left = config.max_new_tokens - lead.response_tokens - size
         for _ in range(min(rounds * size, LONGEST, left)):
             ahead = _greedy(lead, span.node)
-            if ahead is None:
+            if ahead is None or ahead.length > _limit(lead, lead.tree.root.length):
                 return
-            yield from lead.evaluate([ahead])
+            yield from lead.draft(ahead)
+            if ahead.next is None:
+                return
 
     def likely(self, candidate: Candidate) -> bool:
         """Whether a candidate of the complete pool may well win."""

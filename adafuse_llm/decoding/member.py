@@ -27,11 +27,13 @@ class Asking:
 
     Attributes:
         drafts: how many nodes, the last of ``ask.evaluate``, nobody has asked for yet.
+        scored: nodes that only their log-probability is wanted of.
     """
 
     member: Member
     ask: Ask
     drafts: int = 0
+    scored: tuple[Node, ...] = ()
 
     def without_drafts(self) -> Asking:
         """What was really asked for, where the whole has failed; the member is spared drafts
@@ -39,7 +41,7 @@ class Asking:
         """
         self.member.drafter = NO_DRAFTER
         wanted = self.ask.evaluate[: len(self.ask.evaluate) - self.drafts]
-        return Asking(self.member, self.member.ask(wanted))
+        return Asking(self.member, self.member.ask(wanted, self.scored), 0, self.scored)
 
 
 Steps = Generator[tuple[Asking, ...], None, T]
@@ -172,9 +174,15 @@ class Member:
         unknown = [node for node in scored if node.logprob is None]
         if wanted:
             drafts = self.drafter.beside(self, wanted)
-            yield (Asking(self, self.ask([*wanted, *drafts], unknown), len(drafts)),)
+            ask = self.ask([*wanted, *drafts], unknown)
+            yield (Asking(self, ask, len(drafts), tuple(unknown)),)
         elif unknown:
-            yield (Asking(self, self.ask((), unknown)),)
+            yield (Asking(self, self.ask((), unknown), 0, tuple(unknown)),)
+
+    def draft(self, node: Node) -> Steps[None]:
+        """Have a node evaluated that nobody has asked for; where that fails, it is not."""
+        drafts = [node, *self.drafter.beside(self, [node])]
+        yield (Asking(self, self.ask(drafts), len(drafts)),)
 
     def ask(self, nodes: Sequence[Node], scored: Sequence[Node] = ()) -> Ask:
         """The question for everything about `nodes` that is not known, and the scores of `scored`

@@ -187,8 +187,10 @@ class HuggingFaceBackend:
             try:
                 return self._in_turn(asks)
             except BaseException:
-                for ask in asks:
-                    ask.tree.memory = None  # half written: start over if asked again
+                for ask in asks:  # half written: start over if asked again
+                    if isinstance(ask.tree.memory, Memory):
+                        self._running.discard(ask.tree.memory)
+                    ask.tree.memory = None
                 raise
 
     @torch.inference_mode()
@@ -196,6 +198,9 @@ class HuggingFaceBackend:
         with self._lock:
             memory, tree.memory = tree.memory, None
             if isinstance(memory, Memory) and isinstance(memory.form, TreeForm):
+                self._running.discard(memory)
+                if not self._is_source(memory):
+                    return
                 memory.follow()
                 self._prefixes.add(tree.ids, memory.form)
 
@@ -210,7 +215,7 @@ class HuggingFaceBackend:
         waiting = dict(enumerate(asks))
         while waiting:
             new = {i: ask.tree.ids for i, ask in waiting.items() if ask.tree.memory is None}
-            late = self._prefixes.late(new) if self.form == "tree" else ()
+            late = self._prefixes.late(new, self._sources()) if self.form == "tree" else ()
             ready = {i: ask for i, ask in waiting.items() if i not in late}
             answers.update(zip(ready, self._answer(list(ready.values())), strict=True))
             waiting = {i: ask for i, ask in waiting.items() if i in late}
@@ -223,7 +228,7 @@ class HuggingFaceBackend:
             memory.follow()
             nodes = memory.missing(ask)
             if memory.edge is not None and any(node.length > memory.edge for node in nodes):
-                memory.restart(self._new_form(ask.tree, self.form))
+                memory.restart(self._new_form(ask.tree, self.form, whole=True))
                 nodes = memory.missing(ask)
             missing.append(nodes)
         self._advance(memories, missing)
@@ -234,16 +239,25 @@ class HuggingFaceBackend:
         if tree.memory is None:
             rows = None
             if self.form == "tree" and self._decoder.shares_prefixes(len(tree.ids)):
-                running = [
-                    (m.tree.ids, m.form) for m in self._running if isinstance(m.form, TreeForm)
-                ]
-                rows = self._prefixes.longest(tree.ids, running)
+                rows = self._prefixes.longest(tree.ids, self._sources())
             form = self._new_form(tree, self.form, rows)
             memory = Memory(tree, form, self._decoder.rope_edge, rows.rows if rows else 0)
             self._running.add(memory)
             tree.memory = memory
         assert isinstance(tree.memory, Memory)
         return tree.memory
+
+    def _sources(self) -> list[tuple[Sequence[int], TreeForm]]:
+        """Running requests whose rows may serve others."""
+        return [
+            (memory.tree.ids, memory.form)
+            for memory in self._running
+            if isinstance(memory.form, TreeForm) and self._is_source(memory)
+        ]
+
+    def _is_source(self, memory: Memory) -> bool:
+        """Whether rows depend on nothing but the tokens up to theirs."""
+        return memory.edge == self._decoder.rope_edge and self._decoder.shares_prefixes(0)
 
     def _advance(self, memories: Sequence[Memory], missing: Sequence[Sequence[Node]]) -> None:
         """Evaluate missing nodes, those of all tree forms in the same passes."""
@@ -270,13 +284,15 @@ class HuggingFaceBackend:
                 memory.passes += 1
 
     def _new_form(
-        self, tree: TokenTree, form: str, rows: RowCache | None = None
+        self, tree: TokenTree, form: str, rows: RowCache | None = None, *, whole: bool = False
     ) -> TreeForm | PathForm:
+        """Fresh state, with the rows of a prompt's beginning; `whole` to run all of it at once."""
         if form == "tree":
             cache: KeyValues | None = rows
             if isinstance(self._passes, StaticPasses):
                 cache = self._passes.pool.take(len(tree.ids), rows)
-            return TreeForm(tree, chunked=self._decoder.takes_chunks(len(tree.ids)), cache=cache)
+            chunked = not whole and self._decoder.takes_chunks(len(tree.ids))
+            return TreeForm(tree, chunked=chunked, cache=cache)
         return PathForm(self._decoder, tree)
 
     def _choose_form(self, wanted: str, *, static: bool, compiled: bool) -> str:

@@ -281,7 +281,7 @@ class TreeForm:
         while self._chunked and len(pending) > PREFILL_TOKENS:
             pieces.append(self._piece(pending[:PREFILL_TOKENS], []))
             pending = pending[PREFILL_TOKENS:]
-        if below and len(pending) > CAUSAL_TOKENS:
+        if self._chunked and below and len(pending) > CAUSAL_TOKENS:
             pieces.append(self._piece(pending, []))
             pending = []
         return [*pieces, self._piece(pending, below)]

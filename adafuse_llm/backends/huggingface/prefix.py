@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +28,10 @@ class Kept:
     def size(self) -> int:
         """Bytes of the buffers."""
         return self.cache.row_bytes * self.cache.capacity
+
+
+Running = Sequence[tuple[Sequence[int], TreeForm]]
+"""Committed tokens and state of requests that are being decoded."""
 
 
 class PrefixCache:
@@ -70,26 +74,25 @@ class PrefixCache:
         while self.size > self.limit:
             self._kept.pop(0)
 
-    def late(self, prompts: Mapping[int, Sequence[int]]) -> set[int]:
+    def late(self, prompts: Mapping[int, Sequence[int]], running: Running) -> set[int]:
         """Which of several new prompts better wait until another of them has been read, as they
-        begin like it.
+        begin like it. Arguments as for `longest`.
         """
         late: set[int] = set()
         if not self.limit or len(prompts) < 2:
             return late
         first: list[NDArray[np.int64]] = []
+        sources = self._with(running)
         for index, prompt in prompts.items():
             ids = np.array(prompt, dtype=np.int64)
-            known = max((shared(kept.ids, ids) for kept in self._kept), default=0)
+            known = max((shared(kept.ids, ids) for kept in sources), default=0)
             if any(shared(other, ids) >= known + MIN_SHARED for other in first):
                 late.add(index)
             else:
                 first.append(ids)
         return late
 
-    def longest(
-        self, prompt: Sequence[int], running: Iterable[tuple[Sequence[int], TreeForm]]
-    ) -> RowCache | None:
+    def longest(self, prompt: Sequence[int], running: Running) -> RowCache | None:
         """A copy of the rows of the longest beginning of `prompt` that is known, its last token
         excepted; None if that is too short.
 
@@ -101,14 +104,7 @@ class PrefixCache:
             return None
         ids = np.array(prompt[:-1], dtype=np.int64)
         best, length = None, MIN_SHARED - 1
-        known = [
-            *self._kept,
-            *(
-                Kept(np.array(other[: form.committed], dtype=np.int64), form.cache, form.trunk)
-                for other, form in running
-            ),
-        ]
-        for kept in known:
+        for kept in self._with(running):
             if (same := shared(kept.ids, ids)) > length:
                 best, length = kept, same
         if best is None:
@@ -117,6 +113,16 @@ class PrefixCache:
             self._kept.remove(best)
             self._kept.append(best)
         return best.cache.copy(best.rows[:length])
+
+    def _with(self, running: Running) -> list[Kept]:
+        """What is kept, and the rows of running requests."""
+        return [
+            *self._kept,
+            *(
+                Kept(np.array(ids[: form.committed], dtype=np.int64), form.cache, form.trunk)
+                for ids, form in running
+            ),
+        ]
 
 
 def shared(left: NDArray[np.int64], right: NDArray[np.int64]) -> int:
