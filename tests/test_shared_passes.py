@@ -14,6 +14,7 @@ from reference import Options, decode
 
 from adafuse_llm import AdaFuseEngine, Ask, InvalidOptionError
 from adafuse_llm.backends.huggingface import HuggingFaceBackend, backend, forms, packing
+from adafuse_llm.backends.huggingface.memory import Memory
 from adafuse_llm.tree import TokenTree
 
 HEADER = "The keeper said that the light is the light, and that the night is long. "
@@ -121,6 +122,24 @@ def test_models_whose_positions_depend_on_the_whole_pass_share_none() -> None:
         made = LlamaForCausalLM(config).eval()
         backend_ = HuggingFaceBackend(made, tokenizer("bytelevel"), kind)
         assert backend_.shares_passes == (kind == "default")
+
+
+def test_a_request_keeps_no_logits_of_the_requests_it_shared_a_pass_with() -> None:
+    shared = member(Recipe("llama", seed=6))
+    trees = [TokenTree(range(5 + n, 12 + n)) for n in range(8)]
+    shared.evaluate([Ask(tree, (tree.root,), (), 2) for tree in trees])
+    tips = [tree.grow([30, 31, 32]) for tree in trees]
+    asks = [Ask(tree, tuple(tree.path(tip)), (), 2) for tree, tip in zip(trees, tips, strict=True)]
+    expected = shared.evaluate(asks)
+    for tree in trees:
+        tree.commit(tree.grow([30]))
+    for ask, answer in zip(asks, expected, strict=True):
+        (again,) = shared.evaluate([Ask(ask.tree, ask.evaluate[1:], (), 2)])
+        assert (again.next, again.tokens) == (answer.next[1:], 0)
+        assert isinstance(ask.tree.memory, Memory)
+        passes = {logits for logits, _ in ask.tree.memory.rows.values()}
+        kept = sum(logits.values.untyped_storage().nbytes() for logits in passes)
+        assert kept <= 2 * 3 * 8 * shared._decoder.vocabulary
 
 
 # Beginnings -----------------------------------------------------------------------------------
