@@ -44,6 +44,7 @@ from adafuse_llm.errors import (
     EngineClosedError,
     MemberError,
     MemberOutOfMemoryError,
+    is_out_of_memory,
 )
 from adafuse_llm.memory import CacheMemory, Needs
 from adafuse_llm.results import Round, StreamEvent
@@ -499,7 +500,7 @@ def _member_error(name: str, error: BaseException) -> AdaFuseError:
         return error
     reason = f"{type(error).__name__}: {error}"
     wrapped = MemberError(name, reason)
-    if _is_out_of_memory(error):
+    if is_out_of_memory(error):
         wrapped = MemberOutOfMemoryError(
             name,
             f"out of memory ({reason}). Use a shorter prompt, fewer requests at once, "
@@ -507,11 +508,3 @@ def _member_error(name: str, error: BaseException) -> AdaFuseError:
         )
     wrapped.__cause__ = error
     return wrapped
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    return (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or "can't allocate memory" in str(error)  # torch on a CPU
-    )

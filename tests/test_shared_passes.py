@@ -12,7 +12,13 @@ from compare import SINGLE_TOLERANCE, TOLERANCE, assert_same
 from models import SINGLE_PRECISION, Recipe, model, reference, tokenizer
 from reference import Options, decode
 
-from adafuse_llm import AdaFuseEngine, Ask, InvalidOptionError
+from adafuse_llm import (
+    AdaFuseEngine,
+    Ask,
+    InvalidOptionError,
+    MemberOutOfMemoryError,
+    RuntimeConfig,
+)
 from adafuse_llm.backends.huggingface import HuggingFaceBackend, backend, forms, packing
 from adafuse_llm.backends.huggingface.memory import Memory
 from adafuse_llm.tree import TokenTree
@@ -221,7 +227,7 @@ def test_kept_rows_are_bounded_and_the_oldest_go_first() -> None:
     with AdaFuseEngine([kept]) as engine:
         for text in texts:
             engine.generate(text, max_new_tokens=2)
-            assert kept._prefixes.size <= limit
+            assert kept._prefixes.size == sum(each.size for each in kept._prefixes._kept) <= limit
         usage = engine.generate(texts[-1], max_new_tokens=2).usage
         assert usage.cached_tokens[recipe.name] > 0
         usage = engine.generate(texts[0], max_new_tokens=2).usage
@@ -273,6 +279,36 @@ def test_a_request_whose_pass_failed_leaves_no_rows_behind(
         generation = engine.generate(HEADER, max_new_tokens=2)
     assert generation.usage.cached_tokens[recipe.name] == 0
     assert_same(generation, decode([reference(recipe)], HEADER, Options(max_new_tokens=2)), 1e-6)
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_kept_rows_make_room_for_a_pass_that_runs_out_of_memory(
+    failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = Recipe("llama", seed=19)
+    kept = member(recipe)
+    layer = model(recipe).model.layers[1]
+    forward = layer.forward
+    sizes: list[int] = []
+
+    def scarce(*args: Any, **kwargs: Any) -> Any:
+        sizes.append(kept._prefixes.size)
+        if len(sizes) <= failures:
+            raise torch.OutOfMemoryError("in the second layer")
+        return forward(*args, **kwargs)
+
+    with AdaFuseEngine([kept], runtime=RuntimeConfig(drafting=False)) as engine:
+        engine.generate(HEADER, max_new_tokens=2)
+        monkeypatch.setattr(layer, "forward", scarce)
+        if failures > 1:
+            with pytest.raises(MemberOutOfMemoryError):
+                engine.generate(PROMPTS[0], max_new_tokens=2)
+            return
+        generation = engine.generate(PROMPTS[0], max_new_tokens=2)
+    assert sizes[0] > 0
+    assert not any(sizes[1:])
+    expected = decode([reference(recipe)], PROMPTS[0], Options(max_new_tokens=2))
+    assert_same(generation, expected, TOLERANCE)
 
 
 def test_rows_of_a_longrope_prompt_past_its_first_window_serve_no_shorter_one() -> None:

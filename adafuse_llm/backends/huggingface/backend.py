@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -27,7 +28,7 @@ from adafuse_llm.backends.huggingface.memory import Logits, Memory, read
 from adafuse_llm.backends.huggingface.packing import Piece
 from adafuse_llm.backends.huggingface.prefix import PrefixCache
 from adafuse_llm.backends.huggingface.static import EMPTY, StaticPasses
-from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError
+from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError, is_out_of_memory
 from adafuse_llm.text.codec import TokenizerCodec
 from adafuse_llm.tree import Node, TokenTree
 
@@ -74,7 +75,8 @@ class HuggingFaceBackend:
         name: the member's name.
         form: ``"tree"`` or ``"path"`` to insist on one form.
         prefix_cache_bytes: most bytes of key/value rows that are kept of finished requests, for
-            those that begin with the same tokens; 0 to keep none.
+            those that begin with the same tokens; 0 to keep none. All are dropped where a pass
+            runs out of memory, before it is tried once more.
         static_cache: run decoding passes in fixed sizes over buffers that stay in place, on a
             GPU as CUDA graphs. For GPUs, where it spares the launches of small passes. The
             buffers hold up to four times the rows that requests running at the same time need,
@@ -185,13 +187,14 @@ class HuggingFaceBackend:
     def evaluate(self, asks: Sequence[Ask]) -> list[Answer]:
         with self._lock:
             try:
-                return self._in_turn(asks)
-            except BaseException:
-                for ask in asks:  # half written: start over if asked again
-                    if isinstance(ask.tree.memory, Memory):
-                        self._running.discard(ask.tree.memory)
-                    ask.tree.memory = None
-                raise
+                return self._try(asks)
+            except BaseException as error:
+                if not (self._prefixes.size and is_out_of_memory(error)):
+                    raise
+                traceback.clear_frames(error.__traceback__)  # they hold the tensors of the pass
+            logger.warning("member %r ran out of memory: forgets finished requests", self.name)
+            self._prefixes.clear()
+            return self._try(asks)
 
     @torch.inference_mode()
     def release(self, tree: TokenTree) -> None:
@@ -208,6 +211,21 @@ class HuggingFaceBackend:
         """Forget the rows of finished requests, as after a change of the model's weights."""
         with self._lock:
             self._prefixes.clear()
+
+    def _try(self, asks: Sequence[Ask]) -> list[Answer]:
+        """Answer asks; where that fails, they start over if asked again."""
+        try:
+            return self._in_turn(asks)
+        except BaseException:
+            for ask in asks:
+                self._forget(ask.tree)
+            raise
+
+    def _forget(self, tree: TokenTree) -> None:
+        """Drop what is kept of a request, as it is half written or wrong."""
+        if isinstance(tree.memory, Memory):
+            self._running.discard(tree.memory)
+        tree.memory = None
 
     def _in_turn(self, asks: Sequence[Ask]) -> list[Answer]:
         """Answer asks, but those of new requests that begin like another's only after that one."""
