@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psutil
 import pytest
 import torch
 from compare import check
@@ -180,6 +181,17 @@ def test_an_ask_that_failed_halfway_can_be_asked_again(monkeypatch):
     for summary, tokens in zip(answer.next, ([5], [5, 6]), strict=True):
         plain = member._plain([*prompt, *tokens])
         assert summary.tokens[0] == int(plain.argmax())
+
+
+def test_free_memory_is_asked_of_the_members_device_only(monkeypatch):
+    member = HuggingFaceBackend(model(Recipe("llama")), tokenizer("bytelevel"), "m")
+    asked = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda d: asked.append(d) or (7, 9))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: pytest.fail("looks at every GPU"))
+    assert 0 < member.free_bytes() <= psutil.virtual_memory().total
+    monkeypatch.setattr(member._decoder, "device", torch.device("cuda:1"))
+    assert member.free_bytes() == 7
+    assert asked == [torch.device("cuda:1")]
 
 
 def test_a_token_outside_the_embeddings_is_an_error_before_the_model_sees_it():

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import psutil
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
@@ -171,11 +172,11 @@ class HuggingFaceBackend:
         return tokens * self._row_bytes * copies
 
     def free_bytes(self) -> int:
-        from accelerate.utils import get_max_memory
-
         device = self._decoder.device
-        free = get_max_memory()
-        return int(free.get(device.type, free.get(device.index or 0, 0)))
+        module = torch.get_device_module(device)
+        if hasattr(module, "mem_get_info"):  # asks this device alone: no context on others
+            return int(module.mem_get_info(device)[0])
+        return int(psutil.virtual_memory().available)
 
     def draft_limit(self, length: int) -> int:
         if self.form == "path":
