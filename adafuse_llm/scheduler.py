@@ -46,6 +46,7 @@ from adafuse_llm.errors import (
     MemberOutOfMemoryError,
     is_out_of_memory,
 )
+from adafuse_llm.forks import renewed
 from adafuse_llm.memory import CacheMemory, Needs
 from adafuse_llm.results import Round, StreamEvent
 from adafuse_llm.text.stops import Transcript
@@ -262,10 +263,13 @@ class Scheduler:
         }
         self.runtime = runtime
         self.memory = memory
+        self._closed = False
+        renewed(self._renew)
+        _running.add(self)
+
+    def _renew(self) -> None:
         self._lock = threading.Lock()
         self._coordinator: _Coordinator | None = None
-        self._closed = False
-        _running.add(self)
 
     @property
     def running(self) -> int:
@@ -325,7 +329,7 @@ class _Coordinator(threading.Thread):
         return len(self._active)
 
     def accepts(self, arrivals: Arrivals) -> bool:
-        """Take in requests, unless the thread is about to end or was left behind by a fork."""
+        """Take in requests, unless the thread is about to end or could not start."""
         with self._accepting:
             if self._ended or not self.is_alive():
                 return False

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from adafuse_llm.forks import renewed
 from adafuse_llm.text.chat import check_messages, render, render_plain
 from adafuse_llm.text.words import REPLACEMENT, added
 
@@ -65,7 +66,7 @@ class TokenizerCodec:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._lock = threading.Lock()  # tokenizers hold per-call settings
+        renewed(self._renew)
         added_tokens = tokenizer.added_tokens_decoder.items()
         special = {int(i): str(t) for i, t in added_tokens if t.special}
         special.pop(tokenizer.unk_token_id, None)  # stands for what has no token, which is text
@@ -75,6 +76,9 @@ class TokenizerCodec:
         # others, such as <think>, are what the member would have written itself.
         self._in_prompt = _Spelled({**written, **special})
         self._in_response = _Spelled(special)
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()  # tokenizers hold per-call settings
 
     @property
     def has_chat_template(self) -> bool:

@@ -30,6 +30,7 @@ from adafuse_llm.backends.huggingface.packing import Piece
 from adafuse_llm.backends.huggingface.prefix import PrefixCache
 from adafuse_llm.backends.huggingface.static import EMPTY, StaticPasses
 from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError, is_out_of_memory
+from adafuse_llm.forks import renewed
 from adafuse_llm.text.codec import TokenizerCodec
 from adafuse_llm.tree import Node, TokenTree
 
@@ -140,13 +141,16 @@ class HuggingFaceBackend:
         self._ends = torch.tensor(sorted(self._end_ids), device=self._decoder.device).long()
         self._passes: Passes | None = None
         self._row_bytes = 0
-        self._lock = threading.Lock()  # for engines that share this member
-        self._running: weakref.WeakSet[Memory] = weakref.WeakSet()
+        renewed(self._renew)
         self._prefixes = PrefixCache(prefix_cache_bytes)
         self.form = self._choose_form(form, static=static_cache, compiled=compile)
         self.shares_passes = isinstance(self._passes, (StaticPasses, PackedPasses))
         self.static_cache = isinstance(self._passes, StaticPasses)
         self.compiles = isinstance(self._passes, StaticPasses) and self._passes.compiled
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()  # for engines that share this member
+        self._running: weakref.WeakSet[Memory] = weakref.WeakSet()
 
     @property
     def codec(self) -> TokenizerCodec:
