@@ -255,7 +255,11 @@ class HuggingFaceBackend:
                 nodes = memory.missing(ask)
             missing.append(nodes)
         self._advance(memories, missing)
-        return read(asks, memories, self._decoder, self._ends)
+        answers = read(asks, memories, self._decoder, self._ends)
+        for ask, answer in zip(asks, answers, strict=True):
+            if answer.has_nan:
+                self._forget(ask.tree)
+        return answers
 
     def _memory(self, tree: TokenTree) -> Memory:
         """What is kept of a request; at first, the rows of what it shares with others."""
