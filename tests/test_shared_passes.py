@@ -117,17 +117,22 @@ def test_models_whose_positions_depend_on_the_whole_pass_share_none() -> None:
 
     for kind in ("default", "dynamic"):
         config = LlamaConfig(
-            vocab_size=64,
+            vocab_size=len(tokenizer("bytelevel")),
             hidden_size=32,
             intermediate_size=48,
             num_hidden_layers=1,
             num_attention_heads=4,
-            max_position_embeddings=64,
+            max_position_embeddings=16,
             rope_parameters={"rope_type": kind, "factor": 2.0, "rope_theta": 10000.0},
         )
+        torch.manual_seed(0)
         made = LlamaForCausalLM(config).eval()
         backend_ = HuggingFaceBackend(made, tokenizer("bytelevel"), kind)
         assert backend_.shares_passes == (kind == "default")
+        with AdaFuseEngine([backend_]) as engine:
+            usage = engine.generate("Orrin " * 6, max_new_tokens=200).usage
+        assert usage.prompt_tokens[kind] + usage.completion_tokens[kind] == 16
+        assert made.model.rotary_emb.max_seq_len_cached == 16, "it went beyond its window"
 
 
 def test_a_request_keeps_no_logits_of_the_requests_it_shared_a_pass_with() -> None:

@@ -251,8 +251,7 @@ class HuggingFaceBackend:
             memory.follow()
             nodes = memory.missing(ask)
             if memory.edge is not None and any(node.length > memory.edge for node in nodes):
-                memory.restart(self._new_form(ask.tree, self.form, whole=True))
-                nodes = memory.missing(ask)
+                nodes = self._cross(ask, memory, memory.edge)
             missing.append(nodes)
         self._advance(memories, missing)
         answers = read(asks, memories, self._decoder, self._ends)
@@ -261,6 +260,24 @@ class HuggingFaceBackend:
                 self._forget(ask.tree)
         return answers
 
+    def _cross(self, ask: Ask, memory: Memory, edge: int) -> list[Node]:
+        """Go past the length at which what was computed before is worth nothing: for good once
+        the committed tokens do, until then with rows that serve this ask only.
+
+        Returns:
+            The nodes that are missing then.
+        """
+        whole = self._new_form(ask.tree, self.form, whole=True)
+        if len(ask.tree.ids) > edge:
+            memory.restart(whole)
+            return memory.missing(ask)
+        beyond = Memory(ask.tree, whole, None)
+        self._advance([beyond], [beyond.missing(ask)])
+        memory.rows.update({n: row for n, row in beyond.rows.items() if n.length > edge})
+        memory.passes += beyond.passes
+        memory.tokens += beyond.tokens
+        return memory.missing(ask)
+
     def _memory(self, tree: TokenTree) -> Memory:
         """What is kept of a request; at first, the rows of what it shares with others."""
         if tree.memory is None:
@@ -268,7 +285,8 @@ class HuggingFaceBackend:
             if self.form == "tree" and self._decoder.shares_prefixes(len(tree.ids)):
                 rows = self._prefixes.longest(tree.ids, self._sources())
             form = self._new_form(tree, self.form, rows)
-            memory = Memory(tree, form, self._decoder.rope_edge, rows.rows if rows else 0)
+            edge = self._decoder.rope_edge if self.form == "tree" else None  # paths see to it
+            memory = Memory(tree, form, edge, rows.rows if rows else 0)
             self._running.add(memory)
             tree.memory = memory
         assert isinstance(tree.memory, Memory)
