@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -253,6 +253,7 @@ class TreeForm:
         self.cache: KeyValues = RowCache() if cache is None else cache
         self.committed = self.cache.rows
         self._tree = tree
+        self._root = tree.root
         self._chunked = chunked
         self._trunk = np.ones(self.committed, dtype=np.bool_)  # [r] rows of those tokens
         self._positions = np.arange(self.committed, dtype=np.int64)  # [r]
@@ -288,17 +289,17 @@ class TreeForm:
 
     def reroot(self) -> None:
         """The tree's root has moved: forget what is not below it."""
-        line = self._lines.get(self._tree.root)
-        if line is None:  # the root is not in the buffer: nothing below it is
-            self._lines = {}
-        else:
-            self._trunk[line] = True
-            self.committed += len(line)
-            self._lines = {
-                node: self._lines[node][len(line) :]
-                for node in self._tree.nodes()
-                if node in self._lines and node is not self._tree.root
-            }
+        line: list[int] = []
+        for node in walked(self._root, self._tree):
+            line = self._lines.get(node, line)  # the new root may have been scored only
+        self._root = self._tree.root
+        self._trunk[line] = True
+        self.committed += len(line)
+        self._lines = {
+            node: self._lines[node][len(line) :]
+            for node in self._tree.nodes()
+            if node in self._lines and node is not self._root
+        }
         self._compact()
 
     def _piece(self, pending: Sequence[int], below: Sequence[Node]) -> Piece:
@@ -364,6 +365,7 @@ class PathForm:
         self.tokens = 0
         self._decoder = decoder
         self._tree = tree
+        self._root = tree.root
         self._trunk: Any = None  # state after the first `_committed` tokens of tree.ids
         self._committed = 0
         self._tips: dict[Node, Any] = {}  # state after a node
@@ -384,9 +386,10 @@ class PathForm:
 
     def reroot(self) -> None:
         """The tree's root has moved: forget what is not below it."""
-        if self._tree.root in self._tips:
-            self._trunk = self._tips[self._tree.root]
-            self._committed = len(self._tree.ids)
+        for node in walked(self._root, self._tree):
+            if node in self._tips:
+                self._trunk, self._committed = self._tips[node], node.length
+        self._root = self._tree.root
         alive = set(self._tree.nodes()) - {self._tree.root}
         self._tips = {node: state for node, state in self._tips.items() if node in alive}
 
@@ -430,6 +433,15 @@ class PathForm:
         self.tokens += len(tokens)
         logits, output = self._decoder.run(tokens, state, keep=[len(tokens) - 1])
         return logits, getattr(output, self._decoder.cache_name or "past_key_values")
+
+
+def walked(node: Node, tree: TokenTree) -> Iterator[Node]:
+    """The nodes from below `node`, a former root of the tree, to its root, as far as they exist."""
+    for token in tree.ids[node.length :]:
+        if (child := node.children.get(token)) is None:
+            return
+        node = child
+        yield node
 
 
 def precise(logits: torch.Tensor) -> torch.Tensor:
