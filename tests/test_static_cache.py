@@ -355,6 +355,23 @@ def test_recordings_are_repeated_at_the_same_addresses(
     assert recorder.recorded < recorder.replays / 2
 
 
+def test_recordings_of_all_sizes_leave_their_logits_in_one_buffer() -> None:
+    recipe = Recipe("llama", seed=43, end_bias=-30.0)
+    made = member(recipe)
+    results: list[torch.Tensor] = []
+
+    def record(call: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        results.append(call())
+        return call
+
+    passes_of(made)._record = record
+    check_batch([made], [recipe], PROMPTS, margin_threshold=0.2, max_new_tokens=30)
+    storages = [result.untyped_storage() for result in results]
+    buffers = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    assert len(results) > 2 * len(buffers)
+    assert len(buffers) == len(set(buffers.values())), "another one only for a larger pass"
+
+
 def test_only_the_latest_used_sizes_stay_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static, "MAX_RECORDED", 2)
     recipe = Recipe("llama", seed=30)

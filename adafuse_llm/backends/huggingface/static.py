@@ -28,7 +28,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import Cache
 
-from adafuse_llm.backends.huggingface.forms import Attention, Decoder, PackedPasses, precise
+from adafuse_llm.backends.huggingface.forms import Attention, Decoder, PackedPasses
 from adafuse_llm.backends.huggingface.kv import RowCache, RowLayer, sent
 from adafuse_llm.backends.huggingface.packing import Piece, Rows
 
@@ -421,7 +421,7 @@ Call = Callable[[], torch.Tensor]
 """A computation whose inputs and buffers are the same tensors every time."""
 
 Record = Callable[[Call], Call]
-"""Makes of a computation one that repeats it; its result is overwritten by the next call."""
+"""Makes of a computation one that repeats it; its result is overwritten by the next call of any."""
 
 
 def direct(call: Call) -> Call:
@@ -506,6 +506,7 @@ class StaticPasses:
         self._record = record or (CudaGraphs(decoder.device) if decoder.on_one_gpu else direct)
         self._recorded: dict[Size, tuple[Inputs, Call]] = {}  # the latest used last
         self._moves = 0
+        self._logits: torch.Tensor | None = None  # [most S * n so far, v], of the latest pass
 
     def run(self, pieces: Sequence[Piece]) -> torch.Tensor:
         """Logits after the kept tokens of each piece in turn, [sum of their numbers, v]."""
@@ -518,10 +519,9 @@ class StaticPasses:
         if size is None:
             logits = self._packed.run(pieces)
         else:
-            inputs, call = self._prepared(size, pieces, slots)
-            logits = call().flatten(0, 1)  # [S * n, v]
-            wanted = inputs.keep[: sum(len(piece.keep) for piece in pieces)]
-            logits = precise(logits.index_select(0, wanted.to(logits.device)))
+            call = self._prepared(size, pieces, slots)
+            logits = call()[: sum(len(piece.keep) for piece in pieces)]
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
         for cache, used in zip(caches, rows, strict=True):
             cache.rows = used
         return logits
@@ -539,9 +539,7 @@ class StaticPasses:
         padded = size.slots * size.tokens > max(FREE_TOKENS, PADDING * total)
         return None if longest > MAX_TOKENS or padded else size
 
-    def _prepared(
-        self, size: Size, pieces: Sequence[Piece], slots: Sequence[int]
-    ) -> tuple[Inputs, Call]:
+    def _prepared(self, size: Size, pieces: Sequence[Piece], slots: Sequence[int]) -> Call:
         """The computation for a size, its inputs filled."""
         if self._moves != self.pool.moves:
             self._moves = self.pool.moves
@@ -555,16 +553,20 @@ class StaticPasses:
         self._recorded[size] = inputs, call
         if len(self._recorded) > MAX_RECORDED:
             del self._recorded[next(iter(self._recorded))]
-        return inputs, call
+        return call
 
     def _recording(self, inputs: Inputs) -> Call:
-        """The pass over `inputs`, recorded."""
+        """The pass over `inputs`, recorded: logits [S * n, v], first those that are wanted."""
 
         def call() -> torch.Tensor:
             cache = SlotCache(self.pool, inputs, self._kinds, plain=self.compiled)
             masks = inputs.masks if self.compiled else self._blank
             mask = masks if len(masks) > 1 else next(iter(masks.values()))
-            return self._decoder.call(inputs.ids, inputs.positions, mask, cache)
+            logits = self._decoder.call(inputs.ids, inputs.positions, mask, cache).flatten(0, 1)
+            if self._logits is None or len(self._logits) < len(logits):
+                self._logits = torch.empty_like(logits)
+            kept = inputs.keep.to(logits.device)
+            return torch.index_select(logits, 0, kept, out=self._logits[: len(logits)])
 
         try:
             return self._record(call)
