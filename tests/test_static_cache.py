@@ -235,6 +235,39 @@ def test_long_prompts_and_passes_of_mere_padding_are_not_padded() -> None:
     assert shapes == [(1, 45)], "16 slots of 32 tokens for 45 tokens are not worth it"
 
 
+def test_short_pieces_keep_their_pass_beside_those_that_take_none() -> None:
+    recipe, rng = Recipe("gemma3", seed=44), random.Random(44)
+    packed = HuggingFaceBackend(model(recipe), tokenizer("bytelevel"), "packed")
+    made = member(recipe, prefix_cache_bytes=0)
+    prompts = [[rng.randrange(3, 400) for _ in range(n)] for n in (5, 100, 70, 9)]
+    pairs = [(TokenTree(ids), TokenTree(ids)) for ids in prompts]
+
+    def evaluate(chosen: Sequence[int], side: int) -> list[Any]:
+        trees = [pairs[i][side] for i in chosen]
+        return (packed, made)[side].evaluate(
+            [Ask(tree, tuple(_nodes(tree, [[9, 8], [7]])), (), 3) for tree in trees]
+        )
+
+    def same(chosen: Sequence[int]) -> list[tuple[int, int]]:
+        expected = evaluate(chosen, 0)
+        with shapes_seen(recipe) as shapes:
+            answers = evaluate(chosen, 1)
+        for one, other in zip(expected, answers, strict=True):
+            for left, right in zip(one.next, other.next, strict=True):
+                assert left.logprobs == pytest.approx(right.logprobs, abs=TOLERANCE)
+        return shapes
+
+    same([0, 1])
+    with torch.inference_mode():
+        pairs[1][1].memory.form.cache.leave()  # type: ignore[attr-defined]
+        passes_of(made).pool._vacate(1)
+    for pair in pairs[:2]:
+        for tree in pair:
+            tree.commit(tree.grow([9, 8]))
+    assert same([1, 0]) == [(1, 4), (1, 3)], "one in its slot, one by itself"
+    assert same([3, 2]) == [(2, 16), (1, 70), (4, 4)], "9 tokens and 3, then 70; then 3"
+
+
 # The pool --------------------------------------------------------------------------------------
 
 

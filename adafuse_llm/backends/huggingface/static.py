@@ -4,8 +4,9 @@ A GPU is kept waiting by launches when a pass is small. Passes whose tensors hav
 and addresses every time can be recorded once and repeated as a whole (CUDA graphs), or compiled.
 So the rows of all requests stand side by side in one buffer per layer, each request in a slot of
 its own; a pass is padded to S slots of n tokens that see up to c rows, all of them powers of two,
-and its inputs are copied to where they were the time before. Long pieces (prompts) and passes that
-would be padding for the most part go through `PackedPasses`, over the same buffers.
+and its inputs are copied to where they were the time before. Long pieces (prompts), requests that
+no slot fits and passes that would be padding for the most part go through `PackedPasses`, beside
+the others.
 
 Attention is PyTorch's with a mask: flex attention would need a block mask made anew for every
 pass, and the compiler at hand.
@@ -471,7 +472,7 @@ class CudaGraphs:
 
 
 class StaticPasses:
-    """Runs pieces of many requests in one pass, of a fixed size if they are short.
+    """Runs pieces of many requests at once, those that are short in a pass of a fixed size.
 
     Args:
         decoder: the model.
@@ -514,20 +515,38 @@ class StaticPasses:
         assert len(caches) == len(pieces)
         rows = [len(piece.positions) for piece in pieces]
         self.pool.reserve(dict(zip(caches, rows, strict=True)))
-        slots = [cache.index for cache in caches if cache.index is not None]
-        size = self._size(pieces, slots) if len(slots) == len(pieces) else None
+        slots = {
+            number: cache.index
+            for number, (cache, piece) in enumerate(zip(caches, pieces, strict=True))
+            if cache.index is not None and len(piece.tokens) <= MAX_TOKENS
+        }
+        short = [pieces[number] for number in slots]
+        size = self._size(short, list(slots.values()))
         if size is None:
             logits = self._packed.run(pieces)
         else:
-            call = self._prepared(size, pieces, slots)
-            logits = call()[: sum(len(piece.keep) for piece in pieces)]
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+            logits = self._padded(size, short, list(slots.values()))
+            if others := [number for number in range(len(pieces)) if number not in slots]:
+                rest = self._packed.run([pieces[number] for number in others])
+                parts = [
+                    *torch.split(logits, [len(piece.keep) for piece in short]),
+                    *torch.split(rest, [len(pieces[number].keep) for number in others]),
+                ]
+                found = dict(zip([*slots, *others], parts, strict=True))
+                logits = torch.cat([found[number] for number in range(len(pieces))])
         for cache, used in zip(caches, rows, strict=True):
             cache.rows = used
         return logits
 
+    def _padded(self, size: Size, pieces: Sequence[Piece], slots: Sequence[int]) -> torch.Tensor:
+        """What `run` returns, by a pass of a fixed size."""
+        logits = self._prepared(size, pieces, slots)()[: sum(len(piece.keep) for piece in pieces)]
+        return logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+
     def _size(self, pieces: Sequence[Piece], slots: Sequence[int]) -> Size | None:
-        """The size that fits; None if most of the pass would be padding."""
+        """The size that fits; None if most of the pass would be padding, or all of it."""
+        if not pieces:
+            return None
         longest = max(len(piece.tokens) for piece in pieces)
         total = sum(len(piece.tokens) for piece in pieces)
         rows = max(len(piece.positions) for piece in pieces)
@@ -537,7 +556,7 @@ class StaticPasses:
             min(self.pool.capacity, max(FIRST_SEEN, power_of_two(rows))),
         )
         padded = size.slots * size.tokens > max(FREE_TOKENS, PADDING * total)
-        return None if longest > MAX_TOKENS or padded else size
+        return None if padded else size
 
     def _prepared(self, size: Size, pieces: Sequence[Piece], slots: Sequence[int]) -> Call:
         """The computation for a size, its inputs filled."""
