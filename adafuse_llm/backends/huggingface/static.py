@@ -52,7 +52,10 @@ MAX_RECORDED = 64
 """Sizes that are kept recorded, the latest used."""
 
 EMPTY = 4
-"""The pool has at most so many times the rows that its requests are expected to need."""
+"""The pool has at most so many times the rows that its requests were ever expected to need."""
+
+PATIENCE = 8
+"""Requests that must leave the pool before it gives up slots for a longer one, once it is empty."""
 
 
 class SlotRows:
@@ -147,10 +150,14 @@ class StaticPool:
     values, [slots, k, capacity, d].
 
     Used slots are always the first ones: when a request is gone, the last one moves into its slot.
-    A request is gone when nobody holds its `SlotRows` any more. Slots and capacity grow by
-    doubling, and stay as large as they once had to be; where one long request would make most of
-    the pool empty, it leaves the pool. The last row of every slot is nobody's: padding is written
-    there. Rows that were never written are zero, so that masked they stay without effect.
+    A request is gone when nobody holds its `SlotRows` any more. The last row of every slot is
+    nobody's: padding is written there. Rows that were never written are zero, so that masked they
+    stay without effect.
+
+    What was recorded is lost when the buffers are replaced, so that happens seldom, in whatever
+    order short and long requests come. Slots and capacity grow by doubling. A request leaves the
+    pool if most of it were empty with as many slots as there are and as long as that request
+    needs; capacity that no request in the pool needs is given up for more slots.
 
     Attributes:
         slots: requests that there is room for.
@@ -165,6 +172,8 @@ class StaticPool:
         self.layers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.moves = 0
         self._used: list[weakref.ref[SlotRows]] = []
+        self._needed = 0  # most rows so far
+        self._left = 0  # requests since the last move
 
     @property
     def row_bytes(self) -> int:
@@ -185,7 +194,7 @@ class StaticPool:
 
     def take(self, length: int, rows: RowCache | None = None) -> SlotRows:
         """Rows for a request with a prompt of `length` tokens, the first of them given."""
-        slot = SlotRows(self, length + HEADROOM)
+        slot = SlotRows(self, max(length + HEADROOM, FIRST_ROWS - 1))
         self._fit(slot)
         if rows is not None:
             slot.fill(rows)
@@ -227,10 +236,12 @@ class StaticPool:
             longest = max(requests, key=lambda slot: slot.room)
             index = longest.index
             longest.leave()
+            self._left += 1
             if index is None:
                 joining = None
             else:
                 self._vacate(index)
+        self._needed = max(self._needed, sum(slot.room + 1 for slot in requests))
         if size != (self.slots, self.capacity):
             self._resize(*size)
         if joining is not None:
@@ -239,19 +250,25 @@ class StaticPool:
 
     def _size(self, requests: Sequence[SlotRows]) -> tuple[int, int] | None:
         """Slots and capacity for these requests; None if most rows would be empty."""
-        rooms = [max(slot.room, FIRST_ROWS - 1) for slot in requests]
-        slots, capacity = power_of_two(len(rooms)), power_of_two(1 + max(rooms, default=0))
-        now = (self.slots, self.capacity)
-        larger = (max(self.slots, slots), max(self.capacity, capacity))
-        if larger == now or not rooms:
-            return now
-        limit = EMPTY * sum(room + 1 for room in rooms)
-        return next((s for s in (larger, (slots, capacity)) if math.prod(s) <= limit), None)
+        if not requests:
+            return self.slots, self.capacity
+        rooms = [slot.room + 1 for slot in requests]
+        least, longest = power_of_two(len(rooms)), power_of_two(max(rooms))
+        limit = EMPTY * max(self._needed, sum(rooms))
+        patient = self._left < PATIENCE or len(rooms) > 1
+        for slots in (max(self.slots, least), *([] if patient else [least])):
+            capacity = max(self.capacity, longest)
+            while slots * capacity > limit and capacity > longest:
+                capacity //= 2
+            if slots * capacity <= limit:
+                return slots, capacity
+        return None
 
     def _resize(self, slots: int, capacity: int) -> None:
         kept = min(self.capacity, capacity)
         self.slots, self.capacity = slots, capacity
         self.moves += 1
+        self._left = 0
         for index, pair in enumerate(self.layers):
             grown = self._buffer(pair[0]), self._buffer(pair[1])
             for new, old in zip(grown, pair, strict=True):
