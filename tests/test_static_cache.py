@@ -5,6 +5,7 @@ rely on.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import logging
 import random
@@ -20,7 +21,8 @@ from models import SINGLE_PRECISION, Recipe, model, reference, tokenizer
 from reference import Options, decode
 
 from adafuse_llm import AdaFuseEngine, Ask, InvalidOptionError, MemberSpec
-from adafuse_llm.backends.huggingface import HuggingFaceBackend, static
+from adafuse_llm.backends.huggingface import HuggingFaceBackend, forms, static
+from adafuse_llm.backends.huggingface.forms import Decoder
 from adafuse_llm.backends.huggingface.kv import RowCache
 from adafuse_llm.backends.huggingface.static import SlotRows, StaticPasses, StaticPool
 from adafuse_llm.tree import Node, TokenTree
@@ -539,6 +541,39 @@ def test_compiled_passes_equal_the_reference() -> None:
     made = member(recipe, compile=True)
     assert made.compiles
     check_batch([made], [recipe], PROMPTS[:2], max_new_tokens=6)
+
+
+@pytest.mark.slow
+def test_a_member_is_compiled_for_many_sizes_and_the_process_keeps_its_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch._dynamo import config
+
+    graphs: list[Any] = []
+    limits: set[int] = set()
+    compile_ = torch.compile
+
+    @functools.wraps(compile_)
+    def counted(module: Any, **options: Any) -> Callable[..., Any]:
+        run = compile_(
+            module, backend=lambda graph, inputs: (graphs.append(graph), graph)[1], **options
+        )
+        return lambda **inputs: (limits.add(config.recompile_limit), run(**inputs))[1]
+
+    monkeypatch.setattr(torch, "compile", counted)
+    default = config.recompile_limit
+    monkeypatch.setattr(forms, "COMPILED_SIZES", default + 2)
+    for seed in (45, 46):  # members with the same code have sizes of their own
+        plain = Decoder(model(Recipe("llama", seed=seed)))
+        made = plain.compiled()
+        graphs.clear()
+        for size in range(1, default + 3):
+            ids = torch.arange(size)[None]
+            with torch.inference_mode():
+                found, expected = (d.call(ids, ids, None, None) for d in (made, plain))
+            assert torch.allclose(found, expected)
+        assert len(graphs) == default + 2
+    assert limits == {default}
 
 
 def test_what_cannot_be_compiled_runs_without(
