@@ -136,17 +136,17 @@ class Decoder:
         return logits
 
     def compiled(self) -> Decoder:
-        """The same, the model compiled for every size of its inputs."""
-        from torch._dynamo import config
+        """The same, the model compiled for every size of its inputs, up to `COMPILED_SIZES`.
 
-        model: Any = torch.compile(self.model, dynamic=False)
-
-        def call(**inputs: Any) -> Any:
-            with config.patch(recompile_limit=COMPILED_SIZES):
-                return model(**inputs)
-
+        A torch whose ``compile`` takes no limit (2.13's does) compiles no more sizes than the
+        process allows, ``torch._dynamo.config.recompile_limit``; those beyond run as they are. No
+        configuration of the process is touched.
+        """
+        options = {"recompile_limit": COMPILED_SIZES, "isolate_recompiles": True}
+        known = inspect.signature(torch.compile).parameters
+        taken: Any = {name: value for name, value in options.items() if name in known}
         made = copy.copy(self)
-        made.model = call
+        made.model = torch.compile(self.model, dynamic=False, **taken)
         return made
 
 
