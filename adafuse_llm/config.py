@@ -88,6 +88,11 @@ class AdaFuseConfig(_Options):
         description="Weight of each member in the fused score, by name or in member order; "
         "non-negative, not all zero. Default: all equal (§3.4, equation 6).",
     )
+    members: tuple[str, ...] | None = Field(
+        None,
+        min_length=1,
+        description="Names of the members that decode, in any order. Default: all of the engine's.",
+    )
 
     def __init__(self, **options: Any) -> None:
         temperature = options.pop("temperature", 0)
@@ -111,6 +116,11 @@ class AdaFuseConfig(_Options):
         if any(not sequence for sequence in stop):
             raise ValueError("a stop sequence must hold at least one character")
         return stop
+
+    @field_validator("members", mode="before")
+    @classmethod
+    def _one_member_or_many(cls, members: Any) -> Any:
+        return (members,) if isinstance(members, str) else members
 
     @field_validator("weights")
     @classmethod

@@ -20,6 +20,7 @@ from adafuse_llm.errors import (
     InvalidInputError,
     InvalidOptionError,
     MemberError,
+    nearest,
 )
 from adafuse_llm.memory import CacheMemory
 from adafuse_llm.results import Generation, Round, StreamEvent
@@ -61,7 +62,7 @@ class AdaFuseEngine:
 
     Raises:
         InvalidInputError: no members, or two of the same name.
-        InvalidOptionError: weights that do not fit the members.
+        InvalidOptionError: ``config`` names members that are not there, or its weights do not fit.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class AdaFuseEngine:
                 "Name them with MemberSpec(name=...)."
             )
         self.config = config or AdaFuseConfig()
-        self._weights(self.config)
+        self._chosen(self.config)
         self._on_round = on_round
         self.runtime = runtime or RuntimeConfig()
         self._memory = CacheMemory(self.runtime.cache_bytes)
@@ -349,7 +350,7 @@ class AdaFuseEngine:
     ) -> Request:
         """Check and encode everything about a request; computes nothing."""
         config = self.config.override(overrides)
-        weights = self._weights(config)
+        chosen = self._chosen(config)
         if (prompt is None) == (messages is None):
             raise InvalidInputError("pass either a prompt or messages")
         spaces = SENTENCEPIECE_SPACES
@@ -365,7 +366,7 @@ class AdaFuseEngine:
                 raise InvalidInputError("the prompt is empty: pass some text to continue")
         top = max(2, config.branching_factor)
         members = []
-        for backend, weight in zip(self._backends, weights, strict=True):
+        for backend, weight in chosen:
             ids = _encode(backend, prompt, messages)
             _check_window(backend, len(ids))
             members.append(Member(backend, ids, top, weight))
@@ -378,28 +379,41 @@ class AdaFuseEngine:
     def _is_crowded(self) -> bool:
         return self._scheduler.running > CROWD * len(self._backends)
 
-    def _weights(self, config: AdaFuseConfig) -> list[float]:
-        """One weight per member, 1 each by default.
+    def _chosen(self, config: AdaFuseConfig) -> list[tuple[Backend, float]]:
+        """The members that decode, each with its weight.
 
         Raises:
-            InvalidOptionError: the weights do not fit the members.
+            InvalidOptionError: members that the engine does not have, or weights that do not fit.
         """
-        weights = config.weights
-        if weights is None:
-            return [1.0] * len(self.members)
-        if isinstance(weights, dict):
-            if set(weights) != set(self.members):
-                raise InvalidOptionError(
-                    f"option 'weights' must name every member once ({', '.join(self.members)}); "
-                    f"got {', '.join(weights)}"
-                )
-            return [weights[name] for name in self.members]
-        if len(weights) != len(self.members):
+        names = self.members if config.members is None else config.members
+        given = config.weights
+        if given is None:
+            weights = dict.fromkeys(self.members, 1.0)
+        elif isinstance(given, dict):
+            weights = given
+        elif len(given) == len(self.members):
+            weights = dict(zip(self.members, given, strict=True))
+        else:
             raise InvalidOptionError(
                 f"option 'weights' must have one value per member ({len(self.members)}); "
-                f"got {len(weights)}"
+                f"got {len(given)}"
             )
-        return list(weights)
+        for option, used in (("members", names), ("weights", weights)):
+            for name in used:
+                if name not in self.members:
+                    raise InvalidOptionError(
+                        f"option {option!r}: there is no member {name!r}."
+                        f"{nearest(name, self.members)} Members: {', '.join(self.members)}."
+                    )
+        if missing := [name for name in names if name not in weights]:
+            raise InvalidOptionError(
+                f"option 'weights' must name every member; {', '.join(missing)} is missing"
+            )
+        if not any(weights[name] for name in names):
+            raise InvalidOptionError(
+                f"option 'weights' leaves no weight to the members ({', '.join(names)})"
+            )
+        return [(each, weights[each.name]) for each in self._backends if each.name in names]
 
 
 def _numbered(

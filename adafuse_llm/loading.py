@@ -123,7 +123,7 @@ def load_members(
     """
     if isinstance(members, (str, MemberSpec)):
         raise InvalidInputError(f"members must be a list; got one member: {members!r}")
-    specs = [_spec(member) for member in members]
+    specs = [as_spec(member) for member in members]
     if not specs:
         raise InvalidInputError("an ensemble needs at least one member; got none")
     names = member_names(specs)
@@ -204,7 +204,12 @@ def divide_memory(
     return [{device: room * size // total for device, room in free.items()} for size in sizes]
 
 
-def _spec(member: str | MemberSpec | os.PathLike[str]) -> MemberSpec:
+def as_spec(member: str | MemberSpec | os.PathLike[str]) -> MemberSpec:
+    """A member said as a path, a hub id or a `MemberSpec`.
+
+    Raises:
+        InvalidInputError: it is none of them.
+    """
     if isinstance(member, MemberSpec):
         return member
     if isinstance(member, (str, os.PathLike)) and str(member).strip():

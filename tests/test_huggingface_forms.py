@@ -99,6 +99,19 @@ def test_a_path_member_recomputes_a_state_it_gave_away():
         assert torch.allclose(form.extend([again]), expected, atol=1e-10)
 
 
+@pytest.mark.parametrize("form", ["tree", "path"])
+def test_what_was_evaluated_of_a_winner_is_kept_where_its_last_token_was_only_scored(form):
+    member = backend(Recipe("llama"), form)
+    tree = TokenTree(member.codec.encode_prompt("The ferry to Orrin"))
+    line = tree.path(tree.grow([5, 6, 7, 8]))
+    member.evaluate([Ask(tree, (tree.root, *line[:3]), (line[3],), top=2)])
+    tree.commit(line[3])
+    (answer,) = member.evaluate([Ask(tree, (tree.root,), (), top=2)])
+    assert answer.tokens == 1
+    plain = member._plain(tree.ids).flatten().log_softmax(-1)
+    assert answer.next[0].logprobs == pytest.approx(plain.topk(2).values.tolist(), abs=1e-10)
+
+
 def test_a_member_that_fits_no_form_is_refused_with_the_reason():
     member = model(Recipe("llama", seed=77))
 

@@ -43,6 +43,7 @@ def test_defaults() -> None:
         "max_new_tokens": 256,
         "stop": (),
         "weights": None,
+        "members": None,
     }
 
 
@@ -116,7 +117,7 @@ def test_options_are_frozen_and_changed_by_copy() -> None:
 def test_the_options_of_the_reference_are_the_options_of_the_engine() -> None:
     from reference import Options
 
-    assert vars(Options()) == AdaFuseConfig().model_dump()
+    assert vars(Options()) == AdaFuseConfig().model_dump(exclude={"members"})
 
 
 # Requests -------------------------------------------------------------------------------------
@@ -141,7 +142,10 @@ def pair() -> AdaFuseEngine:
         ({"prompt": 5}, "int"),
         ({"messages": []}, "empty"),
         ({"prompt": "x", "weights": [1.0]}, "weights.*2.*1"),
-        ({"prompt": "x", "weights": {"one": 1.0}}, "weights.*one, two.*one"),
+        ({"prompt": "x", "weights": {"one": 1.0}}, "weights.*two is missing"),
+        ({"prompt": "x", "weights": {"one": 0, "two": 1}, "members": "one"}, "no weight.*one"),
+        ({"prompt": "x", "members": ["one", "tow"]}, "no member 'tow'.*'two'"),
+        ({"prompt": "x", "members": []}, "members.*at least 1"),
         ({"prompt": "x", "weights": {"one": 1.0, "tow": 1.0}}, "tow"),
         ({"prompt": "x", "max_words": 0}, "max_words"),
         ({"prompt": "x", "max_wrds": 1}, "Did you mean 'max_words'"),
@@ -194,6 +198,17 @@ def test_weights_by_name_and_by_order_are_the_same() -> None:
     by_order = ensemble.generate("The", max_new_tokens=8, weights=[0.2, 1.0])
     by_name = ensemble.generate("The", max_new_tokens=8, weights={names[1]: 1.0, names[0]: 0.2})
     assert [r.candidates for r in by_order.rounds] == [r.candidates for r in by_name.rounds]
+
+
+def test_some_members_decode_as_an_engine_of_them_would() -> None:
+    recipes = (Recipe(seed=1), Recipe("gpt2", "sentencepiece", seed=2), Recipe("gpt2", seed=3))
+    names = [recipe.name for recipe in recipes]
+    weights = dict(zip(names, (0.2, 1.0, 0.5), strict=True))
+    ensemble = engine(*recipes)
+    some = ensemble.generate("The", max_new_tokens=8, members=[names[2], names[0]], weights=weights)
+    pair = engine(recipes[0], recipes[2]).generate("The", max_new_tokens=8, weights=[0.2, 0.5])
+    assert set(some.usage.forward_passes) == {names[0], names[2]}
+    assert [r.candidates for r in some.rounds] == [r.candidates for r in pair.rounds]
 
 
 # Results --------------------------------------------------------------------------------------

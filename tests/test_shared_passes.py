@@ -112,6 +112,36 @@ def test_a_pass_holds_no_more_tokens_than_allowed(monkeypatch: pytest.MonkeyPatc
     assert max(calls) <= 32
 
 
+@pytest.mark.parametrize("static_cache", [False, True])
+def test_requests_of_several_pieces_share_as_many_passes_as_they_can(
+    static_cache: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forms, "PREFILL_TOKENS", 128)
+    monkeypatch.setattr(backend, "PREFILL_TOKENS", 128)
+    made = member(Recipe("llama", seed=10), static_cache=static_cache, prefix_cache_bytes=0)
+    passes: list[list[int]] = []
+    run = made._passes.run  # type: ignore[union-attr]
+    made._passes.run = lambda pieces: (  # type: ignore[union-attr, method-assign]
+        passes.append([len(piece.tokens) for piece in pieces]),
+        run(pieces),
+    )[1]
+
+    def evaluate(*lengths: int) -> list[list[int]]:
+        passes.clear()
+        trees = [TokenTree(range(3 + 20 * i, 3 + 20 * i + n)) for i, n in enumerate(lengths)]
+        asks = [Ask(tree, (tree.root, tree.grow([5])), (), 2) for tree in trees]
+        made.evaluate(asks)
+        return list(passes)
+
+    assert evaluate(148, 150) == [[128], [128], [21, 23]]
+    if static_cache:  # a request has one piece in a pass
+        assert evaluate(66, 60, 66) == [[66, 61], [66, 1], [1]]
+        assert evaluate(100, 60, 20) == [[100, 21], [61, 1]]
+    else:
+        assert evaluate(66, 60, 66) == [[66, 61, 1], [66, 1]]
+        assert evaluate(100, 60, 20) == [[100, 21, 1], [61]]
+
+
 def test_models_whose_positions_depend_on_the_whole_pass_share_none() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 

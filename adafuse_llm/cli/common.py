@@ -155,9 +155,15 @@ def parse_weights(values: Sequence[str]) -> dict[str, float] | tuple[float, ...]
     return dict(numbers) if named == {True} else tuple(number for _, number in numbers)
 
 
+def parse_members(values: Sequence[str]) -> tuple[str, ...] | None:
+    """Names of members as typed, repeated or with commas; None for all."""
+    return tuple(name.strip() for value in values for name in value.split(",")) or None
+
+
 _PARSERS: dict[str, tuple[Callable[[Sequence[str]], Any], str, str]] = {
     "stop": (parse_stops, "TEXT", r"Repeatable; \n and \t are understood; '' for none."),
     "weights": (parse_weights, "NAME=NUMBER", "Repeatable, or separated by commas."),
+    "members": (parse_members, "NAME", "Repeatable, or separated by commas."),
 }
 """How options that are not numbers are typed: parser, metavar, help."""
 

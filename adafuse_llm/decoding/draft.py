@@ -38,15 +38,12 @@ from adafuse_llm.decoding.score import Candidate, Pool
 from adafuse_llm.text.words import added
 from adafuse_llm.tree import Node
 
-WORTH = 0.45
+WORTH = 0.5
 """Odds of being asked for from which a token is drafted: what a token more costs of a pass, and
 what it may cost in vain."""
 
 LIKELY = 0.4
 """Odds of winning from which a candidate's last token is evaluated before it has won."""
-
-POSSIBLE = 0.2
-"""The same while the member has not proposed yet, and may be about to say the same."""
 
 AHEAD = 0.6
 """Odds from which the lead runs ahead: in vain, that costs passes."""
@@ -209,7 +206,7 @@ class Drafts:
                 return
 
     def likely(self, candidate: Candidate) -> bool:
-        """Whether a candidate of the complete pool may well win."""
+        """Whether a candidate may well win, told from who has proposed it so far."""
         return self._odds(self._pool.find(candidate)).value >= LIKELY
 
     def settle(self, winner: Candidate) -> None:
@@ -244,8 +241,7 @@ class Drafts:
             end = self._pool.place(member, candidate)
             if end is not None:
                 path = member.tree.path(end)
-                possible = self._odds(candidate).value >= POSSIBLE
-                found.update(dict.fromkeys(path if possible else path[:-1]))
+                found.update(dict.fromkeys(path if self.likely(candidate) else path[:-1]))
                 if may_waste and not candidate.stops:
                     tips += self._after(member, candidate, end)
         for node, _ in tips:

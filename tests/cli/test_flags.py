@@ -18,7 +18,8 @@ def test_every_option_of_the_configuration_is_a_flag(adafuse, name):
 def test_the_configuration_reaches_the_engine(adafuse, fakes):
     result = adafuse(
         "generate", "x:", "--margin-threshold", "0.5", "--max-words", 2, "--stop", r"\nQ\\n",
-        "--stop", "end", "--weights", "wren=2,heron=0.5", "--dtype", "float64", "--revision", "v1",
+        "--stop", "end", "--weights", "wren=2,heron=0.5", "--members", "heron, wren",
+        "--dtype", "float64", "--revision", "v1",
         "--device-map", "auto", "--trust-remote-code", "--model", "a", "--model", "b",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
@@ -28,6 +29,7 @@ def test_the_configuration_reaches_the_engine(adafuse, fakes):
         max_words=2,
         stop=("\nQ\\n", "end"),
         weights={"wren": 2.0, "heron": 0.5},
+        members=("heron", "wren"),
     )
     assert call["paths"] == ["a", "b"]
     assert call["dtype"] == "float64"

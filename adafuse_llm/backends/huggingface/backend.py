@@ -7,7 +7,8 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import psutil
@@ -450,21 +451,29 @@ class HuggingFaceBackend:
 
 def _batches(
     plans: Sequence[tuple[Memory, Sequence[Piece]]], passes: Passes | None
-) -> Iterator[list[tuple[Memory, Piece]]]:
-    """Pieces that go into one pass, in order, up to `PREFILL_TOKENS` tokens."""
-    alone = isinstance(passes, SinglePasses)
-    once = isinstance(passes, StaticPasses)  # rows of a pass are counted when it is through
-    batch: list[tuple[Memory, Piece]] = []
-    size = 0
-    for memory, piece in ((memory, piece) for memory, pieces in plans for piece in pieces):
-        size += len(piece.tokens)
-        full = alone or size > PREFILL_TOKENS or (once and bool(batch) and batch[-1][0] is memory)
-        if batch and full:
-            yield batch
-            batch, size = [], len(piece.tokens)
-        batch.append((memory, piece))
-    if batch:
-        yield batch
+) -> list[list[tuple[Memory, Piece]]]:
+    """Pieces that go into one pass, up to `PREFILL_TOKENS` tokens: first pieces first, each in the
+    earliest pass that has room and is not before that of the request's previous piece.
+    """
+    limit = 0 if isinstance(passes, SinglePasses) else PREFILL_TOKENS
+    apart = int(isinstance(passes, StaticPasses))  # rows of a pass are counted when it is through
+    batches: list[list[tuple[Memory, Piece]]] = []
+    sizes: list[int] = []
+    earliest = [0] * len(plans)
+    for wave in zip_longest(*(pieces for _, pieces in plans)):
+        for number, piece in enumerate(wave):
+            if piece is None:
+                continue
+            size, index = len(piece.tokens), earliest[number]
+            while index < len(batches) and sizes[index] + size > limit:
+                index += 1
+            if index == len(batches):
+                batches.append([])
+                sizes.append(0)
+            batches[index].append((plans[number][0], piece))
+            sizes[index] += size
+            earliest[number] = index + apart
+    return batches
 
 
 def _difference(logits: torch.Tensor, expected: torch.Tensor, tolerance: float) -> str | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,17 +136,17 @@ class Decoder:
         return logits
 
     def compiled(self) -> Decoder:
-        """The same, the model compiled for every size of its inputs."""
-        from torch._dynamo import config
+        """The same, the model compiled for every size of its inputs, up to `COMPILED_SIZES`.
 
-        model: Any = torch.compile(self.model, dynamic=False)
-
-        def call(**inputs: Any) -> Any:
-            with config.patch(recompile_limit=COMPILED_SIZES):
-                return model(**inputs)
-
+        A torch whose ``compile`` takes no limit (2.13's does) compiles no more sizes than the
+        process allows, ``torch._dynamo.config.recompile_limit``; those beyond run as they are. No
+        configuration of the process is touched.
+        """
+        options = {"recompile_limit": COMPILED_SIZES, "isolate_recompiles": True}
+        known = inspect.signature(torch.compile).parameters
+        taken: Any = {name: value for name, value in options.items() if name in known}
         made = copy.copy(self)
-        made.model = call
+        made.model = torch.compile(self.model, dynamic=False, **taken)
         return made
 
 
@@ -253,6 +253,7 @@ class TreeForm:
         self.cache: KeyValues = RowCache() if cache is None else cache
         self.committed = self.cache.rows
         self._tree = tree
+        self._root = tree.root
         self._chunked = chunked
         self._trunk = np.ones(self.committed, dtype=np.bool_)  # [r] rows of those tokens
         self._positions = np.arange(self.committed, dtype=np.int64)  # [r]
@@ -288,17 +289,17 @@ class TreeForm:
 
     def reroot(self) -> None:
         """The tree's root has moved: forget what is not below it."""
-        line = self._lines.get(self._tree.root)
-        if line is None:  # the root is not in the buffer: nothing below it is
-            self._lines = {}
-        else:
-            self._trunk[line] = True
-            self.committed += len(line)
-            self._lines = {
-                node: self._lines[node][len(line) :]
-                for node in self._tree.nodes()
-                if node in self._lines and node is not self._tree.root
-            }
+        line: list[int] = []
+        for node in walked(self._root, self._tree):
+            line = self._lines.get(node, line)  # the new root may have been scored only
+        self._root = self._tree.root
+        self._trunk[line] = True
+        self.committed += len(line)
+        self._lines = {
+            node: self._lines[node][len(line) :]
+            for node in self._tree.nodes()
+            if node in self._lines and node is not self._root
+        }
         self._compact()
 
     def _piece(self, pending: Sequence[int], below: Sequence[Node]) -> Piece:
@@ -364,6 +365,7 @@ class PathForm:
         self.tokens = 0
         self._decoder = decoder
         self._tree = tree
+        self._root = tree.root
         self._trunk: Any = None  # state after the first `_committed` tokens of tree.ids
         self._committed = 0
         self._tips: dict[Node, Any] = {}  # state after a node
@@ -383,9 +385,10 @@ class PathForm:
 
     def reroot(self) -> None:
         """The tree's root has moved: forget what is not below it."""
-        if self._tree.root in self._tips:
-            self._trunk = self._tips[self._tree.root]
-            self._committed = len(self._tree.ids)
+        for node in walked(self._root, self._tree):
+            if node in self._tips:
+                self._trunk, self._committed = self._tips[node], node.length
+        self._root = self._tree.root
         alive = set(self._tree.nodes()) - {self._tree.root}
         self._tips = {node: state for node, state in self._tips.items() if node in alive}
 
@@ -436,6 +439,15 @@ class PathForm:
         self.tokens += len(tokens)
         logits, output = self._decoder.run(tokens, state, keep=[len(tokens) - 1])
         return logits, getattr(output, self._decoder.cache_name or "past_key_values")
+
+
+def walked(node: Node, tree: TokenTree) -> Iterator[Node]:
+    """The nodes from below `node`, a former root of the tree, to its root, as far as they exist."""
+    for token in tree.ids[node.length :]:
+        if (child := node.children.get(token)) is None:
+            return
+        node = child
+        yield node
 
 
 def precise(logits: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,97 @@
+"""Rounds in figures: who won, how many words at a time, how often all agreed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from adafuse_llm.results import Round
+
+RoundDetail = Literal["none", "summary", "full"]
+"""How much is told of a round: nothing, what was committed and who proposed it, or everything."""
+
+
+class Summary(BaseModel):
+    """The rounds of one response, or of many, in figures. JSON-safe.
+
+    Attributes:
+        rounds: their number.
+        wins: by member, rounds that committed a span which it had proposed; where several had,
+            it counts for each.
+        words_per_round: rounds by the number of words they committed (the paper's distribution);
+            a round that only ended the response counts as 0.
+        agreement: share of rounds in which every member had proposed the winner; None without
+            rounds.
+        mean_margin: by member, mean margin Δ over the words it considered (equation 1); members
+            that considered none are left out.
+        seconds: of all rounds together.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rounds: int
+    wins: dict[str, int]
+    words_per_round: dict[int, int]
+    agreement: float | None
+    mean_margin: dict[str, float]
+    seconds: float
+
+    @classmethod
+    def of(cls, rounds: Iterable[Round]) -> Summary:
+        """Summarise rounds of one ensemble."""
+        rounds = list(rounds)
+        members = list(dict.fromkeys(name for each in rounds for name in each.margins))
+        wins = dict.fromkeys(members, 0)
+        margins: dict[str, list[float]] = {name: [] for name in members}
+        for each in rounds:
+            for name in proposers(each):
+                wins[name] = wins.get(name, 0) + 1
+            for name, values in each.margins.items():
+                margins[name] += values
+        return cls(
+            rounds=len(rounds),
+            wins=wins,
+            words_per_round=dict(sorted(Counter(len(r.text.split()) for r in rounds).items())),
+            agreement=fmean(is_unanimous(each) for each in rounds) if rounds else None,
+            mean_margin={name: fmean(values) for name, values in margins.items() if values},
+            seconds=sum(each.elapsed for each in rounds),
+        )
+
+
+def proposers(done: Round) -> Sequence[str]:
+    """The members that proposed what a round committed."""
+    return done.candidates[done.winner].proposers
+
+
+def is_unanimous(done: Round) -> bool:
+    """Whether every member had proposed what was committed."""
+    return set(proposers(done)) >= set(done.margins)
+
+
+def record(done: Round, detail: RoundDetail = "full") -> dict[str, Any]:
+    """A round as plain JSON data, for callbacks, chunks and traces.
+
+    Args:
+        done: the round.
+        detail: ``"summary"`` for what was committed, by whom, and its score; ``"full"`` for every
+            candidate and the margins besides; ``"none"`` for an empty record.
+    """
+    if detail == "none":
+        return {}
+    winner = done.candidates[done.winner]
+    told: dict[str, Any] = {
+        "round": done.index,
+        "text": done.text,
+        "proposers": list(winner.proposers),
+        "score": winner.score,
+        "unanimous": is_unanimous(done),
+        "elapsed": done.elapsed,
+    }
+    if detail == "full":
+        whole = done.model_dump(mode="json")
+        told |= {key: whole[key] for key in ("winner", "candidates", "margins")}
+    return told

@@ -1,0 +1,112 @@
+"""What the framework integrations share."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import threading
+
+import pytest
+
+from adafuse_llm import AdaFuseEngine, FakeBackend, InvalidInputError, LoadError, MemberSpec, Round
+from adafuse_llm.adapters.ensembles import Ensemble
+from adafuse_llm.summary import Summary, record
+
+# Ensembles ------------------------------------------------------------------------------------
+
+
+def test_ensembles_that_say_the_same_share_one_engine_loaded_on_first_use(monkeypatch):
+    loads = []
+    load = AdaFuseEngine.from_pretrained.__func__
+    monkeypatch.setattr(
+        AdaFuseEngine,
+        "from_pretrained",
+        classmethod(lambda cls, *args, **kwargs: loads.append(1) or load(cls, *args, **kwargs)),
+    )
+    one, other = Ensemble.of(), pickle.loads(pickle.dumps(copy.deepcopy(Ensemble.of())))
+    one.unload()
+    assert not one.is_loaded
+    assert one.names == ("wren", "heron", "finch")
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(other.engine())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(loads) == 1
+    assert {id(engine) for engine in found} == {id(one.engine())}
+    one.unload()
+    assert not other.is_loaded
+    assert other.engine() is not found[0]
+    other.unload()
+
+
+def test_what_cannot_be_loaded_is_said_and_can_be_tried_again(tmp_path):
+    ensemble = Ensemble.of([tmp_path])
+    for _ in range(2):
+        with pytest.raises(LoadError, match="not a model folder"):
+            ensemble.engine()
+    assert not ensemble.is_loaded
+
+
+def test_what_tells_ensembles_apart():
+    engines = [AdaFuseEngine([FakeBackend("one", lambda text: {"a": 1.0})]) for _ in range(2)]
+    identities = [
+        Ensemble.of().identity,
+        Ensemble.of(["a", "b"]).identity,
+        Ensemble.of(["b", "a"]).identity,
+        Ensemble.of(["a", "b"], revision="v1").identity,
+        Ensemble.of(["a", MemberSpec(path="b", weight=2)]).identity,
+        Ensemble.of(["a", {"path": "b", "quantization_config": {"bits": 4}}]).identity,
+        *(Ensemble(given=engine).identity for engine in engines),
+    ]
+    assert len({json.dumps(each) for each in identities}) == len(identities)
+    assert Ensemble(given=engines[0]).identity == Ensemble(given=engines[0]).identity
+
+
+def test_members_are_a_list_of_members():
+    with pytest.raises(InvalidInputError, match="must be a list"):
+        Ensemble.of("a")
+    with pytest.raises(InvalidInputError, match="must be a path"):
+        Ensemble.of([3])
+
+
+# Rounds ---------------------------------------------------------------------------------------
+
+
+def rounds() -> list[Round]:
+    candidates = (
+        {"text": " a b", "stops": False, "proposers": ("x",), "nll": {"x": 0.1, "y": 0.2}},
+        {"text": " c", "stops": False, "proposers": ("x", "y"), "nll": {"y": 0.2}},
+    )
+    full = [{**each, "score": 0.15} for each in candidates]
+    margins = {"x": (0.5, 0.7), "y": (0.1,)}
+    told = {"candidates": full, "margins": margins, "elapsed": 0.25}
+    return [
+        Round.model_validate({"index": 0, "winner": 0, "text": " a b", **told}),
+        Round.model_validate({"index": 1, "winner": 1, "text": " c", **told}),
+    ]
+
+
+def test_a_summary_of_rounds():
+    summary = Summary.of(rounds())
+    assert summary.model_dump() == {
+        "rounds": 2,
+        "wins": {"x": 2, "y": 1},
+        "words_per_round": {1: 1, 2: 1},
+        "agreement": 0.5,
+        "mean_margin": {"x": pytest.approx(0.6), "y": pytest.approx(0.1)},
+        "seconds": 0.5,
+    }
+    nothing = Summary.of([])
+    assert (nothing.rounds, nothing.agreement, nothing.wins) == (0, None, {})
+
+
+def test_a_record_is_plain_json_in_three_details():
+    first = rounds()[0]
+    full = record(first)
+    assert json.loads(json.dumps(full, allow_nan=False)) == full
+    assert set(record(first, "summary")) < set(full)
+    assert full["proposers"] == ["x"]
+    assert record(first, "none") == {}
