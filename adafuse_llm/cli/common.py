@@ -31,6 +31,7 @@ from adafuse_llm import (
     InvalidOptionError,
     StreamEvent,
 )
+from adafuse_llm.report.looks import printable
 
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
 """Exit codes besides 0; see the package."""
@@ -247,11 +248,6 @@ def _report(error: Exception, debug: bool) -> int:
 def one_line(text: str) -> str:
     """Text without line breaks and control characters."""
     return printable(" ".join(text.split()))
-
-
-def printable(text: str) -> str:
-    """Text that cannot steer a terminal: control characters become U+FFFD."""
-    return "".join(c if c in "\n\t" or ord(c) >= 160 or " " <= c <= "~" else "\ufffd" for c in text)
 
 
 @contextmanager

@@ -7,8 +7,8 @@ from rich.console import Console
 
 from adafuse_llm import Candidate, Round, StreamEvent
 from adafuse_llm.cli.ask import _Progress
-from adafuse_llm.cli.display import Display
 from adafuse_llm.embedded import member_paths
+from adafuse_llm.report.terminal import Display
 
 
 @pytest.fixture
