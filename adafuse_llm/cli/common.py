@@ -78,7 +78,7 @@ class Setup:
 
 
 def command(
-    function: Callable[..., int], *, decoding: bool = True, **defaults: Any
+    function: Callable[..., int], *, decoding: bool = True, loading: bool = True, **defaults: Any
 ) -> Callable[..., None]:
     """A Typer command from ``function(setup, ...) -> exit code``.
 
@@ -87,6 +87,7 @@ def command(
     Args:
         function: the command; its other parameters are flags of its own.
         decoding: whether it takes the options of `AdaFuseConfig`, and ``--model``.
+        loading: whether it takes the flags that say how members are loaded.
         **defaults: options of `AdaFuseConfig` whose default differs for this command.
     """
     own = [
@@ -96,7 +97,7 @@ def command(
     ]
     parameters = [
         *own,
-        *_member_flags(model=decoding),
+        *(_member_flags(model=decoding) if loading else ()),
         *(_config_flags(defaults) if decoding else ()),
         _flag("debug", bool, False, "Errors with traceback, and everything the libraries say."),
     ]
@@ -223,10 +224,10 @@ def _setup(values: dict[str, Any], decoding: bool) -> Setup:
         options[name] = _PARSERS[name][0](given or ()) if name in _PARSERS else given
     return Setup(
         models=tuple(values.pop("model", None) or ()),
-        dtype=values.pop("dtype"),
-        device_map=values.pop("device_map"),
-        revision=values.pop("revision"),
-        trust_remote_code=values.pop("trust_remote_code"),
+        dtype=values.pop("dtype", "auto"),
+        device_map=values.pop("device_map", None),
+        revision=values.pop("revision", None),
+        trust_remote_code=values.pop("trust_remote_code", False),
         debug=values.pop("debug"),
         config=AdaFuseConfig(**options),
     )

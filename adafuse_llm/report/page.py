@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ WIDTH, HEIGHT, LEFT, FOOT = 720, 180, 28, 22
 
 
 @cache
-def _environment() -> Environment:
+def environment() -> Environment:
+    """The templates of this folder; what they are given is escaped."""
     return Environment(
         loader=FileSystemLoader(HERE),
         autoescape=True,
@@ -63,12 +65,14 @@ def page(
         title: shown on top, such as the question.
         sources: names and texts of passages that were read.
     """
-    from adafuse_llm import __version__
+    return whole(title, _body(generation), sources)
 
-    return (
-        _environment()
-        .get_template("page.jinja")
-        .render(title=title, body=_body(generation), sources=list(sources), version=__version__)
+
+def whole(title: str, body: str, sources: Iterable[tuple[str, str]] = ()) -> str:
+    """A page around `body`, which is HTML."""
+    template = environment().get_template("page.jinja")
+    return template.render(
+        title=title, body=body, sources=list(sources), version=version("adafuse-llm")
     )
 
 
@@ -78,7 +82,7 @@ def _body(generation: Generation) -> str:
     summary = Summary.of(generation.rounds)
     words = sum(len(decided.text.split()) for decided in generation.rounds)
     return (
-        _environment()
+        environment()
         .get_template("generation.jinja")
         .render(
             css=style(),
