@@ -8,7 +8,7 @@ import pytest
 from models import CHATML, STRICT
 from scripted import save_scripted, scripted, scripted_engine, scripted_model
 
-from adafuse_llm import AdaFuseEngine
+from adafuse_llm import AdaFuseEngine, ContextWindowError
 
 REPLY = (
     'Two lines,\nthen a call: <tool_call>\n{"name": "add", "arguments": {"a": [1, 2], "b": "é"}}\n'
@@ -84,6 +84,14 @@ def test_saved_members_load_by_path(tmp_path):
     ]
     with AdaFuseEngine.from_pretrained(paths) as engine:
         assert engine.generate(messages=ask("Say everything"), max_new_tokens=400).text == REPLY
+
+
+def test_their_windows_are_as_wide_as_wanted():
+    with (
+        scripted_engine(reply, window=64) as engine,
+        pytest.raises(ContextWindowError, match="window"),
+    ):
+        engine.generate(messages=ask("everything " * 64))
 
 
 def test_they_are_quick():
