@@ -273,7 +273,9 @@ def scripted_model(
         pad_token_id=known.eos_token_id,
         attn_implementation="eager",
     )
-    return ScriptedForCausalLM(config).eval(), known
+    model = ScriptedForCausalLM(config).eval()
+    model.generation_config.do_sample = False  # pipelines sample unless a model says otherwise
+    return model, known
 
 
 def scripted(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+import transformers
 from models import CHATML, STRICT
 from scripted import save_scripted, scripted, scripted_engine, scripted_model
 
@@ -60,6 +61,13 @@ def test_plain_generation_of_transformers(kind, template, use_cache):
     )
     done = model.generate(**prompt, max_new_tokens=400, do_sample=False, use_cache=use_cache)
     assert known.decode(done[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True) == REPLY
+
+
+def test_pipelines_of_transformers():
+    model, known = scripted_model(reply)
+    chat = transformers.pipeline("text-generation", model=model, tokenizer=known)
+    (done,) = chat(ask("Say everything"), max_new_tokens=400)
+    assert done["generated_text"][-1]["content"] == REPLY
 
 
 def test_padded_batches():
