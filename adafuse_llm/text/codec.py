@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from adafuse_llm.forks import renewed
-from adafuse_llm.text.chat import check_messages, render, render_plain
+from adafuse_llm.text.chat import check_messages, fit, render_plain
 from adafuse_llm.text.words import REPLACEMENT, added
 
 CONTEXT_TOKENS = 8
@@ -98,7 +98,16 @@ class TokenizerCodec:
         checked = check_messages(messages)
         if not self.has_chat_template:
             return self.encode_prompt(render_plain(checked))
-        return render(checked, self._apply_template)
+        fitting = fit(checked, self._render)
+        with self._lock:
+            ids = self._tokenizer.apply_chat_template(
+                fitting,
+                tokenize=True,
+                add_generation_prompt=True,
+                return_dict=False,
+                sanitize_control_tokens=True,
+            )
+        return [int(token) for token in ids]
 
     def encode_continuation(self, context: Sequence[int], text: str) -> tuple[list[int], bool]:
         return self._encode_text(context, text, self._in_response)
@@ -146,20 +155,12 @@ class TokenizerCodec:
             )
         return str(text)
 
-    def _apply_template(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[int]]:
-        conversation = [dict(message) for message in messages]
+    def _render(self, messages: list[dict[str, Any]]) -> str:
         with self._lock:
             text = self._tokenizer.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=True
+                messages, tokenize=False, add_generation_prompt=True
             )
-            ids = self._tokenizer.apply_chat_template(
-                conversation,
-                tokenize=True,
-                add_generation_prompt=True,
-                return_dict=False,
-                sanitize_control_tokens=True,
-            )
-        return str(text), [int(token) for token in ids]
+        return str(text)
 
 
 class _Spelled:
