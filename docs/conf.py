@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from generated import fill  # noqa: E402
 project = "adafuse-llm"
 author = "The adafuse-llm developers"
 copyright = author  # noqa: A001  # Sphinx's name for it
-release = version("adafuse-llm")
+release = metadata.version("adafuse-llm")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 myst_heading_anchors = 3
