@@ -33,6 +33,17 @@ if TYPE_CHECKING:
     from adafuse_llm.backends.base import Answer, Ask, Backend, Drafted, Placed
     from adafuse_llm.backends.fake import FakeBackend
     from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
+    from adafuse_llm.decoding.strategies import (
+        AdaFuse,
+        FixedWords,
+        GaC,
+        MajorityVote,
+        Rerank,
+        Single,
+        SweetSpan,
+        UniTE,
+    )
+    from adafuse_llm.decoding.strategy import Strategy
     from adafuse_llm.engine import AdaFuseEngine
     from adafuse_llm.errors import (
         AdaFuseError,
@@ -55,6 +66,17 @@ _HOMES = {
     "backends.base": ("Answer", "Ask", "Backend", "Drafted", "Placed"),
     "backends.fake": ("FakeBackend",),
     "config": ("AdaFuseConfig", "RuntimeConfig"),
+    "decoding.strategies": (
+        "AdaFuse",
+        "FixedWords",
+        "GaC",
+        "MajorityVote",
+        "Rerank",
+        "Single",
+        "SweetSpan",
+        "UniTE",
+    ),
+    "decoding.strategy": ("Strategy",),
     "engine": ("AdaFuseEngine",),
     "errors": (
         "AdaFuseError",
@@ -80,6 +102,15 @@ __all__ = [  # noqa: RUF022  one group per module, as in _HOMES
     "AdaFuseConfig",
     "RuntimeConfig",
     "MemberSpec",
+    "Strategy",
+    "AdaFuse",
+    "FixedWords",
+    "Single",
+    "UniTE",
+    "GaC",
+    "SweetSpan",
+    "Rerank",
+    "MajorityVote",
     "Generation",
     "Round",
     "Candidate",

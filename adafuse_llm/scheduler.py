@@ -36,9 +36,9 @@ from functools import partial
 
 from adafuse_llm.backends.base import Backend, Placed
 from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
-from adafuse_llm.decoding.draft import Drafting
 from adafuse_llm.decoding.member import Asking, Member
 from adafuse_llm.decoding.rounds import decode, summarise
+from adafuse_llm.decoding.strategy import Play
 from adafuse_llm.errors import (
     AdaFuseError,
     EngineClosedError,
@@ -68,7 +68,7 @@ class Request:
     Args:
         members: one `Member` per backend, holding the encoded prompt.
         config: validated options.
-        drafts: what is evaluated early.
+        play: plays a round.
         transcript: the empty response.
         needs: most bytes that it holds on each device.
         cancel: set by the caller to end the decode with what it has.
@@ -82,7 +82,7 @@ class Request:
         self,
         members: Sequence[Member],
         config: AdaFuseConfig,
-        drafts: Drafting,
+        play: Play,
         transcript: Transcript,
         needs: Needs,
         *,
@@ -95,7 +95,7 @@ class Request:
         self.abandoned = threading.Event()
         self.unanswered = 0
         self._rounds: list[Round] = []
-        self._steps = decode(self.members, config, drafts, transcript, self._rounds)
+        self._steps = decode(self.members, config, play, transcript, self._rounds)
 
     @property
     def is_over(self) -> bool:

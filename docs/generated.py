@@ -61,7 +61,9 @@ def _command(name: str, command: Any) -> str:
     arguments, flags = [], []
     for parameter in command.params:
         (arguments if parameter.param_type_name == "argument" else flags).append(parameter)
-    usage = " ".join(["adafuse", name, *((each.metavar or each.name).upper() for each in arguments)])
+    usage = " ".join(
+        ["adafuse", name, *((each.metavar or each.name).upper() for each in arguments)]
+    )
     rows = ["| flag | default | meaning |", "|---|---|---|"]
     for flag in flags:
         default = flag.default if flag.default not in (None, [], (), False) else ""

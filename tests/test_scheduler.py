@@ -31,7 +31,8 @@ from adafuse_llm.backends.fake import END
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.decoding.draft import NoDrafts
 from adafuse_llm.decoding.member import Member
-from adafuse_llm.memory import CacheMemory, branch_tokens
+from adafuse_llm.decoding.strategies.adafuse import branch_tokens
+from adafuse_llm.memory import CacheMemory
 from adafuse_llm.text.stops import Transcript
 
 PATIENCE = 10.0
