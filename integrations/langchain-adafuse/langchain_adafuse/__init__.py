@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from langchain_adafuse.callbacks import RoundCallbackHandler, get_round_callback
 from langchain_adafuse.llms import AdaFuseLLM
 
-__all__ = ["AdaFuseLLM"]
+__all__ = ["AdaFuseLLM", "RoundCallbackHandler", "get_round_callback"]
