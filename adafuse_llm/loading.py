@@ -232,7 +232,10 @@ def _check_dtype(dtype: Any) -> None:
 def _load_config(spec: MemberSpec, name: str, setting: Mapping[str, Any]) -> Any:
     """The model's configuration, with the checks that need no weights."""
     from transformers import AutoConfig
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    )
 
     folder = Path(spec.path)
     if folder.exists() and not (folder / "config.json").is_file():
@@ -256,7 +259,8 @@ def _load_config(spec: MemberSpec, name: str, setting: Mapping[str, Any]) -> Any
             "an ensemble takes causal (decoder-only) language models"
         )
     remote = bool(getattr(config, "auto_map", None)) and setting["trust_remote_code"]
-    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not remote:
+    registered = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING  # with AutoModelForCausalLM.register
+    if not (config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or registered or remote):
         raise UnsupportedModelError(
             f"member {name!r}: {spec.path} has type {config.model_type!r}, which is no causal "
             "language model in transformers"
