@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing, contextmanager
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.load.serializable import Serializable
+from langchain_core.messages.ai import UsageMetadata
 from pydantic import ConfigDict, Field, model_validator
 from typing_extensions import Self
 
@@ -37,6 +39,9 @@ else:  # pydantic would have to know torch to take a MemberSpec apart
 
 OPTIONS = (*(name for name in AdaFuseConfig.model_fields if name != "members"), "temperature")
 PER_CALL = ("model", "temperature", "timeout", "max_retries", "round_detail", "trace_rounds")
+MEMBERS_VARIABLE = "ADAFUSE_MEMBERS"
+"""Environment variable with the members, separated by commas, of models that are given none."""
+
 ACCEPTED = ("api_key", "stream")
 """What LangChain passes to every model, and what means nothing here."""
 
@@ -99,7 +104,10 @@ class EnsembleModel(Serializable):
         if not isinstance(said, Mapping):
             return said
         known = check_options(said, also=(*cls.model_fields, *ACCEPTED))
-        return {name: value for name, value in known.items() if name not in ACCEPTED}
+        known = {name: value for name, value in known.items() if name not in ACCEPTED}
+        if "engine" not in known and "members" not in known and MEMBERS_VARIABLE in os.environ:
+            known["members"] = os.environ[MEMBERS_VARIABLE].split(",")
+        return known
 
     @model_validator(mode="after")
     def _usable(self) -> Self:
@@ -355,12 +363,17 @@ class EnsembleModel(Serializable):
         }
 
 
-def usage_of(generation: Generation) -> dict[str, int]:
+def usage_of(generation: Generation) -> UsageMetadata:
     """Tokens as LangChain counts them: those of the first member that decoded."""
     usage = generation.usage
     first = next(iter(usage.prompt_tokens))
     read, written = usage.prompt_tokens[first], usage.completion_tokens[first]
-    return {"input_tokens": read, "output_tokens": written, "total_tokens": read + written}
+    return UsageMetadata(
+        input_tokens=read,
+        output_tokens=written,
+        total_tokens=read + written,
+        input_token_details={"cache_read": usage.cached_tokens[first]},
+    )
 
 
 def _numbered(index: int | None) -> dict[str, int]:

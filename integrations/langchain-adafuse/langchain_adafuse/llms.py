@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Literal
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForLLMRun,
@@ -19,6 +19,9 @@ from adafuse_llm import Generation as Answer
 from adafuse_llm import StreamEvent
 from langchain_adafuse._model import EnsembleModel, Told, usage_of
 from langchain_adafuse._rounds import ROUNDS_KEY
+
+
+Kind = Literal["input_tokens", "output_tokens", "total_tokens"]
 
 
 class AdaFuseLLM(EnsembleModel, BaseLLM):
@@ -160,7 +163,8 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
             for answer, told in answers
         ]
         usages = [usage_of(answer) for answer, _ in answers]
-        total = {kind: sum(usage[kind] for usage in usages) for kind in usages[0]} if usages else {}
+        kinds: tuple[Kind, ...] = ("input_tokens", "output_tokens", "total_tokens")
+        total = {kind: sum(usage[kind] for usage in usages) for kind in kinds}
         return LLMResult(
             generations=generations,
             llm_output={"model_name": self.model_name, "token_usage": total},
