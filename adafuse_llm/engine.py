@@ -6,7 +6,7 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
@@ -200,7 +200,7 @@ class AdaFuseEngine:
         on_round: RoundObserver | None = None,
         cancel: threading.Event | None = None,
         **overrides: Any,
-    ) -> Iterator[StreamEvent]:
+    ) -> Generator[StreamEvent, None, None]:
         """Decode span by span; arguments and errors as for `generate`.
 
         Yields one event per committed span, the last one with the whole result. Arguments are
@@ -238,7 +238,7 @@ class AdaFuseEngine:
         on_round: RoundObserver | None = None,
         cancel: threading.Event | None = None,
         **overrides: Any,
-    ) -> Iterator[tuple[int, StreamEvent]]:
+    ) -> Generator[tuple[int, StreamEvent], None, None]:
         """`generate_batch` span by span: the events of all decodes as they come, each with the
         number of its prompt. Closing the iterator stops all decodes within a round.
         """
@@ -276,7 +276,7 @@ class AdaFuseEngine:
         on_round: RoundObserver | None = None,
         cancel: threading.Event | None = None,
         **overrides: Any,
-    ) -> AsyncIterator[StreamEvent]:
+    ) -> AsyncGenerator[StreamEvent, None]:
         """`stream` without blocking the event loop; cancelling the task, or closing the iterator,
         stops the decode. Observers run on the event loop.
         """
@@ -317,7 +317,9 @@ class AdaFuseEngine:
     def __repr__(self) -> str:
         return f"{type(self).__name__}(members=[{', '.join(self.members)}])"
 
-    def _consume(self, request: Request, on_round: RoundObserver | None) -> Iterator[StreamEvent]:
+    def _consume(
+        self, request: Request, on_round: RoundObserver | None
+    ) -> Generator[StreamEvent, None, None]:
         outbox: queue.SimpleQueue[StreamEvent | BaseException] = queue.SimpleQueue()
         try:
             self._scheduler.submit((request, outbox.put))
@@ -334,7 +336,7 @@ class AdaFuseEngine:
 
     def _consume_all(
         self, requests: Sequence[Request], on_round: RoundObserver | None
-    ) -> Iterator[tuple[int, StreamEvent]]:
+    ) -> Generator[tuple[int, StreamEvent], None, None]:
         outbox: queue.SimpleQueue[tuple[int, StreamEvent | BaseException]] = queue.SimpleQueue()
         running = len(requests)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing, contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -28,6 +28,7 @@ from adafuse_llm.adapters.ensembles import Ensemble
 from adafuse_llm.adapters.options import check_options
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.summary import RoundDetail
+from adafuse_llm.text.codec import TextCodec
 from langchain_adafuse._rounds import ModelRun, Teller
 
 if TYPE_CHECKING:
@@ -105,8 +106,8 @@ class EnsembleModel(Serializable):
             return said
         known = check_options(said, also=(*cls.model_fields, *ACCEPTED))
         known = {name: value for name, value in known.items() if name not in ACCEPTED}
-        if "engine" not in known and "members" not in known and MEMBERS_VARIABLE in os.environ:
-            known["members"] = os.environ[MEMBERS_VARIABLE].split(",")
+        if known.get("engine") is None and not known.get("members"):
+            known["members"] = [m for m in os.environ.get(MEMBERS_VARIABLE, "").split(",") if m]
         return known
 
     @model_validator(mode="after")
@@ -200,7 +201,7 @@ class EnsembleModel(Serializable):
         if self.engine is not None:
             return Ensemble(given=self.engine)
         return Ensemble.of(
-            () if self.members == "embedded" else self.members,
+            () if self.members == "embedded" else self.members or (),
             dtype=self.dtype,
             device_map=self.device_map,
             trust_remote_code=self.trust_remote_code,
@@ -231,11 +232,13 @@ class EnsembleModel(Serializable):
         Raises:
             TypeError: a keyword is unknown.
         """
+        said = {name: value for name, value in said.items() if value is not None}
         update = check_options(said, also=(*PER_CALL, *ACCEPTED))
+        update = {name: value for name, value in update.items() if name not in ACCEPTED}
         if stop is not None:
             update["stop"] = list(stop)
         if "members" in update:
-            update["model"] = list(update.pop("members"))
+            update["model"] = update.pop("members")
         if (detail := update.get("round_detail", "full")) not in get_args(RoundDetail):
             raise InvalidOptionError(
                 f"option 'round_detail': one of {', '.join(get_args(RoundDetail))}; got {detail!r}"
@@ -251,13 +254,13 @@ class EnsembleModel(Serializable):
             return self._loaded()
         return await asyncio.to_thread(self._loaded)
 
-    def _first_codec(self) -> Any:
+    def _first_codec(self) -> TextCodec:
         backends = self._loaded().backends
         return next((b.codec for b in backends if b.name in self._names), backends[0].codec)
 
     def _decode(
         self, run: ModelRun | None, index: int | None = None, **prompt: Any
-    ) -> Iterator[tuple[StreamEvent, Told]]:
+    ) -> Generator[tuple[StreamEvent, Told], None, None]:
         """The events of one decode, each with the record of its round, which has been told."""
         teller, engine = self._teller(run), self._loaded()
         with (
@@ -270,7 +273,7 @@ class EnsembleModel(Serializable):
 
     async def _adecode(
         self, run: ModelRun | None, index: int | None = None, **prompt: Any
-    ) -> AsyncIterator[tuple[StreamEvent, Told]]:
+    ) -> AsyncGenerator[tuple[StreamEvent, Told], None]:
         """`_decode` on an event loop."""
         teller, engine = self._teller(run), await self._aloaded()
         with self._deadline() as cancel:
@@ -304,11 +307,13 @@ class EnsembleModel(Serializable):
 
         async def decode(index: int, prompt: str) -> tuple[Generation, Told]:
             told: Told = []
+            last: Generation | None = None
             async with aclosing(self._adecode(run, index, prompt=prompt)) as events:
                 async for event, its in events:
                     told += its
-            assert event.generation is not None
-            return event.generation, told
+                    last = event.generation
+            assert last is not None, "a decode ends with its generation or an error"
+            return last, told
 
         tasks = [asyncio.ensure_future(decode(*numbered)) for numbered in enumerate(prompts)]
         try:

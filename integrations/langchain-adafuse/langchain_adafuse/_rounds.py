@@ -26,6 +26,17 @@ ROUNDS_KEY = "adafuse_rounds"
 ModelRun = CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun
 
 
+def _graph_writer() -> Callable[[Any], None] | None:
+    """What feeds ``stream_mode="custom"`` of the LangGraph graph that is running, if one is."""
+    langgraph = sys.modules.get("langgraph.config")
+    if langgraph is None:
+        return None
+    try:
+        return cast("Callable[[Any], None]", langgraph.get_stream_writer())
+    except (RuntimeError, KeyError):  # no graph runs here
+        return None
+
+
 @dataclass(frozen=True)
 class Teller:
     """Tells the rounds of a model's run as they come.
@@ -39,7 +50,7 @@ class Teller:
     run: ModelRun | None
     detail: RoundDetail
     traced: bool
-    _write: Callable[[Any], None] | None = field(default_factory=lambda: _graph_writer())
+    _write: Callable[[Any], None] | None = field(default_factory=_graph_writer)
 
     def tell(self, event: StreamEvent, **also: Any) -> list[dict[str, Any]]:
         """Tell the round of an event, and return its record; nothing where none is to be told."""
@@ -85,14 +96,3 @@ class Teller:
 
 def _title(told: dict[str, Any]) -> str:
     return f"{ROUND_EVENT} {told['round']}"
-
-
-def _graph_writer() -> Callable[[Any], None] | None:
-    """What feeds ``stream_mode="custom"`` of the LangGraph graph that is running, if one is."""
-    langgraph = sys.modules.get("langgraph.config")
-    if langgraph is None:
-        return None
-    try:
-        return cast("Callable[[Any], None]", langgraph.get_stream_writer())
-    except (RuntimeError, KeyError):  # no graph runs here
-        return None

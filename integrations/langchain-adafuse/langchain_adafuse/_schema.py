@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+Schema = Mapping[str, Any]
 
 TYPES: Mapping[str, tuple[type, ...]] = {
     "object": (dict,),
@@ -16,72 +19,82 @@ TYPES: Mapping[str, tuple[type, ...]] = {
     "null": (type(None),),
 }
 
-BOUNDS = {
-    "minimum": lambda value, bound: value >= bound,
-    "maximum": lambda value, bound: value <= bound,
-    "exclusiveMinimum": lambda value, bound: value > bound,
-    "exclusiveMaximum": lambda value, bound: value < bound,
+BOUNDS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "minimum": operator.ge,
+    "maximum": operator.le,
+    "exclusiveMinimum": operator.gt,
+    "exclusiveMaximum": operator.lt,
+    "minLength": operator.ge,
+    "maxLength": operator.le,
+    "minItems": operator.ge,
+    "maxItems": operator.le,
 }
-SIZES = {
-    "minLength": (str, lambda size, bound: size >= bound),
-    "maxLength": (str, lambda size, bound: size <= bound),
-    "minItems": (list, lambda size, bound: size >= bound),
-    "maxItems": (list, lambda size, bound: size <= bound),
-}
+"""Of numbers, or of the sizes of texts and arrays."""
 
 
-def problems(value: Any, schema: Mapping[str, Any]) -> list[str]:
+def problems(value: Any, schema: Schema) -> list[str]:
     """What is wrong with `value`, each with its place; nothing if it fits."""
     return list(_problems(value, schema, schema, "the reply"))
 
 
-def _problems(value: Any, schema: Any, root: Mapping[str, Any], place: str) -> Iterator[str]:
-    if isinstance(schema, bool):
-        if not schema:
-            yield f"{place} is not allowed"
-        return
+def _problems(value: Any, schema: Any, root: Schema, place: str) -> Iterator[str]:
+    if schema is False:
+        yield f"{place} is not allowed"
+    if isinstance(schema, Mapping):
+        for check in (_references, _alternatives, _values):
+            yield from check(value, schema, root, place)
+
+
+def _references(value: Any, schema: Schema, root: Schema, place: str) -> Iterator[str]:
     if "$ref" in schema:
-        yield from _problems(value, _resolve(schema["$ref"], root), root, place)
+        target: Any = root
+        for part in schema["$ref"].removeprefix("#/").split("/"):
+            target = target[part]
+        yield from _problems(value, target, root, place)
+
+
+def _alternatives(value: Any, schema: Schema, root: Schema, place: str) -> Iterator[str]:
     for part in schema.get("allOf", ()):
         yield from _problems(value, part, root, place)
     for choice in ("anyOf", "oneOf"):
-        options = [list(_problems(value, part, root, place)) for part in schema.get(choice, ())]
-        if options and all(options):
-            yield f"{place} fits none of its alternatives ({'; '.join(o[0] for o in options)})"
-    if "enum" in schema and value not in schema["enum"]:
-        yield f"{place} must be one of {schema['enum']}; got {value!r:.60}"
-    if "const" in schema and value != schema["const"]:
-        yield f"{place} must be {schema['const']!r}; got {value!r:.60}"
-    if "type" in schema:
-        types = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
-        if not any(_is(value, name) for name in types):
-            yield f"{place} must be of type {' or '.join(types)}; got {value!r:.60}"
-            return
-    yield from _inside(value, schema, root, place)
+        wrong = [list(_problems(value, part, root, place)) for part in schema.get(choice, ())]
+        if wrong and all(wrong):
+            yield f"{place} fits none of its alternatives ({'; '.join(each[0] for each in wrong)})"
 
 
-def _inside(value: Any, schema: Mapping[str, Any], root: Any, place: str) -> Iterator[str]:
-    """What is wrong with bounds, items and properties."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        for name, holds in BOUNDS.items():
-            if name in schema and not holds(value, schema[name]):
-                yield f"{place} breaks {name} {schema[name]}; got {value}"
-    for name, (kind, holds) in SIZES.items():
-        if name in schema and isinstance(value, kind) and not holds(len(value), schema[name]):
-            yield f"{place} breaks {name} {schema[name]}; got {len(value)}"
-    if isinstance(value, str) and "pattern" in schema and not re.search(schema["pattern"], value):
-        yield f"{place} does not match {schema['pattern']!r}; got {value!r:.60}"
-    if isinstance(value, list) and "items" in schema:
+def _values(value: Any, schema: Schema, root: Schema, place: str) -> Iterator[str]:
+    allowed = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if allowed is not None and value not in allowed:
+        yield f"{place} must be one of {allowed}; got {value!r:.60}"
+    named = schema.get("type", ())
+    types = (named,) if isinstance(named, str) else named
+    if types and not any(_is(value, name) for name in types):
+        yield f"{place} must be of type {' or '.join(types)}; got {value!r:.60}"
+        return
+    if isinstance(value, (int, float, str, list)) and not isinstance(value, bool):
+        yield from _bounds(value, schema, place)
+    if isinstance(value, list):
         for number, item in enumerate(value):
-            yield from _problems(item, schema["items"], root, f"{place}[{number}]")
+            yield from _problems(item, schema.get("items"), root, f"{place}[{number}]")
     if isinstance(value, dict):
-        known = schema.get("properties", {})
-        for name in schema.get("required", ()):
-            if name not in value:
-                yield f"{place} lacks {name!r}"
-        for name, item in value.items():
-            inner = known.get(name, schema.get("additionalProperties", True))
-            yield from _problems(item, inner, root, f"{place}[{name!r}]")
+        yield from _properties(value, schema, root, place)
+
+
+def _bounds(value: float | str | list[Any], schema: Schema, place: str) -> Iterator[str]:
+    size = value if isinstance(value, (int, float)) else len(value)
+    for name, holds in BOUNDS.items():
+        of_numbers = name.endswith("imum")
+        if name in schema and of_numbers == (size is value) and not holds(size, schema[name]):
+            yield f"{place} breaks {name} {schema[name]}; got {size}"
+    if isinstance(value, str) and not re.search(schema.get("pattern", ""), value):
+        yield f"{place} does not match {schema['pattern']!r}; got {value!r:.60}"
+
+
+def _properties(value: dict[str, Any], schema: Schema, root: Schema, place: str) -> Iterator[str]:
+    yield from (f"{place} lacks {n!r}" for n in schema.get("required", ()) if n not in value)
+    known, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+    for name, item in value.items():
+        yield from _problems(item, known.get(name, others), root, f"{place}[{name!r}]")
 
 
 def _is(value: Any, name: str) -> bool:
@@ -90,10 +103,3 @@ def _is(value: Any, name: str) -> bool:
     if name == "integer" and isinstance(value, float):
         return value.is_integer()
     return isinstance(value, TYPES.get(name, (object,)))
-
-
-def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
-    found: Any = root
-    for part in reference.removeprefix("#/").split("/"):
-        found = found[part]
-    return found

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
 from langchain_core.exceptions import OutputParserException
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import (
@@ -83,8 +84,7 @@ class Reader:
 
 
 class StructuredOutput(Runnable[LanguageModelInput, Any]):
-    """A chat model whose replies are read with a schema (see `ChatAdaFuse.with_structured_output`).
-    """
+    """What `ChatAdaFuse.with_structured_output` returns."""
 
     def __init__(
         self,
@@ -176,14 +176,24 @@ class StructuredOutput(Runnable[LanguageModelInput, Any]):
         ):
             yield answer
 
-    def _answer(self, prompt: LanguageModelInput, config: RunnableConfig, **kwargs: Any) -> Any:
+    def _answer(
+        self,
+        prompt: LanguageModelInput,
+        run_manager: CallbackManagerForChainRun,
+        config: RunnableConfig,
+        **kwargs: Any,
+    ) -> Any:
         attempt = Attempt(self, prompt)
         while not attempt.is_over:
             attempt.take(self.model.invoke(attempt.messages, config, **kwargs))
         return attempt.result()
 
     async def _aanswer(
-        self, prompt: LanguageModelInput, config: RunnableConfig, **kwargs: Any
+        self,
+        prompt: LanguageModelInput,
+        run_manager: AsyncCallbackManagerForChainRun,
+        config: RunnableConfig,
+        **kwargs: Any,
     ) -> Any:
         attempt = Attempt(self, prompt)
         while not attempt.is_over:
@@ -191,7 +201,11 @@ class StructuredOutput(Runnable[LanguageModelInput, Any]):
         return attempt.result()
 
     def _stream_answer(
-        self, prompts: Iterator[LanguageModelInput], config: RunnableConfig, **kwargs: Any
+        self,
+        prompts: Iterator[LanguageModelInput],
+        run_manager: CallbackManagerForChainRun,
+        config: RunnableConfig,
+        **kwargs: Any,
     ) -> Iterator[Any]:
         attempt = Attempt(self, next(prompts))
         while not attempt.is_over:
@@ -203,7 +217,11 @@ class StructuredOutput(Runnable[LanguageModelInput, Any]):
         yield from attempt.last()
 
     async def _astream_answer(
-        self, prompts: AsyncIterator[LanguageModelInput], config: RunnableConfig, **kwargs: Any
+        self,
+        prompts: AsyncIterator[LanguageModelInput],
+        run_manager: AsyncCallbackManagerForChainRun,
+        config: RunnableConfig,
+        **kwargs: Any,
     ) -> AsyncIterator[Any]:
         attempt = Attempt(self, await anext(prompts))
         while not attempt.is_over:

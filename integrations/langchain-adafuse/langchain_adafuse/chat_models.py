@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from typing import Any, cast
 
@@ -191,7 +191,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         stop: list[str] | None,
         run: CallbackManagerForLLMRun | None,
         said: Mapping[str, Any],
-    ) -> Iterator[ChatGenerationChunk]:
+    ) -> Generator[ChatGenerationChunk, None, None]:
         call, prompt, reply = self._prepare(messages, stop, said)
         with closing(call._decode(run or self._run, messages=prompt)) as events:
             for event, told in events:
@@ -203,7 +203,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         stop: list[str] | None,
         run: AsyncCallbackManagerForLLMRun | None,
         said: Mapping[str, Any],
-    ) -> AsyncIterator[ChatGenerationChunk]:
+    ) -> AsyncGenerator[ChatGenerationChunk, None]:
         call, prompt, reply = self._prepare(messages, stop, said)
         async with aclosing(call._adecode(run or self._run, messages=prompt)) as events:
             async for event, told in events:
@@ -227,7 +227,9 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     def _chunk(self, reply: Reply, event: StreamEvent, told: Told) -> ChatGenerationChunk:
         if event.generation is None:
             return reply.chunk(event, told)
-        return reply.chunk(event, told, self._metadata(event.generation), usage_of(event.generation))
+        return reply.chunk(
+            event, told, self._metadata(event.generation), usage_of(event.generation)
+        )
 
     # Runs: `BaseChatModel` streams without telling `_stream` whose run it is --------------------
 
@@ -273,8 +275,9 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        model = super(ChatAdaFuse, self._on(run_manager))
-        return model._generate_with_cache(messages, stop, run_manager, **kwargs)
+        return super(ChatAdaFuse, self._on(run_manager))._generate_with_cache(
+            messages, stop, run_manager, **kwargs
+        )
 
     async def _agenerate_with_cache(
         self,
@@ -283,8 +286,9 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        model = super(ChatAdaFuse, self._on(run_manager))
-        return await model._agenerate_with_cache(messages, stop, run_manager, **kwargs)
+        return await super(ChatAdaFuse, self._on(run_manager))._agenerate_with_cache(
+            messages, stop, run_manager, **kwargs
+        )
 
     def _on(self, run: ModelRun | None) -> Self:
         """This model, telling its rounds to a run."""
@@ -303,8 +307,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     # What LangChain asks of a model -------------------------------------------------------------
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
-        """The key of caches: the ensemble, all options, and what is in the prompt besides messages.
-        """
+        """The key of caches: the ensemble, all options, and what the prompt holds but messages."""
         read = {key: kwargs.pop(key) for key in IN_THE_PROMPT if key in kwargs}
         key = [self._for_call(stop, kwargs).asdict(), read]
         return json.dumps(key, sort_keys=True, default=str)

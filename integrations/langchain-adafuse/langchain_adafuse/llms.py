@@ -20,7 +20,6 @@ from adafuse_llm import StreamEvent
 from langchain_adafuse._model import EnsembleModel, Told, usage_of
 from langchain_adafuse._rounds import ROUNDS_KEY
 
-
 Kind = Literal["input_tokens", "output_tokens", "total_tokens"]
 
 
