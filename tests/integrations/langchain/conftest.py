@@ -18,17 +18,23 @@ def _offline():
 
 
 @pytest.fixture(scope="session")
-def scripted():
-    """An engine of two members that reply as `answer` does."""
+def obliging():
+    """An engine of two members that reply as `obliging.answer` does."""
     with scripted_engine(answer) as engine:
         yield engine
 
 
 @pytest.fixture
-def chat(scripted):
-    return ChatAdaFuse(engine=scripted)
+def chat(obliging):
+    return ChatAdaFuse(engine=obliging)
 
 
 @pytest.fixture
-def llm(scripted):
-    return AdaFuseLLM(engine=scripted)
+def llm(obliging):
+    return AdaFuseLLM(engine=obliging)
+
+
+@pytest.fixture(params=[AdaFuseLLM, ChatAdaFuse])
+def model(request, obliging):
+    """Each of the two models."""
+    return request.param(engine=obliging)
