@@ -10,7 +10,7 @@ JOKE = {"setup": "Why do cats make good sailors?", "punchline": "They land on th
 TOLD = re.compile(r'^\{"name": "(\w+)", "description"', re.MULTILINE)
 
 
-def call(name: str, **arguments: Any) -> str:
+def call(name: str, /, **arguments: Any) -> str:
     """A tool call as members write it."""
     told = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{told}\n</tool_call>"

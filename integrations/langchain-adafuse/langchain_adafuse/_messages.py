@@ -92,7 +92,7 @@ def to_tool_choice(choice: str | bool | Mapping[str, Any] | None, names: Sequenc
 
 @dataclass
 class Reply:
-    """A reply in chunks, one per event of its stream. Text, reasoning and calls are told apart;
+    """A reply in chunks. Text, reasoning and calls are told apart;
     white space between them is left out.
 
     Args:
@@ -107,14 +107,22 @@ class Reply:
     def __post_init__(self) -> None:
         self._parser = ReplyParser(tools=self.tools)
 
-    def chunk(
+    def chunks(
         self,
         event: StreamEvent,
         told: list[dict[str, Any]],
         metadata: dict[str, Any] | None = None,
         usage: UsageMetadata | None = None,
-    ) -> ChatGenerationChunk:
-        """The chunk of an event; `metadata` and `usage` are those of the last one."""
+    ) -> list[ChatGenerationChunk]:
+        """One chunk per event. Calls that it completes follow in a chunk of their own, before the
+        end: only there LangChain's protocol of events sees malformed ones.
+
+        Args:
+            event: of the stream.
+            told: records of its round.
+            metadata: of the whole reply, with the last event.
+            usage: of the whole reply, with the last event.
+        """
         parts = self._parser.feed(event.text)
         if event.generation is not None:
             parts += self._parser.close()
@@ -130,19 +138,21 @@ class Reply:
                 reasoning += part.text
             else:
                 calls.append(self._call(part))
-        metadata = dict(metadata or {})
-        if self._calls and metadata.get("finish_reason") == "stop":
-            metadata["finish_reason"] = "tool_calls"
         kept = {ROUNDS_KEY: told, "reasoning_content": reasoning}
-        message = AIMessageChunk(
-            content=content,
-            tool_call_chunks=calls,
-            additional_kwargs={key: value for key, value in kept.items() if value},
-            response_metadata=metadata,
-            usage_metadata=usage,
-            chunk_position="last" if event.generation is not None else None,
-        )
-        return ChatGenerationChunk(message=message)
+        messages = [
+            AIMessageChunk(content=content, additional_kwargs={k: v for k, v in kept.items() if v})
+        ]
+        if calls:
+            messages.append(AIMessageChunk(content="", tool_call_chunks=calls))
+        if event.generation is not None:
+            messages += [AIMessageChunk(content="")] if calls else []
+            metadata = dict(metadata or {})
+            if self._calls and metadata.get("finish_reason") == "stop":
+                metadata["finish_reason"] = "tool_calls"
+            messages[-1].response_metadata = metadata
+            messages[-1].usage_metadata = usage
+            messages[-1].chunk_position = "last"
+        return [ChatGenerationChunk(message=message) for message in messages]
 
     def _call(self, part: WellFormed | InvalidToolCall) -> ToolCallChunk:
         """A call as a chunk. LangChain completes JSON that breaks off; a malformed call keeps the

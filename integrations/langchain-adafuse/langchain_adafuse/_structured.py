@@ -21,6 +21,8 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.utils.function_calling import convert_to_json_schema
 from langchain_core.utils.json import parse_partial_json
 from langchain_core.utils.pydantic import is_basemodel_subclass
+from pydantic import ValidationError
+from pydantic.v1 import ValidationError as ValidationErrorV1
 
 from adafuse_llm.adapters.structured import correction, find_json
 from adafuse_llm.errors import InvalidOptionError
@@ -80,7 +82,11 @@ class Reader:
             return value
         schema: Any = self.schema
         validate = getattr(schema, "model_validate", None) or schema.parse_obj
-        return validate(value)
+        try:
+            return validate(value)
+        except (ValidationError, ValidationErrorV1) as error:
+            reasons = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            raise ValueError("; ".join(reasons)) from error
 
 
 class StructuredOutput(Runnable[LanguageModelInput, Any]):

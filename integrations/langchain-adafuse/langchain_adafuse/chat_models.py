@@ -195,7 +195,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         call, prompt, reply = self._prepare(messages, stop, said)
         with closing(call._decode(run or self._run, messages=prompt)) as events:
             for event, told in events:
-                yield call._chunk(reply, event, told)
+                yield from call._read(reply, event, told)
 
     async def _achunks(
         self,
@@ -207,7 +207,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         call, prompt, reply = self._prepare(messages, stop, said)
         async with aclosing(call._adecode(run or self._run, messages=prompt)) as events:
             async for event, told in events:
-                yield call._chunk(reply, event, told)
+                for chunk in call._read(reply, event, told):
+                    yield chunk
 
     def _prepare(
         self, messages: list[BaseMessage], stop: list[str] | None, said: Mapping[str, Any]
@@ -224,12 +225,10 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         )
         return call, prompt, Reply(tools=bool(tools) and choice != "none")
 
-    def _chunk(self, reply: Reply, event: StreamEvent, told: Told) -> ChatGenerationChunk:
-        if event.generation is None:
-            return reply.chunk(event, told)
-        return reply.chunk(
-            event, told, self._metadata(event.generation), usage_of(event.generation)
-        )
+    def _read(self, reply: Reply, event: StreamEvent, told: Told) -> list[ChatGenerationChunk]:
+        if (done := event.generation) is None:
+            return reply.chunks(event, told)
+        return reply.chunks(event, told, self._metadata(done), usage_of(done))
 
     # Runs: `BaseChatModel` streams without telling `_stream` whose run it is --------------------
 

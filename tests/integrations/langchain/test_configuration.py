@@ -69,7 +69,9 @@ def test_members_are_loaded_once_whatever_is_configured(kind, saved, loads_count
         max_new_tokens=ConfigurableField(id="length"), model=ConfigurableField(id="model")
     )
     texts = {
-        text(model.invoke("Hi", {"configurable": {"length": 1 + 20 * (turn % 2), "model": "quill"}}))
+        text(
+            model.invoke("Hi", {"configurable": {"length": 1 + 20 * (turn % 2), "model": "quill"}})
+        )
         for turn in range(100)
     }
     assert len(texts) == 2
@@ -86,7 +88,7 @@ def test_what_is_missing_or_unknown_is_said(kind):
         kind()
     with pytest.raises(ValueError, match="pass either"):
         kind(members=[])
-    with pytest.raises(TypeError, match="unknown option 'max_word'.*Did you mean 'max_words'"):
+    with pytest.raises(TypeError, match=r"unknown option 'max_word'.*Did you mean 'max_words'"):
         kind.from_embedded(max_word=2)
     with pytest.raises(ValueError, match="temperature must be 0"):
         kind.from_embedded(temperature=0.5)
@@ -118,7 +120,7 @@ def test_a_call_overrides_every_option(model):
         model.invoke("Hi", max_word=1)
     with pytest.raises(ValueError, match="'round_detail'"):
         model.invoke("Hi", round_detail="some")
-    with pytest.raises(ValueError, match="there is no member 'quil'.*Did you mean 'quill'"):
+    with pytest.raises(ValueError, match=r"there is no member 'quil'.*Did you mean 'quill'"):
         model.invoke("Hi", model="quil")
 
 
@@ -181,7 +183,10 @@ def test_caches_tell_ensembles_options_and_prompts_apart(kind):
             super().update(prompt, llm_string, return_val)
 
     cache = Counting()
-    with scripted_engine(lambda prompt: "One two.") as one, scripted_engine(lambda p: "Two.") as two:
+    with (
+        scripted_engine(lambda prompt: "One two.") as one,
+        scripted_engine(lambda p: "Two.") as two,
+    ):
         first = kind(engine=one, cache=cache)
         assert text(first.invoke("Hi")) == text(first.invoke("Hi"))
         assert len(cache.keys) == 1

@@ -104,7 +104,9 @@ async def test_nodes_of_graphs(kind, obliging):
     assert app.invoke({"question": "Hi"})["answer"] == whole
     assert (await app.ainvoke({"question": "Hi"}))["answer"] == whole
     if kind is ChatAdaFuse:
-        pieces = [chunk.content for chunk, _ in app.stream({"question": "Hi"}, stream_mode="messages")]
+        pieces = [
+            chunk.content for chunk, _ in app.stream({"question": "Hi"}, stream_mode="messages")
+        ]
         assert "".join(pieces) == whole
         assert len(pieces) > 1
 
