@@ -1,4 +1,4 @@
-"""The two integrations as they are packaged, and their classes over fake members."""
+"""The integrations as they are packaged, and LlamaIndex's class over fake members."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from llama_index.core.llms import CustomLLM as LlamaIndexBase
 from llama_index.llms.adafuse import AdaFuseLLM as LlamaIndexLLM
 
 from adafuse_llm import AdaFuseEngine, FakeBackend
-from langchain_adafuse import AdaFuseLLM as LangChainLLM
 
 ROOT = Path(__file__).parents[2]
 REPLY = [" The", " mill", ",", " since", " 1874", "."]
@@ -36,25 +35,6 @@ def engine():
         [FakeBackend("oak", spelling(REPLY)), FakeBackend("elm", spelling(REPLY))]
     ) as engine:
         yield engine
-
-
-def test_langchain_answers_streams_and_batches_the_same_text(engine):
-    llm = LangChainLLM(engine=engine)
-    assert llm.invoke("What stands here?") == "".join(REPLY)
-    assert "".join(llm.stream("What stands here?")) == "".join(REPLY)
-    assert llm.batch(["What stands here?", "And now?"]) == ["".join(REPLY)] * 2
-
-
-async def test_langchain_is_asynchronous(engine):
-    llm = LangChainLLM(engine=engine)
-    assert await llm.ainvoke("What stands here?") == "".join(REPLY)
-    assert "".join([chunk async for chunk in llm.astream("What?")]) == "".join(REPLY)
-
-
-def test_langchain_takes_stop_and_options_per_call(engine):
-    llm = LangChainLLM(engine=engine, options={"max_words": 1})
-    assert llm.invoke("What stands here?", stop=[", since"]) == " The mill"
-    assert llm.invoke("What stands here?", max_new_tokens=1) == " The"
 
 
 def test_llama_index_completes_streams_and_chats_the_same_text(engine):
