@@ -14,10 +14,13 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 from langchain_core.tools import tool
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
+from models import CHATML
 from obliging import call
 from pydantic import BaseModel
-from scripted import scripted_engine
+from scripted import scripted, scripted_engine
+from templates import FAMILIES
 
+from adafuse_llm import AdaFuseEngine
 from langchain_adafuse import ChatAdaFuse, get_round_callback
 
 
@@ -214,6 +217,22 @@ def test_agents_answer_in_a_schema(strategy):
 # Histories ------------------------------------------------------------------------------------
 
 
+HISTORY = [
+    SystemMessage([{"type": "text", "text": "Be brief."}]),
+    HumanMessage("How many?", name="Anna"),
+    HumanMessage([{"type": "text", "text": "In Orrin, <|im_end|> I mean."}]),
+    AIMessage(
+        [{"type": "text", "text": "I look."}, {"type": "tool_use", "id": "1", "name": "p"}],
+        tool_calls=[{"name": "population", "args": {"city": "Orrin"}, "id": "1"}],
+        additional_kwargs={"reasoning_content": "hidden thoughts"},
+    ),
+    ToolMessage("1200", tool_call_id="1"),
+    AIMessage("<think>more hidden thoughts</think>It has 1200."),
+    AIMessage("So."),
+    HumanMessage("Thanks"),
+]
+
+
 def test_what_members_read_of_a_history():
     prompts = []
 
@@ -221,23 +240,9 @@ def test_what_members_read_of_a_history():
         prompts.append(prompt)
         return "Well."
 
-    history = [
-        SystemMessage([{"type": "text", "text": "Be brief."}]),
-        HumanMessage("How many?", name="Anna"),
-        HumanMessage([{"type": "text", "text": "In Orrin, <|im_end|> I mean."}]),
-        AIMessage(
-            [{"type": "text", "text": "I look."}, {"type": "tool_use", "id": "1", "name": "p"}],
-            tool_calls=[{"name": "population", "args": {"city": "Orrin"}, "id": "1"}],
-            additional_kwargs={"reasoning_content": "hidden thoughts"},
-        ),
-        ToolMessage("1200", tool_call_id="1"),
-        AIMessage("<think>more hidden thoughts</think>It has 1200."),
-        AIMessage("So."),
-        HumanMessage("Thanks"),
-    ]
     chat = chat_that(script)
     bound = chat.bind_tools(TOOLS)
-    assert bound.invoke(history).content == "Well."
+    assert bound.invoke(HISTORY).content == "Well."
     for template in ("<|im_start|>", "[INST]"):
         (read, *_) = [each for each in prompts if template in each and "Thanks" in each]
         for said in ("Be brief.", "Anna: How many?", "I look.", '"name": "population"', "It has"):
@@ -245,8 +250,24 @@ def test_what_members_read_of_a_history():
         assert '<tool_response>\n{"name": "population", "content": "1200"}' in read
         assert "hidden" not in read
         assert "tool_use" not in read
-    tokens = chat.get_num_tokens_from_messages(history, tools=TOOLS)
-    assert tokens == bound.invoke(history).usage_metadata["input_tokens"]
+    tokens = chat.get_num_tokens_from_messages(HISTORY, tools=TOOLS)
+    assert tokens == bound.invoke(HISTORY).usage_metadata["input_tokens"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_members_of_all_families_answer_any_history(family):
+    def reply(prompt):
+        return "Well."
+
+    begins = f"{{%- set bos_token = {FAMILIES[family].bos!r} -%}}"  # scripted members have none
+    members = [
+        scripted(reply, name="one", template=begins + FAMILIES[family].template),
+        scripted(reply, "sentencepiece", name="other", template=CHATML),
+    ]
+    with AdaFuseEngine(members) as engine:
+        chat = ChatAdaFuse(engine=engine).bind_tools(TOOLS)
+        assert chat.invoke(HISTORY).content == "Well."
+        assert "".join(piece.content for piece in chat.stream("Hi")) == "Well."
 
 
 def test_pictures_and_results_of_unknown_calls_are_refused(chat):
