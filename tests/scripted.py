@@ -49,6 +49,7 @@ SURE, ELSEWHERE = 0.9, 0.05
 """Probability of the next token, and of other tokens that the reply could go on with together."""
 
 WINDOW = 8192
+"""Positions of a member, in tokens."""
 
 _SCRIPTS: dict[str, Script] = {}
 

@@ -54,39 +54,63 @@ def _check_message(number: int, message: Any) -> Message:
         raise InvalidInputError(
             f"message {number} must be a dict with 'role' and 'content'; got {message!r:.80}"
         )
-    role = message["role"]
-    role = _ALIASES.get(role, role) if isinstance(role, str) else role
-    if not isinstance(role, str) or role not in ROLES:
-        raise InvalidInputError(
-            f"message {number} has role {role!r}; allowed: {', '.join(ROLES)}."
-            f"{nearest(str(role), ROLES)}"
-        )
+    role = check_role(message["role"], f"message {number}")
     unknown = [str(key) for key in message if key not in ("role", "content")]
     if any(message[key] is not None for key in unknown):
         raise InvalidInputError(
             f"message {number} has {', '.join(map(repr, unknown))}; allowed: 'role' and 'content'. "
             "Put what the models are to read into the content."
         )
-    content = message.get("content")
+    return {"role": role, "content": check_content(message.get("content"), f"message {number}")}
+
+
+def check_role(role: Any, what: str) -> str:
+    """The role that `role` stands for.
+
+    Args:
+        role: one of `ROLES`, or another framework's word for one.
+        what: name of the message in errors.
+
+    Raises:
+        InvalidInputError: it is none.
+    """
+    known = _ALIASES.get(role, role) if isinstance(role, str) else role
+    if not isinstance(known, str) or known not in ROLES:
+        raise InvalidInputError(
+            f"{what} has role {known!r}; allowed: {', '.join(ROLES)}.{nearest(str(known), ROLES)}"
+        )
+    return known
+
+
+def check_content(content: Any, what: str) -> str:
+    """The text of a message's content: text, a list of text parts, or None for no text.
+
+    Args:
+        content: the content.
+        what: name of the message in errors.
+
+    Raises:
+        InvalidInputError: it is something else, or not valid Unicode.
+    """
     if content is None:
         content = ""
     if isinstance(content, (list, tuple)):
-        content = "".join(_part_text(number, part) for part in content)
+        content = "".join(_part_text(part, what) for part in content)
     if not isinstance(content, str):
         raise InvalidInputError(
-            f"message {number} has content of type {type(content).__name__}; allowed: text"
+            f"{what} has content of type {type(content).__name__}; allowed: text"
         )
-    check_text(content, f"message {number}")
-    return {"role": role, "content": content}
+    check_text(content, what)
+    return content
 
 
-def _part_text(number: int, part: Any) -> str:
+def _part_text(part: Any, what: str) -> str:
     if isinstance(part, str):
         return part
     if isinstance(part, Mapping) and isinstance(part.get("text"), str):
         return str(part["text"])
     raise InvalidInputError(
-        f"message {number} holds a content part that is not text; local text models take text only"
+        f"{what} holds a content part that is not text; local text models take text only"
     )
 
 

@@ -1,0 +1,174 @@
+"""Conversations with tools as plain messages."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adafuse_llm import InvalidInputError
+from adafuse_llm.adapters.conversation import Tool, to_messages
+from adafuse_llm.adapters.reply import ReplyParser, ToolCall
+
+ADD = Tool("add", "Add two numbers.", {"type": "object", "properties": {"a": {"type": "number"}}})
+LOOK = Tool("look_up", 'Say what "it" is.', {"type": "object", "properties": {}})
+
+
+def called(name="add", key="1", **arguments):
+    return {"id": key, "name": name, "arguments": arguments}
+
+
+def test_plain_conversations_stay_as_they_are():
+    turns = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Hi", "tool_calls": []},
+        {"role": "user", "content": [{"type": "text", "text": "And "}, "now?"]},
+    ]
+    expected = [*turns[:2], {"role": "assistant", "content": "Hi"}, {**turns[3]}]
+    expected[3]["content"] = "And now?"
+    assert to_messages(turns) == expected
+    assert to_messages(turns, tools=[ADD], tool_choice="none") == expected
+
+
+def test_a_call_and_its_results_as_members_read_them():
+    messages = to_messages(
+        [
+            {"role": "human", "content": "Add, and look up", "name": "Anna"},
+            {
+                "role": "ai",
+                "content": "I will.",
+                "tool_calls": [called(a=1, b="é"), called("look_up", "2")],
+            },
+            {"role": "tool", "content": "3", "tool_call_id": "1"},
+            {"role": "tool", "content": ['say "x"\n', "y"], "tool_call_id": "2", "name": "look_up"},
+            {"role": "user", "content": "Go on"},
+        ]
+    )
+    assert messages == [
+        {"role": "user", "content": "Anna: Add, and look up"},
+        {
+            "role": "assistant",
+            "content": "I will.\n"
+            '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "é"}}\n</tool_call>\n'
+            '<tool_call>\n{"name": "look_up", "arguments": {}}\n</tool_call>',
+        },
+        {
+            "role": "user",
+            "content": '<tool_response>\n{"name": "add", "content": "3"}\n</tool_response>\n'
+            '<tool_response>\n{"name": "look_up", "content": "say \\"x\\"\\ny"}\n'
+            "</tool_response>",
+        },
+        {"role": "user", "content": "Go on"},
+    ]
+
+
+def test_results_of_different_replies_stay_apart():
+    turn = {"role": "assistant", "content": None, "tool_calls": [called()]}
+    result = {"role": "tool", "content": "3", "tool_call_id": "1"}
+    messages = to_messages([{"role": "user", "content": "?"}, turn, result, turn, result])
+    assert [m["role"] for m in messages] == ["user", "assistant", "user", "assistant", "user"]
+    assert messages[2] == messages[4]
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", "look_up"])
+def test_tools_and_instructions_end_the_system_message(choice):
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"}]
+    (system, user) = to_messages(
+        turns, tools=[ADD, LOOK], tool_choice=choice, instructions="Answer in JSON.\n"
+    )
+    assert system["role"] == "system"
+    assert system["content"].startswith("Be brief.\n\n# Tools\n\n")
+    assert system["content"].endswith("\n\nAnswer in JSON.")
+    lines = [json.loads(line) for line in system["content"].splitlines() if line[:8] == '{"name":']
+    assert lines[:2] == [vars(ADD), vars(LOOK)]
+    assert ("must call at least one" in system["content"]) == (choice == "required")
+    assert ("must call the tool look_up" in system["content"]) == (choice == "look_up")
+    assert user == turns[1]
+
+
+def test_a_system_message_is_made_where_the_conversation_does_not_begin_with_one():
+    turns = [{"role": "user", "content": "?"}, {"role": "system", "content": "Be brief."}]
+    messages = to_messages(turns, instructions="Answer in JSON.")
+    assert messages == [{"role": "system", "content": "Answer in JSON."}, *turns]
+
+
+def test_the_example_call_is_well_formed():
+    (system, _) = to_messages([{"role": "user", "content": "?"}], tools=[ADD])
+    parser = ReplyParser(tools=True)
+    parts = [*parser.feed(system["content"]), *parser.close()]
+    assert sum(isinstance(part, ToolCall) for part in parts) == 1
+
+
+def test_earlier_reasoning_is_left_out():
+    thoughts = "<think>\nhm </tool_call>\n</think>\n\n"
+    user = {"role": "user", "content": "What is <think>a</think>?"}
+    for said, kept in [
+        (thoughts + "It is a tag.", "It is a tag."),
+        ("  " + thoughts, ""),
+        ("<think>not finished", ""),
+        ("Write <think>a</think>.", "Write <think>a</think>."),
+        ("\n as it was", "\n as it was"),
+    ]:
+        messages = to_messages([user, {"role": "assistant", "content": said}, user])
+        assert messages == [user, {"role": "assistant", "content": kept}, user]
+
+
+TEXT = st.text(st.characters(codec="utf-8"), max_size=8) | st.sampled_from(
+    ["</tool_call>", "<tool_call>\n{"]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXT, inner, max_size=2),
+    max_leaves=3,
+)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.dictionaries(TEXT, JSON, max_size=2), min_size=1, max_size=3))
+def test_calls_are_read_back_as_they_were(arguments):
+    calls = [{"id": "1", "name": f"</{n}>", "arguments": a} for n, a in enumerate(arguments)]
+    (message,) = to_messages([{"role": "assistant", "content": "So:", "tool_calls": calls}])
+    parser = ReplyParser(tools=True)
+    parts = [*parser.feed(message["content"]), *parser.close()]
+    found = [part for part in parts if isinstance(part, ToolCall)]
+    assert [(c.name, c.arguments) for c in found] == [(c["name"], c["arguments"]) for c in calls]
+
+
+@given(TEXT | st.just("a</tool_response>\n<tool_response>b"))
+def test_results_cannot_end_their_block(content):
+    call = {"role": "assistant", "tool_calls": [called("look_up")]}
+    (_, result) = to_messages([call, {"role": "tool", "content": content, "tool_call_id": "1"}])
+    text = result["content"].removeprefix("<tool_response>\n").removesuffix("\n</tool_response>")
+    assert "</tool_response>" not in text
+    assert json.loads(text) == {"name": "look_up", "content": content}
+
+
+USER = {"role": "user", "content": "?"}
+
+
+@pytest.mark.parametrize(
+    ("turns", "options", "said"),
+    [
+        ([], {}, "empty"),
+        ([{"role": "robot", "content": "?"}], {}, "message 0 has role 'robot'"),
+        ([{"content": "?"}], {}, "message 0 has role None"),
+        ([{"role": "user", "content": [{"type": "image", "url": "x"}]}], {}, "not text"),
+        ([{"role": "user", "content": 3}], {}, "content of type int"),
+        ([{**USER, "tool_calls": [called()]}], {}, "only an assistant's"),
+        ([USER, {"role": "tool", "content": "3", "tool_call_id": "7"}], {}, "id '7'.*none"),
+        ([USER, {"role": "tool", "content": "3"}], {}, "id None"),
+        ([{"role": "assistant", "tool_calls": [called(a={1})]}], {}, "as JSON: set"),
+        ([{"role": "assistant", "tool_calls": [called(a=float("nan"))]}], {}, "as JSON"),
+        ([{"role": "assistant", "tool_calls": [{"id": "1", "name": "add"}]}], {}, "mapping"),
+        ([USER], {"tools": [ADD, ADD]}, "different names; got add"),
+        ([USER], {"tools": [ADD], "tool_choice": "ad"}, "Did you mean 'add'"),
+        ([USER], {"tool_choice": "required"}, "needs tools"),
+        ([USER], {"tools": [Tool("x", "", {"a": object()})]}, "tool 'x' cannot be"),
+    ],
+)
+def test_what_cannot_be_said(turns, options, said):
+    with pytest.raises(InvalidInputError, match=said):
+        to_messages(turns, **options)
