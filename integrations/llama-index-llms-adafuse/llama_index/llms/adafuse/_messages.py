@@ -72,8 +72,11 @@ def _turn(number: int, message: ChatMessage) -> Turn:
     if calls:
         turn["tool_calls"] = calls
     said = message.additional_kwargs
-    if turn["role"] == "tool" and isinstance(identity := said.get("tool_call_id"), str):
-        turn["tool_call_id"] = identity
+    if turn["role"] == "tool":
+        if isinstance(identity := said.get("tool_call_id"), str):
+            turn["tool_call_id"] = identity
+        else:  # what an agent without calls observed
+            turn["role"] = "user"
     if isinstance(name := said.get("name"), str):
         turn["name"] = name
     return turn

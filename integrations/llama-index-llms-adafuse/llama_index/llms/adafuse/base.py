@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
-from llama_index.core.async_utils import asyncio_run
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -347,8 +348,8 @@ class AdaFuseLLM(CustomLLM):
             MalformedReplyError: no step could be read.
         """
         step = self._step_and_call(tools, user_msg, chat_history, verbose, kwargs)
-        response: AgentChatResponse = asyncio_run(step)
-        return response
+        with ThreadPoolExecutor(max_workers=1) as pool:  # a loop may be running in this thread
+            return pool.submit(copy_context().run, asyncio.run, step).result()
 
     async def apredict_and_call(
         self,
