@@ -129,7 +129,10 @@ def test_metadata_is_true():
         assert AdaFuseLLM(engine=engine, max_new_tokens=9).metadata.num_output == 9
     with scripted_engine(lambda prompt: "Yes.") as engine:
         assert AdaFuseLLM(engine=engine).metadata.is_chat_model
-    mixed = [scripted(lambda p: "Yes.", name="a"), scripted(lambda p: "Yes.", name="b", template=None)]
+    mixed = [
+        scripted(lambda p: "Yes.", name="a"),
+        scripted(lambda p: "Yes.", name="b", template=None),
+    ]
     with AdaFuseEngine(mixed) as engine:
         assert not AdaFuseLLM(engine=engine).metadata.is_chat_model
 
@@ -159,25 +162,30 @@ def test_threads_share_one_llm():
 
 @pytest.mark.parametrize("path", [path for path in PATHS if path.startswith("a")])
 async def test_the_event_loop_is_never_blocked(path):
-    gaps = []
+    """Each pass takes 60 ms; of three attempts, as others may hold up this machine."""
+    with counting_engine(2, seconds=0.06) as engine:
+        llm = AdaFuseLLM(engine=engine)
+        for _ in range(3):
+            gc.collect()
+            gaps: list[float] = []
+            beating = asyncio.create_task(beat(gaps))
+            said = await ask(llm, path, prompt_of(path, "Count!"))
+            beating.cancel()
+            assert said.text.split() == ["one"] * 2
+            assert sum(gaps) > 0.1
+            if max(gaps) < 0.05:
+                return
+    pytest.fail(f"the event loop was blocked for {max(gaps):.3f} s")
 
-    async def heart() -> None:
-        last = time.perf_counter()
-        while True:
-            await asyncio.sleep(0.002)
-            now = time.perf_counter()
-            gaps.append(now - last)
-            last = now
 
-    with counting_engine(4, seconds=0.06) as engine:
-        gc.collect()
-        beating = asyncio.create_task(heart())
-        await asyncio.sleep(0.01)
-        said = await ask(AdaFuseLLM(engine=engine), path, prompt_of(path, "Count!"))
-        beating.cancel()
-    assert said.text.split() == ["one"] * 4
-    assert len(gaps) > 20
-    assert max(gaps) < 0.05
+async def beat(gaps: list[float]) -> None:
+    """Note how long the loop takes to come back."""
+    last = time.perf_counter()
+    while True:
+        await asyncio.sleep(0.002)
+        now = time.perf_counter()
+        gaps.append(now - last)
+        last = now
 
 
 async def test_loading_does_not_block_the_event_loop_either(monkeypatch):

@@ -36,9 +36,7 @@ class Attempts(Generic[Model]):
 
     output: Model
 
-    def __init__(
-        self, output_cls: type[Model], messages: list[ChatMessage], retries: int
-    ) -> None:
+    def __init__(self, output_cls: type[Model], messages: list[ChatMessage], retries: int) -> None:
         self._output_cls = output_cls
         self._asked = _asking(output_cls, messages)
         self._left = retries + 1

@@ -9,7 +9,9 @@ from contextlib import aclosing
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
-from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
+from llama_index.core.base.llms.generic_utils import (
+    messages_to_prompt as generic_messages_to_prompt,
+)
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,
@@ -30,6 +32,7 @@ from llama_index.core.instrumentation.events.llm import (
 from llama_index.core.llms import CustomLLM
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
+from llama_index.core.types import PydanticProgramMode
 from typing_extensions import Self
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidInputError, MemberSpec, RuntimeConfig
@@ -49,6 +52,7 @@ dispatcher = get_dispatcher(__name__)
 OBSERVATION = "\nObservation:"
 """Where a ReAct agent's step ends; what a model writes from there on is made up."""
 
+_MODES = (PydanticProgramMode.DEFAULT, PydanticProgramMode.LLM)
 _LOADING = ("dtype", "device_map", "revision", "trust_remote_code", "runtime")
 
 
@@ -130,6 +134,11 @@ class AdaFuseLLM(CustomLLM):
         if engine is not None and (said := [key for key in _LOADING if key in base]):
             raise InvalidInputError(
                 f"{', '.join(said)}: say so where the engine is made; it is loaded already"
+            )
+        if (mode := base.get("pydantic_program_mode")) not in (None, *_MODES):
+            raise InvalidInputError(
+                f"pydantic_program_mode must be 'default' or 'llm', which ask for JSON in words; "
+                f"got {mode!r}: the others need a model that calls functions"
             )
         ensemble = Ensemble(given=engine) if members is None else Ensemble.of(members)
         if isinstance(base.get("query_wrapper_prompt"), str):
@@ -433,9 +442,7 @@ class AdaFuseLLM(CustomLLM):
             prompt = self._extend_prompt(prompt)
         return {"prompt": prompt, **self._options(said)}
 
-    def _messages(
-        self, messages: Sequence[ChatMessage], said: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def _messages(self, messages: Sequence[ChatMessage], said: Mapping[str, Any]) -> dict[str, Any]:
         """What a chat asks: messages for every member's own template, or one text for all where
         `messages_to_prompt` was given.
         """

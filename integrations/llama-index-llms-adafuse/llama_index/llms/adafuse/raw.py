@@ -10,10 +10,8 @@ from adafuse_llm.summary import Summary
 
 
 class TokenUsage(BaseModel):
-    """Tokens in single numbers, as LlamaIndex counts them, and by member.
-
-    Members cut the same text into different numbers of tokens. A single number is the largest, as
-    that is what meets a window or ``max_new_tokens`` first.
+    """Tokens in single numbers, as LlamaIndex counts them: those of the first member that decoded.
+    Members cut the same text into different numbers of tokens; `members` has them all.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -25,8 +23,8 @@ class TokenUsage(BaseModel):
 
     @classmethod
     def of(cls, usage: Usage) -> TokenUsage:
-        prompt = max(usage.prompt_tokens.values())
-        completion = max(usage.completion_tokens.values())
+        first = next(iter(usage.prompt_tokens))
+        prompt, completion = usage.prompt_tokens[first], usage.completion_tokens[first]
         return cls(
             prompt_tokens=prompt,
             completion_tokens=completion,
