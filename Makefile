@@ -10,7 +10,7 @@ export HF_HUB_OFFLINE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint format bench clean
+.PHONY: help demo test test-slow lint format docs bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -34,17 +34,20 @@ format: $(SETUP) ## apply ruff's fixes and formatting
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(SETUP) ## the documentation site, in site/; warnings are errors
+	$(BIN)/sphinx-build -W --keep-going -q docs site
+
 bench: $(SETUP) ## the figures the README quotes
 	$(BIN)/python benchmarks/embedded_skills.py
 	$(BIN)/python -m benchmarks.speed --output speed.json --markdown speed.md
 
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache site
 
 $(SETUP): pyproject.toml constraints.txt integrations/langchain-adafuse/pyproject.toml integrations/llama-index-llms-adafuse/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "adafuse-llm needs Python 3.10 or newer; set PYTHON=/path/to/it")'
 	@echo "setting up $(VENV) (once; this installs torch and transformers)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt $(PACKAGES) --group dev
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt $(PACKAGES) --group dev --group docs
 	@touch $@

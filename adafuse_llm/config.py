@@ -44,7 +44,10 @@ class RuntimeConfig(_Options):
         default=None,
         ge=1,
         description="Most bytes of key/value cache that running requests hold on one device; a "
-        "request that does not fit waits. Default: half of what is free when it is first used.",
+        "request that does not fit waits. Counted are key/value rows alone, not the logits of its "
+        "trees' nodes (4 bytes per node and vocabulary entry), the activations of a pass, or "
+        "what is kept of finished requests (`MemberSpec.prefix_cache_bytes`). Default: half of "
+        "what is free when it is first used, which leaves the other half to those.",
     )
 
 

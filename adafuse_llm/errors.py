@@ -87,6 +87,15 @@ class MissingDependencyError(AdaFuseError, ImportError):
     """An optional package is needed for what was asked; the message names the extra."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error, of whatever library, says that there is no memory."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(error)  # torch on a CPU
+    )
+
+
 def nearest(name: str, allowed: Iterable[str]) -> str:
     """`` Did you mean 'x'?`` for the closest allowed name, or an empty string."""
     close = difflib.get_close_matches(name, list(allowed), n=1)

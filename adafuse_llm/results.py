@@ -6,9 +6,13 @@ candidate is absent from its ``nll``.
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 FinishReason = Literal["stop", "stop_sequence", "length", "cancelled"]
 """Why a decode ended: the winner stopped, a stop sequence appeared, a token or window limit
@@ -83,6 +87,9 @@ class Generation(_Result):
     """A finished response with the decisions behind it.
 
     The joined texts of the rounds are the text, followed by what a stop sequence cut off.
+
+    It shows itself: in a notebook, printed with rich in a terminal, and as a page of its own
+    (`to_html`).
     """
 
     text: str
@@ -92,6 +99,32 @@ class Generation(_Result):
 
     def __str__(self) -> str:
         return self.text
+
+    def to_html(self, path: str | Path, *, title: str = "What the ensemble wrote") -> Path:
+        """Write one self-contained HTML page: the text by winning member, every round, charts.
+
+        Args:
+            path: the file to write.
+            title: shown on top, such as the question.
+
+        Returns:
+            The path.
+        """
+        from adafuse_llm.report.page import page
+
+        path = Path(path)
+        path.write_text(page(self, title=title), encoding="utf-8")
+        return path
+
+    def _repr_html_(self) -> str:
+        from adafuse_llm.report.page import fragment
+
+        return fragment(self)
+
+    def __rich_console__(self, console: Console, _: ConsoleOptions) -> RenderResult:
+        from adafuse_llm.report.terminal import shown
+
+        yield from shown(self, console)
 
 
 class StreamEvent(_Result):

@@ -44,7 +44,9 @@ from adafuse_llm.errors import (
     EngineClosedError,
     MemberError,
     MemberOutOfMemoryError,
+    is_out_of_memory,
 )
+from adafuse_llm.forks import renewed
 from adafuse_llm.memory import CacheMemory, Needs
 from adafuse_llm.results import Round, StreamEvent
 from adafuse_llm.text.stops import Transcript
@@ -261,10 +263,13 @@ class Scheduler:
         }
         self.runtime = runtime
         self.memory = memory
+        self._closed = False
+        renewed(self._renew)
+        _running.add(self)
+
+    def _renew(self) -> None:
         self._lock = threading.Lock()
         self._coordinator: _Coordinator | None = None
-        self._closed = False
-        _running.add(self)
 
     @property
     def running(self) -> int:
@@ -324,7 +329,7 @@ class _Coordinator(threading.Thread):
         return len(self._active)
 
     def accepts(self, arrivals: Arrivals) -> bool:
-        """Take in requests, unless the thread is about to end or was left behind by a fork."""
+        """Take in requests, unless the thread is about to end or could not start."""
         with self._accepting:
             if self._ended or not self.is_alive():
                 return False
@@ -499,7 +504,7 @@ def _member_error(name: str, error: BaseException) -> AdaFuseError:
         return error
     reason = f"{type(error).__name__}: {error}"
     wrapped = MemberError(name, reason)
-    if _is_out_of_memory(error):
+    if is_out_of_memory(error):
         wrapped = MemberOutOfMemoryError(
             name,
             f"out of memory ({reason}). Use a shorter prompt, fewer requests at once, "
@@ -507,11 +512,3 @@ def _member_error(name: str, error: BaseException) -> AdaFuseError:
         )
     wrapped.__cause__ = error
     return wrapped
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    return (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or "can't allocate memory" in str(error)  # torch on a CPU
-    )

@@ -245,7 +245,11 @@ def _writer(script: str, kind: TokenizerKind, template: str | None) -> _Writer:
 
 
 def scripted_model(
-    script: Script, kind: TokenizerKind = "bytelevel", template: str | None = CHATML
+    script: Script,
+    kind: TokenizerKind = "bytelevel",
+    template: str | None = CHATML,
+    *,
+    window: int = WINDOW,
 ) -> tuple[Any, Any]:
     """A model that spells the replies of `script`, and its tokenizer.
 
@@ -253,6 +257,7 @@ def scripted_model(
         script: from the text of a prompt to the whole reply.
         kind: as for `models.tokenizer`.
         template: the chat template; None for a member without one.
+        window: positions of the model, in tokens.
     """
     name = f"{getattr(script, '__name__', 'script')}-{id(script)}"
     _SCRIPTS[name] = script  # kept for good, so that no other has its id
@@ -262,12 +267,15 @@ def scripted_model(
         kind=kind,
         template=template,
         vocab_size=len(known),
+        max_position_embeddings=window,
         bos_token_id=known.bos_token_id,
         eos_token_id=known.eos_token_id,
         pad_token_id=known.eos_token_id,
         attn_implementation="eager",
     )
-    return ScriptedForCausalLM(config).eval(), known
+    model = ScriptedForCausalLM(config).eval()
+    model.generation_config.do_sample = False  # pipelines sample unless a model says otherwise
+    return model, known
 
 
 def scripted(
@@ -277,20 +285,28 @@ def scripted(
     name: str = "scripted",
     template: str | None = CHATML,
     form: str = "auto",
+    window: int = WINDOW,
 ) -> HuggingFaceBackend:
     """A member that writes the replies of `script`."""
-    return HuggingFaceBackend(*scripted_model(script, kind, template), name, form=form)
+    made = scripted_model(script, kind, template, window=window)
+    return HuggingFaceBackend(*made, name, form=form)
 
 
 def scripted_engine(
-    script: Script, other: Script | None = None, *, form: str = "auto", **config: Any
+    script: Script,
+    other: Script | None = None,
+    *,
+    form: str = "auto",
+    window: int = WINDOW,
+    **config: Any,
 ) -> AdaFuseEngine:
     """Two members, ``ink`` (byte-level, ChatML) and ``quill`` (SentencePiece, strictly alternating
     turns without a system role), that write the same, or `other` for the second.
     """
+    how: dict[str, Any] = {"form": form, "window": window}
     members = [
-        scripted(script, "bytelevel", name="ink", template=CHATML, form=form),
-        scripted(other or script, "sentencepiece", name="quill", template=STRICT, form=form),
+        scripted(script, "bytelevel", name="ink", template=CHATML, **how),
+        scripted(other or script, "sentencepiece", name="quill", template=STRICT, **how),
     ]
     return AdaFuseEngine(members, AdaFuseConfig(**config))
 

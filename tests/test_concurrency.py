@@ -436,6 +436,32 @@ def test_nan_from_a_member_is_an_error_that_names_it(arch: str) -> None:
         assert as_data(ensemble.generate(PROMPTS[0], **OPTIONS)) == approximately(before)
 
 
+@pytest.mark.parametrize("arch", ["llama", "lfm2"])
+def test_nan_is_computed_anew_and_kept_for_no_other_request(arch: str) -> None:
+    recipe = Recipe(arch, "bytelevel", seed=91)
+    moody = HuggingFaceBackend(model(recipe), tokenizer("bytelevel"), "moody")
+    alone = HuggingFaceBackend(model(recipe), tokenizer("bytelevel"), "moody")
+    with AdaFuseEngine([alone]) as ensemble:
+        expected = [as_data(each) for each in ensemble.generate_batch(PROMPTS[:3], **OPTIONS)]
+    layer = model(recipe).model.layers[0]
+    calls: list[int] = []
+
+    def spoil(limit: int) -> torch.utils.hooks.RemovableHandle:
+        def hook(module: Any, args: Any, output: Any) -> Any:
+            calls.append(1)
+            return output * float("nan") if len(calls) <= limit else output
+
+        calls.clear()
+        return layer.register_forward_hook(hook)
+
+    with AdaFuseEngine([moody]) as ensemble:
+        with spoil(limit=1000), pytest.raises(MemberError, match=r"(?i)nan"):
+            ensemble.generate_batch(PROMPTS[:3], **OPTIONS)
+        with spoil(limit=1):
+            results = ensemble.generate_batch(PROMPTS[:3], **OPTIONS)
+    assert [as_data(result) for result in results] == approximately(expected)
+
+
 def test_a_failing_batch_raises_and_stops_its_other_requests() -> None:
     def before(call: int, asks: Sequence[Ask]) -> None:
         time.sleep(0.001)

@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
+import torch
+from models import Recipe, model, tokenizer
 
 from adafuse_llm import (
     AdaFuseConfig,
@@ -26,6 +28,7 @@ from adafuse_llm import (
     scheduler,
 )
 from adafuse_llm.backends.fake import END
+from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.decoding.draft import NoDrafts
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.memory import CacheMemory, branch_tokens
@@ -79,6 +82,24 @@ def wait_until(condition):
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.002)
+
+
+def in_child(task):
+    """Whether a child of fork gets a true result from `task`, in time."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = 0 if task() else 1
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + PATIENCE
+    while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if done == (0, 0):
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    return done == (child, 0)
 
 
 def test_no_more_requests_run_at_once_than_there_are_places():
@@ -147,17 +168,58 @@ def test_an_engine_used_before_a_fork_works_in_the_child(devices):
     members = [FakeBackend(f"on {device}", counting, device=device) for device in devices]
     with AdaFuseEngine(members) as engine:
         expected = engine.generate("a:", max_new_tokens=3).text
-        child = os.fork()
-        if child == 0:
-            same = engine.generate("a:", max_new_tokens=3).text == expected
-            os._exit(0 if same else 1)
-        deadline = time.monotonic() + 20
-        while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        if done == (0, 0):
-            os.kill(child, 9)
-            os.waitpid(child, 0)
-        assert done == (child, 0)
+        assert in_child(lambda: engine.generate("a:", max_new_tokens=3).text == expected)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_of_a_fork_waits_for_no_lock_of_its_parent():
+    parent, gate, inside = os.getpid(), threading.Event(), threading.Event()
+
+    def held(asks):
+        if os.getpid() == parent:
+            inside.set()
+            gate.wait(PATIENCE)
+
+    member = Watched("m", before=held)
+    with AdaFuseEngine([member]) as engine:
+        running = background(engine.generate, "a:", max_new_tokens=3)
+        assert inside.wait(PATIENCE)
+        coordinator = engine._scheduler._coordinator
+        with engine._scheduler._lock, coordinator._accepting, member.codec._growing:
+            assert in_child(lambda: engine.generate("b:", max_new_tokens=3).text == " . . .")
+        gate.set()
+        assert running.result(PATIENCE).text == " . . ."
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_model_in_a_pass_while_its_process_forks_serves_the_child(monkeypatch):
+    parent, gate, inside = os.getpid(), threading.Event(), threading.Event()
+    recipe, prompt = Recipe("llama", seed=50), "The ferry to Orrin leaves at nine. " * 3
+    member = HuggingFaceBackend(model(recipe), tokenizer(recipe.kind), "m")
+    layer = model(recipe).model.layers[1]
+    forward = layer.forward
+
+    def held(*args, **kwargs):
+        if os.getpid() == parent:
+            inside.set()
+            gate.wait(PATIENCE)
+        return forward(*args, **kwargs)
+
+    with AdaFuseEngine([member]) as engine:
+        expected = engine.generate(prompt, max_new_tokens=3).text
+        member.clear_prefix_cache()
+        monkeypatch.setattr(layer, "forward", held)
+
+        def same():
+            torch.set_num_threads(1)  # OpenMP's do not survive a fork
+            return engine.generate(prompt, max_new_tokens=3).text == expected
+
+        running = background(engine.generate, prompt, max_new_tokens=3)
+        assert inside.wait(PATIENCE)
+        with member.codec._lock:
+            assert in_child(same)
+        gate.set()
+        assert running.result(PATIENCE).text == expected
 
 
 @pytest.mark.parametrize("members", ["gpt2", ["gpt2", "opt"], [object()]])

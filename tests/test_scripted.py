@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 
 import pytest
+import transformers
 from models import CHATML, STRICT
 from scripted import save_scripted, scripted, scripted_engine, scripted_model
 
-from adafuse_llm import AdaFuseEngine
+from adafuse_llm import AdaFuseEngine, ContextWindowError
 
 REPLY = (
     'Two lines,\nthen a call: <tool_call>\n{"name": "add", "arguments": {"a": [1, 2], "b": "é"}}\n'
@@ -62,6 +63,13 @@ def test_plain_generation_of_transformers(kind, template, use_cache):
     assert known.decode(done[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True) == REPLY
 
 
+def test_pipelines_of_transformers():
+    model, known = scripted_model(reply)
+    chat = transformers.pipeline("text-generation", model=model, tokenizer=known)
+    (done,) = chat(ask("Say everything"), max_new_tokens=400)
+    assert done["generated_text"][-1]["content"] == REPLY
+
+
 def test_padded_batches():
     model, known = scripted_model(reply)
     known.pad_token, known.padding_side = known.eos_token, "left"
@@ -84,6 +92,14 @@ def test_saved_members_load_by_path(tmp_path):
     ]
     with AdaFuseEngine.from_pretrained(paths) as engine:
         assert engine.generate(messages=ask("Say everything"), max_new_tokens=400).text == REPLY
+
+
+def test_their_windows_are_as_wide_as_wanted():
+    with (
+        scripted_engine(reply, window=64) as engine,
+        pytest.raises(ContextWindowError, match="window"),
+    ):
+        engine.generate(messages=ask("everything " * 64))
 
 
 def test_they_are_quick():

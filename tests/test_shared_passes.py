@@ -12,8 +12,15 @@ from compare import SINGLE_TOLERANCE, TOLERANCE, assert_same
 from models import SINGLE_PRECISION, Recipe, model, reference, tokenizer
 from reference import Options, decode
 
-from adafuse_llm import AdaFuseEngine, Ask, InvalidOptionError
+from adafuse_llm import (
+    AdaFuseEngine,
+    Ask,
+    InvalidOptionError,
+    MemberOutOfMemoryError,
+    RuntimeConfig,
+)
 from adafuse_llm.backends.huggingface import HuggingFaceBackend, backend, forms, packing
+from adafuse_llm.backends.huggingface.memory import Memory
 from adafuse_llm.tree import TokenTree
 
 HEADER = "The keeper said that the light is the light, and that the night is long. "
@@ -105,22 +112,75 @@ def test_a_pass_holds_no_more_tokens_than_allowed(monkeypatch: pytest.MonkeyPatc
     assert max(calls) <= 32
 
 
+@pytest.mark.parametrize("static_cache", [False, True])
+def test_requests_of_several_pieces_share_as_many_passes_as_they_can(
+    static_cache: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forms, "PREFILL_TOKENS", 128)
+    monkeypatch.setattr(backend, "PREFILL_TOKENS", 128)
+    made = member(Recipe("llama", seed=10), static_cache=static_cache, prefix_cache_bytes=0)
+    passes: list[list[int]] = []
+    run = made._passes.run  # type: ignore[union-attr]
+    made._passes.run = lambda pieces: (  # type: ignore[union-attr, method-assign]
+        passes.append([len(piece.tokens) for piece in pieces]),
+        run(pieces),
+    )[1]
+
+    def evaluate(*lengths: int) -> list[list[int]]:
+        passes.clear()
+        trees = [TokenTree(range(3 + 20 * i, 3 + 20 * i + n)) for i, n in enumerate(lengths)]
+        asks = [Ask(tree, (tree.root, tree.grow([5])), (), 2) for tree in trees]
+        made.evaluate(asks)
+        return list(passes)
+
+    assert evaluate(148, 150) == [[128], [128], [21, 23]]
+    if static_cache:  # a request has one piece in a pass
+        assert evaluate(66, 60, 66) == [[66, 61], [66, 1], [1]]
+        assert evaluate(100, 60, 20) == [[100, 21], [61, 1]]
+    else:
+        assert evaluate(66, 60, 66) == [[66, 61, 1], [66, 1]]
+        assert evaluate(100, 60, 20) == [[100, 21, 1], [61]]
+
+
 def test_models_whose_positions_depend_on_the_whole_pass_share_none() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     for kind in ("default", "dynamic"):
         config = LlamaConfig(
-            vocab_size=64,
+            vocab_size=len(tokenizer("bytelevel")),
             hidden_size=32,
             intermediate_size=48,
             num_hidden_layers=1,
             num_attention_heads=4,
-            max_position_embeddings=64,
+            max_position_embeddings=16,
             rope_parameters={"rope_type": kind, "factor": 2.0, "rope_theta": 10000.0},
         )
+        torch.manual_seed(0)
         made = LlamaForCausalLM(config).eval()
         backend_ = HuggingFaceBackend(made, tokenizer("bytelevel"), kind)
         assert backend_.shares_passes == (kind == "default")
+        with AdaFuseEngine([backend_]) as engine:
+            usage = engine.generate("Orrin " * 6, max_new_tokens=200).usage
+        assert usage.prompt_tokens[kind] + usage.completion_tokens[kind] == 16
+        assert made.model.rotary_emb.max_seq_len_cached == 16, "it went beyond its window"
+
+
+def test_a_request_keeps_no_logits_of_the_requests_it_shared_a_pass_with() -> None:
+    shared = member(Recipe("llama", seed=6))
+    trees = [TokenTree(range(5 + n, 12 + n)) for n in range(8)]
+    shared.evaluate([Ask(tree, (tree.root,), (), 2) for tree in trees])
+    tips = [tree.grow([30, 31, 32]) for tree in trees]
+    asks = [Ask(tree, tuple(tree.path(tip)), (), 2) for tree, tip in zip(trees, tips, strict=True)]
+    expected = shared.evaluate(asks)
+    for tree in trees:
+        tree.commit(tree.grow([30]))
+    for ask, answer in zip(asks, expected, strict=True):
+        (again,) = shared.evaluate([Ask(ask.tree, ask.evaluate[1:], (), 2)])
+        assert (again.next, again.tokens) == (answer.next[1:], 0)
+        assert isinstance(ask.tree.memory, Memory)
+        passes = {logits for logits, _ in ask.tree.memory.rows.values()}
+        kept = sum(logits.values.untyped_storage().nbytes() for logits in passes)
+        assert kept <= 2 * 3 * 8 * shared._decoder.vocabulary
 
 
 # Beginnings -----------------------------------------------------------------------------------
@@ -202,7 +262,7 @@ def test_kept_rows_are_bounded_and_the_oldest_go_first() -> None:
     with AdaFuseEngine([kept]) as engine:
         for text in texts:
             engine.generate(text, max_new_tokens=2)
-            assert kept._prefixes.size <= limit
+            assert kept._prefixes.size == sum(each.size for each in kept._prefixes._kept) <= limit
         usage = engine.generate(texts[-1], max_new_tokens=2).usage
         assert usage.cached_tokens[recipe.name] > 0
         usage = engine.generate(texts[0], max_new_tokens=2).usage
@@ -254,6 +314,36 @@ def test_a_request_whose_pass_failed_leaves_no_rows_behind(
         generation = engine.generate(HEADER, max_new_tokens=2)
     assert generation.usage.cached_tokens[recipe.name] == 0
     assert_same(generation, decode([reference(recipe)], HEADER, Options(max_new_tokens=2)), 1e-6)
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_kept_rows_make_room_for_a_pass_that_runs_out_of_memory(
+    failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = Recipe("llama", seed=19)
+    kept = member(recipe)
+    layer = model(recipe).model.layers[1]
+    forward = layer.forward
+    sizes: list[int] = []
+
+    def scarce(*args: Any, **kwargs: Any) -> Any:
+        sizes.append(kept._prefixes.size)
+        if len(sizes) <= failures:
+            raise torch.OutOfMemoryError("in the second layer")
+        return forward(*args, **kwargs)
+
+    with AdaFuseEngine([kept], runtime=RuntimeConfig(drafting=False)) as engine:
+        engine.generate(HEADER, max_new_tokens=2)
+        monkeypatch.setattr(layer, "forward", scarce)
+        if failures > 1:
+            with pytest.raises(MemberOutOfMemoryError):
+                engine.generate(PROMPTS[0], max_new_tokens=2)
+            return
+        generation = engine.generate(PROMPTS[0], max_new_tokens=2)
+    assert sizes[0] > 0
+    assert not any(sizes[1:])
+    expected = decode([reference(recipe)], PROMPTS[0], Options(max_new_tokens=2))
+    assert_same(generation, expected, TOLERANCE)
 
 
 def test_rows_of_a_longrope_prompt_past_its_first_window_serve_no_shorter_one() -> None:

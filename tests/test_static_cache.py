@@ -5,6 +5,7 @@ rely on.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import logging
 import random
@@ -20,7 +21,8 @@ from models import SINGLE_PRECISION, Recipe, model, reference, tokenizer
 from reference import Options, decode
 
 from adafuse_llm import AdaFuseEngine, Ask, InvalidOptionError, MemberSpec
-from adafuse_llm.backends.huggingface import HuggingFaceBackend, static
+from adafuse_llm.backends.huggingface import HuggingFaceBackend, forms, static
+from adafuse_llm.backends.huggingface.forms import Decoder
 from adafuse_llm.backends.huggingface.kv import RowCache
 from adafuse_llm.backends.huggingface.static import SlotRows, StaticPasses, StaticPool
 from adafuse_llm.tree import Node, TokenTree
@@ -235,6 +237,39 @@ def test_long_prompts_and_passes_of_mere_padding_are_not_padded() -> None:
     assert shapes == [(1, 45)], "16 slots of 32 tokens for 45 tokens are not worth it"
 
 
+def test_short_pieces_keep_their_pass_beside_those_that_take_none() -> None:
+    recipe, rng = Recipe("gemma3", seed=44), random.Random(44)
+    packed = HuggingFaceBackend(model(recipe), tokenizer("bytelevel"), "packed")
+    made = member(recipe, prefix_cache_bytes=0)
+    prompts = [[rng.randrange(3, 400) for _ in range(n)] for n in (5, 100, 70, 9)]
+    pairs = [(TokenTree(ids), TokenTree(ids)) for ids in prompts]
+
+    def evaluate(chosen: Sequence[int], side: int) -> list[Any]:
+        trees = [pairs[i][side] for i in chosen]
+        return (packed, made)[side].evaluate(
+            [Ask(tree, tuple(_nodes(tree, [[9, 8], [7]])), (), 3) for tree in trees]
+        )
+
+    def same(chosen: Sequence[int]) -> list[tuple[int, int]]:
+        expected = evaluate(chosen, 0)
+        with shapes_seen(recipe) as shapes:
+            answers = evaluate(chosen, 1)
+        for one, other in zip(expected, answers, strict=True):
+            for left, right in zip(one.next, other.next, strict=True):
+                assert left.logprobs == pytest.approx(right.logprobs, abs=TOLERANCE)
+        return shapes
+
+    same([0, 1])
+    with torch.inference_mode():
+        pairs[1][1].memory.form.cache.leave()  # type: ignore[attr-defined]
+        passes_of(made).pool._vacate(1)
+    for pair in pairs[:2]:
+        for tree in pair:
+            tree.commit(tree.grow([9, 8]))
+    assert same([1, 0]) == [(1, 4), (1, 3)], "one in its slot, one by itself"
+    assert same([3, 2]) == [(2, 16), (1, 70), (4, 4)], "9 tokens and 3, then 70; then 3"
+
+
 # The pool --------------------------------------------------------------------------------------
 
 
@@ -289,7 +324,8 @@ def test_rows_survive_growth_reordering_and_leaving() -> None:
     small = [pool.take(4) for _ in range(7)]
     assert slot.index is None, "one long request does not make the pool mostly empty"
     assert values_of(slot) == [1.0, 1.0, 3.0, 1.0]
-    assert (pool.slots, pool.capacity) == (8, 512)
+    assert pool.slots == 8
+    assert pool.slots * pool.capacity <= 4 * (5001 + 512), "what was needed at once before"
     assert sorted(s.index for s in small) == list(range(7))
 
 
@@ -306,6 +342,32 @@ def test_the_pool_is_never_mostly_empty() -> None:
         assert all(slot.room < pool.capacity for slot in live)
         assert pool.slots * pool.capacity <= 4 * most
     assert sum(slot.index is not None for slot in slots) > 10
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_the_pool_seldom_moves_when_short_and_long_requests_alternate(together: bool) -> None:
+    pool = StaticPool()
+    moves = []
+    for _ in range(32):
+        shorts = [pool.take(10) for _ in range(16)]
+        if not together:
+            assert all(slot.index is not None for slot in shorts)
+            shorts.clear()
+        long = pool.take(5000)
+        pool.reserve({long: 5100})
+        moves.append(pool.moves)
+        del shorts, long
+    assert moves[0] <= 5
+    assert moves[-1] <= moves[0] + (0 if together else 5 * 32 / static.PATIENCE)
+
+
+def test_the_pool_turns_to_long_requests_when_there_are_no_others() -> None:
+    pool = StaticPool()
+    shorts = [pool.take(10) for _ in range(16)]
+    del shorts
+    slots = [pool.take(5000) for _ in range(static.PATIENCE + 2)]
+    assert [slot.index for slot in slots] == [None] * static.PATIENCE + [0, 1]
+    assert pool.capacity == 8192
 
 
 # What recordings rely on -----------------------------------------------------------------------
@@ -353,6 +415,23 @@ def test_recordings_are_repeated_at_the_same_addresses(
     recorder = Recorder(made)
     check_batch([made], [recipe], PROMPTS * 2, margin_threshold=0.2, max_new_tokens=30)
     assert recorder.recorded < recorder.replays / 2
+
+
+def test_recordings_of_all_sizes_leave_their_logits_in_one_buffer() -> None:
+    recipe = Recipe("llama", seed=43, end_bias=-30.0)
+    made = member(recipe)
+    results: list[torch.Tensor] = []
+
+    def record(call: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        results.append(call())
+        return call
+
+    passes_of(made)._record = record
+    check_batch([made], [recipe], PROMPTS, margin_threshold=0.2, max_new_tokens=30)
+    storages = [result.untyped_storage() for result in results]
+    buffers = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    assert len(results) > 2 * len(buffers)
+    assert len(buffers) == len(set(buffers.values())), "another one only for a larger pass"
 
 
 def test_only_the_latest_used_sizes_stay_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -462,6 +541,39 @@ def test_compiled_passes_equal_the_reference() -> None:
     made = member(recipe, compile=True)
     assert made.compiles
     check_batch([made], [recipe], PROMPTS[:2], max_new_tokens=6)
+
+
+@pytest.mark.slow
+def test_a_member_is_compiled_for_many_sizes_and_the_process_keeps_its_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch._dynamo import config
+
+    graphs: list[Any] = []
+    limits: set[int] = set()
+    compile_ = torch.compile
+
+    @functools.wraps(compile_)
+    def counted(module: Any, **options: Any) -> Callable[..., Any]:
+        run = compile_(
+            module, backend=lambda graph, inputs: (graphs.append(graph), graph)[1], **options
+        )
+        return lambda **inputs: (limits.add(config.recompile_limit), run(**inputs))[1]
+
+    monkeypatch.setattr(torch, "compile", counted)
+    default = config.recompile_limit
+    monkeypatch.setattr(forms, "COMPILED_SIZES", default + 2)
+    for seed in (45, 46):  # members with the same code have sizes of their own
+        plain = Decoder(model(Recipe("llama", seed=seed)))
+        made = plain.compiled()
+        graphs.clear()
+        for size in range(1, default + 3):
+            ids = torch.arange(size)[None]
+            with torch.inference_mode():
+                found, expected = (d.call(ids, ids, None, None) for d in (made, plain))
+            assert torch.allclose(found, expected)
+        assert len(graphs) == default + 2
+    assert limits == {default}
 
 
 def test_what_cannot_be_compiled_runs_without(

@@ -16,9 +16,9 @@ from adafuse_llm.backends.fake import FakeCodec
 from adafuse_llm.text.chat import (
     Message,
     check_messages,
+    fit,
     fold_system,
     merge_turns,
-    render,
     render_plain,
 )
 from adafuse_llm.text.codec import TextCodec, TokenizerCodec
@@ -233,21 +233,20 @@ def test_the_plain_form() -> None:
 def picky(*, system: bool, repeats: bool, shows: Sequence[str] = ()) -> Any:
     """A template that refuses system roles or repeated roles; renders `role:content;`."""
 
-    def template(messages: list[Message]) -> tuple[str, list[int]]:
+    def template(messages: list[dict[str, Any]]) -> str:
         roles = [message["role"] for message in messages]
         if not system and "system" in roles:
             raise ValueError("no system role")
         if not repeats and any(a == b for a, b in itertools.pairwise(roles)):
             raise ValueError("roles must alternate")
         kept = [m for m in messages if not shows or m["role"] in shows]
-        text = "".join(f"{m['role']}:{m['content']};" for m in kept)
-        return text, [ord(character) for character in text]
+        return "".join(f"{m['role']}:{m['content']};" for m in kept)
 
     return template
 
 
 def rendered(messages: Sequence[Message], template: Any) -> str:
-    return "".join(chr(token) for token in render(messages, template))
+    return str(template(fit(messages, template)))
 
 
 def test_templates_get_the_messages_as_they_are_where_they_take_them() -> None:
@@ -272,12 +271,24 @@ def test_templates_that_drop_a_message_silently_get_another_form() -> None:
     assert rendered(messages, template) == "user:be brief\n\nwho?;"
 
 
+def test_a_message_is_missed_even_if_others_hold_its_words() -> None:
+    messages = [turn("system", "who?"), turn("user", "who? me?")]
+    template = picky(system=True, repeats=True, shows=["user", "assistant"])
+    assert rendered(messages, template) == "user:who?\n\nwho? me?;"
+
+
+def test_only_what_a_template_does_not_take_is_folded_into_the_users_words() -> None:
+    messages = [turn("system", "s"), turn("user", "a"), turn("system", "b"), turn("tool", "c")]
+    template = picky(system=True, repeats=True, shows=["system", "user"])
+    assert rendered(messages, template) == "system:s;user:a\n\nb\n\nc;"
+
+
 def test_a_template_that_takes_nothing_is_an_error_with_its_reason() -> None:
-    def template(messages: list[Message]) -> tuple[str, list[int]]:
+    def template(messages: list[dict[str, Any]]) -> str:
         raise ValueError("not today")
 
     with pytest.raises(InvalidInputError, match=r"not today.*user"):
-        render([turn("user", "a")], template)
+        fit([turn("user", "a")], template)
 
 
 # Codecs ---------------------------------------------------------------------------------------

@@ -131,8 +131,9 @@ def to_messages(
             blocks = [_block(CALL_OPENS, _called(call, what), CALL_CLOSES) for call in calls]
             named |= {str(call.get("id")): call["name"] for call in calls}
             text = _without_reasoning(content)
-            said = [text] if text or not blocks else []
-            messages.append({"role": role, "content": "\n".join([*said, *blocks])})
+            if blocks:  # as the member wrote it: a call begins on a line of its own
+                text = "\n".join([*filter(None, [text.rstrip("\n")]), *blocks])
+            messages.append({"role": role, "content": text})
         else:
             name = turn.get("name") if role == "user" else None
             messages.append({"role": role, "content": f"{name}: {content}" if name else content})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -47,6 +48,12 @@ class Answer:
     tokens: int
     reused: int = 0
 
+    @property
+    def has_nan(self) -> bool:
+        """Whether a log-probability is NaN."""
+        heads = (number for summary in self.next for number in summary.logprobs[:1])
+        return any(map(math.isnan, (*heads, *self.logprobs)))
+
 
 @runtime_checkable
 class Backend(Protocol):
@@ -89,7 +96,7 @@ class Backend(Protocol):
         Raises:
             Exception: anything. The engine may ask the same once more, without other requests;
                 if that fails too, it reports a `MemberError` of this member. It does the same
-                where a log-probability is NaN.
+                where a log-probability is NaN, so nothing of such an answer may be kept.
         """
         ...
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from adafuse_llm.backends.base import Answer, Ask
+from adafuse_llm.forks import renewed
 from adafuse_llm.text.chat import check_messages, render_plain
 from adafuse_llm.tree import Next, TokenTree
 
@@ -114,6 +115,9 @@ class FakeCodec:
         self._texts = [END, *vocabulary]
         self._ids = {text: number for number, text in enumerate(self._texts)}
         self._longest = max(map(len, self._texts))
+        renewed(self._renew)
+
+    def _renew(self) -> None:
         self._growing = threading.Lock()
 
     @property

@@ -3,6 +3,7 @@
 ask       answer a question over documents, showing the ensemble at work
 generate  continue a prompt, or answer it as a message
 run       answer a test set, line by line, resumable
+report    summarise a run
 info      look at models, and whether they can work together
 
 Exit codes: 0 done; 1 an unexpected failure, failed lines (`run`), members that cannot work
@@ -52,6 +53,7 @@ def create_app() -> typer.Typer:
     from adafuse_llm.cli.common import command
     from adafuse_llm.cli.generate import generate
     from adafuse_llm.cli.info import info
+    from adafuse_llm.cli.report import report
     from adafuse_llm.cli.run import DEFAULTS, run
 
     app = typer.Typer(
@@ -80,5 +82,6 @@ def create_app() -> typer.Typer:
     app.command("ask")(command(ask))
     app.command("generate")(command(generate))
     app.command("run")(command(run, **DEFAULTS))
+    app.command("report")(command(report, decoding=False, loading=False))
     app.command("info")(command(info, decoding=False))
     return app

@@ -14,18 +14,19 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from adafuse_llm import ContextWindowError, Generation, Round, StreamEvent
+from adafuse_llm import ContextWindowError, Generation, InvalidInputError, Round, StreamEvent
 from adafuse_llm.cli.common import (
     INTERRUPTED,
     Setup,
     cancel_on_interrupt,
     last,
     print_json,
-    printable,
     stdout_console,
 )
-from adafuse_llm.cli.display import Display
 from adafuse_llm.documents import Passage, Retriever, question_messages, read_documents
+from adafuse_llm.report.looks import printable
+from adafuse_llm.report.page import page
+from adafuse_llm.report.terminal import Display
 
 
 def ask(
@@ -40,12 +41,18 @@ def ask(
         ),
     ] = None,
     passages: Annotated[int, typer.Option(min=1, help="How many passages to read.")] = 3,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Also write the answer, its rounds and sources as an HTML page."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Answer a question over documents, showing the ensemble at work.
 
     The best passages are found offline (BM25), and the members answer from them together.
     """
+    if html is not None and not html.parent.is_dir():
+        raise InvalidInputError(f"--html: there is no folder {html.parent} to write into")
     found = Retriever(read_documents(docs or [_handbook()])).search(question, k=passages)
     messages = question_messages(question, found)
     started = time.perf_counter()
@@ -58,6 +65,9 @@ def ask(
         display = Display(engine.members, stdout_console())
         generation = last(events) if as_json else _show(question, found, display, events)
     seconds = time.perf_counter() - loaded
+    if html is not None:
+        sources = [(passage.source, passage.text) for passage in found]
+        html.write_text(page(generation, title=question, sources=sources), encoding="utf-8")
     if as_json:
         answer = {
             "question": question,

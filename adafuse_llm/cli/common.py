@@ -31,6 +31,7 @@ from adafuse_llm import (
     InvalidOptionError,
     StreamEvent,
 )
+from adafuse_llm.report.looks import printable
 
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
 """Exit codes besides 0; see the package."""
@@ -77,7 +78,7 @@ class Setup:
 
 
 def command(
-    function: Callable[..., int], *, decoding: bool = True, **defaults: Any
+    function: Callable[..., int], *, decoding: bool = True, loading: bool = True, **defaults: Any
 ) -> Callable[..., None]:
     """A Typer command from ``function(setup, ...) -> exit code``.
 
@@ -86,6 +87,7 @@ def command(
     Args:
         function: the command; its other parameters are flags of its own.
         decoding: whether it takes the options of `AdaFuseConfig`, and ``--model``.
+        loading: whether it takes the flags that say how members are loaded.
         **defaults: options of `AdaFuseConfig` whose default differs for this command.
     """
     own = [
@@ -95,7 +97,7 @@ def command(
     ]
     parameters = [
         *own,
-        *_member_flags(model=decoding),
+        *(_member_flags(model=decoding) if loading else ()),
         *(_config_flags(defaults) if decoding else ()),
         _flag("debug", bool, False, "Errors with traceback, and everything the libraries say."),
     ]
@@ -222,10 +224,10 @@ def _setup(values: dict[str, Any], decoding: bool) -> Setup:
         options[name] = _PARSERS[name][0](given or ()) if name in _PARSERS else given
     return Setup(
         models=tuple(values.pop("model", None) or ()),
-        dtype=values.pop("dtype"),
-        device_map=values.pop("device_map"),
-        revision=values.pop("revision"),
-        trust_remote_code=values.pop("trust_remote_code"),
+        dtype=values.pop("dtype", "auto"),
+        device_map=values.pop("device_map", None),
+        revision=values.pop("revision", None),
+        trust_remote_code=values.pop("trust_remote_code", False),
         debug=values.pop("debug"),
         config=AdaFuseConfig(**options),
     )
@@ -247,11 +249,6 @@ def _report(error: Exception, debug: bool) -> int:
 def one_line(text: str) -> str:
     """Text without line breaks and control characters."""
     return printable(" ".join(text.split()))
-
-
-def printable(text: str) -> str:
-    """Text that cannot steer a terminal: control characters become U+FFFD."""
-    return "".join(c if c in "\n\t" or ord(c) >= 160 or " " <= c <= "~" else "\ufffd" for c in text)
 
 
 @contextmanager

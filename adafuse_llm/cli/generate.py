@@ -17,10 +17,10 @@ from adafuse_llm.cli.common import (
     cancel_on_interrupt,
     last,
     print_json,
-    printable,
     stdout_console,
 )
-from adafuse_llm.cli.display import Display
+from adafuse_llm.report.looks import printable
+from adafuse_llm.report.terminal import Display
 
 
 def generate(

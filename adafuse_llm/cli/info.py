@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from adafuse_llm import AdaFuseEngine, AdaFuseError, LoadError
-from adafuse_llm.cli.common import FAILED, Setup, one_line, print_json, printable, stdout_console
+from adafuse_llm.cli.common import FAILED, Setup, one_line, print_json, stdout_console
+from adafuse_llm.report.looks import printable
 
 PROBES = {"plain text": "\nTwo  spaces, 3.5 lines.", "emoji": " 🙂", "Chinese": " 你好"}
 """What a tokenizer must give back unchanged; a member is left out of scoring what it cannot."""

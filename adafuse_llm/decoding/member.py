@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -204,8 +203,7 @@ class Member:
         Raises:
             FloatingPointError: a log-probability is NaN.
         """
-        heads = [number for next_ in answer.next for number in next_.logprobs[:1]]
-        if any(map(math.isnan, (*heads, *answer.logprobs))):
+        if answer.has_nan:
             raise FloatingPointError("its logits are NaN or infinite")
         for node, summary in zip(ask.evaluate, answer.next, strict=True):
             node.next = summary

@@ -12,7 +12,7 @@ turn, named, ending where the assistant is to write::
 
 from __future__ import annotations
 
-import json
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
@@ -21,6 +21,10 @@ from adafuse_llm.text.words import check_text
 
 ROLES = ("system", "user", "assistant", "tool")
 _ALIASES = {"developer": "system", "human": "user", "ai": "assistant"}
+
+
+Template = Callable[[list[dict[str, Any]]], str]
+"""Renders messages, up to where the assistant is to write."""
 
 
 class Message(TypedDict):
@@ -128,20 +132,23 @@ def merge_turns(messages: Iterable[Message]) -> list[Message]:
     return merged
 
 
-def fold_system(messages: Iterable[Message]) -> list[Message]:
-    """Every system message becomes part of the user's words; a conversation begins with the user.
+def fold_system(messages: Iterable[Message], *, but_first: bool = False) -> list[Message]:
+    """System messages and results of tools become part of the user's words; a conversation begins
+    with the user. For templates that know no such roles or need strictly alternating turns.
 
-    For templates that know no system role or need strictly alternating turns.
+    Args:
+        messages: checked messages.
+        but_first: leave the system message that the conversation begins with as it is.
     """
-    turns: list[Message] = [
-        {"role": "user", "content": message["content"]}
-        if message["role"] in ("system", "tool")
-        else message
-        for message in messages
+    turns = merge_turns(messages)
+    kept = turns[:1] if but_first and turns[0]["role"] == "system" else []
+    turns = [
+        {"role": "user", "content": turn["content"]} if turn["role"] in ("system", "tool") else turn
+        for turn in turns[len(kept) :]
     ]
-    if turns[0]["role"] != "user":
+    if not turns or turns[0]["role"] != "user":
         turns.insert(0, {"role": "user", "content": ""})
-    return merge_turns(turns)
+    return [*kept, *merge_turns(turns)]
 
 
 def render_plain(messages: Iterable[Message]) -> str:
@@ -155,43 +162,70 @@ def render_plain(messages: Iterable[Message]) -> str:
     return "\n\n".join([*parts, "Assistant:"])
 
 
-def render(
-    messages: Sequence[Message], template: Callable[[list[Message]], tuple[str, list[int]]]
-) -> list[int]:
-    """Prompt tokens of `messages`, as close to them as the template allows.
+def fit(messages: Sequence[Message], template: Template) -> list[dict[str, Any]]:
+    """The messages in a form that a template takes, as close to what they are as it allows.
 
-    Tried in turn: the messages as they are; consecutive turns of one role merged; the system
-    message folded into the user's turn. The first form that the template renders with every
-    message in it is used, else the first that it renders at all (some templates leave out, say,
-    earlier reasoning on purpose).
+    Tried in turn: the messages as they are; consecutive turns of one role merged; later system
+    messages and results of tools folded into the user's turns, then the first system message, too;
+    the same with content as a list of parts. The first form of which the template leaves no message
+    out is used, else the one of which it leaves out the fewest.
 
     Args:
         messages: checked messages.
-        template: renders messages to (text, token ids); raises what it cannot take.
+        template: renders messages; raises what it cannot take.
 
     Raises:
-        InvalidInputError: the template takes none of the forms.
+        InvalidInputError: the template takes none of the forms, or nothing of any.
     """
-    rendered: list[list[int]] = []
     refusal: Exception | None = None
-    for form in (list(messages), merge_turns(messages), fold_system(messages)):
+    best: list[dict[str, Any]] = []
+    fewest = len(messages)
+    forms = (
+        messages,
+        merge_turns(messages),
+        fold_system(messages, but_first=True),
+        fold_system(messages),
+    )
+    for shaped, form in itertools.product((_as_text, _as_parts), forms):
         try:
-            text, ids = template(form)
+            template(shaped(form))
+            marked = _marked(form)
+            text = template(shaped(marked))
         except Exception as error:  # templates raise whatever they like
             refusal = refusal or error
             continue
-        if all(_is_in(message["content"].strip(), text) for message in form):
-            return ids
-        rendered.append(ids)
-    if rendered:
-        return rendered[0]
+        words = [message["content"] for message in marked if message["content"]]
+        left_out = sum(word not in text for word in words)
+        if left_out < min(fewest, len(words)):
+            best, fewest = shaped(form), left_out
+        if not left_out:
+            break
+    if best:
+        return best
+    reason = f"{type(refusal).__name__}: {refusal}" if refusal else "it leaves all of them out"
     raise InvalidInputError(
-        f"the chat template takes these messages in no form "
-        f"({type(refusal).__name__}: {refusal}). Roles given: "
+        f"the chat template takes these messages in no form ({reason}). Roles given: "
         f"{', '.join(message['role'] for message in messages)}."
     ) from refusal
 
 
-def _is_in(content: str, text: str) -> bool:
-    """Whether a rendered prompt holds a message, as it is or as a JSON string."""
-    return content in text or json.dumps(content, ensure_ascii=False)[1:-1] in text
+def _as_text(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    return [dict(message) for message in messages]
+
+
+def _as_parts(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """For templates of models that take more than text, some of which take nothing else."""
+    return [
+        {"role": m["role"], "content": [{"type": "text", "text": m["content"]}]} for m in messages
+    ]
+
+
+def _marked(messages: Sequence[Message]) -> list[Message]:
+    """The messages with a word of its own in place of each text, to tell which of them a template
+    leaves out. Parts of texts do not count: some templates leave out, say, earlier reasoning on
+    purpose.
+    """
+    return [
+        {"role": m["role"], "content": f"word{number}word" if m["content"].strip() else ""}
+        for number, m in enumerate(messages)
+    ]

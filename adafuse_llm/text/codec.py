@@ -13,7 +13,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from adafuse_llm.text.chat import check_messages, render, render_plain
+from adafuse_llm.forks import renewed
+from adafuse_llm.text.chat import check_messages, fit, render_plain
 from adafuse_llm.text.words import REPLACEMENT, added
 
 CONTEXT_TOKENS = 8
@@ -65,7 +66,7 @@ class TokenizerCodec:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._lock = threading.Lock()  # tokenizers hold per-call settings
+        renewed(self._renew)
         added_tokens = tokenizer.added_tokens_decoder.items()
         special = {int(i): str(t) for i, t in added_tokens if t.special}
         special.pop(tokenizer.unk_token_id, None)  # stands for what has no token, which is text
@@ -75,6 +76,9 @@ class TokenizerCodec:
         # others, such as <think>, are what the member would have written itself.
         self._in_prompt = _Spelled({**written, **special})
         self._in_response = _Spelled(special)
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()  # tokenizers hold per-call settings
 
     @property
     def has_chat_template(self) -> bool:
@@ -94,7 +98,16 @@ class TokenizerCodec:
         checked = check_messages(messages)
         if not self.has_chat_template:
             return self.encode_prompt(render_plain(checked))
-        return render(checked, self._apply_template)
+        fitting = fit(checked, self._render)
+        with self._lock:
+            ids = self._tokenizer.apply_chat_template(
+                fitting,
+                tokenize=True,
+                add_generation_prompt=True,
+                return_dict=False,
+                sanitize_control_tokens=True,
+            )
+        return [int(token) for token in ids]
 
     def encode_continuation(self, context: Sequence[int], text: str) -> tuple[list[int], bool]:
         return self._encode_text(context, text, self._in_response)
@@ -142,20 +155,12 @@ class TokenizerCodec:
             )
         return str(text)
 
-    def _apply_template(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[int]]:
-        conversation = [dict(message) for message in messages]
+    def _render(self, messages: list[dict[str, Any]]) -> str:
         with self._lock:
             text = self._tokenizer.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=True
+                messages, tokenize=False, add_generation_prompt=True
             )
-            ids = self._tokenizer.apply_chat_template(
-                conversation,
-                tokenize=True,
-                add_generation_prompt=True,
-                return_dict=False,
-                sanitize_control_tokens=True,
-            )
-        return str(text), [int(token) for token in ids]
+        return str(text)
 
 
 class _Spelled:

@@ -7,8 +7,8 @@ from rich.console import Console
 
 from adafuse_llm import Candidate, Round, StreamEvent
 from adafuse_llm.cli.ask import _Progress
-from adafuse_llm.cli.display import Display
 from adafuse_llm.embedded import member_paths
+from adafuse_llm.report.terminal import Display
 
 
 @pytest.fixture
@@ -50,6 +50,18 @@ def test_json_is_one_object(adafuse, fakes, docs):
     assert [source["source"] for source in answer["sources"]] == ["mill.md"]
     assert "".join(round_["text"] for round_ in answer["rounds"]) == "Ada Brook did"
     assert answer["finish_reason"] == "stop"
+
+
+def test_an_html_page_holds_question_answer_and_sources(adafuse, fakes, docs, tmp_path):
+    path = tmp_path / "answer.html"
+    result = adafuse("ask", "Who founded the <mill>?", "--docs", docs, "--html", path)
+    assert result.exit_code == 0, result.output
+    shown = path.read_text()
+    for part in ("Who founded the &lt;mill&gt;?", "Brook", "mill.md", "■ heron", "Round 1"):
+        assert part in shown
+    missing = adafuse("ask", "x?", "--docs", docs, "--html", tmp_path / "no" / "x.html")
+    assert missing.exit_code == 2
+    assert "no folder" in missing.output
 
 
 def test_several_docs_and_a_tiny_real_ensemble(adafuse, members, docs):

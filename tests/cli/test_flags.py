@@ -5,7 +5,8 @@ import json
 import pytest
 
 from adafuse_llm import AdaFuseConfig, InvalidOptionError, __version__
-from adafuse_llm.cli.common import one_line, parse_stops, parse_weights, printable
+from adafuse_llm.cli.common import one_line, parse_stops, parse_weights
+from adafuse_llm.report.looks import printable
 
 
 @pytest.mark.parametrize("name", ["ask", "generate", "run"])

@@ -220,3 +220,35 @@ def test_the_papers_test_sets_are_read(name):
     assert len(lines) > 1000
     assert all(line.problem is None for line in lines)
     assert "{question}" in question_form((BENCHMARKS / f"{name}.prompt.txt").read_text())
+
+
+def test_a_report_summarises_a_run(adafuse, fakes, tmp_path):
+    lines = [{"question": "Who founded the mill?", "answer": "Ada <Brook>"}, {"question": 3}]
+    test_set, output, html = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "report.html"))
+    test_set.write_text("\n".join(map(json.dumps, lines)))
+    adafuse("run", "--test-set", test_set, "--output", output, "--rounds")
+    result = adafuse("report", output, "--json", "--html", html)
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    (answer, _) = [json.loads(line) for line in output.read_text().splitlines()]
+    assert (told["answers"], told["failed"]) == (1, 1)
+    assert told["decisions"]["rounds"] == len(answer["rounds"])
+    assert told["cost"]["wren"]["forward_passes"] == answer["usage"]["forward_passes"]["wren"]
+    assert sum(told["decisions"]["words_per_round"].values()) == len(answer["rounds"])
+    shown = html.read_text()
+    assert "Ada &lt;Brook&gt;" in shown
+    assert "<Brook>" not in shown
+    assert "words per round" in adafuse("report", output).stdout
+
+
+def test_a_report_needs_results_with_rounds(adafuse, fakes, tmp_path):
+    test_set, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    test_set.write_text('{"question": "x", "answer": "y"}')
+    adafuse("run", "--test-set", test_set, "--output", output)
+    assert "--rounds" in adafuse("report", output).output
+    result = adafuse("report", test_set)
+    assert result.exit_code == 2
+    output.write_text("not json\n")
+    result = adafuse("report", output)
+    assert result.exit_code == 2
+    assert "line 1" in result.output

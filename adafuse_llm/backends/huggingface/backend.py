@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import traceback
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
+import psutil
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
@@ -27,7 +30,8 @@ from adafuse_llm.backends.huggingface.memory import Logits, Memory, read
 from adafuse_llm.backends.huggingface.packing import Piece
 from adafuse_llm.backends.huggingface.prefix import PrefixCache
 from adafuse_llm.backends.huggingface.static import EMPTY, StaticPasses
-from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError
+from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError, is_out_of_memory
+from adafuse_llm.forks import renewed
 from adafuse_llm.text.codec import TokenizerCodec
 from adafuse_llm.tree import Node, TokenTree
 
@@ -74,7 +78,8 @@ class HuggingFaceBackend:
         name: the member's name.
         form: ``"tree"`` or ``"path"`` to insist on one form.
         prefix_cache_bytes: most bytes of key/value rows that are kept of finished requests, for
-            those that begin with the same tokens; 0 to keep none.
+            those that begin with the same tokens; 0 to keep none. All are dropped where a pass
+            runs out of memory, before it is tried once more.
         static_cache: run decoding passes in fixed sizes over buffers that stay in place, on a
             GPU as CUDA graphs. For GPUs, where it spares the launches of small passes. The
             buffers hold up to four times the rows that requests running at the same time need,
@@ -137,13 +142,16 @@ class HuggingFaceBackend:
         self._ends = torch.tensor(sorted(self._end_ids), device=self._decoder.device).long()
         self._passes: Passes | None = None
         self._row_bytes = 0
-        self._lock = threading.Lock()  # for engines that share this member
-        self._running: weakref.WeakSet[Memory] = weakref.WeakSet()
+        renewed(self._renew)
         self._prefixes = PrefixCache(prefix_cache_bytes)
         self.form = self._choose_form(form, static=static_cache, compiled=compile)
         self.shares_passes = isinstance(self._passes, (StaticPasses, PackedPasses))
         self.static_cache = isinstance(self._passes, StaticPasses)
         self.compiles = isinstance(self._passes, StaticPasses) and self._passes.compiled
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()  # for engines that share this member
+        self._running: weakref.WeakSet[Memory] = weakref.WeakSet()
 
     @property
     def codec(self) -> TokenizerCodec:
@@ -169,11 +177,11 @@ class HuggingFaceBackend:
         return tokens * self._row_bytes * copies
 
     def free_bytes(self) -> int:
-        from accelerate.utils import get_max_memory
-
         device = self._decoder.device
-        free = get_max_memory()
-        return int(free.get(device.type, free.get(device.index or 0, 0)))
+        module = torch.get_device_module(device)
+        if hasattr(module, "mem_get_info"):  # asks this device alone: no context on others
+            return int(module.mem_get_info(device)[0])
+        return int(psutil.virtual_memory().available)
 
     def draft_limit(self, length: int) -> int:
         if self.form == "path":
@@ -185,13 +193,14 @@ class HuggingFaceBackend:
     def evaluate(self, asks: Sequence[Ask]) -> list[Answer]:
         with self._lock:
             try:
-                return self._in_turn(asks)
-            except BaseException:
-                for ask in asks:  # half written: start over if asked again
-                    if isinstance(ask.tree.memory, Memory):
-                        self._running.discard(ask.tree.memory)
-                    ask.tree.memory = None
-                raise
+                return self._try(asks)
+            except BaseException as error:
+                if not (self._prefixes.size and is_out_of_memory(error)):
+                    raise
+                traceback.clear_frames(error.__traceback__)  # they hold the tensors of the pass
+            logger.warning("member %r ran out of memory: forgets finished requests", self.name)
+            self._prefixes.clear()
+            return self._try(asks)
 
     @torch.inference_mode()
     def release(self, tree: TokenTree) -> None:
@@ -208,6 +217,21 @@ class HuggingFaceBackend:
         """Forget the rows of finished requests, as after a change of the model's weights."""
         with self._lock:
             self._prefixes.clear()
+
+    def _try(self, asks: Sequence[Ask]) -> list[Answer]:
+        """Answer asks; where that fails, they start over if asked again."""
+        try:
+            return self._in_turn(asks)
+        except BaseException:
+            for ask in asks:
+                self._forget(ask.tree)
+            raise
+
+    def _forget(self, tree: TokenTree) -> None:
+        """Drop what is kept of a request, as it is half written or wrong."""
+        if isinstance(tree.memory, Memory):
+            self._running.discard(tree.memory)
+        tree.memory = None
 
     def _in_turn(self, asks: Sequence[Ask]) -> list[Answer]:
         """Answer asks, but those of new requests that begin like another's only after that one."""
@@ -228,11 +252,32 @@ class HuggingFaceBackend:
             memory.follow()
             nodes = memory.missing(ask)
             if memory.edge is not None and any(node.length > memory.edge for node in nodes):
-                memory.restart(self._new_form(ask.tree, self.form, whole=True))
-                nodes = memory.missing(ask)
+                nodes = self._cross(ask, memory, memory.edge)
             missing.append(nodes)
         self._advance(memories, missing)
-        return read(asks, memories, self._decoder, self._ends)
+        answers = read(asks, memories, self._decoder, self._ends)
+        for ask, answer in zip(asks, answers, strict=True):
+            if answer.has_nan:
+                self._forget(ask.tree)
+        return answers
+
+    def _cross(self, ask: Ask, memory: Memory, edge: int) -> list[Node]:
+        """Go past the length at which what was computed before is worth nothing: for good once
+        the committed tokens do, until then with rows that serve this ask only.
+
+        Returns:
+            The nodes that are missing then.
+        """
+        whole = self._new_form(ask.tree, self.form, whole=True)
+        if len(ask.tree.ids) > edge:
+            memory.restart(whole)
+            return memory.missing(ask)
+        beyond = Memory(ask.tree, whole, None)
+        self._advance([beyond], [beyond.missing(ask)])
+        memory.rows.update({n: row for n, row in beyond.rows.items() if n.length > edge})
+        memory.passes += beyond.passes
+        memory.tokens += beyond.tokens
+        return memory.missing(ask)
 
     def _memory(self, tree: TokenTree) -> Memory:
         """What is kept of a request; at first, the rows of what it shares with others."""
@@ -241,7 +286,8 @@ class HuggingFaceBackend:
             if self.form == "tree" and self._decoder.shares_prefixes(len(tree.ids)):
                 rows = self._prefixes.longest(tree.ids, self._sources())
             form = self._new_form(tree, self.form, rows)
-            memory = Memory(tree, form, self._decoder.rope_edge, rows.rows if rows else 0)
+            edge = self._decoder.rope_edge if self.form == "tree" else None  # paths see to it
+            memory = Memory(tree, form, edge, rows.rows if rows else 0)
             self._running.add(memory)
             tree.memory = memory
         assert isinstance(tree.memory, Memory)
@@ -405,21 +451,29 @@ class HuggingFaceBackend:
 
 def _batches(
     plans: Sequence[tuple[Memory, Sequence[Piece]]], passes: Passes | None
-) -> Iterator[list[tuple[Memory, Piece]]]:
-    """Pieces that go into one pass, in order, up to `PREFILL_TOKENS` tokens."""
-    alone = isinstance(passes, SinglePasses)
-    once = isinstance(passes, StaticPasses)  # rows of a pass are counted when it is through
-    batch: list[tuple[Memory, Piece]] = []
-    size = 0
-    for memory, piece in ((memory, piece) for memory, pieces in plans for piece in pieces):
-        size += len(piece.tokens)
-        full = alone or size > PREFILL_TOKENS or (once and bool(batch) and batch[-1][0] is memory)
-        if batch and full:
-            yield batch
-            batch, size = [], len(piece.tokens)
-        batch.append((memory, piece))
-    if batch:
-        yield batch
+) -> list[list[tuple[Memory, Piece]]]:
+    """Pieces that go into one pass, up to `PREFILL_TOKENS` tokens: first pieces first, each in the
+    earliest pass that has room and is not before that of the request's previous piece.
+    """
+    limit = 0 if isinstance(passes, SinglePasses) else PREFILL_TOKENS
+    apart = int(isinstance(passes, StaticPasses))  # rows of a pass are counted when it is through
+    batches: list[list[tuple[Memory, Piece]]] = []
+    sizes: list[int] = []
+    earliest = [0] * len(plans)
+    for wave in zip_longest(*(pieces for _, pieces in plans)):
+        for number, piece in enumerate(wave):
+            if piece is None:
+                continue
+            size, index = len(piece.tokens), earliest[number]
+            while index < len(batches) and sizes[index] + size > limit:
+                index += 1
+            if index == len(batches):
+                batches.append([])
+                sizes.append(0)
+            batches[index].append((plans[number][0], piece))
+            sizes[index] += size
+            earliest[number] = index + apart
+    return batches
 
 
 def _difference(logits: torch.Tensor, expected: torch.Tensor, tolerance: float) -> str | None:

@@ -41,7 +41,7 @@ class Decoder:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
-        self.rope_type, self.rope_edge = _rope(model)
+        self.rope_types, self.rope_edge = _rope(model)
         self.device = torch.device(model.get_input_embeddings().weight.device)
         if self.device.type == "meta":  # offloaded: accelerate moves inputs where they belong
             self.device = torch.device("cpu")
@@ -70,11 +70,11 @@ class Decoder:
     @property
     def packs(self) -> bool:
         """Whether the rotary frequencies of a token do not depend on what else is in the pass."""
-        return self.rope_type not in ("dynamic", "longrope")
+        return self.rope_types.isdisjoint(("dynamic", "longrope"))
 
     def shares_prefixes(self, length: int) -> bool:
         """Whether the rows of a prompt of `length` tokens depend on nothing but its tokens."""
-        return self.rope_type != "dynamic" and self.takes_chunks(length)
+        return "dynamic" not in self.rope_types and self.takes_chunks(length)
 
     def takes_chunks(self, length: int) -> bool:
         """Whether a prompt of `length` tokens gives the same numbers in several passes."""
@@ -136,17 +136,17 @@ class Decoder:
         return logits
 
     def compiled(self) -> Decoder:
-        """The same, the model compiled for every size of its inputs."""
-        from torch._dynamo import config
+        """The same, the model compiled for every size of its inputs, up to `COMPILED_SIZES`.
 
-        model: Any = torch.compile(self.model, dynamic=False)
-
-        def call(**inputs: Any) -> Any:
-            with config.patch(recompile_limit=COMPILED_SIZES):
-                return model(**inputs)
-
+        A torch whose ``compile`` takes no limit (2.13's does) compiles no more sizes than the
+        process allows, ``torch._dynamo.config.recompile_limit``; those beyond run as they are. No
+        configuration of the process is touched.
+        """
+        options = {"recompile_limit": COMPILED_SIZES, "isolate_recompiles": True}
+        known = inspect.signature(torch.compile).parameters
+        taken: Any = {name: value for name, value in options.items() if name in known}
         made = copy.copy(self)
-        made.model = call
+        made.model = torch.compile(self.model, dynamic=False, **taken)
         return made
 
 
@@ -369,6 +369,7 @@ class PathForm:
         self._trunk: Any = None  # state after the first `_committed` tokens of tree.ids
         self._committed = 0
         self._tips: dict[Node, Any] = {}  # state after a node
+        self._edge = decoder.rope_edge or 0
 
     def extend(self, nodes: Sequence[Node]) -> torch.Tensor:
         """Logits after each node, [len(nodes), v]; nodes as for `TreeForm.plan`."""
@@ -377,10 +378,8 @@ class PathForm:
             if node is self._tree.root:
                 logits.append(self._advance_trunk())
             else:
-                assert node.parent is not None
                 shared = any(later.parent is node.parent for later in nodes[number + 1 :])
-                state = self._state_after(node.parent, shared=shared)
-                row, self._tips[node] = self._run([node.token], state)
+                row, self._tips[node] = self._step(node, shared=shared)
                 logits.append(row)
         return torch.cat(logits)
 
@@ -408,8 +407,8 @@ class PathForm:
     def _advance_trunk(self) -> torch.Tensor:
         """Read the committed tokens not read yet; logits after the root, [1, v]."""
         pending = self._tree.ids[self._committed :]
-        if not self._committed:
-            logits, self._trunk = self._run(pending, None)
+        if not self._committed or self._committed <= self._edge < len(self._tree.ids):
+            logits, self._trunk = self._run(self._tree.ids, None)
         else:
             for token in pending:
                 logits, self._trunk = self._run([token], self._trunk)
@@ -424,9 +423,16 @@ class PathForm:
             if self._committed < len(self._tree.ids):
                 self._advance_trunk()
             return copy.deepcopy(self._trunk)
+        return self._step(node, shared=True)[1]
+
+    def _step(self, node: Node, *, shared: bool) -> tuple[torch.Tensor, Any]:
+        """Logits and state after `node`, from the state of its parent; from nothing where the
+        frequencies of all its tokens change over. `shared` as for `_state_after`.
+        """
+        if node.length == self._edge + 1:
+            return self._run([*self._tree.ids, *self._tree.tokens(node)], None)
         assert node.parent is not None
-        state = self._state_after(node.parent, shared=True)
-        return self._run([node.token], state)[1]
+        return self._run([node.token], self._state_after(node.parent, shared=shared))
 
     def _run(self, tokens: Sequence[int], state: Any) -> tuple[torch.Tensor, Any]:
         self.passes += 1
@@ -449,16 +455,21 @@ def precise(logits: torch.Tensor) -> torch.Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def _rope(model: Any) -> tuple[str, int | None]:
-    """The kind of rotary positions, and the length at which a model with "longrope" positions
-    (Phi-3) changes over to another set of frequencies, for all of its tokens: what was cached
-    before is worth nothing after.
+def _rope(model: Any) -> tuple[frozenset[str], int | None]:
+    """The kinds of rotary positions, which may differ by layer type (Gemma 3), and the length at
+    which a model with "longrope" positions (Phi-3) changes over to another set of frequencies, for
+    all of its tokens: what was cached before is worth nothing after.
+
+    Those of "dynamic" ones change beyond the context window, where no sequence gets.
     """
     config = model.config.get_text_config(decoder=True)
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    kind = str(rope.get("rope_type", rope.get("type")))
-    if kind != "longrope":
-        return kind, None
-    return kind, rope.get("original_max_position_embeddings") or getattr(
-        config, "original_max_position_embeddings", None
-    )
+    layers = [each for each in rope.values() if isinstance(each, Mapping)] or [rope]
+    kinds = [str(each.get("rope_type", each.get("type"))) for each in layers]
+    edges = [
+        each.get("original_max_position_embeddings")
+        or getattr(config, "original_max_position_embeddings", None)
+        for each, kind in zip(layers, kinds, strict=True)
+        if kind == "longrope"
+    ]
+    return frozenset(kinds), min(filter(None, edges), default=None)

@@ -18,15 +18,17 @@ from adafuse_llm.tree import Next, Node, TokenTree
 class Logits:
     """Logits of a pass, [n, v], and the logarithm of their summed exponentials, [n, 1]."""
 
-    def __init__(self, values: torch.Tensor) -> None:
+    def __init__(self, values: torch.Tensor, total: torch.Tensor | None = None) -> None:
         self.values = values
-        self.total = values.logsumexp(-1, keepdim=True)
+        self.total = values.logsumexp(-1, keepdim=True) if total is None else total
 
 
 class Memory:
     """What a member keeps of one request: a form's state, and the logits of live nodes.
 
-    Logits are kept for nodes of the tree only, as children may be asked for in a later pass.
+    Logits are kept for nodes of the tree only, as children may be asked for in a later pass. A
+    row keeps all logits of its pass, other requests' too: rows that outlive a commit are copied
+    once most of what they keep is not theirs.
 
     Args:
         tree: the request's tree.
@@ -63,6 +65,10 @@ class Memory:
         self._root = self.tree.root
         self.form.reroot()
         self.rows = {node: self.rows[node] for node in self.tree.nodes() if node in self.rows}
+        passes = {logits: len(logits.values) for logits, _ in self.rows.values()}
+        if 2 * len(self.rows) < sum(passes.values()):
+            own = Logits(*_gather(list(self.rows.values())))
+            self.rows = {node: (own, row) for row, node in enumerate(self.rows)}
 
     def missing(self, ask: Ask) -> list[Node]:
         """Nodes to evaluate, parents before children: those asked for, the parents of those to

@@ -39,20 +39,19 @@ class PrefixCache:
 
     Args:
         limit: most bytes kept; 0 keeps nothing.
+
+    Attributes:
+        size: bytes kept.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.size = 0
         self._kept: list[Kept] = []  # the most recently used last
-
-    @property
-    def size(self) -> int:
-        """Bytes kept."""
-        return sum(kept.size for kept in self._kept)
 
     def clear(self) -> None:
         """Forget everything."""
-        self._kept = []
+        self._kept, self.size = [], 0
 
     def add(self, ids: Sequence[int], form: TreeForm) -> None:
         """Keep the rows of a request that is over. Its buffers are taken over, or, if they are too
@@ -71,8 +70,9 @@ class PrefixCache:
             new = Kept(new.ids, new.cache.copy(new.rows), torch.arange(len(new.rows)))
         self._kept = [old for old in self._kept if shared(old.ids, new.ids) < len(old.ids)]
         self._kept.append(new)
+        self.size = sum(kept.size for kept in self._kept)
         while self.size > self.limit:
-            self._kept.pop(0)
+            self.size -= self._kept.pop(0).size
 
     def late(self, prompts: Mapping[int, Sequence[int]], running: Running) -> set[int]:
         """Which of several new prompts better wait until another of them has been read, as they

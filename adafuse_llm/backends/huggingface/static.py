@@ -4,8 +4,9 @@ A GPU is kept waiting by launches when a pass is small. Passes whose tensors hav
 and addresses every time can be recorded once and repeated as a whole (CUDA graphs), or compiled.
 So the rows of all requests stand side by side in one buffer per layer, each request in a slot of
 its own; a pass is padded to S slots of n tokens that see up to c rows, all of them powers of two,
-and its inputs are copied to where they were the time before. Long pieces (prompts) and passes that
-would be padding for the most part go through `PackedPasses`, over the same buffers.
+and its inputs are copied to where they were the time before. Long pieces (prompts), requests that
+no slot fits and passes that would be padding for the most part go through `PackedPasses`, beside
+the others.
 
 Attention is PyTorch's with a mask: flex attention would need a block mask made anew for every
 pass, and the compiler at hand.
@@ -28,7 +29,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import Cache
 
-from adafuse_llm.backends.huggingface.forms import Attention, Decoder, PackedPasses, precise
+from adafuse_llm.backends.huggingface.forms import Attention, Decoder, PackedPasses
 from adafuse_llm.backends.huggingface.kv import RowCache, RowLayer, sent
 from adafuse_llm.backends.huggingface.packing import Piece, Rows
 
@@ -51,7 +52,10 @@ MAX_RECORDED = 64
 """Sizes that are kept recorded, the latest used."""
 
 EMPTY = 4
-"""The pool has at most so many times the rows that its requests are expected to need."""
+"""The pool has at most so many times the rows that its requests were ever expected to need."""
+
+PATIENCE = 8
+"""Requests that must leave the pool before it gives up slots for a longer one, once it is empty."""
 
 
 class SlotRows:
@@ -146,10 +150,14 @@ class StaticPool:
     values, [slots, k, capacity, d].
 
     Used slots are always the first ones: when a request is gone, the last one moves into its slot.
-    A request is gone when nobody holds its `SlotRows` any more. Slots and capacity grow by
-    doubling, and stay as large as they once had to be; where one long request would make most of
-    the pool empty, it leaves the pool. The last row of every slot is nobody's: padding is written
-    there. Rows that were never written are zero, so that masked they stay without effect.
+    A request is gone when nobody holds its `SlotRows` any more. The last row of every slot is
+    nobody's: padding is written there. Rows that were never written are zero, so that masked they
+    stay without effect.
+
+    What was recorded is lost when the buffers are replaced, so that happens seldom, in whatever
+    order short and long requests come. Slots and capacity grow by doubling. A request leaves the
+    pool if most of it were empty with as many slots as there are and as long as that request
+    needs; capacity that no request in the pool needs is given up for more slots.
 
     Attributes:
         slots: requests that there is room for.
@@ -164,6 +172,8 @@ class StaticPool:
         self.layers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.moves = 0
         self._used: list[weakref.ref[SlotRows]] = []
+        self._needed = 0  # most rows so far
+        self._left = 0  # requests since the last move
 
     @property
     def row_bytes(self) -> int:
@@ -184,7 +194,7 @@ class StaticPool:
 
     def take(self, length: int, rows: RowCache | None = None) -> SlotRows:
         """Rows for a request with a prompt of `length` tokens, the first of them given."""
-        slot = SlotRows(self, length + HEADROOM)
+        slot = SlotRows(self, max(length + HEADROOM, FIRST_ROWS - 1))
         self._fit(slot)
         if rows is not None:
             slot.fill(rows)
@@ -226,10 +236,12 @@ class StaticPool:
             longest = max(requests, key=lambda slot: slot.room)
             index = longest.index
             longest.leave()
+            self._left += 1
             if index is None:
                 joining = None
             else:
                 self._vacate(index)
+        self._needed = max(self._needed, sum(slot.room + 1 for slot in requests))
         if size != (self.slots, self.capacity):
             self._resize(*size)
         if joining is not None:
@@ -238,19 +250,25 @@ class StaticPool:
 
     def _size(self, requests: Sequence[SlotRows]) -> tuple[int, int] | None:
         """Slots and capacity for these requests; None if most rows would be empty."""
-        rooms = [max(slot.room, FIRST_ROWS - 1) for slot in requests]
-        slots, capacity = power_of_two(len(rooms)), power_of_two(1 + max(rooms, default=0))
-        now = (self.slots, self.capacity)
-        larger = (max(self.slots, slots), max(self.capacity, capacity))
-        if larger == now or not rooms:
-            return now
-        limit = EMPTY * sum(room + 1 for room in rooms)
-        return next((s for s in (larger, (slots, capacity)) if math.prod(s) <= limit), None)
+        if not requests:
+            return self.slots, self.capacity
+        rooms = [slot.room + 1 for slot in requests]
+        least, longest = power_of_two(len(rooms)), power_of_two(max(rooms))
+        limit = EMPTY * max(self._needed, sum(rooms))
+        patient = self._left < PATIENCE or len(rooms) > 1
+        for slots in (max(self.slots, least), *([] if patient else [least])):
+            capacity = max(self.capacity, longest)
+            while slots * capacity > limit and capacity > longest:
+                capacity //= 2
+            if slots * capacity <= limit:
+                return slots, capacity
+        return None
 
     def _resize(self, slots: int, capacity: int) -> None:
         kept = min(self.capacity, capacity)
         self.slots, self.capacity = slots, capacity
         self.moves += 1
+        self._left = 0
         for index, pair in enumerate(self.layers):
             grown = self._buffer(pair[0]), self._buffer(pair[1])
             for new, old in zip(grown, pair, strict=True):
@@ -421,7 +439,7 @@ Call = Callable[[], torch.Tensor]
 """A computation whose inputs and buffers are the same tensors every time."""
 
 Record = Callable[[Call], Call]
-"""Makes of a computation one that repeats it; its result is overwritten by the next call."""
+"""Makes of a computation one that repeats it; its result is overwritten by the next call of any."""
 
 
 def direct(call: Call) -> Call:
@@ -471,7 +489,7 @@ class CudaGraphs:
 
 
 class StaticPasses:
-    """Runs pieces of many requests in one pass, of a fixed size if they are short.
+    """Runs pieces of many requests at once, those that are short in a pass of a fixed size.
 
     Args:
         decoder: the model.
@@ -506,6 +524,7 @@ class StaticPasses:
         self._record = record or (CudaGraphs(decoder.device) if decoder.on_one_gpu else direct)
         self._recorded: dict[Size, tuple[Inputs, Call]] = {}  # the latest used last
         self._moves = 0
+        self._logits: torch.Tensor | None = None  # [most S * n so far, v], of the latest pass
 
     def run(self, pieces: Sequence[Piece]) -> torch.Tensor:
         """Logits after the kept tokens of each piece in turn, [sum of their numbers, v]."""
@@ -513,21 +532,38 @@ class StaticPasses:
         assert len(caches) == len(pieces)
         rows = [len(piece.positions) for piece in pieces]
         self.pool.reserve(dict(zip(caches, rows, strict=True)))
-        slots = [cache.index for cache in caches if cache.index is not None]
-        size = self._size(pieces, slots) if len(slots) == len(pieces) else None
+        slots = {
+            number: cache.index
+            for number, (cache, piece) in enumerate(zip(caches, pieces, strict=True))
+            if cache.index is not None and len(piece.tokens) <= MAX_TOKENS
+        }
+        short = [pieces[number] for number in slots]
+        size = self._size(short, list(slots.values()))
         if size is None:
             logits = self._packed.run(pieces)
         else:
-            inputs, call = self._prepared(size, pieces, slots)
-            logits = call().flatten(0, 1)  # [S * n, v]
-            wanted = inputs.keep[: sum(len(piece.keep) for piece in pieces)]
-            logits = precise(logits.index_select(0, wanted.to(logits.device)))
+            logits = self._padded(size, short, list(slots.values()))
+            if others := [number for number in range(len(pieces)) if number not in slots]:
+                rest = self._packed.run([pieces[number] for number in others])
+                parts = [
+                    *torch.split(logits, [len(piece.keep) for piece in short]),
+                    *torch.split(rest, [len(pieces[number].keep) for number in others]),
+                ]
+                found = dict(zip([*slots, *others], parts, strict=True))
+                logits = torch.cat([found[number] for number in range(len(pieces))])
         for cache, used in zip(caches, rows, strict=True):
             cache.rows = used
         return logits
 
+    def _padded(self, size: Size, pieces: Sequence[Piece], slots: Sequence[int]) -> torch.Tensor:
+        """What `run` returns, by a pass of a fixed size."""
+        logits = self._prepared(size, pieces, slots)()[: sum(len(piece.keep) for piece in pieces)]
+        return logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+
     def _size(self, pieces: Sequence[Piece], slots: Sequence[int]) -> Size | None:
-        """The size that fits; None if most of the pass would be padding."""
+        """The size that fits; None if most of the pass would be padding, or all of it."""
+        if not pieces:
+            return None
         longest = max(len(piece.tokens) for piece in pieces)
         total = sum(len(piece.tokens) for piece in pieces)
         rows = max(len(piece.positions) for piece in pieces)
@@ -537,11 +573,9 @@ class StaticPasses:
             min(self.pool.capacity, max(FIRST_SEEN, power_of_two(rows))),
         )
         padded = size.slots * size.tokens > max(FREE_TOKENS, PADDING * total)
-        return None if longest > MAX_TOKENS or padded else size
+        return None if padded else size
 
-    def _prepared(
-        self, size: Size, pieces: Sequence[Piece], slots: Sequence[int]
-    ) -> tuple[Inputs, Call]:
+    def _prepared(self, size: Size, pieces: Sequence[Piece], slots: Sequence[int]) -> Call:
         """The computation for a size, its inputs filled."""
         if self._moves != self.pool.moves:
             self._moves = self.pool.moves
@@ -555,16 +589,20 @@ class StaticPasses:
         self._recorded[size] = inputs, call
         if len(self._recorded) > MAX_RECORDED:
             del self._recorded[next(iter(self._recorded))]
-        return inputs, call
+        return call
 
     def _recording(self, inputs: Inputs) -> Call:
-        """The pass over `inputs`, recorded."""
+        """The pass over `inputs`, recorded: logits [S * n, v], first those that are wanted."""
 
         def call() -> torch.Tensor:
             cache = SlotCache(self.pool, inputs, self._kinds, plain=self.compiled)
             masks = inputs.masks if self.compiled else self._blank
             mask = masks if len(masks) > 1 else next(iter(masks.values()))
-            return self._decoder.call(inputs.ids, inputs.positions, mask, cache)
+            logits = self._decoder.call(inputs.ids, inputs.positions, mask, cache).flatten(0, 1)
+            if self._logits is None or len(self._logits) < len(logits):
+                self._logits = torch.empty_like(logits)
+            kept = inputs.keep.to(logits.device)
+            return torch.index_select(logits, 0, kept, out=self._logits[: len(logits)])
 
         try:
             return self._record(call)

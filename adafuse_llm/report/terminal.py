@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from adafuse_llm import Candidate, Generation, Round
-from adafuse_llm.cli.common import printable
+from adafuse_llm.report import looks
+from adafuse_llm.report.looks import printable
+from adafuse_llm.results import Candidate, Generation, Round
 
-STYLES = ("#56b4e9", "#e69f00 underline", "#cc79a7 italic", "#009e73 bold", "#d55e00", "#0072b2")
-"""Colours of Okabe and Ito, which differ in lightness too; neighbours also differ in type."""
+TYPES = ("", "underline", "italic", "bold", "", "")
+"""Neighbours differ in type besides colour."""
 
-MARKS = "●■▲◆★▼"
 AGREED = "bold"
-
-ENDINGS = {
-    "stop": "ended by the winner",
-    "stop_sequence": "ended at a stop sequence",
-    "length": "ended at a length limit",
-    "cancelled": "interrupted",
-}
 
 
 class Display:
@@ -40,6 +32,7 @@ class Display:
     def __init__(self, members: Sequence[str], console: Console) -> None:
         self.members = tuple(members)
         self.console = console
+        self._looks = looks.looks(self.members)
         self._brackets = console.is_terminal and (console.no_color or not console.color_system)
         initials = [name[0] for name in self.members]
         if len(set(initials)) < len(initials):
@@ -48,27 +41,24 @@ class Display:
 
     def owner(self, decided: Round) -> str | None:
         """The member that what a round committed belongs to; None where all agreed."""
-        if self.agreed(decided):
-            return None
-        winner = decided.candidates[decided.winner]
-        return min(winner.proposers, key=lambda name: winner.nll.get(name, float("inf")))
+        return looks.owner(decided, self.members)
 
     def agreed(self, decided: Round) -> bool:
         """Whether several members proposed one and the same span, and nothing else."""
-        proposers = decided.candidates[decided.winner].proposers
-        return len(decided.candidates) == 1 and len(proposers) == len(self.members) > 1
+        return looks.agreed(decided, self.members)
 
     def style(self, member: str | None) -> str:
         """The style of a member's spans."""
         if member is None:
             return AGREED
-        return STYLES[self.members.index(member) % len(STYLES)]
+        look = self._looks[member]
+        return f"{look.colour} {TYPES[look.number % len(TYPES)]}".strip()
 
     def name(self, member: str | None) -> Text:
         """A member's mark and name; those of agreement for None."""
         if member is None:
             return Text("= all agree", AGREED)
-        mark = MARKS[self.members.index(member) % len(MARKS)]
+        mark = self._looks[member].mark
         initial = f"{self._initials[member]}: " if self._brackets else ""
         return Text(f"{mark} {initial}{printable(member)}", self.style(member))
 
@@ -97,7 +87,7 @@ class Display:
                 str(decided.index + 1),
                 self.name(owner),
                 Text(quoted(winner), self.style(owner)),
-                number(winner.score),
+                looks.number(winner.score),
                 Text(_preferred_to(decided), "dim"),
             )
         return table
@@ -116,15 +106,17 @@ class Display:
             table.add_row(
                 ">" if won else "",
                 Text(quoted(candidate)),
-                *(number(candidate.nll.get(member)) for member in self.members),
-                number(candidate.score),
+                *(looks.number(candidate.nll.get(member)) for member in self.members),
+                looks.number(candidate.score),
                 Text(", ".join(candidate.proposers)),
                 style="bold" if won else None,
             )
         return table
 
-    def summary(self, generation: Generation, seconds: float) -> Text:
-        """What a decode took, in one line."""
+    def summary(self, generation: Generation, seconds: float | None = None) -> Text:
+        """What a decode took, in one line. Without `seconds` it is the time of the rounds."""
+        if seconds is None:
+            seconds = sum(decided.elapsed for decided in generation.rounds)
         rounds = generation.rounds
         agreed = sum(self.agreed(decided) for decided in rounds)
         words = sum(len(decided.text.split()) for decided in rounds)
@@ -135,20 +127,30 @@ class Display:
             *([f"all agreed in {agreed} of {len(rounds)}"] if len(self.members) > 1 else []),
             f"forward passes: {', '.join(f'{name} {passes[name]}' for name in self.members)}",
             f"{seconds:.1f} s",
-            ENDINGS[generation.finish_reason],
+            looks.ENDINGS[generation.finish_reason],
         ]
         return Text(printable(" · ".join(parts)), "dim")
 
 
+def shown(generation: Generation, console: Console) -> Iterator[RenderableType]:
+    """A generation in the looks of its members: the text, the rounds, what they took."""
+    display = Display(looks.members_of(generation), console)
+    text, left = Text(), generation.text
+    for decided in generation.rounds:
+        part, left = left[: len(decided.text)], left[len(decided.text) :]
+        text.append_text(display.span(part, decided))
+    yield display.legend()
+    yield Text()
+    yield text
+    yield Text()
+    yield display.rounds(generation.rounds)
+    yield Text()
+    yield display.summary(generation)
+
+
 def quoted(candidate: Candidate) -> str:
-    """A span with its spaces and newlines visible, and whether the text ends there."""
-    text = printable(json.dumps(candidate.text, ensure_ascii=False)) if candidate.text else ""
-    return f"{text} (end)".strip() if candidate.stops else text
-
-
-def number(value: float | None) -> str:
-    """Nats per token, or a dash where there is no score."""
-    return "-" if value is None else f"{max(0.0, value):.3f}"  # no "-0.000"
+    """A span as a terminal can show it."""
+    return printable(looks.quoted(candidate))
 
 
 def _preferred_to(decided: Round) -> str:
@@ -161,4 +163,4 @@ def _preferred_to(decided: Round) -> str:
     if not others:
         return ""
     score, index = min(others)
-    return f"over {quoted(decided.candidates[index])} {number(score)}"
+    return f"over {quoted(decided.candidates[index])} {looks.number(score)}"

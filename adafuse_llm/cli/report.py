@@ -1,0 +1,55 @@
+"""`adafuse report`: what the answers of a run took and how they were decided."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from adafuse_llm.cli.common import Setup, print_json, stdout_console
+from adafuse_llm.report.looks import printable
+from adafuse_llm.report.run import RunSummary, read_results, run_page
+
+
+def report(
+    setup: Setup,  # noqa: ARG001  # every command takes one
+    *,
+    results: Annotated[
+        Path,
+        typer.Argument(help="What `adafuse run --rounds` wrote.", exists=True, dir_okay=False),
+    ],
+    html: Annotated[Path | None, typer.Option(help="Write an HTML page here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Summarise a run: words per round, wins, agreement, time and cost by member."""
+    lines = read_results(results)
+    summary = RunSummary.of(lines)
+    if html is not None:
+        html.write_text(run_page(lines, title=f"Run {results.name}"), encoding="utf-8")
+    if as_json:
+        print_json(summary.model_dump(mode="json"))
+    else:
+        stdout_console().print(_table(summary))
+    return 0
+
+
+def _table(summary: RunSummary) -> Table:
+    decided, seconds = summary.decisions, summary.seconds_per_answer
+    words = (f"{size}: {rounds}" for size, rounds in decided.words_per_round.items())
+    rows = {
+        "answers": f"{summary.answers} ({summary.failed} failed)",
+        "rounds": str(decided.rounds),
+        "words per round": ", ".join(words),
+        "wins": ", ".join(f"{name} {wins}" for name, wins in decided.wins.items()),
+        "agreement": "-" if decided.agreement is None else f"{decided.agreement:.0%} of rounds",
+        "seconds per answer": ", ".join(f"{k} {v:.2f}" for k, v in seconds.items()),
+        "forward passes": ", ".join(f"{k} {v.forward_passes}" for k, v in summary.cost.items()),
+        "tokens processed": ", ".join(f"{k} {v.tokens_processed}" for k, v in summary.cost.items()),
+    }
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows.items():
+        table.add_row(Text(name, "bold"), Text(printable(value)))
+    return table

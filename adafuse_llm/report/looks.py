@@ -1,0 +1,83 @@
+"""Who a span belongs to, and how members, spans and numbers are told apart, wherever they are
+shown.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from adafuse_llm.results import Candidate, FinishReason, Generation, Round
+
+COLOURS = ("#56b4e9", "#e69f00", "#cc79a7", "#009e73", "#d55e00", "#0072b2")
+"""Of Okabe and Ito, which can be told apart without colour vision and differ in lightness too."""
+
+MARKS = "●■▲◆★▼"
+
+ENDINGS: dict[FinishReason, str] = {
+    "stop": "ended by the winner",
+    "stop_sequence": "ended at a stop sequence",
+    "length": "ended at a length limit",
+    "cancelled": "interrupted",
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one member is shown: its name, its number from 0, a colour and a mark."""
+
+    name: str
+    number: int
+
+    @property
+    def colour(self) -> str:
+        """One of `COLOURS`."""
+        return COLOURS[self.number % len(COLOURS)]
+
+    @property
+    def mark(self) -> str:
+        """One of `MARKS`."""
+        return MARKS[self.number % len(MARKS)]
+
+
+def looks(members: Sequence[str]) -> dict[str, Look]:
+    """A look for every member, by name."""
+    return {name: Look(name, number) for number, name in enumerate(members)}
+
+
+def members_of(generation: Generation) -> tuple[str, ...]:
+    """The names of the members that decoded, in order."""
+    return tuple(generation.usage.prompt_tokens)
+
+
+def agreed(decided: Round, members: Sequence[str]) -> bool:
+    """Whether several members proposed one and the same span, and nothing else."""
+    proposers = decided.candidates[decided.winner].proposers
+    return len(decided.candidates) == 1 and len(proposers) == len(members) > 1
+
+
+def owner(decided: Round, members: Sequence[str]) -> str | None:
+    """The member that what a round committed belongs to: of those that proposed it, the one that
+    is surest of it. None where all agreed.
+    """
+    if agreed(decided, members):
+        return None
+    winner = decided.candidates[decided.winner]
+    return min(winner.proposers, key=lambda name: winner.nll.get(name, float("inf")))
+
+
+def quoted(candidate: Candidate) -> str:
+    """A span with its spaces and newlines visible, and whether the text ends there."""
+    text = json.dumps(candidate.text, ensure_ascii=False) if candidate.text else ""
+    return f"{text} (end)".strip() if candidate.stops else text
+
+
+def number(value: float | None) -> str:
+    """Nats per token, or a dash where there is no score."""
+    return "-" if value is None else f"{max(0.0, value):.3f}"  # no "-0.000"
+
+
+def printable(text: str) -> str:
+    """Text that cannot steer a terminal: control characters become U+FFFD."""
+    return "".join(c if c in "\n\t" or ord(c) >= 160 or " " <= c <= "~" else "\ufffd" for c in text)

@@ -1,0 +1,270 @@
+"""A generation as HTML: the text by winning member, every round's candidates, charts.
+
+Nothing is fetched and nothing is run: no scripts, fonts or images.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from adafuse_llm.report.looks import (
+    ENDINGS,
+    Look,
+    looks,
+    members_of,
+    number,
+    owner,
+    quoted,
+)
+from adafuse_llm.results import Generation, Round
+from adafuse_llm.summary import Summary
+
+HERE = Path(__file__).parent
+
+STROKES = ("solid", "dashed", "dotted", "double")
+DASHES = ("", "7 3", "2 3", "10 3 2 3", "5 2", "1 4")
+"""Lines under spans and in charts: members can be told apart without colour."""
+
+WIDTH, HEIGHT, LEFT, FOOT = 720, 180, 28, 22
+"""Of a line chart, in its own units."""
+
+
+@cache
+def environment() -> Environment:
+    """The templates of this folder; what they are given is escaped."""
+    return Environment(
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=False,
+    )
+
+
+def fragment(generation: Generation) -> str:
+    """A generation as HTML to put into another page, such as a notebook's."""
+    return f'<div class="adafuse">{_body(generation)}</div>'
+
+
+def page(
+    generation: Generation,
+    *,
+    title: str = "What the ensemble wrote",
+    sources: Iterable[tuple[str, str]] = (),
+) -> str:
+    """A generation as one self-contained HTML page.
+
+    Args:
+        generation: the response with its rounds.
+        title: shown on top, such as the question.
+        sources: names and texts of passages that were read.
+    """
+    return whole(title, _body(generation), sources)
+
+
+def whole(title: str, body: str, sources: Iterable[tuple[str, str]] = ()) -> str:
+    """A page around `body`, which is HTML."""
+    template = environment().get_template("page.jinja")
+    return template.render(
+        title=title, body=body, sources=list(sources), version=version("adafuse-llm")
+    )
+
+
+def _body(generation: Generation) -> str:
+    names = members_of(generation)
+    members = [Shown(look) for look in looks(names).values()]
+    summary = Summary.of(generation.rounds)
+    words = sum(len(decided.text.split()) for decided in generation.rounds)
+    return (
+        environment()
+        .get_template("generation.jinja")
+        .render(
+            css=style(),
+            id=_identity(generation),
+            members=members,
+            spans=_spans(generation, members),
+            summary=" · ".join(
+                [
+                    count(summary.rounds, "round"),
+                    count(words, "word"),
+                    f"{summary.seconds:.2f} s",
+                    ENDINGS[generation.finish_reason],
+                ]
+            ),
+            figures=figures(summary, members),
+            margins=_margins(generation.rounds, members),
+            seconds=_chart(
+                [(None, [(r.elapsed, f"round {r.index + 1}") for r in generation.rounds])]
+            ),
+            usage=_usage(generation, members),
+        )
+    )
+
+
+def figures(summary: Summary, members: Sequence[Shown]) -> dict[str, Any]:
+    """What charts show of a summary: words per round, wins by member, agreement."""
+    words = {count(n, "word"): rounds for n, rounds in summary.words_per_round.items()}
+    return {
+        "words": bars(words),
+        "wins": bars({m.name: summary.wins.get(m.name, 0) for m in members}, members),
+        "agreement": "-" if summary.agreement is None else f"{summary.agreement:.0%}",
+    }
+
+
+def bars(values: Mapping[str, float], members: Sequence[Shown] = ()) -> list[dict[str, Any]]:
+    """Rows of a bar chart; those of members in their colours."""
+    most = max(values.values(), default=0) or 1
+    shown = {member.name: member for member in members}
+    return [
+        {
+            "label": f"{shown[name].mark} {name}" if name in shown else name,
+            "colour": shown[name].colour if name in shown else None,
+            "share": round(100 * value / most, 2),
+            "shown": f"{value:,}",
+        }
+        for name, value in values.items()
+    ]
+
+
+def count(number: int, thing: str) -> str:
+    """``1 word``, ``2 words``."""
+    return f"{number:,} {thing}{'s' * (number != 1)}"
+
+
+class Shown:
+    """A look with the lines of charts and spans."""
+
+    def __init__(self, look: Look) -> None:
+        self.name, self.mark, self.colour = look.name, look.mark, look.colour
+        self.stroke = STROKES[look.number % len(STROKES)]
+        self.dashes = DASHES[look.number % len(DASHES)]
+
+
+@cache
+def style() -> str:
+    """The style sheet of everything here, scoped to the class ``adafuse``."""
+    return (HERE / "report.css").read_text(encoding="utf-8")
+
+
+def _identity(generation: Generation) -> str:
+    """A name for the elements of this generation, so that several fit into one page."""
+    said = f"{generation.text}{len(generation.rounds)}{generation.usage}"
+    return "r" + hashlib.sha256(said.encode()).hexdigest()[:10]
+
+
+def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, Any]]:
+    """What each round committed of the text; a stop sequence may have cut off the end."""
+    names = [member.name for member in members]
+    by_name = {member.name: member for member in members}
+    left = generation.text
+    spans = []
+    for decided in generation.rounds:
+        text, left = left[: len(decided.text)], left[len(decided.text) :]
+        name = owner(decided, names)
+        look = by_name.get(name or "")
+        margins = {
+            member: ", ".join(f"{value:.2f}" for value in values) or "-"
+            for member, values in decided.margins.items()
+        }
+        spans.append(
+            {
+                "text": text,
+                "round": decided.index + 1,
+                "mark": look.mark if look else "=",
+                "colour": look.colour if look else "var(--quiet)",
+                "stroke": look.stroke if look else "double",
+                "decided_by": f"{look.mark} {look.name}" if look else "all agree",
+                "milliseconds": 1000 * decided.elapsed,
+                "margins": "; ".join(f"{member} {values}" for member, values in margins.items()),
+                "rows": [
+                    {
+                        "text": quoted(each),
+                        "won": index == decided.winner,
+                        "nll": [number(each.nll.get(name)) for name in names],
+                        "score": number(each.score),
+                        "proposers": ", ".join(each.proposers),
+                    }
+                    for index, each in enumerate(decided.candidates)
+                ],
+            }
+        )
+    return spans
+
+
+def _usage(generation: Generation, members: Sequence[Shown]) -> list[dict[str, Any]]:
+    usage = generation.usage
+    columns = (
+        usage.forward_passes,
+        usage.tokens_processed,
+        usage.prompt_tokens,
+        usage.cached_tokens,
+        usage.completion_tokens,
+    )
+    return [{"look": m, "numbers": [column[m.name] for column in columns]} for m in members]
+
+
+def _margins(rounds: Sequence[Round], members: Sequence[Shown]) -> dict[str, Any] | None:
+    """A line per member over the words that it considered."""
+    return _chart(
+        [
+            (
+                member,
+                [
+                    (margin, f"{member.name}, round {decided.index + 1}: {margin:.2f}")
+                    for decided in rounds
+                    for margin in decided.margins.get(member.name, ())
+                ],
+            )
+            for member in members
+        ],
+        most=1.0,
+    )
+
+
+def _chart(
+    series: Sequence[tuple[Shown | None, Sequence[tuple[float, str]]]], most: float | None = None
+) -> dict[str, Any] | None:
+    """Points of a line chart from 0 to `most` (default: the largest value); None without values.
+
+    Args:
+        series: whose line it is (None for nobody's), and its values with what is told of each.
+        most: the highest value shown.
+    """
+    longest = max((len(values) for _, values in series), default=0)
+    if not longest:
+        return None
+    top = most or max(value for _, values in series for value, _ in values) or 1.0
+    step = (WIDTH - LEFT - 6) / max(1, longest - 1)
+    high = HEIGHT - FOOT - 8
+
+    def x(index: float) -> float:
+        return round(LEFT + 3 + step * index, 1)
+
+    def y(value: float) -> float:
+        return round(8 + high * (1 - value / top), 1)
+
+    return {
+        "width": WIDTH,
+        "height": HEIGHT,
+        "left": LEFT,
+        "ticks": [{"y": y(top * part), "shown": f"{top * part:.2g}"} for part in (0, 0.5, 1)],
+        "labels": [
+            {"x": x(index), "shown": index + 1}
+            for index in range(0, longest, max(1, -(-longest // 12)))
+        ],
+        "lines": [
+            {
+                "colour": member.colour if member else "var(--quiet)",
+                "dashes": member.dashes if member else "",
+                "points": " ".join(f"{x(i)},{y(v)}" for i, (v, _) in enumerate(values)),
+                "dots": [(x(i), y(v), told) for i, (v, told) in enumerate(values)],
+            }
+            for member, values in series
+        ],
+    }

@@ -1,0 +1,44 @@
+"""The documentation site: ``make docs``."""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from generated import fill  # noqa: E402
+
+project = "adafuse-llm"
+author = "The adafuse-llm developers"
+copyright = author  # noqa: A001  # Sphinx's name for it
+release = metadata.version("adafuse-llm")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+myst_heading_anchors = 3
+exclude_patterns = ["figures"]
+html_theme = "furo"
+html_title = f"adafuse-llm {release}"
+html_theme_options: dict[str, Any] = {"navigation_with_keys": True}
+
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_member_order = "bysource"
+autodoc_class_signature = "mixed"
+autodoc_inherit_docstrings = False
+autodoc_default_options = {"exclude-members": "model_config, model_post_init, __new__"}
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+
+
+def setup(app: Any) -> None:
+    """Fill the pages that are generated."""
+
+    def read(_: Any, __: str, source: list[str]) -> None:
+        source[0] = fill(source[0])
+
+    app.connect("source-read", read)

@@ -1,0 +1,151 @@
+"""Generations to look at: HTML that holds the text, the rounds and nothing from elsewhere."""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+import shutil
+
+import pytest
+from rich.console import Console
+
+from adafuse_llm import AdaFuseEngine, FakeBackend, Generation
+from adafuse_llm.report.looks import looks, owner
+from adafuse_llm.report.page import fragment, page
+
+NASTY = '<b>bold</b> & "quotes"\n\n  <script>alert(1)</script> 中文 🙂 \x1b[31m'
+
+
+def writes(name: str, text: str, *, sure: float = 0.9) -> FakeBackend:
+    """A member that writes `text`, character by character, after whatever prompt ends in ``>``."""
+
+    def after(whole: str) -> dict[str, float]:
+        written = whole[whole.index(">") + 1 :]
+        right = text[len(written)] if text.startswith(written) and written != text else "<end>"
+        return {right: sure, "<end>" if right != "<end>" else "x": 1 - sure}
+
+    return FakeBackend(name, after)
+
+
+@pytest.fixture(scope="module")
+def generation() -> Generation:
+    engine = AdaFuseEngine([writes("one", NASTY), writes("two & co", NASTY, sure=0.7)])
+    return engine.generate(">", max_words=2)
+
+
+def shown_text(page_: str) -> str:
+    """The text of the answer: without the cards, as a browser would select it."""
+    answer = re.search(r'<div class="answer".*?>(.*)</div>\s*<div class="quiet">', page_, re.DOTALL)
+    assert answer
+    spans = re.findall(
+        r'<div class="span".*?>(.*?)<div class="card"',
+        answer[1].replace("\n<strong", "<strong"),
+        re.DOTALL,
+    )
+    return html.unescape("".join(spans))
+
+
+def test_the_text_is_in_the_page_and_harmless(generation):
+    made = page(generation, title="<i>title</i>", sources=[("a.md", "<u>x</u>")])
+    assert generation.text.strip() == NASTY.strip()
+    assert shown_text(made) == generation.text
+    for tag in ("<script", "<b>", "<i>", "<u>"):
+        assert tag not in made
+
+
+def test_a_page_asks_for_nothing_from_elsewhere(generation):
+    made = page(generation)
+    assert not re.search(r"https?:|src=|@import|url\(|<link|<script", made)
+
+
+def test_every_candidate_of_every_round_is_there(generation):
+    made = html.unescape(page(generation))
+    for decided in generation.rounds:
+        assert f"Round {decided.index + 1}</strong>" in made
+        for candidate in decided.candidates:
+            for value in candidate.nll.values():
+                assert f"<td>{max(0, value):.3f}</td>" in made
+
+
+def test_what_a_stop_sequence_cut_off_is_not_shown():
+    engine = AdaFuseEngine([writes("one", "a b c d")])
+    generation = engine.generate(">", stop=" c")
+    assert generation.text == "a b"
+    assert shown_text(page(generation)) == "a b"
+
+
+def test_fragments_of_different_generations_fit_into_one_page(generation):
+    other = AdaFuseEngine([writes("one", "a b")]).generate(">")
+    ids = [set(re.findall(r'id="(\w+-\d+)"', fragment(each))) for each in (generation, other)]
+    assert all(ids)
+    assert not ids[0] & ids[1]
+    assert generation._repr_html_() == fragment(generation)
+
+
+def test_a_generation_without_rounds_can_be_shown():
+    import threading
+
+    cancel = threading.Event()
+    cancel.set()
+    nothing = AdaFuseEngine([writes("one", "a b")]).generate(">", cancel=cancel)
+    assert nothing.rounds == ()
+    assert "interrupted" in page(nothing)
+
+
+def test_a_terminal_shows_text_rounds_and_cost(generation):
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(generation)
+    shown = console.export_text()
+    assert "● one" in shown
+    assert "\x1b[31m" not in shown
+    assert "\ufffd[31m" in shown
+    assert f"{len(generation.rounds)} rounds" in shown
+
+
+def test_a_span_belongs_to_the_surest_of_its_proposers(generation):
+    names = ["one", "two & co"]
+    for decided in generation.rounds:
+        found = owner(decided, names)
+        winner = decided.candidates[decided.winner]
+        assert found is None or winner.nll[found] == min(winner.nll[n] for n in winner.proposers)
+    assert len({look.mark for look in looks(names).values()}) == 2
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium is not installed")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1100])
+def test_a_browser_opens_it_and_shows_candidates_on_focus(generation, tmp_path, scheme, width):
+    api = pytest.importorskip("playwright.sync_api")
+    path = generation.to_html(tmp_path / "report.html")
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+    flags += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
+        size = {"width": width, "height": 800}
+        tab = browser.new_page(color_scheme=scheme, viewport=size)
+        problems: list[str] = []
+        requests: list[str] = []
+        tab.on("console", lambda message: problems.append(message.text))
+        tab.on("pageerror", lambda error: problems.append(str(error)))
+        tab.on("request", lambda request: requests.append(request.url))
+        tab.goto(path.as_uri())
+        assert tab.locator(".answer").inner_text() == generation.text
+        assert not tab.locator(".card:visible").count()
+        tab.keyboard.press("Tab")
+        card = tab.locator(".card:visible")
+        assert card.count() == 1
+        rows = card.locator("tr")
+        assert rows.count() == 1 + len(generation.rounds[0].candidates)
+        assert "← committed" in card.inner_text()
+        box = card.bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+        overflow = tab.evaluate("document.documentElement.scrollWidth > innerWidth")
+        assert not overflow, "the page is wider than the screen"
+        tab.locator(".span").nth(1).focus()
+        assert "Round 2" in tab.locator(".card:visible").inner_text()
+        assert problems == []
+        assert requests == [path.as_uri()]
+        browser.close()
