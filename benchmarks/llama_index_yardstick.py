@@ -58,9 +58,7 @@ class Member:
         self.seconds = 0.0
         self.passes, self.fails = 0, False
         self.prompts: list[list[int]] = []
-        self.model, shared = scripted.scripted_model(
-            lambda prompt: REPLY, "sentencepiece", template
-        )
+        self.model, shared = scripted.scripted_model(lambda _: REPLY, "sentencepiece", template)
         self.tokenizer = copy.deepcopy(shared)
         self.tokenizer.add_bos_token = True
         self.model.name_or_path = self.tokenizer.name_or_path
@@ -82,14 +80,15 @@ class Member:
                 return before
 
     def _huggingface(self, **kwargs: Any) -> LLM:
-        return HuggingFaceLLM(
+        llm: LLM = HuggingFaceLLM(
             model=self.model, tokenizer=self.tokenizer, model_name="quill", **kwargs
         )
+        return llm
 
     def _adafuse(self, **kwargs: Any) -> LLM:
         return AdaFuseLLM(engine=self._engine, **kwargs)
 
-    def _before(self, model: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    def _before(self, _: Any, args: Any, kwargs: dict[str, Any]) -> None:
         if self.fails:
             raise RuntimeError("the cable was cut")
         self.passes += 1
@@ -116,11 +115,11 @@ def same_prompt(member: Member, make: Make) -> str:
     return "same" if first == second else "differ"
 
 
-def same_text(member: Member, make: Make) -> str:
+def same_text(_: Member, make: Make) -> str:
     llm = make(max_new_tokens=200)
     whole = llm.complete(PROMPT).text
-    *_, last = llm.stream_complete(PROMPT)
-    return "same" if whole.strip() == last.text.strip() else "differ"
+    streamed = list(llm.stream_complete(PROMPT))[-1].text
+    return "same" if whole.strip() == streamed.strip() else "differ"
 
 
 def beginnings(member: Member, make: Make) -> str:
@@ -129,7 +128,7 @@ def beginnings(member: Member, make: Make) -> str:
     return str(member.prompts[0].count(member.tokenizer.bos_token_id))
 
 
-def stop(member: Member, make: Make) -> str:
+def stop(_: Member, make: Make) -> str:
     text = make(max_new_tokens=200).complete(PROMPT, stop=[" word3"]).text
     return "honoured" if "word3" not in text and "word2" in text else "ignored"
 
@@ -140,7 +139,7 @@ def overrides(member: Member, make: Make) -> str:
     return "honoured" if member.passes - before < 20 else "ignored"
 
 
-def heartbeat(member: Member, make: Make) -> str:
+def heartbeat(_: Member, make: Make) -> str:
     async def ask() -> float:
         gaps, last = [0.0], time.perf_counter()
 
@@ -202,8 +201,8 @@ def failure(member: Member, make: Make) -> str:
     return said[0] if said else "hangs"
 
 
-def json_safe(member: Member, make: Make) -> str:
-    raw = make(max_new_tokens=5).complete(PROMPT).raw
+def json_safe(_: Member, make: Make) -> str:
+    raw: Any = make(max_new_tokens=5).complete(PROMPT).raw
     try:
         json.dumps(raw.model_dump() if hasattr(raw, "model_dump") else raw)
     except TypeError as error:
@@ -211,15 +210,15 @@ def json_safe(member: Member, make: Make) -> str:
     return "yes"
 
 
-def usage(member: Member, make: Make) -> str:
-    raw = make(max_new_tokens=5).complete(PROMPT).raw
+def usage(_: Member, make: Make) -> str:
+    raw: Any = make(max_new_tokens=5).complete(PROMPT).raw
     told = dict(raw).get("usage")
     if told is None:
         return "none"
     return f"{told.prompt_tokens} + {told.completion_tokens} tokens"
 
 
-def events(member: Member, make: Make) -> str:
+def events(_: Member, make: Make) -> str:
     debug = LlamaDebugHandler(print_trace_on_end=False)
     llm = make(max_new_tokens=2, callback_manager=CallbackManager([debug]))
     llm.chat([ChatMessage("Count to fifty.")])
@@ -256,7 +255,7 @@ def table(seconds: float) -> str:
 @contextmanager
 def _silent_threads() -> Iterator[None]:
     """Errors that nobody waits for are not printed."""
-    hook, threading.excepthook = threading.excepthook, lambda args: None
+    hook, threading.excepthook = threading.excepthook, lambda _: None
     try:
         yield
     finally:

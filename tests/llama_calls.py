@@ -71,7 +71,7 @@ def prompt_of(path: str, question: str) -> str:
 
 
 class _Events(BaseEventHandler):
-    events: list[Any] = []
+    events: list[Any]
 
     def handle(self, event: BaseEvent, **kwargs: Any) -> None:
         self.events.append(event)

@@ -169,9 +169,9 @@ def test_failing_members_are_not_taken_for_an_answer():
     def broken(text: str) -> dict[str, float]:
         raise RuntimeError("the cable was cut")
 
-    with AdaFuseEngine([FakeBackend("elm", broken)]) as engine:
-        with pytest.raises(MemberError, match="'elm' failed.*cable"):
-            AdaFuseLLM(engine=engine).predict_and_call([TOOL], "12 plus 7?")
+    llm = AdaFuseLLM(engine=AdaFuseEngine([FakeBackend("elm", broken)]))
+    with pytest.raises(MemberError, match=r"'elm' failed.*cable"):
+        llm.predict_and_call([TOOL], "12 plus 7?")
 
 
 # Messages of agents that call functions ---------------------------------------------------------

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import types
 
 import pytest
 from llama_calls import PATHS, ask, prompt_of, recorded
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock, MessageRole, ThinkingBlock
-from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
-from llama_index.core.callbacks import TokenCountingHandler
+from llama_index.core.callbacks import (
+    CallbackManager,
+    CBEventType,
+    LlamaDebugHandler,
+    TokenCountingHandler,
+)
 from llama_index.core.prompts import PromptTemplate
 from llama_index.llms.adafuse import AdaFuseLLM
 from scripted import scripted, scripted_engine
@@ -74,7 +79,7 @@ async def test_every_path_returns_the_same_text_and_counts_it_once(engine, path,
     assert said.text == own.text
     assert expected is None or said.text == expected
     assert "".join(delta or "" for delta in said.deltas) == said.text
-    assert all(after.startswith(text) for text, after in zip(said.texts, said.texts[1:]))
+    assert all(after.startswith(text) for text, after in itertools.pairwise(said.texts))
     assert len(said.texts) == (len(own.rounds) if "stream" in path else 1)
 
     usage = said.raw.usage
@@ -129,7 +134,7 @@ async def test_prompt_functions_mean_the_same_on_every_path(path):
         engine=engine,
         system_prompt="SYSTEM",
         completion_to_prompt=lambda prompt: f"C({prompt})",
-        messages_to_prompt=lambda messages: "M(%s)" % "|".join(str(m.content) for m in messages),
+        messages_to_prompt=lambda messages: f"M({'|'.join(str(m.content) for m in messages)})",
         query_wrapper_prompt="Q({query_str})",
     )
     await ask(llm, path, "ask")

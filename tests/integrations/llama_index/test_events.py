@@ -142,9 +142,9 @@ async def test_events_carry_the_tags_of_the_one_who_asked(llm, path):
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_failed_decode_drops_its_span(path):
-    with counting_engine(WORDS, fails_at=2) as engine:
-        with recorded() as record, pytest.raises(MemberError, match="'elm'"):
-            await ask(AdaFuseLLM(engine=engine), path, prompt_of(path, "Count!"))
+    llm = AdaFuseLLM(engine=counting_engine(WORDS, fails_at=2))
+    with recorded() as record, pytest.raises(MemberError, match="'elm'"):
+        await ask(llm, path, prompt_of(path, "Count!"))
     (span,) = record.spans.dropped_spans[:1]
     assert span.id_.startswith("AdaFuse.decode")
     assert not record.named(EVENTS[2])

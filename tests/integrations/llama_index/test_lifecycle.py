@@ -93,7 +93,7 @@ def test_wrong_ways_of_making_one():
                 AdaFuseLLM(**wrong)
         with pytest.raises(InvalidInputError, match="dtype: say so where the engine is made"):
             AdaFuseLLM(engine=engine, dtype="bfloat16")
-        with pytest.raises(TypeError, match="unknown option 'max_word'. Did you mean 'max_word"):
+        with pytest.raises(TypeError, match=r"unknown option 'max_word'\. Did you mean 'max_word"):
             AdaFuseLLM(engine=engine, max_word=2)
         with pytest.raises(InvalidOptionError, match="max_words"):
             AdaFuseLLM(engine=engine, max_words=0)

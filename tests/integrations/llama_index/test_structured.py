@@ -22,7 +22,7 @@ class Ship(BaseModel):
     name: str = Field(description="What it is called.")
     kind: Literal["ferry", "tug"]
     length: float = Field(gt=0)
-    crew: list[str] = []
+    crew: tuple[str, ...] = ()
 
 
 FERRY = {"name": "Orrin {II}", "kind": "ferry", "length": 31.5, "crew": ["Anna", "船長"]}
@@ -99,9 +99,9 @@ async def test_attempts_are_bounded(way):
         with recorded() as record, pytest.raises(MalformedReplyError, match="Ship in 2 attempts"):
             await predict(llm, way, "none")
         assert len(record.named("LLMChatStartEvent")) == 2
-        with pytest.raises(ValueError, match="in 1 attempts.*cut off"):
-            engine = AdaFuseEngine([scripted(lambda prompt: WRITTEN)])
-            await predict(AdaFuseLLM(engine=engine, retries=0), way, "cut", max_new_tokens=9)
+        with pytest.raises(ValueError, match=r"in 1 attempts.*cut off"):
+            cut = AdaFuseEngine([scripted(lambda prompt: WRITTEN)])
+            await predict(AdaFuseLLM(engine=cut, retries=0), way, "cut", max_new_tokens=9)
 
 
 def test_members_read_the_schema_as_it_is(llm):

@@ -13,18 +13,18 @@ from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
-from llama_index.core.instrumentation import get_dispatcher
-from llama_index.core.instrumentation.dispatcher import active_instrument_tags
 from llama_index.core.instrumentation.span import active_span_id
-
-from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Generation, StreamEvent
-from adafuse_llm.summary import Summary, record
 from llama_index.llms.adafuse.events import (
     AdaFuseGenerationEndEvent,
     AdaFuseGenerationStartEvent,
     AdaFuseRoundEvent,
 )
 from llama_index.llms.adafuse.raw import AdaFuseRaw
+from llama_index_instrumentation import get_dispatcher
+from llama_index_instrumentation.dispatcher import active_instrument_tags
+
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Generation, StreamEvent
+from adafuse_llm.summary import Summary, record
 
 dispatcher = get_dispatcher(__name__)
 
@@ -110,7 +110,7 @@ class Decode:
                 yield Chunk(text, event.text, AdaFuseRaw.of_chunk(event))
 
     def _stream(self) -> Iterator[StreamEvent]:
-        """The engine's stream; what cannot be asked is refused here, before anything is computed."""
+        """The engine's stream; what cannot be asked is refused before anything is computed."""
         try:
             return self._engine.stream(**self._asked, cancel=self._cancel)
         except BaseException as error:

@@ -24,7 +24,6 @@ from llama_index.core.base.llms.types import (
     MessageRole,
 )
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_serializer
-from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.events.llm import (
     LLMStructuredPredictEndEvent,
     LLMStructuredPredictStartEvent,
@@ -33,15 +32,16 @@ from llama_index.core.llms import CustomLLM
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from llama_index.core.types import PydanticProgramMode
+from llama_index.llms.adafuse._decode import Chunk, Decode, aends_when_closed, ends_when_closed
+from llama_index.llms.adafuse._messages import extend, to_turns
+from llama_index.llms.adafuse._structured import Attempts, Model, Partial
+from llama_index_instrumentation import get_dispatcher
 from typing_extensions import Self
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidInputError, MemberSpec, RuntimeConfig
 from adafuse_llm.adapters.conversation import to_messages
 from adafuse_llm.adapters.ensembles import Ensemble
 from adafuse_llm.adapters.options import check_options
-from llama_index.llms.adafuse._decode import Chunk, Decode, aends_when_closed, ends_when_closed
-from llama_index.llms.adafuse._messages import extend, to_turns
-from llama_index.llms.adafuse._structured import Attempts, Model, Partial
 
 if TYPE_CHECKING:
     from llama_index.core.chat_engine.types import AgentChatResponse
@@ -124,7 +124,7 @@ class AdaFuseLLM(CustomLLM):
         fields = {*type(self).model_fields} - {*AdaFuseConfig.model_fields}
         base = {key: kwargs.pop(key) for key in fields & {*kwargs}}
         options = check_options(kwargs, also=sorted(fields))
-        AdaFuseConfig(**options)
+        config = AdaFuseConfig(**options)
         options.pop("temperature", None)
         if (members is None) == (engine is None):
             raise InvalidInputError(
@@ -146,7 +146,7 @@ class AdaFuseLLM(CustomLLM):
         super().__init__(
             members=None if members is None else ensemble.members,
             **{key: value for key, value in base.items() if value is not None},
-            **options,
+            **{name: getattr(config, name) for name in options},
         )
         self._given = engine
 
@@ -394,7 +394,7 @@ class AdaFuseLLM(CustomLLM):
 
     # Copies and pickles -----------------------------------------------------------------------
 
-    def __deepcopy__(self, memo: Any) -> Self:
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -433,8 +433,8 @@ class AdaFuseLLM(CustomLLM):
         return {**own, **check_options(said)}
 
     def _prompt(self, prompt: str, formatted: bool, said: Mapping[str, Any]) -> dict[str, Any]:
-        """What a completion asks: a text to continue, put into the LLM's prompts but for `formatted`
-        ones, in the order in which `predict` does so.
+        """What a completion asks: a text to continue, unless `formatted` put into the LLM's own
+        prompts, in the order in which `predict` does so.
         """
         if not formatted:
             if self.completion_to_prompt is not None:

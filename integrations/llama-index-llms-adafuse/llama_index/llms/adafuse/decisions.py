@@ -16,12 +16,13 @@ from llama_index.core.base.response.schema import (
 )
 from llama_index.core.bridge.pydantic import Field
 from llama_index.core.chat_engine.types import AgentChatResponse
-from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.span import BaseSpan
 from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
+from llama_index.llms.adafuse.raw import AdaFuseRaw
+from llama_index_instrumentation import get_dispatcher
+from typing_extensions import Self
 
 from adafuse_llm import Generation
-from llama_index.llms.adafuse.raw import AdaFuseRaw
 
 KEY = "adafuse"
 _WHOLE = (Response, PydanticResponse, AgentChatResponse)
@@ -51,7 +52,7 @@ class DecisionHandler(BaseSpanHandler[DecisionSpan]):
     ``with`` block. LLMs with ``emit_events=False`` tell it nothing.
     """
 
-    def attach(self) -> DecisionHandler:
+    def attach(self) -> Self:
         """Listen to everything that LlamaIndex does in this process."""
         get_dispatcher().add_span_handler(self)
         return self
@@ -61,7 +62,7 @@ class DecisionHandler(BaseSpanHandler[DecisionSpan]):
         root = get_dispatcher()
         root.span_handlers = [each for each in root.span_handlers if each is not self]
 
-    def __enter__(self) -> DecisionHandler:
+    def __enter__(self) -> Self:
         return self.attach()
 
     def __exit__(self, *exc_info: object) -> None:
