@@ -152,6 +152,16 @@ async def test_a_tool_is_chosen_and_called(llm, asynchronous):
     assert (response.response, response.sources) == ("It is 19.", [])
 
 
+def test_options_of_a_step(llm):
+    with recorded() as record:
+        llm.predict_and_call([TOOL], "12 plus 7?", members=["ink"], max_words=2, stop="?")
+    (start,) = record.named("AdaFuseGenerationStartEvent")
+    assert start.members == ("ink",)
+    assert start.options["max_words"] == 2
+    assert start.options["stop"] == ["?", *STOP]
+    assert llm.chat([ChatMessage("12 plus 7?")]).raw.usage.members.prompt_tokens.keys() > {"ink"}
+
+
 async def test_a_step_that_cannot_be_read_is_asked_for_again():
     def clumsy(prompt: str) -> str:
         return CALL if "Error while parsing" in prompt else "Thought: Hm.\nAction: add"

@@ -206,6 +206,8 @@ def test_what_is_not_text_is_refused(engine):
     picture = ChatMessage(blocks=[ImageBlock(image=b"AAAA")])
     with pytest.raises(InvalidInputError, match="message 0 holds a ImageBlock"):
         llm.chat([picture])
+    with pytest.raises(InvalidInputError, match="message 0 holds a ImageBlock"):
+        AdaFuseLLM(engine=engine, query_wrapper_prompt="{query_str}!").chat([picture])
     with pytest.raises(InvalidInputError, match="empty: pass at least one user"):
         llm.chat([])
 

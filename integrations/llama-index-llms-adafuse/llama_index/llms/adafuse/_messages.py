@@ -41,8 +41,7 @@ def extend(
     if query_wrapper_prompt is not None:
         users = [n for n, message in enumerate(extended) if message.role == "user"]
         for number in users[-1:]:
-            text = query_wrapper_prompt.format(query_str=extended[number].content or "")
-            extended[number] = ChatMessage(role="user", content=text)
+            extended[number] = _wrapped(extended[number], query_wrapper_prompt)
     if not system_prompt:
         return extended
     first = extended[0] if extended and extended[0].role == "system" else None
@@ -53,6 +52,12 @@ def extend(
         return extended
     both = ChatMessage(role="system", content=f"{system_prompt}\n\n{said}")
     return [both, *extended[1:]]
+
+
+def _wrapped(message: ChatMessage, wrapper: BasePromptTemplate) -> ChatMessage:
+    text = wrapper.format(query_str=message.content or "")
+    others = [block for block in message.blocks if not isinstance(block, TextBlock)]
+    return ChatMessage(role=message.role, blocks=[*others, TextBlock(text=text)])
 
 
 def _turn(number: int, message: ChatMessage) -> Turn:

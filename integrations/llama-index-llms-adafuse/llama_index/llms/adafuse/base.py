@@ -113,6 +113,7 @@ class AdaFuseLLM(CustomLLM):
     weights: dict[str, float] | tuple[float, ...] | None = _option("weights")
 
     _given: AdaFuseEngine | None = PrivateAttr(default=None)
+    _always: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     def __init__(
         self,
@@ -386,10 +387,11 @@ class AdaFuseLLM(CustomLLM):
         asked = [*(chat_history or []), *([user_msg] if user_msg else [])]
         own = ("react_chat_formatter", "output_parser", "tool_retriever", "memory")
         agent = {key: kwargs[key] for key in own if kwargs.get(key) is not None}
-        rest = {key: value for key, value in kwargs.items() if key not in own}
-        options = {**self._options({}), **check_options(rest, also=own)}
-        stop = (*(options.pop("stop", None) or self.engine.config.stop), OBSERVATION)
-        llm = self.model_copy(update={**options, "stop": tuple(dict.fromkeys(stop))})
+        options = check_options({k: v for k, v in kwargs.items() if k not in own}, also=own)
+        stop = options.get("stop", self._options({}).get("stop", ()))
+        stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        llm = self.model_copy()
+        llm._always = {**options, "stop": (*stop, OBSERVATION)}
         return await step_and_call(llm, tools, asked, agent, self.retries, verbose=verbose)
 
     # Copies and pickles -----------------------------------------------------------------------
@@ -430,7 +432,7 @@ class AdaFuseLLM(CustomLLM):
         fields = {name: getattr(self, name, None) for name in AdaFuseConfig.model_fields}
         own = {name: value for name, value in fields.items() if value is not None}
         own.pop("members", None)  # those of the ensemble
-        return {**own, **check_options(said)}
+        return {**own, **self._always, **check_options(said)}
 
     def _prompt(self, prompt: str, formatted: bool, said: Mapping[str, Any]) -> dict[str, Any]:
         """What a completion asks: a text to continue, unless `formatted` put into the LLM's own
