@@ -201,6 +201,15 @@ def test_chat_gives_every_member_its_own_template_with_one_beginning(engine):
     assert [text.count("<s>") for text in quill] == [1]
 
 
+def test_a_member_without_a_template_reads_named_turns():
+    seen: list[str] = []
+    member = scripted(lambda text: seen.append(text) or "North.", template=None)
+    asked = [ChatMessage(role="system", content="Be brief."), ChatMessage("Where?")]
+    reply = AdaFuseLLM(engine=AdaFuseEngine([member])).chat(asked)
+    assert reply.message.content == "North."
+    assert "Be brief.\n\nUser: Where?\n\nAssistant:" in seen
+
+
 def test_what_is_not_text_is_refused(engine):
     llm = AdaFuseLLM(engine=engine)
     picture = ChatMessage(blocks=[ImageBlock(image=b"AAAA")])

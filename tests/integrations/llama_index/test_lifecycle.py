@@ -28,6 +28,7 @@ from adafuse_llm import (
     MemberSpec,
     RuntimeConfig,
 )
+from adafuse_llm.embedded import member_paths
 
 # Making -----------------------------------------------------------------------------------------
 
@@ -54,16 +55,17 @@ def test_making_copying_and_pickling_load_nothing(no_loading):
 
 
 def test_members_are_loaded_once_and_let_go():
-    llm, same = AdaFuseLLM.from_embedded(max_new_tokens=3), AdaFuseLLM.from_embedded(max_words=1)
+    wren = [str(member_paths()[0])]
+    llm, same = AdaFuseLLM(wren, max_new_tokens=3), AdaFuseLLM(wren, max_words=1)
     assert llm.warmup() is llm
-    assert same.engine is llm.engine is pickle.loads(pickle.dumps(llm)).engine
-    other = AdaFuseLLM.from_embedded(runtime=RuntimeConfig(max_requests=2))
-    assert other.engine is not llm.engine
+    first = llm.engine
+    assert first is same.engine is pickle.loads(pickle.dumps(llm)).engine
+    other = AdaFuseLLM(wren, runtime=RuntimeConfig(max_requests=2))
+    assert other.engine is not first
     other.unload()
     llm.unload()
-    before = same.engine
-    assert same.complete("The mill").text
-    assert llm.engine is before
+    assert same.complete("The mill", max_new_tokens=2).text
+    assert llm.engine is not first
     llm.unload()
 
 
