@@ -32,8 +32,8 @@ MISSING = "needs langchain-huggingface: pip install --no-deps langchain-huggingf
 def pipeline() -> Any:
     """A text-generation pipeline over a scripted member."""
     from langchain_huggingface import HuggingFacePipeline
-    from obliging import answer  # type: ignore[import-untyped]
-    from scripted import save_scripted  # type: ignore[import-untyped]
+    from obliging import answer
+    from scripted import save_scripted
 
     return HuggingFacePipeline.from_model_id(
         save_scripted(tempfile.mkdtemp(), answer),

@@ -40,7 +40,7 @@ IN_THE_PROMPT = ("tools", "tool_choice", "response_format")
 
 
 class ChatAdaFuse(EnsembleModel, BaseChatModel):
-    """A LangChain chat model whose every reply is written by an ensemble of local models.
+    """A LangChain chat model whose every reply is written by an ensemble of local models::
 
         chat = ChatAdaFuse(members=["Qwen/Qwen2.5-7B-Instruct", "google/gemma-2-9b-it"])
         chat.invoke("Who founded the mill?").content
@@ -87,7 +87,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         """The model with tools that it can call.
 
         Args:
-            tools: functions, pydantic classes, TypedDicts, `BaseTool`s or schemas.
+            tools: functions, pydantic classes, TypedDicts, instances of `BaseTool`, or schemas.
             tool_choice: ``"auto"``; ``"none"`` or False; ``"any"``, ``"required"`` or True; the
                 name of a tool, or a dict with it. The members are told so.
             strict: whether schemas forbid arguments that they do not name.
