@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 class RoundCallbackHandler(BaseCallbackHandler):
-    """Collects the rounds of every run that it is passed to, or to whose parents it is::
+    """Collects the rounds of every run that it is passed to, or to whose parents it is.
+
+    For example::
 
         rounds = RoundCallbackHandler()
         chain.invoke(question, {"callbacks": [rounds]})
@@ -76,7 +78,9 @@ register_configure_hook(_HANDLER, inheritable=True)
 
 @contextmanager
 def get_round_callback() -> Iterator[RoundCallbackHandler]:
-    """Collect the rounds of everything that is run inside the block::
+    """Collect the rounds of everything that is run inside the block.
+
+    For example::
 
         with get_round_callback() as rounds:
             chain.invoke(question)

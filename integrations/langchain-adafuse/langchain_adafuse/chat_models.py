@@ -40,7 +40,9 @@ IN_THE_PROMPT = ("tools", "tool_choice", "response_format")
 
 
 class ChatAdaFuse(EnsembleModel, BaseChatModel):
-    """A LangChain chat model whose every reply is written by an ensemble of local models::
+    """A LangChain chat model whose every reply is written by an ensemble of local models.
+
+    For example::
 
         chat = ChatAdaFuse(members=["Qwen/Qwen2.5-7B-Instruct", "google/gemma-2-9b-it"])
         chat.invoke("Who founded the mill?").content

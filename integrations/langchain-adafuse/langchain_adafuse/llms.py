@@ -24,7 +24,9 @@ Kind = Literal["input_tokens", "output_tokens", "total_tokens"]
 
 
 class AdaFuseLLM(EnsembleModel, BaseLLM):
-    """A LangChain LLM whose every answer is written by an ensemble of local models::
+    """A LangChain LLM whose every answer is written by an ensemble of local models.
+
+    For example::
 
         llm = AdaFuseLLM(members=["Qwen/Qwen2.5-7B", "mistralai/Mistral-7B-v0.3"])
         for text in llm.stream("The capital of France is"):

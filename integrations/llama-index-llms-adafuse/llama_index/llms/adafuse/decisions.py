@@ -40,7 +40,9 @@ class DecisionSpan(BaseSpan):
 
 class DecisionHandler(BaseSpanHandler[DecisionSpan]):
     """Puts the rounds behind it into the responses of query engines, streaming or not, and of chat
-    engines that do not stream::
+    engines that do not stream.
+
+    For example::
 
         with DecisionHandler():
             response = query_engine.query("Who founded the mill?")
