@@ -17,6 +17,7 @@ def fill(markdown: str) -> str:
 
 
 def configuration() -> str:
+    """The options, a table per model."""
     from adafuse_llm import AdaFuseConfig, RuntimeConfig
 
     return "\n\n".join(
@@ -48,6 +49,7 @@ def _bounds(metadata: list[Any]) -> Iterator[str]:
 
 
 def command_line() -> str:
+    """The commands, a table of flags each."""
     import typer
 
     from adafuse_llm.cli import create_app

@@ -326,6 +326,7 @@ def test_the_exported_names_are_exactly_the_public_ones() -> None:
         "InvalidOptionError",
         "LoadError",
         "MajorityVote",
+        "MalformedReplyError",
         "MemberError",
         "MemberOutOfMemoryError",
         "MemberSpec",
