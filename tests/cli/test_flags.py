@@ -19,7 +19,8 @@ def test_every_option_of_the_configuration_is_a_flag(adafuse, name):
 def test_the_configuration_reaches_the_engine(adafuse, fakes):
     result = adafuse(
         "generate", "x:", "--margin-threshold", "0.5", "--max-words", 2, "--stop", r"\nQ\\n",
-        "--stop", "end", "--weights", "wren=2,heron=0.5", "--members", "heron, wren", "--strategy", "adafuse",
+        "--stop", "end", "--weights", "wren=2,heron=0.5", "--members", "heron, wren",
+        "--strategy", "adafuse",
         "--dtype", "float64", "--revision", "v1",
         "--device-map", "auto", "--trust-remote-code", "--model", "a", "--model", "b",
     )  # fmt: skip
