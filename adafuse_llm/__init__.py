@@ -30,11 +30,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from adafuse_llm.backends.base import Answer, Ask, Backend, Drafted, Placed
+    from adafuse_llm.backends.base import Answer, Ask, Backend, Drafted, Placed, Relative
     from adafuse_llm.backends.fake import FakeBackend
     from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
     from adafuse_llm.decoding.strategies import (
         AdaFuse,
+        DeePEn,
         FixedWords,
         GaC,
         MajorityVote,
@@ -64,11 +65,12 @@ if TYPE_CHECKING:
     from adafuse_llm.results import Candidate, Generation, Round, StreamEvent, Usage
 
 _HOMES = {
-    "backends.base": ("Answer", "Ask", "Backend", "Drafted", "Placed"),
+    "backends.base": ("Answer", "Ask", "Backend", "Drafted", "Placed", "Relative"),
     "backends.fake": ("FakeBackend",),
     "config": ("AdaFuseConfig", "RuntimeConfig"),
     "decoding.strategies": (
         "AdaFuse",
+        "DeePEn",
         "FixedWords",
         "GaC",
         "MajorityVote",
@@ -110,6 +112,7 @@ __all__ = [  # noqa: RUF022  one group per module, as in _HOMES
     "Single",
     "UniTE",
     "GaC",
+    "DeePEn",
     "SweetSpan",
     "Rerank",
     "MajorityVote",
@@ -123,6 +126,7 @@ __all__ = [  # noqa: RUF022  one group per module, as in _HOMES
     "Answer",
     "Placed",
     "Drafted",
+    "Relative",
     "FakeBackend",
     "AdaFuseError",
     "CacheMemoryError",

@@ -106,6 +106,10 @@ def union(  # noqa: C901
     return list(found.values())
 
 
+def _alike(one: str, other: str, at_start: bool) -> bool:
+    return one.lstrip() == other.lstrip() if at_start else one == other
+
+
 def _own(member: ReferenceMember, offer: Offer) -> bool:
     return member.name in offer.proposers
 
@@ -154,6 +158,80 @@ def gac(threshold: float = math.inf) -> Choose:
         return max(found, key=lambda offer: offer.average)
 
     return choose
+
+
+def seen_from(member: ReferenceMember, anchors: Sequence[int]) -> Any:
+    """Every token as a distribution over anchors, [vocabulary, anchors]."""
+    weight = member.model.get_input_embeddings().weight.detach().numpy()
+    unit = weight / np.linalg.norm(weight, axis=1, keepdims=True)
+    cosines = unit @ unit[list(anchors)].T
+    sharp = np.exp(100 * cosines / np.linalg.norm(cosines, axis=1, keepdims=True))
+    return sharp / sharp.sum(1, keepdims=True)
+
+
+def deepen(steps: int = 5, rate: float = 0.15) -> Choose:
+    """Distributions averaged over anchors; the first member's is moved there by AdamW."""
+
+    def choose(
+        members: Members, ids: Mapping[str, list[int]], weights: Sequence[float], at_start: bool
+    ) -> Offer:
+        known = [
+            {token.replace("\u0120", "\u2581"): i for token, i in m.tokenizer.get_vocab().items()}
+            for m in members
+        ]
+        shared = sorted(set.intersection(*map(set, known)))
+        spaces = [
+            seen_from(m, [own[token] for token in shared])
+            for m, own in zip(members, known, strict=True)
+        ]
+        chances = [np.exp(m.logprobs(ids[m.name])) for m in members]
+        target = np.average(
+            [p @ space for p, space in zip(chances, spaces, strict=True)], axis=0, weights=weights
+        )
+        main, before = members[0], ids[members[0].name]
+        token = main.greedy(before)
+        moved = main.logits(before).copy()
+        if token not in main.end_ids:
+            moved = descend(moved, spaces[0], target, steps, rate)
+            token = int(np.argmax(moved))
+        average = float(np.exp(moved - moved.max())[token] / np.exp(moved - moved.max()).sum())
+        if token in main.end_ids:
+            return Offer("", True, {}, [main.name], {}, average)
+        path = [token]
+        while len(path) < 4 and main.text(before, path).endswith(UNFINISHED):
+            path.append(main.greedy([*before, *path]))
+        text = main.text(before, path)
+        offer = Offer(text, False, {main.name: path}, [main.name], {}, average)
+        for member in members[1:]:
+            listed = offers(member, ids[member.name], 10)
+            own = [
+                path for path, said, stops in listed if not stops and _alike(said, text, at_start)
+            ]
+            natural = text
+            if at_start and has_ink(listed[0][1]):
+                natural = leading_whitespace(listed[0][1]) + text.lstrip()
+            tokens, _ = member.codec.encode_continuation(list(ids[member.name]), natural)
+            offer.tokens[member.name] = own[0] if own else list(tokens)
+        return offer
+
+    return choose
+
+
+def descend(logits: Any, space: Any, target: Any, steps: int, rate: float) -> Any:
+    """Logits after steps of AdamW on the mean of target * log(target / relative)."""
+    first = np.zeros_like(logits)
+    second = np.zeros_like(logits)
+    for step in range(1, steps + 1):
+        now = rate / 4 + (rate - rate / 4) * (1 + math.cos(math.pi * (step - 1) / 10)) / 2
+        chances = np.exp(logits - logits.max())
+        chances /= chances.sum()
+        slope = space @ (-target / (chances @ space)) / len(target)
+        gradient = chances * (slope - chances @ slope)
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.999 * second + 0.001 * gradient**2
+        scale = np.sqrt(second / (1 - 0.999**step)) + 1e-8
+        logits = logits * (1 - now * 0.01) - now * first / (1 - 0.9**step) / scale
+    return logits
 
 
 @dataclass

@@ -18,6 +18,7 @@ from adafuse_llm import (
     AdaFuse,
     AdaFuseConfig,
     AdaFuseEngine,
+    DeePEn,
     FakeBackend,
     FixedWords,
     GaC,
@@ -153,7 +154,7 @@ def twins(recipe: Recipe) -> tuple[HuggingFaceBackend, HuggingFaceBackend]:
 
 
 @pytest.mark.parametrize("recipe", TRIPLE, ids=lambda recipe: recipe.kind)
-@pytest.mark.parametrize("strategy", ["unite", "gac"])
+@pytest.mark.parametrize("strategy", ["unite", "gac", "deepen"])
 def test_identical_members_write_what_one_writes_alone(strategy: str, recipe: Recipe) -> None:
     for prompt in PROMPTS:
         alone = run("single", [recipe], prompt, max_new_tokens=32)
@@ -232,6 +233,43 @@ def test_tokens_of_a_member_in_the_path_form_that_lags_behind() -> None:
     members = [reference(recipe) for recipe in lagging]
     expected_text = reference_tokens.decode(members, PROMPTS[0], choose, max_new_tokens=16).text
     assert run(GaC(threshold=0.15), lagging, max_new_tokens=16).text == expected_text
+
+
+@pytest.mark.parametrize(
+    "recipes", [PAIR, PAIR[::-1], TRIPLE, LOSSY], ids=["pair", "reversed", "triple", "lossy"]
+)
+@pytest.mark.parametrize("rate", [0.15, 0.5])
+def test_deepen_moves_as_far_as_a_computation_by_hand(
+    recipes: Sequence[Recipe], rate: float
+) -> None:
+    changed = 0
+    for prompt in PROMPTS:
+        members = [reference(recipe) for recipe in recipes]
+        choose = reference_tokens.deepen(rate=rate)
+        expected = reference_tokens.decode(members, prompt, choose, max_new_tokens=12)
+        same(run(DeePEn(rate=rate), recipes, prompt, max_new_tokens=12), expected)
+        alone = run("single", recipes[:1], prompt, max_new_tokens=12).text
+        changed += not alone.startswith(expected.text)
+    assert changed
+
+
+def test_deepen_with_weights_and_another_main_member() -> None:
+    members = [reference(recipe) for recipe in PAIR[::-1]]
+    choose = reference_tokens.deepen(steps=3, rate=0.3)
+    expected = reference_tokens.decode(
+        members, PROMPTS[1], choose, max_new_tokens=12, weights=(0.5, 2.0)
+    )
+    strategy = DeePEn(main=PAIR[1].name, steps=3, rate=0.3)
+    same(run(strategy, PAIR, PROMPTS[1], max_new_tokens=12, weights=(2.0, 0.5)), expected)
+
+
+def test_deepen_refuses_members_that_tell_no_distributions() -> None:
+    with AdaFuseEngine([backend(PAIR[0]), saying("b", "No")], strategy="deepen") as engine:
+        with pytest.raises(InvalidInputError, match=r"needs members that tell .*; b cannot"):
+            engine.generate("x")
+        assert engine.generate("x", members=PAIR[0].name, max_new_tokens=3).text
+    with pytest.raises(InvalidInputError, match="must be a member that decodes"):
+        run(DeePEn(main="nobody"), PAIR)
 
 
 @pytest.mark.parametrize("only", [0, 1])
@@ -369,11 +407,13 @@ def test_an_option_that_a_strategy_does_not_use_is_refused(name: str) -> None:
         "weights": (1.0, 2.0),
     }
     members = ("a",) if name == "single" else None
-    fakes = [saying("a", "Yes"), saying("b", "No")]
+    fakes: list[Any] = [saying("a", "Yes"), saying("b", "No")]
+    if name == "deepen":
+        fakes = list(twins(PAIR[0]))
     with AdaFuseEngine(fakes, AdaFuseConfig(members=members), strategy=strategy) as engine:
         for option, value in other.items():
             if option in strategy.options:
-                assert engine.generate("x", **{option: value}).text
+                assert engine.generate("x", **{option: value}, max_new_tokens=5).text
             else:
                 said = f"option '{option}': strategy '{name}' does not use it; got"
                 with pytest.raises(InvalidOptionError, match=said):
@@ -384,7 +424,7 @@ def test_an_option_that_a_strategy_does_not_use_is_refused(name: str) -> None:
 
 def test_a_strategy_is_given_by_name_or_as_an_object() -> None:
     fakes = [saying("a", "Yes")]
-    for strategy in (AdaFuse(), Single(), FixedWords(7), UniTE(), GaC(), SweetSpan(), Rerank()):
+    for strategy in (AdaFuse(), Single(), FixedWords(7), UniTE(), GaC(), DeePEn(), Rerank()):
         assert AdaFuseEngine(fakes, strategy=strategy).strategy is strategy
         assert type(find_strategy(strategy.name)) is type(strategy)
     assert AdaFuseEngine(fakes).strategy.name == "adafuse"
@@ -407,6 +447,9 @@ def test_a_strategy_is_given_by_name_or_as_an_object() -> None:
         lambda: GaC(threshold=1.5),
         lambda: GaC(threshold=math.nan),
         lambda: GaC(gate="a"),
+        lambda: DeePEn(steps=0),
+        lambda: DeePEn(rate=0.0),
+        lambda: DeePEn(rate=math.nan),
     ],
 )
 def test_settings_of_strategies_are_checked(make: Any) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from adafuse_llm.decoding.strategies.adafuse import AdaFuse
 from adafuse_llm.decoding.strategies.answers import MajorityVote, Rerank
+from adafuse_llm.decoding.strategies.deepen import DeePEn
 from adafuse_llm.decoding.strategies.fixed import FixedWords, Single
 from adafuse_llm.decoding.strategies.gac import GaC
 from adafuse_llm.decoding.strategies.sweetspan import SweetSpan
@@ -23,6 +24,7 @@ NAMED: Mapping[str, Callable[[], Strategy]] = {
     "unite": UniTE,
     "gac": GaC,
     "gac-gated": lambda: GaC(threshold=0.5),
+    "deepen": DeePEn,
     "sweetspan": SweetSpan,
     "rerank": Rerank,
     "vote": MajorityVote,
@@ -32,6 +34,7 @@ NAMED: Mapping[str, Callable[[], Strategy]] = {
 __all__ = [
     "NAMED",
     "AdaFuse",
+    "DeePEn",
     "FixedWords",
     "GaC",
     "MajorityVote",

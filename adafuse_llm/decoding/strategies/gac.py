@@ -15,13 +15,19 @@ from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
 from adafuse_llm.decoding.member import Member, Steps, together
 from adafuse_llm.decoding.propose import Proposal
 from adafuse_llm.decoding.rounds import judged, settle
-from adafuse_llm.decoding.strategies.tokens import averaged, first_logprobs, offer, suggest, union
+from adafuse_llm.decoding.strategies.tokens import (
+    LISTED,
+    averaged,
+    first_logprobs,
+    offer,
+    suggest,
+    union,
+)
 from adafuse_llm.decoding.strategy import Outcome, Play, Strategy
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 
-LISTED, WIDER = 10, 4
-"""How many tokens of each member are looked at first, and how many times more each time that is
-not enough to be sure."""
+WIDER = 4
+"""How many times more tokens are listed each time that it is not enough to be sure."""
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,20 @@ from adafuse_llm.decoding.score import Candidate, Pool
 from adafuse_llm.text.words import CHARACTER_TOKENS, is_incomplete
 from adafuse_llm.tree import Node
 
+LISTED = 10
+"""Tokens among which a member's own one for a text is looked for."""
+
 
 def offer(member: Member, count: int) -> Steps[Proposal]:
     """A member's likeliest next tokens as spans."""
     root = member.tree.root
     yield from member.evaluate([root])
-    tokens = member.next(root).tokens[:count]
+    return (yield from offer_tokens(member, member.next(root).tokens[:count]))
+
+
+def offer_tokens(member: Member, tokens: Sequence[int]) -> Steps[Proposal]:
+    """Tokens that may come next as spans."""
+    root = member.tree.root
     starts = {t: member.tree.child(root, t) for t in tokens if t not in member.end_ids}
     ends = yield from _complete(member, list(starts.values()))
     found = dict(zip(starts, ends, strict=True))
