@@ -198,7 +198,7 @@ def test_weights_by_name_and_by_order_are_the_same() -> None:
     ensemble = engine(*members)
     by_order = ensemble.generate("The", max_new_tokens=8, weights=[0.2, 1.0])
     by_name = ensemble.generate("The", max_new_tokens=8, weights={names[1]: 1.0, names[0]: 0.2})
-    assert [r.candidates for r in by_order.rounds] == [r.candidates for r in by_name.rounds]
+    assert as_data(by_order)["rounds"] == approximately(as_data(by_name)["rounds"])
 
 
 def test_some_members_decode_as_an_engine_of_them_would() -> None:

@@ -55,9 +55,9 @@ def growth(first: int, last: int) -> float:
 
     engine = make_engine(embedded(prefix_cache_bytes=KEPT), max_new_tokens=4)
     levels: list[int] = []
+    texts = [prompt_of(20 + seed % 30, seed) for seed in range(last)]
     for done in range(0, last, TOGETHER):
-        texts = [prompt_of(20 + seed % 30, seed) for seed in range(done, done + TOGETHER)]
-        engine.generate_batch(texts)
+        engine.generate_batch(texts[done : done + TOGETHER])
         if done + TOGETHER in (first, last):
             gc.collect()
             _give_back_free_memory()
