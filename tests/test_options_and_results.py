@@ -329,6 +329,8 @@ def test_the_exported_names_are_exactly_the_public_ones() -> None:
         "Placed",
         "Round",
         "RuntimeConfig",
+        "ScoredText",
+        "Scores",
         "StreamEvent",
         "UnsupportedModelError",
         "Usage",
