@@ -300,7 +300,7 @@ def _shown(evaluations: Sequence[Evaluation], comparisons: dict[str, list[Compar
 def _scores(evaluations: Sequence[Evaluation]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     names = list(evaluations[0].scores)
-    for column in ("", *names, "s/answer", "tokens/answer", "passes/answer", "failed"):
+    for column in ("", *names, "seconds", "tokens", "passes", "failed"):
         table.add_column(column, justify="left" if not column else "right")
     for each in evaluations:
         table.add_row(
