@@ -6,7 +6,7 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -202,7 +202,7 @@ class AdaFuseEngine:
         on_round: RoundObserver | None = None,
         cancel: threading.Event | None = None,
         **overrides: Any,
-    ) -> Iterator[StreamEvent]:
+    ) -> Generator[StreamEvent, None, None]:
         """Decode span by span; arguments and errors as for `generate`.
 
         Yields one event per committed span, the last one with the whole result. Arguments are
@@ -226,29 +226,31 @@ class AdaFuseEngine:
         All inputs are checked before anything is computed. If one decode fails, the others are
         stopped and its error is raised.
         """
+        events = self.stream_batch(
+            prompts, messages=messages, on_round=on_round, cancel=cancel, **overrides
+        )
+        done = {index: event.generation for index, event in events if event.generation}
+        return [done[index] for index in range(len(done))]
+
+    def stream_batch(
+        self,
+        prompts: Sequence[str] | None = None,
+        *,
+        messages: Sequence[Messages] | None = None,
+        on_round: RoundObserver | None = None,
+        cancel: threading.Event | None = None,
+        **overrides: Any,
+    ) -> Generator[tuple[int, StreamEvent], None, None]:
+        """`generate_batch` span by span: the events of all decodes as they come, each with the
+        number of its prompt. Closing the iterator stops all decodes within a round.
+        """
         if (prompts is None) == (messages is None) or isinstance(prompts, str):
             raise InvalidInputError("pass a list of prompts, or a list of conversations")
         requests = [
             *(self._request(prompt, None, cancel, overrides) for prompt in prompts or ()),
             *(self._request(None, turns, cancel, overrides) for turns in messages or ()),
         ]
-        outbox: queue.SimpleQueue[tuple[int, StreamEvent | BaseException]] = queue.SimpleQueue()
-        done: dict[int, Generation] = {}
-        try:
-            self._scheduler.submit(
-                *((request, _numbered(i, outbox)) for i, request in enumerate(requests))
-            )
-            while len(done) < len(requests):
-                index, event = outbox.get()
-                if isinstance(event, BaseException):
-                    raise event
-                self._observe(event, on_round)
-                if event.generation is not None:
-                    done[index] = event.generation
-            return [done[index] for index in range(len(requests))]
-        finally:
-            for request in requests:
-                request.abandoned.set()
+        return self._consume_all(requests, on_round)
 
     def score(
         self,
@@ -333,7 +335,7 @@ class AdaFuseEngine:
         on_round: RoundObserver | None = None,
         cancel: threading.Event | None = None,
         **overrides: Any,
-    ) -> AsyncIterator[StreamEvent]:
+    ) -> AsyncGenerator[StreamEvent, None]:
         """`stream` without blocking the event loop; cancelling the task, or closing the iterator,
         stops the decode. Observers run on the event loop.
         """
@@ -374,7 +376,9 @@ class AdaFuseEngine:
     def __repr__(self) -> str:
         return f"{type(self).__name__}(members=[{', '.join(self.members)}])"
 
-    def _consume(self, request: Request, on_round: RoundObserver | None) -> Iterator[StreamEvent]:
+    def _consume(
+        self, request: Request, on_round: RoundObserver | None
+    ) -> Generator[StreamEvent, None, None]:
         outbox: queue.SimpleQueue[StreamEvent | BaseException] = queue.SimpleQueue()
         try:
             self._scheduler.submit((request, outbox.put))
@@ -388,6 +392,26 @@ class AdaFuseEngine:
                     return
         finally:
             request.abandoned.set()
+
+    def _consume_all(
+        self, requests: Sequence[Request], on_round: RoundObserver | None
+    ) -> Generator[tuple[int, StreamEvent], None, None]:
+        outbox: queue.SimpleQueue[tuple[int, StreamEvent | BaseException]] = queue.SimpleQueue()
+        running = len(requests)
+        try:
+            self._scheduler.submit(
+                *((request, _numbered(i, outbox)) for i, request in enumerate(requests))
+            )
+            while running:
+                index, event = outbox.get()
+                if isinstance(event, BaseException):
+                    raise event
+                self._observe(event, on_round)
+                running -= event.generation is not None
+                yield index, event
+        finally:
+            for request in requests:
+                request.abandoned.set()
 
     def _observe(self, event: StreamEvent, on_round: RoundObserver | None) -> None:
         if event.round is None:

@@ -10,6 +10,7 @@
     ├── MemberError(RuntimeError)             a member failed while decoding
     │   └── MemberOutOfMemoryError(MemoryError)
     ├── DecodingError(RuntimeError)           no member could score any candidate
+    ├── MalformedReplyError(ValueError)       a reply is not of the form that was asked for
     ├── EngineClosedError(RuntimeError)       the engine was closed
     └── MissingDependencyError(ImportError)   an optional package is not installed
 
@@ -72,6 +73,10 @@ class MemberOutOfMemoryError(MemberError, MemoryError):
 
 class DecodingError(AdaFuseError, RuntimeError):
     """No candidate of a round could be scored by any member."""
+
+
+class MalformedReplyError(AdaFuseError, ValueError):
+    """No reply was of the form that was asked for, such as JSON that fits a schema."""
 
 
 class EngineClosedError(AdaFuseError, RuntimeError):

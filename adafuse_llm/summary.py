@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Literal
 
@@ -43,22 +43,29 @@ class Summary(BaseModel):
     @classmethod
     def of(cls, rounds: Iterable[Round]) -> Summary:
         """Summarise rounds of one ensemble."""
-        rounds = list(rounds)
-        members = list(dict.fromkeys(name for each in rounds for name in each.margins))
-        wins = dict.fromkeys(members, 0)
-        margins: dict[str, list[float]] = {name: [] for name in members}
-        for each in rounds:
-            for name in proposers(each):
+        return cls.of_records(map(record, rounds))
+
+    @classmethod
+    def of_records(cls, records: Iterable[Mapping[str, Any]]) -> Summary:
+        """Summarise rounds as :func:`record` tells them. Without their margins (``"summary"``) the
+        mean margins stay empty, and so do the wins of members that never won.
+        """
+        told = list(records)
+        margins: dict[str, list[float]] = {}
+        for each in told:
+            for name, values in each.get("margins", {}).items():
+                margins.setdefault(name, []).extend(values)
+        wins = dict.fromkeys(margins, 0)
+        for each in told:
+            for name in each["proposers"]:
                 wins[name] = wins.get(name, 0) + 1
-            for name, values in each.margins.items():
-                margins[name] += values
         return cls(
-            rounds=len(rounds),
+            rounds=len(told),
             wins=wins,
-            words_per_round=dict(sorted(Counter(len(r.text.split()) for r in rounds).items())),
-            agreement=fmean(is_unanimous(each) for each in rounds) if rounds else None,
+            words_per_round=dict(sorted(Counter(len(r["text"].split()) for r in told).items())),
+            agreement=fmean(each["unanimous"] for each in told) if told else None,
             mean_margin={name: fmean(values) for name, values in margins.items() if values},
-            seconds=sum(each.elapsed for each in rounds),
+            seconds=sum(each["elapsed"] for each in told),
         )
 
 

@@ -17,6 +17,7 @@ def fill(markdown: str) -> str:
 
 
 def configuration() -> str:
+    """The options, a table per model."""
     from adafuse_llm import AdaFuseConfig, RuntimeConfig
 
     return "\n\n".join(
@@ -48,6 +49,7 @@ def _bounds(metadata: list[Any]) -> Iterator[str]:
 
 
 def command_line() -> str:
+    """The commands, a table of flags each."""
     import typer
 
     from adafuse_llm.cli import create_app
@@ -61,7 +63,9 @@ def _command(name: str, command: Any) -> str:
     arguments, flags = [], []
     for parameter in command.params:
         (arguments if parameter.param_type_name == "argument" else flags).append(parameter)
-    usage = " ".join(["adafuse", name, *((each.metavar or each.name).upper() for each in arguments)])
+    usage = " ".join(
+        ["adafuse", name, *((each.metavar or each.name).upper() for each in arguments)]
+    )
     rows = ["| flag | default | meaning |", "|---|---|---|"]
     for flag in flags:
         default = flag.default if flag.default not in (None, [], (), False) else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -29,3 +30,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     tally = compare.TALLY
     if tally.decodes:
         terminalreporter.write_line(f"compared with the reference: {tally}")
+    standard = Counter(
+        outcome
+        for outcome in ("passed", "skipped", "failed", "xfailed", "xpassed", "error")
+        for report in terminalreporter.getreports(outcome)
+        if "langchain/test_standard.py" in report.nodeid
+    )
+    if standard:
+        counted = ", ".join(f"{count} {outcome}" for outcome, count in standard.items())
+        terminalreporter.write_line(f"LangChain's standard tests of chat models: {counted}")

@@ -322,6 +322,7 @@ def test_the_exported_names_are_exactly_the_public_ones() -> None:
         "InvalidInputError",
         "InvalidOptionError",
         "LoadError",
+        "MalformedReplyError",
         "MemberError",
         "MemberOutOfMemoryError",
         "MemberSpec",

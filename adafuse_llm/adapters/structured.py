@@ -71,6 +71,14 @@ def correction(error: str) -> str:
     )
 
 
+def begun_json(text: str) -> str:
+    """The JSON in a reply that is still being written, as far as it goes: the longest object or
+    array outside of reasoning, closed or not. Empty while there is none.
+    """
+    regions = (region.text for region in _regions(_answer(text)))
+    return max(regions, key=len, default="")
+
+
 class _Region(NamedTuple):
     """What stands in brackets that are in no others."""
 

@@ -285,10 +285,9 @@ def _safe(name: str) -> str:
 
 def _shown(evaluations: Sequence[Evaluation], comparisons: dict[str, list[Comparison]]) -> Group:
     first = evaluations[0]
-    parts: list[Any] = [
-        Text(f"{first.task}: {first.answers} questions", "bold"),
-        _scores(evaluations),
-    ]
+    title = Text(f"{first.task}: {first.answers} questions", "bold")
+    title.append("; seconds, tokens and passes per answer, all members together", "not bold dim")
+    parts: list[Any] = [title, _scores(evaluations)]
     if first.groups:
         parts += ["", Text(f"{next(iter(first.scores))} by group", "bold"), _groups(evaluations)]
     if comparisons:

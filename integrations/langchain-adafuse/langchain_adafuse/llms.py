@@ -2,50 +2,98 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from contextlib import aclosing
+from typing import Any, Literal
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForLLMRun,
     CallbackManagerForLLMRun,
+    Callbacks,
 )
 from langchain_core.language_models import BaseLLM
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
-from pydantic import ConfigDict, Field
 
-from adafuse_llm import AdaFuseEngine, StreamEvent
+from adafuse_llm import Generation as Answer
+from adafuse_llm import StreamEvent
+from langchain_adafuse._model import EnsembleModel, Told, usage_of
+from langchain_adafuse._rounds import ROUNDS_KEY
+
+Kind = Literal["input_tokens", "output_tokens", "total_tokens"]
 
 
-class AdaFuseLLM(BaseLLM):
-    """A LangChain LLM whose every answer is decoded by an AdaFuse ensemble.
+class AdaFuseLLM(EnsembleModel, BaseLLM):
+    """A LangChain LLM whose every answer is written by an ensemble of local models.
 
-    Args:
-        engine: the ensemble.
-        options: options of `AdaFuseConfig` for every call; a call's own keyword arguments
-            override them.
+    For example::
+
+        llm = AdaFuseLLM(members=["Qwen/Qwen2.5-7B", "mistralai/Mistral-7B-v0.3"])
+        for text in llm.stream("The capital of France is"):
+            print(text, end="")
+
+    Making one loads nothing; the first call does (or `warmup`). One chunk is streamed per committed
+    span, and the records of the rounds are in ``generation_info["adafuse_rounds"]``. Prompts of a
+    `batch` share forward passes; as LangChain hands on one run for all of them, their round events
+    carry the number of their ``prompt``.
+
+    Raises:
+        ContextOverflowError: a prompt fits no member's window; nothing was computed.
+        TimeoutError: `timeout` seconds have passed.
+        MemberError: a member failed; its name is in the message.
     """
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-
-    engine: AdaFuseEngine
-    options: dict[str, Any] = Field(default_factory=dict)
-
-    @classmethod
-    def from_embedded(cls, **options: Any) -> AdaFuseLLM:
-        """The three small models that ship with adafuse-llm."""
-        return cls(engine=AdaFuseEngine.from_embedded(), options=options)
 
     @property
     def _llm_type(self) -> str:
         return "adafuse"
 
-    @property
-    def _identifying_params(self) -> dict[str, Any]:
-        config = self.engine.config.override(self.options)
-        return {"members": list(self.engine.members), **config.model_dump()}
+    def generate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,
+        callbacks: Callbacks | list[Callbacks] | None = None,
+        *,
+        tags: list[str] | list[list[str]] | None = None,
+        metadata: dict[str, Any] | list[dict[str, Any]] | None = None,
+        run_name: str | list[str] | None = None,
+        run_id: uuid.UUID | list[uuid.UUID | None] | None = None,
+        **kwargs: Any,
+    ) -> LLMResult:
+        """As `BaseLLM.generate`; what a call overrides is part of its cache key, too."""
+        call = self._for_call(stop, kwargs)
+        return super(AdaFuseLLM, call).generate(
+            prompts,
+            call._stops,
+            callbacks,
+            tags=tags,
+            metadata=metadata,
+            run_name=run_name,
+            run_id=run_id,
+        )
 
-    def _call_options(self, stop: list[str] | None, kwargs: dict[str, Any]) -> dict[str, Any]:
-        return {**self.options, **({"stop": tuple(stop)} if stop else {}), **kwargs}
+    async def agenerate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,
+        callbacks: Callbacks | list[Callbacks] | None = None,
+        *,
+        tags: list[str] | list[list[str]] | None = None,
+        metadata: dict[str, Any] | list[dict[str, Any]] | None = None,
+        run_name: str | list[str] | None = None,
+        run_id: uuid.UUID | list[uuid.UUID | None] | None = None,
+        **kwargs: Any,
+    ) -> LLMResult:
+        """`generate` on an event loop."""
+        call = self._for_call(stop, kwargs)
+        return await super(AdaFuseLLM, call).agenerate(
+            prompts,
+            call._stops,
+            callbacks,
+            tags=tags,
+            metadata=metadata,
+            run_name=run_name,
+            run_id=run_id,
+        )
 
     def _generate(
         self,
@@ -54,22 +102,18 @@ class AdaFuseLLM(BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        options = self._call_options(stop, kwargs)
-        generations = self.engine.generate_batch(prompts, **options)
-        return LLMResult(
-            generations=[
-                [
-                    Generation(
-                        text=result.text,
-                        generation_info={
-                            "finish_reason": result.finish_reason,
-                            "usage": result.usage.model_dump(),
-                        },
-                    )
-                ]
-                for result in generations
-            ]
-        )
+        call = self._for_call(stop, kwargs)
+        return call._result(call._decode_all(run_manager, prompts))
+
+    async def _agenerate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> LLMResult:
+        call = self._for_call(stop, kwargs)
+        return call._result(await call._adecode_all(run_manager, prompts))
 
     def _stream(
         self,
@@ -78,8 +122,9 @@ class AdaFuseLLM(BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[GenerationChunk]:
-        for event in self.engine.stream(prompt, **self._call_options(stop, kwargs)):
-            chunk = _chunk(event)
+        call = self._for_call(stop, kwargs)
+        for event, told in call._decode(run_manager, 0, prompt=prompt):
+            chunk = call._chunk(event, told)
             if run_manager:
                 run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
@@ -91,13 +136,40 @@ class AdaFuseLLM(BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[GenerationChunk]:
-        async for event in self.engine.astream(prompt, **self._call_options(stop, kwargs)):
-            chunk = _chunk(event)
-            if run_manager:
-                await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-            yield chunk
+        call = self._for_call(stop, kwargs)
+        async with aclosing(call._adecode(run_manager, 0, prompt=prompt)) as events:
+            async for event, told in events:
+                chunk = call._chunk(event, told)
+                if run_manager:
+                    await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                yield chunk
 
+    def _chunk(self, event: StreamEvent, told: Told) -> GenerationChunk:
+        info: dict[str, Any] = {ROUNDS_KEY: told} if told else {}
+        if event.generation is not None:
+            info |= self._information(event.generation)
+        return GenerationChunk(text=event.text, generation_info=info or None)
 
-def _chunk(event: StreamEvent) -> GenerationChunk:
-    info = {"finish_reason": event.generation.finish_reason} if event.generation else None
-    return GenerationChunk(text=event.text, generation_info=info)
+    def _result(self, answers: list[tuple[Answer, Told]]) -> LLMResult:
+        generations = [
+            [
+                Generation(
+                    text=answer.text,
+                    generation_info={
+                        **({ROUNDS_KEY: told} if told else {}),
+                        **self._information(answer),
+                    },
+                )
+            ]
+            for answer, told in answers
+        ]
+        usages = [usage_of(answer) for answer, _ in answers]
+        kinds: tuple[Kind, ...] = ("input_tokens", "output_tokens", "total_tokens")
+        total = {kind: sum(usage[kind] for usage in usages) for kind in kinds}
+        return LLMResult(
+            generations=generations,
+            llm_output={"model_name": self.model_name, "token_usage": total},
+        )
+
+    def _information(self, answer: Answer) -> dict[str, Any]:
+        return {**self._metadata(answer), "usage_metadata": usage_of(answer)}

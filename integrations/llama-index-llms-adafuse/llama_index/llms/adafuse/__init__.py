@@ -3,5 +3,20 @@
 from __future__ import annotations
 
 from llama_index.llms.adafuse.base import AdaFuseLLM
+from llama_index.llms.adafuse.decisions import DecisionHandler
+from llama_index.llms.adafuse.events import (
+    AdaFuseGenerationEndEvent,
+    AdaFuseGenerationStartEvent,
+    AdaFuseRoundEvent,
+)
+from llama_index.llms.adafuse.raw import AdaFuseRaw, TokenUsage
 
-__all__ = ["AdaFuseLLM"]
+__all__ = [
+    "AdaFuseGenerationEndEvent",
+    "AdaFuseGenerationStartEvent",
+    "AdaFuseLLM",
+    "AdaFuseRaw",
+    "AdaFuseRoundEvent",
+    "DecisionHandler",
+    "TokenUsage",
+]

@@ -1,0 +1,88 @@
+"""LangChain's standard tests of chat models on `ChatHuggingFace`, for comparison with ours.
+
+    pip install --no-deps langchain-huggingface
+    python benchmarks/langchain_standard_tests.py
+
+langchain-huggingface declares versions of huggingface-hub that transformers 5 does not take; it
+runs all the same, so it is installed without its dependencies. It is given one of the two scripted
+members that answer in ``tests/integrations/langchain/test_standard.py``, in a local pipeline; the
+same command over those tests is ``pytest tests/integrations/langchain/test_standard.py``.
+Prints pytest's summary of the 60 items.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_tests.integration_tests import ChatModelIntegrationTests
+from langchain_tests.unit_tests import ChatModelUnitTests
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+MISSING = "needs langchain-huggingface: pip install --no-deps langchain-huggingface"
+
+
+@functools.cache
+def pipeline() -> Any:
+    """A text-generation pipeline over a scripted member."""
+    from langchain_huggingface import HuggingFacePipeline
+    from obliging import answer
+    from scripted import save_scripted
+
+    return HuggingFacePipeline.from_model_id(
+        save_scripted(tempfile.mkdtemp(), answer),
+        task="text-generation",
+        pipeline_kwargs={"max_new_tokens": 300, "return_full_text": False},
+    )
+
+
+class OnePipeline:
+    @property
+    def chat_model_class(self) -> Any:
+        from langchain_huggingface import ChatHuggingFace
+
+        return ChatHuggingFace
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {"llm": pipeline()}
+
+
+class TestUnit(OnePipeline, ChatModelUnitTests):
+    """10 items."""
+
+
+class TestIntegration(OnePipeline, ChatModelIntegrationTests):
+    """50 items."""
+
+    @property
+    def supports_json_mode(self) -> bool:
+        return True
+
+    @property
+    def supports_anthropic_inputs(self) -> bool:
+        return True
+
+    @property
+    def model_override_value(self) -> str:
+        return "quill"
+
+
+def main() -> int:
+    """Run the items; a failure among them is a result, not an error."""
+    try:
+        import langchain_huggingface  # noqa: F401
+    except ImportError:
+        sys.exit(MISSING)
+    own = ("--disable-socket", "--allow-unix-socket", "--timeout", "20", "--benchmark-disable")
+    return int(pytest.main([__file__, "-q", "--tb=no", "-p", "no:cacheprovider", *own]) > 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,310 @@
+"""Replies that fit a schema: asked for, read, and repaired a bounded number of times."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
+from langchain_core.exceptions import OutputParserException
+from langchain_core.language_models import LanguageModelInput
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    HumanMessage,
+    convert_to_messages,
+)
+from langchain_core.prompt_values import PromptValue
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.utils.function_calling import convert_to_json_schema
+from langchain_core.utils.json import parse_partial_json
+from langchain_core.utils.pydantic import is_basemodel_subclass
+from pydantic import ValidationError
+from pydantic.v1 import ValidationError as ValidationErrorV1
+
+from adafuse_llm.adapters.structured import correction, find_json
+from adafuse_llm.errors import InvalidOptionError
+from langchain_adafuse._schema import problems
+
+if TYPE_CHECKING:
+    from langchain_adafuse.chat_models import ChatAdaFuse
+
+Schema = dict[str, Any] | type
+Method = Literal["json_schema", "function_calling", "json_mode"]
+METHODS = ("json_schema", "function_calling", "json_mode")
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Makes of a reply what a schema describes.
+
+    Args:
+        schema: a class of pydantic, v1 or v2, or a JSON schema.
+        tool: the tool that a reply has to call; None for JSON in the text.
+    """
+
+    schema: Schema
+    tool: str | None
+
+    def read(self, message: AIMessage) -> Any:
+        """The object.
+
+        Raises:
+            ValueError: there is none, or it does not fit; says what is wrong.
+        """
+        return self._fit(find_json(message.text) if self.tool is None else self._called(message))
+
+    def read_partly(self, message: AIMessage) -> Any:
+        """What has been written of it so far; None where nothing can be read yet."""
+        if self.tool is not None:
+            return None
+        _, brace, rest = message.text.partition("{")
+        try:
+            partial = parse_partial_json(brace + rest)
+            return partial if isinstance(self.schema, dict) else self._fit(partial)
+        except ValueError:
+            return None
+
+    def _called(self, message: AIMessage) -> dict[str, Any]:
+        for call in message.tool_calls:
+            if call["name"] == self.tool:
+                return call["args"]
+        if message.invalid_tool_calls:
+            raise ValueError("the call of the tool is not well-formed JSON between its markers")
+        raise ValueError(f"there is no call of the tool {self.tool}")
+
+    def _fit(self, value: Any) -> Any:
+        if isinstance(self.schema, dict):
+            if wrong := problems(value, self.schema):
+                raise ValueError("; ".join(wrong))
+            return value
+        schema: Any = self.schema
+        validate = getattr(schema, "model_validate", None) or schema.parse_obj
+        try:
+            return validate(value)
+        except (ValidationError, ValidationErrorV1) as error:
+            reasons = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            raise ValueError("; ".join(reasons)) from error
+
+
+class StructuredOutput(Runnable[LanguageModelInput, Any]):
+    """What `ChatAdaFuse.with_structured_output` returns."""
+
+    def __init__(
+        self,
+        model: Runnable[LanguageModelInput, AIMessage],
+        reader: Reader,
+        *,
+        include_raw: bool,
+        max_repairs: int,
+    ) -> None:
+        self.model = model
+        self.reader = reader
+        self.include_raw = include_raw
+        self.max_repairs = max_repairs
+
+    @classmethod
+    def of(
+        cls,
+        chat: ChatAdaFuse,
+        schema: Schema,
+        *,
+        method: Method,
+        strict: bool | None,
+        include_raw: bool,
+        max_repairs: int,
+        **bound: Any,
+    ) -> StructuredOutput:
+        """`chat` with what members have to be told of the schema."""
+        if method not in METHODS:
+            raise InvalidOptionError(f"method must be {', '.join(METHODS)}; got {method!r}")
+        if method == "json_mode" and strict is not None:
+            raise InvalidOptionError("strict needs a schema in the prompt; json_mode has none")
+        if isinstance(schema, dict) and not {"title", "name", "function"} & set(schema):
+            schema = {"title": "output", **schema}
+        plain = convert_to_json_schema(schema, strict=strict)
+        is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
+        traced = {"kwargs": {"method": method, "strict": strict}, "schema": schema}
+        bound["ls_structured_output_format"] = traced
+        tool = None
+        if method == "function_calling":
+            tool = str(plain["title"])
+            model = chat.bind_tools([schema], tool_choice=tool, strict=strict, **bound)
+        elif method == "json_schema":
+            named = {"name": plain["title"], "schema": plain, "strict": strict}
+            form = {"type": "json_schema", "json_schema": named}
+            model = chat.bind(response_format=form, **bound)
+        else:
+            model = chat.bind(response_format={"type": "json_object"}, **bound)
+        reader = Reader(schema if is_class else plain, tool)
+        return cls(model, reader, include_raw=include_raw, max_repairs=max_repairs)
+
+    def invoke(
+        self,
+        input: LanguageModelInput,  # noqa: A002
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        return self._call_with_config(self._answer, input, config, **kwargs)
+
+    async def ainvoke(
+        self,
+        input: LanguageModelInput,  # noqa: A002
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        return await self._acall_with_config(self._aanswer, input, config, **kwargs)
+
+    def stream(
+        self,
+        input: LanguageModelInput,  # noqa: A002
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> Iterator[Any]:
+        answers = self._transform_stream_with_config(
+            iter([input]), self._stream_answer, config, **kwargs
+        )
+        yield from answers
+
+    async def astream(
+        self,
+        input: LanguageModelInput,  # noqa: A002
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[Any]:
+        async def inputs() -> AsyncIterator[LanguageModelInput]:
+            yield input
+
+        async for answer in self._atransform_stream_with_config(
+            inputs(), self._astream_answer, config, **kwargs
+        ):
+            yield answer
+
+    def _answer(
+        self,
+        prompt: LanguageModelInput,
+        run_manager: CallbackManagerForChainRun,
+        config: RunnableConfig,
+        **kwargs: Any,
+    ) -> Any:
+        attempt = Attempt(self, prompt)
+        while not attempt.is_over:
+            attempt.take(self.model.invoke(attempt.messages, config, **kwargs))
+        return attempt.result()
+
+    async def _aanswer(
+        self,
+        prompt: LanguageModelInput,
+        run_manager: AsyncCallbackManagerForChainRun,
+        config: RunnableConfig,
+        **kwargs: Any,
+    ) -> Any:
+        attempt = Attempt(self, prompt)
+        while not attempt.is_over:
+            attempt.take(await self.model.ainvoke(attempt.messages, config, **kwargs))
+        return attempt.result()
+
+    def _stream_answer(
+        self,
+        prompts: Iterator[LanguageModelInput],
+        run_manager: CallbackManagerForChainRun,
+        config: RunnableConfig,
+        **kwargs: Any,
+    ) -> Iterator[Any]:
+        attempt = Attempt(self, next(prompts))
+        while not attempt.is_over:
+            written: Any = None
+            for chunk in self.model.stream(attempt.messages, config, **kwargs):
+                written = chunk if written is None else written + chunk
+                yield from attempt.progress(written)
+            attempt.take(written)
+        yield from attempt.last()
+
+    async def _astream_answer(
+        self,
+        prompts: AsyncIterator[LanguageModelInput],
+        run_manager: AsyncCallbackManagerForChainRun,
+        config: RunnableConfig,
+        **kwargs: Any,
+    ) -> AsyncIterator[Any]:
+        attempt = Attempt(self, await anext(prompts))
+        while not attempt.is_over:
+            written: Any = None
+            async for chunk in self.model.astream(attempt.messages, config, **kwargs):
+                written = chunk if written is None else written + chunk
+                for partial in attempt.progress(written):
+                    yield partial
+            attempt.take(written)
+        for result in attempt.last():
+            yield result
+
+
+class Attempt:
+    """Replies to one prompt, until one fits or there have been too many.
+
+    Attributes:
+        messages: what to ask next.
+        is_over: whether nothing is to be asked any more.
+    """
+
+    def __init__(self, output: StructuredOutput, prompt: LanguageModelInput) -> None:
+        self.messages = _messages(prompt)
+        self.is_over = False
+        self._output = output
+        self._left = output.max_repairs
+        self._raw: AIMessage | None = None
+        self._parsed: Any = None
+        self._error: ValueError | None = None
+        self._shown: Any = None
+
+    def take(self, raw: AIMessage) -> None:
+        """Read a reply, or prepare to ask for a corrected one."""
+        self._raw, self._parsed, self._error = raw, None, None
+        try:
+            self._parsed = self._output.reader.read(raw)
+        except ValueError as error:
+            self._error = error
+            self.messages = [*self.messages, raw, HumanMessage(correction(str(error)))]
+        self.is_over = self._error is None or self._left == 0
+        self._left -= 1
+
+    def progress(self, written: AIMessageChunk) -> Iterator[Any]:
+        """What can be read of an unfinished reply, if that is news."""
+        partial = self._output.reader.read_partly(written)
+        if partial is None or partial == self._shown:
+            return
+        self._shown = partial
+        yield self._told(written, partial, None)
+
+    def result(self) -> Any:
+        """The object, or with `include_raw` all about it.
+
+        Raises:
+            OutputParserException: no reply fitted.
+        """
+        assert self._raw is not None
+        if self._error is not None and not self._output.include_raw:
+            raise OutputParserException(
+                f"no reply fits the schema ({self._output.max_repairs} repairs): {self._error}",
+                llm_output=self._raw.text,
+            ) from self._error
+        return self._told(self._raw, self._parsed, self._error)
+
+    def last(self) -> Iterator[Any]:
+        """The result, unless a stream has yielded it already."""
+        result = self.result()
+        if self._output.include_raw or self._parsed != self._shown:
+            yield result
+
+    def _told(self, raw: AIMessage, parsed: Any, error: ValueError | None) -> Any:
+        if not self._output.include_raw:
+            return parsed
+        return {"raw": raw, "parsed": parsed, "parsing_error": error}
+
+
+def _messages(prompt: LanguageModelInput) -> list[BaseMessage]:
+    if isinstance(prompt, str):
+        return [HumanMessage(prompt)]
+    return prompt.to_messages() if isinstance(prompt, PromptValue) else convert_to_messages(prompt)

@@ -1,0 +1,65 @@
+"""What a response carries in ``raw``: the rounds behind it, and what it cost."""
+
+from __future__ import annotations
+
+from llama_index.core.bridge.pydantic import BaseModel, ConfigDict
+
+from adafuse_llm import Generation, Round, StreamEvent, Usage
+from adafuse_llm.results import FinishReason
+from adafuse_llm.summary import Summary
+
+
+class TokenUsage(BaseModel):
+    """Tokens in single numbers, as LlamaIndex counts them: those of the first member that decoded.
+    Members cut the same text into different numbers of tokens; `members` has them all.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    members: Usage
+
+    @classmethod
+    def of(cls, usage: Usage) -> TokenUsage:
+        first = next(iter(usage.prompt_tokens))
+        prompt, completion = usage.prompt_tokens[first], usage.completion_tokens[first]
+        return cls(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            members=usage,
+        )
+
+
+class AdaFuseRaw(BaseModel):
+    """``raw`` of a response, or of a chunk of one. JSON-safe.
+
+    Attributes:
+        rounds: those behind the text: all of a whole response, that of a chunk.
+        finish_reason, usage, summary: of the whole response; None but on the last chunk.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rounds: tuple[Round, ...]
+    finish_reason: FinishReason | None = None
+    usage: TokenUsage | None = None
+    summary: Summary | None = None
+
+    @classmethod
+    def of_chunk(cls, event: StreamEvent) -> AdaFuseRaw:
+        rounds = () if event.round is None else (event.round,)
+        if event.generation is None:
+            return cls(rounds=rounds)
+        return cls.of_response(event.generation).model_copy(update={"rounds": rounds})
+
+    @classmethod
+    def of_response(cls, generation: Generation) -> AdaFuseRaw:
+        return cls(
+            rounds=generation.rounds,
+            finish_reason=generation.finish_reason,
+            usage=TokenUsage.of(generation.usage),
+            summary=Summary.of(generation.rounds),
+        )

@@ -1,0 +1,40 @@
+"""LangChain's tests run without a network; two scripted members answer them."""
+
+from __future__ import annotations
+
+import pytest
+import pytest_socket
+from obliging import answer
+from scripted import scripted_engine
+
+from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
+
+
+@pytest.fixture(autouse=True)
+def _offline():
+    pytest_socket.disable_socket(allow_unix_socket=True)
+    yield
+    pytest_socket.enable_socket()
+
+
+@pytest.fixture(scope="session")
+def obliging():
+    """An engine of two members that reply as `obliging.answer` does."""
+    with scripted_engine(answer) as engine:
+        yield engine
+
+
+@pytest.fixture
+def chat(obliging):
+    return ChatAdaFuse(engine=obliging)
+
+
+@pytest.fixture
+def llm(obliging):
+    return AdaFuseLLM(engine=obliging)
+
+
+@pytest.fixture(params=[AdaFuseLLM, ChatAdaFuse])
+def model(request, obliging):
+    """Each of the two models."""
+    return request.param(engine=obliging)

@@ -1,0 +1,197 @@
+"""Event loops go on, decodes stop when nobody waits, threads get what one alone gets."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import aclosing, closing
+
+import pytest
+from langchain_core.exceptions import ContextOverflowError
+from obliging import answer
+from scripted import save_scripted, scripted_engine
+
+from adafuse_llm import AdaFuseEngine, ContextWindowError, FakeBackend, MemberError
+from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
+
+BOTH = pytest.mark.parametrize("kind", [AdaFuseLLM, ChatAdaFuse])
+
+
+def text(reply):
+    return reply if isinstance(reply, str) else reply.content
+
+
+class Slow(FakeBackend):
+    """A member that writes words for ever, each pass taking some time."""
+
+    def __init__(self, name, seconds=0.005):
+        super().__init__(name, lambda text: {" on": 0.9, " off": 0.1}, [" on", " off"])
+        self.seconds = seconds
+
+    def evaluate(self, asks):
+        time.sleep(self.seconds)
+        return super().evaluate(asks)
+
+
+class Failing(Slow):
+    """A member that fails after some passes."""
+
+    def evaluate(self, asks):
+        if self.passes > 4:
+            raise RuntimeError("out of ink")
+        return super().evaluate(asks)
+
+
+@pytest.fixture
+def slow():
+    members = [Slow("one"), Slow("two")]
+    with AdaFuseEngine(members) as engine:
+        yield engine, members
+
+
+def stands_still(members):
+    """Whether no member evaluates any more, a few rounds after."""
+    time.sleep(0.1)
+    before = [member.passes for member in members]
+    time.sleep(0.15)
+    return before == [member.passes for member in members]
+
+
+@BOTH
+async def test_the_loop_goes_on_while_members_load_and_decode(kind, tmp_path):
+    members = [save_scripted(tmp_path / name, answer) for name in ("ink", "quill")]
+    model = kind(members=members)
+    gaps = []
+
+    async def beat():
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(0.005)
+            gaps.append(time.perf_counter() - before)
+
+    heart = asyncio.create_task(beat())
+    await asyncio.sleep(0)
+    await model.ainvoke("Hi")
+    assert [chunk async for chunk in model.astream("Hi")]
+    await model.abatch(["Hi"] * 4)
+    heart.cancel()
+    model.unload()
+    assert len(gaps) > 5
+    assert max(gaps) < 0.1
+
+
+@BOTH
+def test_leaving_a_stream_stops_the_decode(kind, slow):
+    engine, members = slow
+    model = kind(engine=engine, max_new_tokens=10_000)
+    for _ in model.stream("Hi"):
+        break
+    assert stands_still(members)
+    with closing(model.stream("Hi")) as chunks:
+        next(chunks)
+    assert stands_still(members)
+
+
+@BOTH
+async def test_leaving_or_cancelling_asynchronous_calls_stops_the_decode(kind, slow):
+    engine, members = slow
+    model = kind(engine=engine, max_new_tokens=10_000)
+    async with aclosing(model.astream("Hi")) as chunks:
+        async for _ in chunks:
+            break
+    await asyncio.sleep(0.05)
+    assert stands_still(members)
+    for call in (model.ainvoke("Hi"), model.abatch(["Hi", "Hey"])):
+        task = asyncio.ensure_future(call)
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert stands_still(members)
+
+
+@BOTH
+async def test_what_goes_wrong_in_a_member_is_said_at_once(kind):
+    with AdaFuseEngine([Slow("fine"), Failing("broken")]) as engine:
+        model = kind(engine=engine, max_new_tokens=1000)
+
+        async def astream():
+            return [chunk async for chunk in model.astream("Hi")]
+
+        ways = [
+            lambda: model.invoke("Hi"),
+            lambda: list(model.stream("Hi")),
+            lambda: model.batch(["Hi", "Hey"]),
+        ]
+        for way in ways:
+            started = time.perf_counter()
+            with pytest.raises(MemberError, match=r"'broken'.*out of ink"):
+                way()
+            assert time.perf_counter() - started < 1
+        for away in (lambda: model.ainvoke("Hi"), astream, lambda: model.abatch(["Hi", "Hey"])):
+            started = time.perf_counter()
+            with pytest.raises(MemberError, match=r"'broken'.*out of ink"):
+                await away()
+            assert time.perf_counter() - started < 1
+
+
+@BOTH
+async def test_a_prompt_that_is_too_long_is_refused_before_any_pass(kind):
+    member = FakeBackend("small", lambda text: {" a": 1.0}, context_window=32)
+    with AdaFuseEngine([member]) as engine:
+        model = kind(engine=engine)
+        prompt = "x" * 100
+        for call in (model.invoke, lambda p: list(model.stream(p)), lambda p: model.batch([p])):
+            with pytest.raises(ContextOverflowError, match="'small'") as raised:
+                call(prompt)
+            assert isinstance(raised.value.__cause__, ContextWindowError)
+        with pytest.raises(ContextOverflowError, match="'small'"):
+            await model.ainvoke(prompt)
+        with pytest.raises(ContextOverflowError, match="'small'"):
+            _ = [chunk async for chunk in model.astream(prompt)]
+        assert member.passes == 0
+
+
+@BOTH
+def test_eight_streams_at_once_equal_those_one_by_one(kind):
+    def script(prompt):
+        number = next((n for n in range(1, 9) if f"Number {n}" in prompt), 0)
+        return " ".join(f"{number}.{word}" for word in range(6))
+
+    with scripted_engine(script) as engine:
+        model = kind(engine=engine)
+        prompts = [f"Number {n}, please. Answer:" for n in range(1, 9)]
+        alone = [[text(chunk) for chunk in model.stream(prompt)] for prompt in prompts]
+        together = [[] for _ in prompts]
+
+        def run(place, prompt):
+            together[place] = [text(chunk) for chunk in model.stream(prompt)]
+
+        threads = [threading.Thread(target=run, args=numbered) for numbered in enumerate(prompts)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert together == alone
+        assert len({"".join(pieces) for pieces in alone}) == 8
+
+
+@BOTH
+async def test_batches_share_passes(kind):
+    asked = []
+
+    class Counted(FakeBackend):
+        def evaluate(self, asks):
+            asked.append(len(asks))
+            time.sleep(0.002)
+            return super().evaluate(asks)
+
+    rule = lambda text: {" on": 0.9, " off": 0.1}  # noqa: E731
+    with AdaFuseEngine([Counted("one", rule), Counted("two", rule)]) as engine:
+        model = kind(engine=engine, max_new_tokens=8)
+        model.batch(["Hi"] * 4)
+        assert max(asked) > 1
+        asked.clear()
+        await model.abatch(["Hi"] * 4)
+        assert max(asked) == 4

@@ -1,0 +1,223 @@
+"""Fields, options of calls, and what is loaded when."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import time
+import warnings
+
+import pytest
+from langchain_core.caches import InMemoryCache
+from langchain_core.load import dumpd, dumps, load, loads
+from langchain_core.runnables import ConfigurableField
+from obliging import answer
+from scripted import save_scripted, scripted_engine
+
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, MemberSpec, RuntimeConfig
+from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
+
+BOTH = pytest.mark.parametrize("kind", [AdaFuseLLM, ChatAdaFuse])
+
+
+@pytest.fixture
+def saved(tmp_path):
+    return [
+        save_scripted(tmp_path / "ink", answer),
+        save_scripted(tmp_path / "quill", answer, "sentencepiece"),
+    ]
+
+
+@pytest.fixture
+def loads_counted(monkeypatch):
+    """The number of times that members were loaded."""
+    count = []
+    original = AdaFuseEngine.from_pretrained.__func__
+    monkeypatch.setattr(
+        AdaFuseEngine,
+        "from_pretrained",
+        classmethod(lambda cls, *args, **kw: count.append(1) or original(cls, *args, **kw)),
+    )
+    return count
+
+
+def text(reply):
+    return reply if isinstance(reply, str) else reply.content
+
+
+@BOTH
+def test_every_option_of_decoding_is_a_field(kind):
+    assert set(AdaFuseConfig.model_fields) <= set(kind.model_fields)
+    assert all(kind.model_fields[name].default is None for name in AdaFuseConfig.model_fields)
+
+
+@BOTH
+def test_making_one_takes_no_time_and_loads_nothing(kind, loads_counted):
+    kind(members=["no/such-model", "nor/this"])
+    times = []
+    for _ in range(20):
+        started = time.perf_counter()
+        kind(members=["no/such-model", "nor/this"], max_words=2, stop=["x"])
+        times.append(time.perf_counter() - started)
+    assert sorted(times)[10] < 0.005
+    assert not loads_counted
+
+
+@BOTH
+def test_members_are_loaded_once_whatever_is_configured(kind, saved, loads_counted):
+    model = kind(members=saved).configurable_fields(
+        max_new_tokens=ConfigurableField(id="length"), model=ConfigurableField(id="model")
+    )
+    texts = {
+        text(
+            model.invoke("Hi", {"configurable": {"length": 1 + 20 * (turn % 2), "model": "quill"}})
+        )
+        for turn in range(100)
+    }
+    assert len(texts) == 2
+    assert len(loads_counted) == 1
+    kind(members=saved).unload()
+    kind(members=saved).warmup()
+    assert len(loads_counted) == 2
+    kind(members=saved).unload()
+
+
+@BOTH
+def test_what_is_missing_or_unknown_is_said(kind):
+    with pytest.raises(ValueError, match=r"pass either members=\[...\].*from_embedded"):
+        kind()
+    with pytest.raises(ValueError, match="pass either"):
+        kind(members=[])
+    with pytest.raises(TypeError, match=r"unknown option 'max_word'.*Did you mean 'max_words'"):
+        kind.from_embedded(max_word=2)
+    with pytest.raises(ValueError, match="temperature must be 0"):
+        kind.from_embedded(temperature=0.5)
+    with pytest.raises(ValueError, match="max_words"):
+        kind.from_embedded(max_words=0)
+
+
+def test_a_call_overrides_every_option(model):
+    said = {
+        "margin_threshold": 0.5,
+        "max_words": 1,
+        "branching_factor": 2,
+        "max_word_tokens": 8,
+        "max_tokens": 5,
+        "weights": {"ink": 1, "quill": 2},
+        "temperature": 0,
+        "timeout": 60,
+        "max_retries": 3,
+        "round_detail": "summary",
+        "model": "ink+quill",
+    }
+    assert {*said, "max_new_tokens", "members", "stop"} >= set(AdaFuseConfig.model_fields)
+    short, whole = text(model.invoke("Hi", **said)), text(model.invoke("Hi"))
+    assert whole.startswith(short)
+    assert len(short) < len(whole)
+    assert text(model.invoke("Hi", stop=[" day"])).endswith("Good")
+    assert text(model.invoke("Hi", members=["quill"])) == whole
+    with pytest.raises(TypeError, match="Did you mean 'max_words'"):
+        model.invoke("Hi", max_word=1)
+    with pytest.raises(ValueError, match="'round_detail'"):
+        model.invoke("Hi", round_detail="some")
+    with pytest.raises(ValueError, match=r"there is no member 'quil'.*Did you mean 'quill'"):
+        model.invoke("Hi", model="quil")
+
+
+@BOTH
+def test_a_model_that_was_named_decodes_alone(kind, obliging):
+    chosen = kind(engine=obliging, model="quill")
+    assert chosen.model_name == "quill"
+    assert kind(engine=obliging, model="quill+ink").model_name == "ink+quill"
+    assert kind(engine=obliging, model=["ink"]).model_name == "ink"
+
+
+@BOTH
+def test_a_time_limit_stops_the_decode(kind):
+    def slow(prompt):
+        time.sleep(0.02)
+        return "word " * 500
+
+    with scripted_engine(slow) as engine:
+        model = kind(engine=engine, timeout=0.3, max_words=1, max_new_tokens=500)
+        for call in (model.invoke, lambda prompt: list(model.stream(prompt))):
+            started = time.perf_counter()
+            with pytest.raises(TimeoutError, match=r"timeout=0\.3"):
+                call("Go on")
+            assert time.perf_counter() - started < 2
+
+
+@BOTH
+def test_copies_pickles_and_dumps_are_the_same_model(kind, obliging):
+    members = ["a/b", MemberSpec(path="c", weight=2.0, quantization_config={"bits": 4})]
+    model = kind(
+        members=members,
+        runtime=RuntimeConfig(max_requests=2),
+        dtype="bfloat16",
+        max_words=2,
+        stop=["x"],
+    )
+    assert pickle.loads(pickle.dumps(model)).asdict() == model.asdict()
+    assert copy.deepcopy(model).asdict() == model.asdict()
+    allowed = {"valid_namespaces": ["langchain_adafuse"], "allowed_objects": [kind]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # loading is in beta
+        loaded = load(dumpd(model), **allowed), loads(dumps(model), **allowed)
+    for again in loaded:
+        assert isinstance(again, kind)
+        assert again.asdict() == model.asdict()
+        assert again.runtime == model.runtime
+    shared = copy.deepcopy(kind(engine=obliging))
+    assert shared.engine is obliging
+
+
+@BOTH
+def test_caches_tell_ensembles_options_and_prompts_apart(kind):
+    class Counting(InMemoryCache):
+        def __init__(self):
+            super().__init__()
+            self.keys = []
+
+        def update(self, prompt, llm_string, return_val):
+            self.keys.append((prompt, llm_string))
+            super().update(prompt, llm_string, return_val)
+
+    cache = Counting()
+    with (
+        scripted_engine(lambda prompt: "One two.") as one,
+        scripted_engine(lambda p: "Two.") as two,
+    ):
+        first = kind(engine=one, cache=cache)
+        assert text(first.invoke("Hi")) == text(first.invoke("Hi"))
+        assert len(cache.keys) == 1
+        assert text(kind(engine=two, cache=cache).invoke("Hi")) != text(first.invoke("Hi"))
+        assert len(cache.keys) == 2
+        variants = [{"max_new_tokens": 1}, {"max_words": 1}, {"stop": ["two"]}, {"model": "ink"}]
+        for number, said in enumerate(variants, start=3):
+            whole = text(first.invoke("Hi", **said))
+            assert len(cache.keys) == number
+            assert text(kind(engine=one, cache=cache, **said).invoke("Hi")) == whole
+        assert text(first.invoke("Hi", stop=["two"])).strip() == "One"
+    assert len(set(cache.keys)) == len(cache.keys)
+
+
+@BOTH
+def test_tokens_are_counted_by_the_first_member_without_a_network(kind, obliging):
+    model = kind(engine=obliging)
+    assert model.get_num_tokens("Hello there") == len(
+        obliging.backends[0].codec.encode_prompt("Hello there")
+    )
+    assert kind(engine=obliging, model="quill").get_num_tokens("Hello there") == len(
+        obliging.backends[1].codec.encode_prompt("Hello there")
+    )
+
+
+def test_what_a_chat_model_can_do_is_told_truthfully(saved):
+    chat = ChatAdaFuse(members=saved)
+    assert chat.profile["tool_calling"]
+    assert not chat.profile["structured_output"]
+    assert "max_input_tokens" not in chat.profile
+    chat.warmup()
+    assert chat.profile["max_input_tokens"] == 8192
+    assert ChatAdaFuse(members=saved).profile["max_input_tokens"] == 8192
+    chat.unload()

@@ -1,0 +1,242 @@
+"""Every round is told, on the run of the model that played it."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from functools import reduce
+from operator import add
+from typing import TypedDict
+
+import pytest
+from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
+from langchain_core.prompts import PromptTemplate
+from langchain_core.runnables import RunnableLambda
+from langchain_core.tracers.context import collect_runs
+from langgraph.graph import END, START, StateGraph
+
+from adafuse_llm import MissingDependencyError
+from langchain_adafuse import AdaFuseLLM, ChatAdaFuse, RoundCallbackHandler, get_round_callback
+
+
+class Recorder(BaseCallbackHandler):
+    """Remembers runs of models and rounds, with their ids."""
+
+    def __init__(self):
+        self.models = []
+        self.rounds = []
+
+    def on_llm_start(self, serialized, prompts, *, run_id, **kwargs):
+        self.models.append(run_id)
+
+    def on_chat_model_start(self, serialized, messages, *, run_id, **kwargs):
+        self.models.append(run_id)
+
+    def on_custom_event(self, name, data, *, run_id, **kwargs):
+        if name == "adafuse_round":
+            self.rounds.append((run_id, data))
+
+
+async def invoke(runnable, given, config):
+    return runnable.invoke(given, config)
+
+
+async def ainvoke(runnable, given, config):
+    return await runnable.ainvoke(given, config)
+
+
+async def stream(runnable, given, config):
+    return list(runnable.stream(given, config))
+
+
+async def astream(runnable, given, config):
+    return [chunk async for chunk in runnable.astream(given, config)]
+
+
+async def events(runnable, given, config):
+    return [event async for event in runnable.astream_events(given, config, version="v2")]
+
+
+class State(TypedDict):
+    input: str
+    answer: str
+
+
+def in_node(model, *, is_async):
+    async def asay(state, config):
+        reply = await model.ainvoke(state["input"], config)
+        return {"answer": getattr(reply, "content", reply)}
+
+    def say(state):
+        reply = model.invoke(state["input"])
+        return {"answer": getattr(reply, "content", reply)}
+
+    graph = StateGraph(State)
+    graph.add_node("say", asay if is_async else say)
+    graph.add_edge(START, "say")
+    graph.add_edge("say", END)
+    return graph.compile()
+
+
+@pytest.mark.parametrize("way", [invoke, stream, ainvoke, astream, events])
+@pytest.mark.parametrize("place", ["alone", "chain", "node"])
+async def test_rounds_are_events_of_the_models_own_run(model, place, way):
+    runnable, given = model, "Hi"
+    if place == "chain":
+        chain = PromptTemplate.from_template("{input}") | model
+        runnable, given = chain | RunnableLambda(lambda reply: reply), {"input": "Hi"}
+    if place == "node":
+        runnable = in_node(model, is_async=way in (ainvoke, astream, events))
+        given = {"input": "Hi"}
+    recorder = Recorder()
+    rounds = RoundCallbackHandler()
+    await way(runnable, given, {"callbacks": [recorder, rounds]})
+    assert len(recorder.models) == 1
+    assert {run for run, _ in recorder.rounds} == set(recorder.models)
+    assert [data["round"] for _, data in recorder.rounds] == list(range(len(recorder.rounds)))
+    assert [each["round"] for each in rounds.rounds] == list(range(len(recorder.rounds)))
+    assert {each["run_id"] for each in rounds.rounds} == {str(recorder.models[0])}
+    assert "".join(each["text"] for each in rounds.rounds).strip() == (
+        "Good day to you, and welcome."
+    )
+
+
+async def test_a_run_id_that_was_given_is_kept(model):
+    for way in (invoke, stream, ainvoke, astream):
+        recorder, run_id = Recorder(), uuid.uuid4()
+        await way(model, "Hi", {"callbacks": [recorder], "run_id": run_id})
+        assert recorder.models == [run_id]
+        assert {run for run, _ in recorder.rounds} == {run_id}
+
+
+async def test_handlers_of_the_model_and_asynchronous_ones_hear_of_rounds(model):
+    class Listening(AsyncCallbackHandler):
+        def __init__(self):
+            self.rounds = []
+
+        async def on_custom_event(self, name, data, *, run_id, **kwargs):
+            self.rounds.append(data)
+
+    own, passed = RoundCallbackHandler(), Listening()
+    model = model.model_copy(update={"callbacks": [own]})
+    async for _ in model.astream("Hi", {"callbacks": [passed]}):
+        pass
+    await model.ainvoke("Hi", {"callbacks": [passed]})
+    assert len(own.rounds) == len(passed.rounds) > 1
+    list(model.stream("Hi"))
+    assert len(own.rounds) > len(passed.rounds)
+
+
+async def test_events_of_the_second_version_hold_rounds(model):
+    parents = {}
+    told = []
+    async for event in model.astream_events("Hi", version="v2"):
+        parents[event["run_id"]] = event["parent_ids"]
+        if event["event"] == "on_custom_event":
+            told.append(event)
+    assert [each["name"] for each in told] == ["adafuse_round"] * len(told)
+    assert len(told) > 1
+    assert list(parents) == [told[0]["run_id"]]
+
+
+def test_records_ride_on_chunks_and_merge_to_the_list(chat):
+    with get_round_callback() as rounds:
+        chunks = list(chat.stream("Hi"))
+    assert [len(chunk.additional_kwargs["adafuse_rounds"]) for chunk in chunks] == [1] * len(chunks)
+    merged = reduce(add, chunks).additional_kwargs["adafuse_rounds"]
+    assert merged == [{k: v for k, v in r.items() if k != "run_id"} for r in rounds.rounds]
+    assert json.loads(json.dumps(merged, allow_nan=False)) == merged
+    assert {"candidates", "margins", "winner", "score"} <= set(merged[0])
+    whole = chat.invoke("Hi").additional_kwargs["adafuse_rounds"]
+    assert [each["text"] for each in whole] == [each["text"] for each in merged]
+
+
+def test_records_ride_on_generations(llm):
+    chunks = list(llm._stream("Hi"))
+    merged = reduce(add, chunks)
+    assert len(merged.generation_info["adafuse_rounds"]) == len(chunks)
+    assert merged.generation_info["finish_reason"] == "stop"
+    with get_round_callback() as rounds:
+        result = llm.generate(["Hi", "Hey", "Hello"])
+    for number, (generation,) in enumerate(result.generations):
+        told = generation.generation_info["adafuse_rounds"]
+        assert "".join(each["text"] for each in told) == generation.text
+        mine = [each for each in rounds.rounds if each["prompt"] == number]
+        assert [each["text"] for each in mine] == [each["text"] for each in told]
+
+
+def test_how_much_is_told(model):
+    for detail, keys in {"none": None, "summary": {"proposers"}, "full": {"candidates"}}.items():
+        with get_round_callback() as rounds:
+            model.invoke("Hi", round_detail=detail)
+        assert bool(rounds.rounds) == (keys is not None)
+        if keys:
+            assert keys <= set(rounds.rounds[0])
+    assert "candidates" in rounds.rounds[0]
+    quiet = ChatAdaFuse(engine=model.engine, round_detail="none")
+    assert "adafuse_rounds" not in quiet.invoke("Hi").additional_kwargs
+
+
+def test_rounds_in_figures_and_as_a_table(chat):
+    with get_round_callback() as rounds:
+        chat.batch(["Hi", "Hey"])
+    summary = rounds.summary()
+    assert summary.rounds == len(rounds.rounds)
+    assert summary.wins == {"ink": summary.rounds, "quill": summary.rounds}
+    assert summary.agreement == 1
+    assert sum(summary.words_per_round.values()) == summary.rounds
+    assert set(summary.mean_margin) == {"ink", "quill"}
+    table = rounds.to_dataframe()
+    assert len(table) == summary.rounds
+    assert {"run_id", "round", "text", "proposers", "score"} <= set(table.columns)
+    with get_round_callback() as brief:
+        chat.invoke("Hi", round_detail="summary")
+    assert brief.summary().agreement == 1
+
+
+def test_a_table_without_pandas_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+    with pytest.raises(MissingDependencyError, match=r"langchain-adafuse\[dataframe\]"):
+        RoundCallbackHandler().to_dataframe()
+
+
+def test_callbacks_of_blocks_hear_what_is_inside(chat):
+    with get_round_callback() as outer:
+        chat.invoke("Hi")
+        heard = len(outer.rounds)
+        with get_round_callback() as inner:
+            chat.invoke("Hi")
+    chat.invoke("Hi")
+    assert heard
+    assert len(inner.rounds) == heard
+    assert len(outer.rounds) == heard
+
+
+async def test_rounds_become_child_runs_where_that_is_asked(obliging):
+    for kind in (AdaFuseLLM, ChatAdaFuse):
+        model = kind(engine=obliging, trace_rounds=True)
+        for way in (invoke, stream, ainvoke, astream):
+            with collect_runs() as runs, get_round_callback() as rounds:
+                await way(model, "Hi", {})
+            (run,) = runs.traced_runs
+            assert [child.name for child in run.child_runs] == [
+                f"adafuse_round {number}" for number in range(len(rounds.rounds))
+            ]
+            assert [child.outputs["text"] for child in run.child_runs] == [
+                each["text"] for each in rounds.rounds
+            ]
+    with collect_runs() as runs:
+        AdaFuseLLM(engine=obliging).invoke("Hi")
+    assert not runs.traced_runs[0].child_runs
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_graphs_stream_rounds(model, is_async):
+    app = in_node(model, is_async=is_async)
+    if is_async:
+        told = [each async for each in app.astream({"input": "Hi"}, stream_mode="custom")]
+    else:
+        told = list(app.stream({"input": "Hi"}, stream_mode="custom"))
+    assert len(told) > 1
+    assert {each["type"] for each in told} == {"adafuse_round"}
+    assert [each["round"] for each in told] == list(range(len(told)))

@@ -1,0 +1,136 @@
+"""Streams say what a whole call says, span by span."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TypedDict
+
+import pytest
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import PromptTemplate
+from langgraph.graph import END, START, StateGraph
+from scripted import scripted_engine
+
+from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
+
+REPLIES = {
+    "words": "The lamp was lit,  and so  it was.\n\n- bread\n- salt",
+    "chinese": "中文没有空格。没有空格中文。",
+    "emoji": "Soup \U0001f600\U0001f600 and é tea \U0001f468‍\U0001f469‍\U0001f467.",
+}
+
+
+@pytest.fixture(params=REPLIES, scope="module")
+def engine(request):
+    with scripted_engine(lambda prompt: REPLIES[request.param]) as engine:
+        yield engine
+
+
+def text(reply):
+    return reply if isinstance(reply, str) else reply.content
+
+
+@pytest.mark.parametrize("kind", [AdaFuseLLM, ChatAdaFuse])
+@pytest.mark.parametrize("stop", [[], [" lit", "空格", "é te"]], ids=["whole", "stopped"])
+async def test_all_ways_give_the_text_of_the_engine(kind, engine, stop):
+    model = kind(engine=engine, stop=stop)
+    given = {"messages": [{"role": "user", "content": "Say it."}]}
+    prompt = "Say it." if kind is ChatAdaFuse else "Say it.\nAnswer:"
+    if kind is AdaFuseLLM:
+        given = {"prompt": prompt}
+    events = list(engine.stream(stop=stop, **given))
+    whole = "".join(event.text for event in events)
+    assert whole
+
+    assert text(model.invoke(prompt)) == whole
+    assert text(await model.ainvoke(prompt)) == whole
+    assert [text(reply) for reply in model.batch([prompt] * 3)] == [whole] * 3
+    assert [text(reply) for reply in await model.abatch([prompt] * 3)] == [whole] * 3
+    assert [text(chunk) for chunk in model.stream(prompt)] == [event.text for event in events]
+    chunks = [text(chunk) async for chunk in model.astream(prompt)]
+    assert chunks == [event.text for event in events]
+    assert "".join(text(chunk) for chunk in model.transform(iter([prompt]))) == whole
+
+    chain = PromptTemplate.from_template("{input}") | model | StrOutputParser()
+    assert chain.invoke({"input": prompt}) == whole
+    pieces = list(chain.stream({"input": prompt}))
+    assert "".join(pieces) == whole
+    assert "".join([piece async for piece in chain.astream({"input": prompt})]) == whole
+
+    name = "on_chat_model_stream" if kind is ChatAdaFuse else "on_llm_stream"
+    streamed = [
+        event["data"]["chunk"]
+        async for event in chain.astream_events({"input": prompt}, version="v2")
+        if event["event"] == name
+    ]
+    assert "".join(getattr(chunk, "content", None) or chunk.text for chunk in streamed) == whole
+
+
+async def test_the_third_version_of_events(engine):
+    chat = ChatAdaFuse(engine=engine)
+    whole = chat.invoke("Say it.").content
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is in beta
+        stream = chat.stream_events("Say it.", version="v3")
+        assert "".join(stream.text) == whole
+        astream = await chat.astream_events("Say it.", version="v3")
+        assert "".join([piece async for piece in astream.text]) == whole
+    message = stream.output
+    plain = chat.invoke("Say it.")
+    assert message.usage_metadata["output_tokens"] == plain.usage_metadata["output_tokens"]
+    assert message.response_metadata["finish_reason"] == "stop"
+    kept = [each["text"] for each in message.additional_kwargs["adafuse_rounds"]]
+    assert kept == [each["text"] for each in plain.additional_kwargs["adafuse_rounds"]]
+
+
+class State(TypedDict):
+    question: str
+    answer: str
+
+
+@pytest.mark.parametrize("kind", [AdaFuseLLM, ChatAdaFuse])
+async def test_nodes_of_graphs(kind, obliging):
+    model = kind(engine=obliging)
+
+    def say(state: State):
+        return {"answer": text(model.invoke(state["question"]))}
+
+    graph = StateGraph(State)
+    graph.add_node("say", say)
+    graph.add_edge(START, "say")
+    graph.add_edge("say", END)
+    app = graph.compile()
+    whole = text(model.invoke("Hi"))
+    assert app.invoke({"question": "Hi"})["answer"] == whole
+    assert (await app.ainvoke({"question": "Hi"}))["answer"] == whole
+    if kind is ChatAdaFuse:
+        pieces = [
+            chunk.content for chunk, _ in app.stream({"question": "Hi"}, stream_mode="messages")
+        ]
+        assert "".join(pieces) == whole
+        assert len(pieces) > 1
+
+
+def test_the_end_is_told_once(chat, llm):
+    chunks = list(chat.stream("Hi"))
+    for key in ("finish_reason", "model_name", "usage_by_member"):
+        assert [key in chunk.response_metadata for chunk in chunks] == [
+            *([False] * (len(chunks) - 1)),
+            True,
+        ]
+    last = chunks[-1]
+    assert [chunk.usage_metadata is None for chunk in chunks].count(False) == 1
+    assert last.response_metadata["finish_reason"] == "stop"
+    assert last.response_metadata["model_name"] == "ink+quill"
+    usage = last.response_metadata["usage_by_member"]
+    assert set(usage) == {"ink", "quill"}
+    assert usage["quill"]["forward_passes"] > 0
+    assert last.usage_metadata["input_tokens"] == usage["ink"]["prompt_tokens"]
+    assert last.usage_metadata["output_tokens"] == usage["ink"]["completion_tokens"]
+    whole = chat.invoke("Hi", max_tokens=2)
+    assert whole.response_metadata["finish_reason"] == "length"
+    assert chat.invoke("Hi", stop=["day"]).response_metadata["finish_reason"] == "stop"
+    result = llm.generate(["Hi", "Hey"])
+    assert result.llm_output["model_name"] == "ink+quill"
+    each = [answers[0].generation_info["usage_metadata"] for answers in result.generations]
+    assert result.llm_output["token_usage"]["total_tokens"] == sum(u["total_tokens"] for u in each)

@@ -1,0 +1,180 @@
+"""Replies that fit a schema, in all ways to ask for them and to say the schema."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pydantic.v1
+import pytest
+from langchain_core.exceptions import OutputParserException
+from langchain_core.prompts import ChatPromptTemplate
+from obliging import call
+from pydantic import BaseModel
+from scripted import scripted_engine
+from typing_extensions import TypedDict
+
+from langchain_adafuse import ChatAdaFuse, get_round_callback
+from langchain_adafuse._schema import problems
+
+GOOD = {"name": "Orrin", "people": 1200}
+
+
+class City(BaseModel):
+    """A city."""
+
+    name: str
+    people: int
+
+
+class CityV1(pydantic.v1.BaseModel):
+    """A city."""
+
+    name: str
+    people: int
+
+
+class CityDict(TypedDict):
+    """A city."""
+
+    name: str
+    people: int
+
+
+SCHEMAS = {
+    "v2": City,
+    "v1": CityV1,
+    "typed dict": CityDict,
+    "json schema": City.model_json_schema(),
+    "openai": {"name": "City", "description": "A city.", "parameters": City.model_json_schema()},
+}
+METHODS = ["json_schema", "function_calling", "json_mode"]
+
+
+def written(value, method, name="City"):
+    return call(name, **value) if method == "function_calling" else json.dumps(value)
+
+
+def plain(value):
+    return value if isinstance(value, dict) else value.__dict__
+
+
+def repairing(method, failures, name="City"):
+    """Replies that do not fit until they were corrected so many times."""
+
+    def script(prompt):
+        if prompt.count("This reply cannot be used") < failures:
+            return written({"name": "Orrin", "people": "many"}, method, name)
+        return written(GOOD, method, name)
+
+    return script
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", SCHEMAS)
+async def test_all_methods_and_schemas(method, kind):
+    schema = SCHEMAS[kind]
+    name = getattr(schema, "__name__", "City")
+    chat = ChatAdaFuse(engine=scripted_engine(repairing(method, 0, name)))
+    structured = chat.with_structured_output(schema, method=method)
+    expected = type(structured.invoke("Which city?"))
+    assert expected is (schema if kind in ("v1", "v2") else dict)
+    assert plain(structured.invoke("Which city?")) == GOOD
+    assert plain(await structured.ainvoke("Which city?")) == GOOD
+    pieces = list(structured.stream("Which city?"))
+    assert plain(pieces[-1]) == GOOD
+    assert plain([piece async for piece in structured.astream("Which city?")][-1]) == GOOD
+    if method != "function_calling" and expected is dict:
+        assert len(pieces) > 1
+        assert set(pieces[0]) < set(GOOD) or pieces[0] != GOOD
+    assert [plain(each) for each in structured.batch(["A?", "B?"])] == [GOOD, GOOD]
+
+    raw = chat.with_structured_output(schema, method=method, include_raw=True)
+    for whole in (
+        raw.invoke("Which?"),
+        await raw.ainvoke("Which?"),
+        list(raw.stream("Which?"))[-1],
+    ):
+        assert set(whole) == {"raw", "parsed", "parsing_error"}
+        assert plain(whole["parsed"]) == GOOD
+        assert whole["parsing_error"] is None
+        assert whole["raw"].usage_metadata["output_tokens"] > 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("schema", [City, CityDict])
+async def test_what_does_not_fit_is_repaired_so_many_times(method, schema):
+    name = schema.__name__
+    chat = ChatAdaFuse(engine=scripted_engine(repairing(method, 2, name)))
+    structured = chat.with_structured_output(schema, method=method)
+    with get_round_callback() as rounds:
+        assert plain(structured.invoke("Which city?")) == GOOD
+    assert len({each["run_id"] for each in rounds.rounds}) == 3
+    assert plain(list(structured.stream("Which city?"))[-1]) == GOOD
+    assert plain([each async for each in structured.astream("Which city?")][-1]) == GOOD
+
+    once = chat.with_structured_output(schema, method=method, max_repairs=1)
+    with pytest.raises(OutputParserException, match=r"1 repairs.*people"):
+        once.invoke("Which city?")
+    with pytest.raises(OutputParserException, match="people"):
+        list(once.stream("Which city?"))
+    raw = chat.with_structured_output(schema, method=method, max_repairs=0, include_raw=True)
+    whole = raw.invoke("Which city?")
+    assert whole["parsed"] is None
+    assert "people" in str(whole["parsing_error"])
+
+
+def test_in_a_chain_and_with_options():
+    chat = ChatAdaFuse(
+        engine=scripted_engine(lambda prompt: f"Sure:\n```json\n{json.dumps(GOOD)}\n```")
+    )
+    prompt = ChatPromptTemplate.from_messages([("system", "Be exact."), ("user", "{question}")])
+    chain = prompt | chat.with_structured_output(City)
+    assert chain.invoke({"question": "Which?"}) == City(**GOOD)
+    assert list(chain.stream({"question": "Which?"}))[-1] == City(**GOOD)
+    with pytest.raises(OutputParserException, match="cut off"):
+        chat.with_structured_output(City, max_repairs=0).invoke("Which?", max_tokens=12)
+
+
+def test_a_call_that_is_missing_is_said():
+    chat = ChatAdaFuse(engine=scripted_engine(lambda prompt: "Orrin."))
+    structured = chat.with_structured_output(City, method="function_calling", max_repairs=0)
+    with pytest.raises(OutputParserException, match="no call of the tool City"):
+        structured.invoke("Which?")
+
+
+def test_unknown_methods_are_refused(chat):
+    with pytest.raises(ValueError, match="method must be json_schema"):
+        chat.with_structured_output(City, method="grammar")
+
+
+@pytest.mark.parametrize(
+    ("value", "schema", "wrong"),
+    [
+        (3, {"type": "integer", "minimum": 3}, None),
+        (2, {"type": "integer", "minimum": 3}, "breaks minimum"),
+        (True, {"type": "integer"}, "of type integer"),
+        (2.0, {"type": "integer"}, None),
+        ("a", {"enum": ["a", "b"]}, None),
+        ("c", {"enum": ["a", "b"]}, "one of"),
+        (None, {"anyOf": [{"type": "string"}, {"type": "null"}]}, None),
+        (3, {"anyOf": [{"type": "string"}, {"type": "null"}]}, "none of its alternatives"),
+        ([1, "b"], {"type": "array", "items": {"type": "integer"}}, r"reply\[1\]"),
+        ([1], {"type": "array", "minItems": 2}, "breaks minItems"),
+        ("ab", {"type": "string", "maxLength": 1}, "breaks maxLength"),
+        ("ab", {"type": "string", "pattern": "^b"}, "does not match"),
+        ({}, {"type": "object", "required": ["a"]}, "lacks 'a'"),
+        ({"b": 1}, {"properties": {"a": {}}, "additionalProperties": False}, "is not allowed"),
+        (
+            {"a": 1},
+            {"properties": {"a": {"$ref": "#/$defs/S"}}, "$defs": {"S": {"type": "string"}}},
+            r"\['a'\] must be of type string",
+        ),
+    ],
+)
+def test_problems_of_values(value, schema, wrong):
+    found = problems(value, schema)
+    if wrong is None:
+        assert not found
+    else:
+        assert re.search(wrong, found[0])

@@ -1,0 +1,287 @@
+"""Tools: what members read, what becomes a call, and agents."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from functools import reduce
+from operator import add
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.structured_output import ProviderStrategy
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.tools import tool
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode, tools_condition
+from models import CHATML
+from obliging import call
+from pydantic import BaseModel
+from scripted import scripted, scripted_engine
+from templates import FAMILIES
+
+from adafuse_llm import AdaFuseEngine
+from langchain_adafuse import ChatAdaFuse, get_round_callback
+
+
+@tool
+def population(city: str) -> int:
+    """How many people live in a city."""
+    return {"Orrin": 1200, "Vell": 300}[city]
+
+
+@tool
+def multiply(a: int, b: int) -> int:
+    """The product of two numbers."""
+    return a * b
+
+
+TOOLS = [population, multiply]
+
+
+def chat_that(script, other=None, **fields):
+    return ChatAdaFuse(engine=scripted_engine(script, other), **fields)
+
+
+@pytest.mark.parametrize(
+    ("choice", "told"),
+    [
+        (None, "Call a tool only where it helps"),
+        ("auto", "Call a tool only where it helps"),
+        ("any", "must call at least one tool"),
+        ("required", "must call at least one tool"),
+        (True, "must call at least one tool"),
+        ("multiply", "must call the tool multiply"),
+        ({"type": "function", "function": {"name": "multiply"}}, "must call the tool multiply"),
+        ({"type": "tool", "name": "multiply"}, "must call the tool multiply"),
+        ("none", None),
+        (False, None),
+    ],
+)
+def test_every_member_reads_the_tools_and_the_choice(choice, told):
+    prompts = []
+
+    def script(prompt):
+        prompts.append(prompt)
+        return "Well."
+
+    chat_that(script).bind_tools(TOOLS, tool_choice=choice).invoke("What is 2 times 3?")
+    for template in ("<|im_start|>", "[INST]"):
+        (read, *_) = [p for p in prompts if template in p and "2 times 3" in p]
+        assert (told is not None) == ('"name": "population"' in read) == ('"multiply"' in read)
+        assert told is None or told in read
+
+
+def test_an_unknown_choice_is_refused(chat):
+    with pytest.raises(ValueError, match=r"tool_choice.*Did you mean 'multiply'"):
+        chat.bind_tools(TOOLS, tool_choice="multiple")
+
+
+def test_several_calls_stream_whole_one_after_the_other():
+    reply = "I look.\n" + call("population", city="Orrin") + "\n" + call("multiply", a=2, b=3)
+    chat = chat_that(lambda prompt: reply).bind_tools(TOOLS)
+    chunks = list(chat.stream("Go"))
+    emitted = [piece for chunk in chunks for piece in chunk.tool_call_chunks]
+    assert [piece["name"] for piece in emitted] == ["population", "multiply"]
+    assert [piece["index"] for piece in emitted] == [0, 1]
+    assert json.loads(emitted[1]["args"]) == {"a": 2, "b": 3}
+    for message in (reduce(add, chunks), chat.invoke("Go")):
+        assert [each["args"] for each in message.tool_calls] == [
+            {"city": "Orrin"},
+            {"a": 2, "b": 3},
+        ]
+        assert len({each["id"] for each in message.tool_calls}) == 2
+        assert message.content == "I look.\n"
+        assert message.response_metadata["finish_reason"] == "tool_calls"
+        assert not message.invalid_tool_calls
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        '<tool_call>\n{"name": "multiply", "arguments": {"a": 2, "b": 3',
+        '<tool_call>\n{"name": "multiply", "arguments": {"a": 2, "b": 3}}',
+        '<tool_call>\n{"name": "multiply", "arguments": {"a": 2, "b": }}\n</tool_call>',
+        '<tool_call>\n{"name": "multiply", "arguments": [2, 3]}\n</tool_call>',
+    ],
+)
+async def test_a_malformed_call_is_never_repaired(reply):
+    chat = chat_that(lambda prompt: reply).bind_tools(TOOLS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        third = chat.stream_events("Go", version="v3").output
+    streamed = list(chat.stream("Go"))
+    assert all(not chunk.tool_calls for chunk in streamed)
+    for message in (chat.invoke("Go"), reduce(add, streamed), await chat.ainvoke("Go"), third):
+        assert not message.tool_calls
+        (invalid,) = message.invalid_tool_calls
+        assert invalid["args"] == reply.removesuffix("</tool_call>")
+
+
+def test_a_reply_that_is_cut_inside_a_call():
+    reply = call("population", city="Orrin" * 20)
+    chat = chat_that(lambda prompt: reply, max_tokens=30).bind_tools(TOOLS)
+    message = chat.invoke("Go")
+    assert len(message.invalid_tool_calls) == 1
+    assert message.response_metadata["finish_reason"] == "length"
+
+
+def test_without_tools_a_call_is_text():
+    reply = call("population", city="Orrin")
+    assert chat_that(lambda prompt: reply).invoke("Go").content == reply
+    forbidden = chat_that(lambda prompt: reply).bind_tools(TOOLS, tool_choice="none")
+    assert forbidden.invoke("Go").content == reply
+
+
+# Agents ---------------------------------------------------------------------------------------
+
+
+def asks_in_turn(prompt):
+    if '"content": "2400"' in prompt:
+        return "Twice Orrin is 2400."
+    if '"content": "1200"' in prompt:
+        return call("multiply", a=1200, b=2)
+    return call("population", city="Orrin")
+
+
+def asks_at_once(prompt):
+    if '"content": "1200"' in prompt and '"content": "300"' in prompt:
+        return "Orrin has 1200, Vell has 300."
+    return call("population", city="Orrin") + "\n" + call("population", city="Vell")
+
+
+def graph_of(chat, tools):
+    """The loop of an agent, written out."""
+    bound = chat.bind_tools(tools)
+    graph = StateGraph(MessagesState)
+    graph.add_node("model", lambda state: {"messages": [bound.invoke(state["messages"])]})
+    graph.add_node("tools", ToolNode(tools))
+    graph.add_edge(START, "model")
+    graph.add_conditional_edges("model", tools_condition, {"tools": "tools", END: END})
+    graph.add_edge("tools", "model")
+    return graph.compile()
+
+
+@pytest.mark.parametrize("make", [create_agent, graph_of])
+@pytest.mark.parametrize(
+    ("script", "answer", "calls"),
+    [(asks_in_turn, "Twice Orrin is 2400.", 3), (asks_at_once, "Orrin has 1200, Vell has 300.", 2)],
+)
+def test_agents_use_two_tools(make, script, answer, calls):
+    agent = make(chat_that(script), TOOLS)
+    with get_round_callback() as rounds:
+        state = agent.invoke({"messages": [HumanMessage("How many?")]})
+    assert state["messages"][-1].content == answer
+    assert sum(isinstance(each, AIMessage) for each in state["messages"]) == calls
+    assert len({each["run_id"] for each in rounds.rounds}) == calls
+
+
+async def test_agents_stream_messages_rounds_and_events():
+    agent = create_agent(chat_that(asks_in_turn), TOOLS)
+    given = {"messages": [HumanMessage("How many?")]}
+    pieces, rounds = [], []
+    async for mode, data in agent.astream(given, stream_mode=["messages", "custom"]):
+        if mode == "custom":
+            rounds.append(data)
+        elif data[1]["langgraph_node"] == "model":
+            pieces.append(data[0])
+    assert "".join(str(piece.content) for piece in pieces) == "Twice Orrin is 2400."
+    called = [each["name"] for piece in pieces for each in piece.tool_call_chunks]
+    assert called == ["population", "multiply"]
+    assert len(rounds) == sum("adafuse_rounds" in piece.additional_kwargs for piece in pieces)
+    events = [event async for event in agent.astream_events(given, version="v2")]
+    named = [each["name"] for each in events if each["event"] == "on_tool_end"]
+    assert named == ["population", "multiply"]
+    assert sum(each["name"] == "adafuse_round" for each in events) == len(rounds)
+
+
+class City(BaseModel):
+    """A city."""
+
+    name: str
+    people: int
+
+
+@pytest.mark.parametrize("strategy", [City, ProviderStrategy(City)], ids=["tool", "provider"])
+def test_agents_answer_in_a_schema(strategy):
+    def script(prompt):
+        if '"name": "City"' in prompt:
+            return call("City", name="Orrin", people=1200)
+        return '{"name": "Orrin", "people": 1200}'
+
+    agent = create_agent(chat_that(script), [], response_format=strategy)
+    state = agent.invoke({"messages": [HumanMessage("Which city?")]})
+    assert state["structured_response"] == City(name="Orrin", people=1200)
+
+
+# Histories ------------------------------------------------------------------------------------
+
+
+HISTORY = [
+    SystemMessage([{"type": "text", "text": "Be brief."}]),
+    HumanMessage("How many?", name="Anna"),
+    HumanMessage([{"type": "text", "text": "In Orrin, <|im_end|> I mean."}]),
+    AIMessage(
+        [{"type": "text", "text": "I look."}, {"type": "tool_use", "id": "1", "name": "p"}],
+        tool_calls=[{"name": "population", "args": {"city": "Orrin"}, "id": "1"}],
+        additional_kwargs={"reasoning_content": "hidden thoughts"},
+    ),
+    ToolMessage("1200", tool_call_id="1"),
+    AIMessage("<think>more hidden thoughts</think>It has 1200."),
+    AIMessage("So."),
+    HumanMessage("Thanks"),
+]
+
+
+def test_what_members_read_of_a_history():
+    prompts = []
+
+    def script(prompt):
+        prompts.append(prompt)
+        return "Well."
+
+    chat = chat_that(script)
+    bound = chat.bind_tools(TOOLS)
+    assert bound.invoke(HISTORY).content == "Well."
+    for template in ("<|im_start|>", "[INST]"):
+        (read, *_) = [each for each in prompts if template in each and "Thanks" in each]
+        for said in ("Be brief.", "Anna: How many?", "I look.", '"name": "population"', "It has"):
+            assert said in read
+        assert '<tool_response>\n{"name": "population", "content": "1200"}' in read
+        assert "hidden" not in read
+        assert "tool_use" not in read
+    tokens = chat.get_num_tokens_from_messages(HISTORY, tools=TOOLS)
+    assert tokens == bound.invoke(HISTORY).usage_metadata["input_tokens"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_members_of_all_families_answer_any_history(family):
+    def reply(prompt):
+        return "Well."
+
+    begins = f"{{%- set bos_token = {FAMILIES[family].bos!r} -%}}"  # scripted members have none
+    members = [
+        scripted(reply, name="one", template=begins + FAMILIES[family].template),
+        scripted(reply, "sentencepiece", name="other", template=CHATML),
+    ]
+    with AdaFuseEngine(members) as engine:
+        chat = ChatAdaFuse(engine=engine).bind_tools(TOOLS)
+        assert chat.invoke(HISTORY).content == "Well."
+        assert "".join(piece.content for piece in chat.stream("Hi")) == "Well."
+
+
+def test_pictures_and_results_of_unknown_calls_are_refused(chat):
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    with pytest.raises(ValueError, match="not text"):
+        chat.invoke([HumanMessage([picture])])
+    with pytest.raises(ValueError, match="result of a call"):
+        chat.invoke([HumanMessage("Hi"), ToolMessage("3", tool_call_id="9")])
+
+
+async def test_reasoning_is_kept_apart():
+    chat = chat_that(lambda prompt: "<think>It is Orrin.</think>\n\nOrrin.")
+    streamed = reduce(add, list(chat.stream("Which?")))
+    for message in (chat.invoke("Which?"), streamed, await chat.ainvoke("Which?")):
+        assert message.content == "Orrin."
+        assert message.additional_kwargs["reasoning_content"] == "It is Orrin."
+        assert [block["type"] for block in message.content_blocks] == ["reasoning", "text"]

@@ -1,0 +1,210 @@
+"""Agents over members that write what a script says: they run to their end."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+
+import pytest
+from llama_calls import recorded
+from llama_index.core.agent.react import ReActChatFormatter
+from llama_index.core.agent.workflow import (
+    AgentStream,
+    AgentWorkflow,
+    CodeActAgent,
+    ReActAgent,
+    ToolCall,
+    ToolCallResult,
+)
+from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
+from llama_index.core.tools import FunctionTool
+from llama_index.llms.adafuse import AdaFuseLLM
+from scripted import scripted_engine
+
+from adafuse_llm import AdaFuseEngine, FakeBackend, MalformedReplyError, MemberError
+
+STOP = ["\nObservation:"]
+CALL = 'Thought: I have to add.\nAction: add\nAction Input: {"a": 12, "b": 7}'
+MADE_UP = "\nObservation: 42\nThought: I can answer.\nAnswer: It is 42."
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def react(prompt: str) -> str:
+    if "Observation: 19" in prompt:
+        return "Thought: I can answer without using any more tools.\nAnswer: It is 19."
+    return CALL + MADE_UP
+
+
+def code(prompt: str) -> str:
+    if "Result of executing the code given:\n\n19" in prompt:
+        return "Together they are 19."
+    return "Let me see.\n<execute>\nprint(add(12, 7))\n</execute>"
+
+
+def two_agents(prompt: str) -> str:
+    if "You carry bags" in prompt:
+        handing = '{"to_agent": "Clerk", "reason": "it is about prices"}'
+        return f"Thought: The clerk knows.\nAction: handoff\nAction Input: {handing}{MADE_UP}"
+    if "Observation: 19" in prompt:
+        return "Thought: I can answer.\nAnswer: The bread is 19 crowns."
+    return CALL
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with scripted_engine(react) as engine:
+        yield AdaFuseLLM(engine=engine, stop=STOP)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("role", [MessageRole.USER, MessageRole.TOOL])
+async def test_a_react_agent_is_stopped_before_what_it_makes_up(llm, streaming, role):
+    formatter = ReActChatFormatter.from_defaults(observation_role=role)
+    agent = ReActAgent(tools=[add], llm=llm, streaming=streaming, formatter=formatter)
+    with recorded() as record:
+        handler = agent.run("What is 12 plus 7?")
+        events = [event async for event in handler.stream_events()]
+        response = await handler
+    assert str(response) == "It is 19."
+    (result,) = [event for event in events if isinstance(event, ToolCallResult)]
+    assert (result.tool_kwargs, result.tool_output.content) == ({"a": 12, "b": 7}, "19")
+    written = [event.text for event in record.named("AdaFuseGenerationEndEvent")]
+    assert written[0] == CALL
+    assert response.raw["summary"]["rounds"] > 0
+    if streaming:
+        shown = [event for event in events if isinstance(event, AgentStream)]
+        assert "42" not in "".join(event.delta for event in shown)
+        assert all(len(event.raw["rounds"]) == 1 for event in shown)
+
+
+def test_it_is_the_stop_that_keeps_out_what_is_made_up(llm):
+    asked = [ChatMessage("12 plus 7?")]
+    assert llm.chat(asked).message.content == CALL
+    assert llm.chat(asked, stop=[]).message.content == CALL + MADE_UP
+
+
+async def test_agents_hand_over_to_each_other():
+    with scripted_engine(two_agents) as engine:
+        llm = AdaFuseLLM(engine=engine, stop=STOP)
+        porter = ReActAgent(
+            name="Porter",
+            description="Carries bags.",
+            system_prompt="You carry bags.",
+            tools=[],
+            llm=llm,
+            can_handoff_to=["Clerk"],
+        )
+        clerk = ReActAgent(
+            name="Clerk",
+            description="Knows prices.",
+            system_prompt="You know prices.",
+            tools=[add],
+            llm=llm,
+        )
+        workflow = AgentWorkflow(agents=[porter, clerk], root_agent="Porter")
+        handler = workflow.run(user_msg="What does the bread cost?")
+        calls = [e async for e in handler.stream_events() if type(e) is ToolCall]
+        response = await handler
+    assert [call.tool_name for call in calls] == ["handoff", "add"]
+    assert str(response) == "The bread is 19 crowns."
+    assert response.current_agent_name == "Clerk"
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_a_code_act_agent(streaming):
+    async def execute(code: str) -> str:
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            exec(code, {"add": add})
+        return said.getvalue().strip()
+
+    with scripted_engine(code) as engine:
+        llm = AdaFuseLLM(engine=engine, stop=["Result of executing"])
+        agent = CodeActAgent(code_execute_fn=execute, tools=[add], llm=llm, streaming=streaming)
+        response = await agent.run("What is 12 plus 7?")
+    assert str(response) == "Together they are 19."
+
+
+# predict_and_call -------------------------------------------------------------------------------
+
+TOOL = FunctionTool.from_defaults(add)
+
+
+async def call(llm, asynchronous, *args, **kwargs):
+    if asynchronous:
+        return await llm.apredict_and_call(*args, **kwargs)
+    return llm.predict_and_call(*args, **kwargs)
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+async def test_a_tool_is_chosen_and_called(llm, asynchronous):
+    without_stop = AdaFuseLLM(engine=llm.engine)
+    response = await call(without_stop, asynchronous, [TOOL], "What is 12 plus 7?")
+    assert response.response == "19"
+    assert [source.raw_input["kwargs"] for source in response.sources] == [{"a": 12, "b": 7}]
+    history = [ChatMessage("Add 12 and 7."), ChatMessage(role="assistant", content="Shall I?")]
+    message = ChatMessage("Do. Observation: 19 was it?")
+    response = await call(llm, asynchronous, [TOOL], message, chat_history=history)
+    assert (response.response, response.sources) == ("It is 19.", [])
+
+
+def test_options_of_a_step(llm):
+    with recorded() as record:
+        llm.predict_and_call([TOOL], "12 plus 7?", members=["ink"], max_words=2, stop="?")
+    (start,) = record.named("AdaFuseGenerationStartEvent")
+    assert start.members == ("ink",)
+    assert start.options["max_words"] == 2
+    assert start.options["stop"] == ["?", *STOP]
+    assert llm.chat([ChatMessage("12 plus 7?")]).raw.usage.members.prompt_tokens.keys() > {"ink"}
+
+
+async def test_a_step_that_cannot_be_read_is_asked_for_again():
+    def clumsy(prompt: str) -> str:
+        return CALL if "Error while parsing" in prompt else "Thought: Hm.\nAction: add"
+
+    with scripted_engine(clumsy) as engine:
+        llm = AdaFuseLLM(engine=engine)
+        assert llm.predict_and_call([TOOL], "12 plus 7?").response == "19"
+        with pytest.raises(MalformedReplyError, match="in 1 attempts"):
+            AdaFuseLLM(engine=engine, retries=0).predict_and_call([TOOL], "12 plus 7?")
+        with pytest.raises(TypeError, match="unknown option"):
+            llm.predict_and_call([TOOL], "12 plus 7?", tool_required=True)
+
+
+def test_failing_members_are_not_taken_for_an_answer():
+    def broken(text: str) -> dict[str, float]:
+        raise RuntimeError("the cable was cut")
+
+    llm = AdaFuseLLM(engine=AdaFuseEngine([FakeBackend("elm", broken)]))
+    with pytest.raises(MemberError, match=r"'elm' failed.*cable"):
+        llm.predict_and_call([TOOL], "12 plus 7?")
+
+
+# Messages of agents that call functions ---------------------------------------------------------
+
+
+def test_calls_and_results_in_a_history_are_read_by_every_member():
+    seen: list[str] = []
+
+    def script(prompt: str) -> str:
+        seen.append(prompt)
+        return "Yes."
+
+    block = ToolCallBlock(tool_call_id="1", tool_name="add", tool_kwargs={"a": 12, "b": 7})
+    with scripted_engine(script) as engine:
+        AdaFuseLLM(engine=engine).chat(
+            [
+                ChatMessage("12 plus 7?"),
+                ChatMessage(role="assistant", blocks=[TextBlock(text="Let me see."), block]),
+                ChatMessage(role="tool", content="19", additional_kwargs={"tool_call_id": "1"}),
+                ChatMessage("Sure?"),
+            ]
+        )
+    read = [text for text in seen if "Sure?" in text]
+    assert len({*read}) == 2
+    for text in read:
+        assert text.index('{"name": "add", "arguments": {"a": 12, "b": 7}}') < text.index("19")

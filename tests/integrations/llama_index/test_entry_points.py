@@ -1,0 +1,258 @@
+"""Eight entry points, one decode: the same text, counted once, whatever is asked."""
+
+from __future__ import annotations
+
+import itertools
+import types
+
+import pytest
+from llama_calls import PATHS, ask, prompt_of, recorded
+from llama_index.core.base.llms.types import ChatMessage, ImageBlock, MessageRole, ThinkingBlock
+from llama_index.core.callbacks import (
+    CallbackManager,
+    CBEventType,
+    LlamaDebugHandler,
+    TokenCountingHandler,
+)
+from llama_index.core.prompts import PromptTemplate
+from llama_index.llms.adafuse import AdaFuseLLM
+from scripted import scripted, scripted_engine
+
+from adafuse_llm import AdaFuseEngine, InvalidInputError, InvalidOptionError
+
+READS: list[str] = []
+"""Prompts that members read."""
+
+REPLIES = {
+    "Where": "Orrin lies north of Vell, by the sea.\n\nA ferry goes there.",
+    "Chinese": "你好，世界！🐙 こんにちは\N{ZERO WIDTH JOINER}👩‍🚀 ok",
+    "Nothing": "",
+    "Dutch": "Nee, dank u.",
+}
+
+
+def script(prompt: str) -> str:
+    READS.append(prompt)
+    return next((reply for key, reply in reversed(REPLIES.items()) if key in prompt), "What?")
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with scripted_engine(script) as engine:
+        yield engine
+
+
+CASES = {
+    "plain": ("Where is it?", {}, {}, REPLIES["Where"]),
+    "stop": ("Where is it?", {}, {"stop": [" by the", "\n"]}, "Orrin lies north of Vell,"),
+    "stop of the LLM": ("Where is it?", {"stop": " of"}, {}, "Orrin lies north"),
+    "system prompt": ("Where?", {"system_prompt": "Speak Dutch."}, {}, REPLIES["Dutch"]),
+    "overrides": ("Where is it?", {"max_words": 3}, {"max_words": 1, "max_tokens": 4}, None),
+    "early end": ("Nothing at all?", {}, {}, ""),
+    "any script": ("Chinese?", {}, {}, REPLIES["Chinese"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("path", PATHS)
+async def test_every_path_returns_the_same_text_and_counts_it_once(engine, path, case):
+    question, fields, options, expected = CASES[case]
+    counter, debug = TokenCountingHandler(), LlamaDebugHandler(print_trace_on_end=False)
+    llm = AdaFuseLLM(engine=engine, callback_manager=CallbackManager([counter, debug]), **fields)
+    asked = prompt_of(path, question)
+    with recorded() as record:
+        said = await ask(llm, path, asked, **options)
+
+    stop = options.get("stop") or fields.get("stop") or ()
+    set_ = {"stop": stop, "max_words": options.get("max_words", fields.get("max_words", 3))}
+    set_["max_new_tokens"] = options.get("max_tokens", 256)
+    if "chat" in path:
+        system = [{"role": "system", "content": text} for text in (fields.get("system_prompt"),)]
+        turns = [
+            *(system if fields.get("system_prompt") else []),
+            {"role": "user", "content": asked},
+        ]
+        own = engine.generate(messages=turns, **set_)
+    else:
+        before = f"{fields['system_prompt']}\n\n" if "system_prompt" in fields else ""
+        own = engine.generate(before + asked, **set_)
+    assert said.text == own.text
+    assert expected is None or said.text == expected
+    assert "".join(delta or "" for delta in said.deltas) == said.text
+    assert all(after.startswith(text) for text, after in itertools.pairwise(said.texts))
+    assert len(said.texts) == (len(own.rounds) if "stream" in path else 1)
+
+    usage = said.raw.usage
+    assert usage.members.prompt_tokens == own.usage.prompt_tokens
+    assert usage.members.completion_tokens == own.usage.completion_tokens
+    assert usage.prompt_tokens == own.usage.prompt_tokens["ink"]
+    assert [event.prompt_token_count for event in counter.llm_token_counts] == [usage.prompt_tokens]
+    if usage.completion_tokens:  # core takes zero for unknown
+        assert counter.completion_llm_token_count == usage.completion_tokens
+    assert len(debug.get_event_pairs(CBEventType.LLM)) == 1
+    kind = "LLMChat" if "chat" in path else "LLMCompletion"
+    for event in ("StartEvent", "EndEvent"):
+        assert len(record.named(kind + event)) == 1
+    other = "LLMCompletion" if "chat" in path else "LLMChat"
+    assert not record.named(other + "StartEvent")
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_chunk_tells_its_round_and_the_last_one_the_whole(engine, path):
+    said = await ask(AdaFuseLLM(engine=engine), path, prompt_of(path, "Where is it?"))
+    rounds = [each.index for raw in said.raws for each in raw.rounds]
+    assert rounds == list(range(said.raw.summary.rounds))
+    for raw in said.raws[:-1]:
+        assert (len(raw.rounds), raw.usage, raw.finish_reason, raw.summary) == (1, None, None, None)
+    assert said.raw.finish_reason == "stop"
+    assert said.raw.model_validate_json(said.raw.model_dump_json()) == said.raw
+    with pytest.raises(ValueError, match="frozen"):
+        said.raw.finish_reason = "length"
+
+
+async def test_streams_are_real_generators_and_nothing_is_written_into_additional_kwargs(engine):
+    llm = AdaFuseLLM(engine=engine)
+    messages = [ChatMessage("Where?")]
+    for stream in (llm.stream_complete("Where?"), llm.stream_chat(messages)):
+        assert isinstance(stream, types.GeneratorType)
+        assert all(not each.additional_kwargs for each in stream)
+    for stream in (await llm.astream_complete("Where?"), await llm.astream_chat(messages)):
+        assert isinstance(stream, types.AsyncGeneratorType)
+        async for each in stream:
+            assert not each.additional_kwargs
+    assert not llm.chat(messages).message.additional_kwargs
+
+
+# What members read ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_prompt_functions_mean_the_same_on_every_path(path):
+    seen: list[str] = []
+    engine = AdaFuseEngine([scripted(lambda text: seen.append(text) or "Yes.", name="only")])
+    llm = AdaFuseLLM(
+        engine=engine,
+        system_prompt="SYSTEM",
+        completion_to_prompt=lambda prompt: f"C({prompt})",
+        messages_to_prompt=lambda messages: f"M({'|'.join(str(m.content) for m in messages)})",
+        query_wrapper_prompt="Q({query_str})",
+    )
+    await ask(llm, path, "ask")
+    expected = "M(SYSTEM|Q(ask))" if "chat" in path else "Q(SYSTEM\n\nC(ask))"
+    assert expected in seen[-1]
+    seen.clear()
+    if "chat" not in path:
+        await ask(llm, path, "ask", formatted=True)
+        assert {text.split("\n")[0] for text in seen} == {"ask"}
+
+
+async def test_predict_asks_what_complete_and_chat_ask():
+    seen: list[str] = []
+
+    def record(prompt: str) -> str:
+        seen.append(prompt)
+        return "Yes."
+
+    template = PromptTemplate("Is {thing} blue?")
+    for member in (scripted(record), scripted(record, template=None)):
+        llm = AdaFuseLLM(
+            engine=AdaFuseEngine([member]),
+            system_prompt="SYSTEM",
+            query_wrapper_prompt="<{query_str}>",
+        )
+        seen.clear()
+        direct = llm.chat if llm.metadata.is_chat_model else llm.complete
+        direct([ChatMessage("Is it blue?")] if llm.metadata.is_chat_model else "Is it blue?")
+        by_hand = set(seen)
+        seen.clear()
+        assert "Yes." in llm.predict(template, thing="it")
+        assert "Yes." in await llm.apredict(template, thing="it")
+        assert "Yes." in "".join(llm.stream(template, thing="it"))
+        assert "Yes." in "".join([each async for each in await llm.astream(template, thing="it")])
+        assert set(seen) <= by_hand
+        assert all(text.count("SYSTEM") == 1 for text in by_hand)
+
+
+def test_chat_gives_every_member_its_own_template_with_one_beginning(engine):
+    llm = AdaFuseLLM(engine=engine, system_prompt="Be brief.")
+    READS.clear()
+    llm.chat(
+        [
+            ChatMessage(role=MessageRole.SYSTEM, content="You know the coast."),
+            ChatMessage(role=MessageRole.USER, content="Where is Orrin?"),
+            ChatMessage(role=MessageRole.USER, content="And Vell?"),
+            ChatMessage(
+                role=MessageRole.CHATBOT,
+                blocks=[ThinkingBlock(content="Hm."), *ChatMessage("North.").blocks],
+            ),
+            ChatMessage(role=MessageRole.ASSISTANT, content=None),
+            ChatMessage(role=MessageRole.USER, content="Which one?"),
+        ]
+    )
+    ink, quill = (
+        {text for text in READS if ("<|im_start|>" in text) == own} for own in (True, False)
+    )
+    for text in (*ink, *quill):
+        assert text.count("Be brief.") == text.count("You know the coast.") == 1
+        assert text.index("Be brief.") < text.index("coast") < text.index("And Vell?")
+        assert "Hm." not in text
+        assert "None" not in text
+    assert len(ink) == len(quill) == 1
+    assert [text.count("<s>") for text in quill] == [1]
+
+
+def test_a_member_without_a_template_reads_named_turns():
+    seen: list[str] = []
+    member = scripted(lambda text: seen.append(text) or "North.", template=None)
+    asked = [ChatMessage(role="system", content="Be brief."), ChatMessage("Where?")]
+    reply = AdaFuseLLM(engine=AdaFuseEngine([member])).chat(asked)
+    assert reply.message.content == "North."
+    assert "Be brief.\n\nUser: Where?\n\nAssistant:" in seen
+
+
+def test_what_is_not_text_is_refused(engine):
+    llm = AdaFuseLLM(engine=engine)
+    picture = ChatMessage(blocks=[ImageBlock(image=b"AAAA")])
+    with pytest.raises(InvalidInputError, match="message 0 holds a ImageBlock"):
+        llm.chat([picture])
+    with pytest.raises(InvalidInputError, match="message 0 holds a ImageBlock"):
+        AdaFuseLLM(engine=engine, query_wrapper_prompt="{query_str}!").chat([picture])
+    with pytest.raises(InvalidInputError, match="empty: pass at least one user"):
+        llm.chat([])
+
+
+# Options ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_no_option_is_ignored(engine, path):
+    llm = AdaFuseLLM(engine=engine)
+    with pytest.raises(TypeError, match="max_new_token"):
+        await ask(llm, path, "Where?", max_new_token=3)
+    with pytest.raises(InvalidOptionError, match="margin_threshold"):
+        await ask(llm, path, "Where?", margin_threshold=3)
+    with pytest.raises(InvalidOptionError, match="there is no member 'pen'"):
+        await ask(llm, path, "Where?", members=["pen"])
+    said = await ask(llm, path, prompt_of(path, "Where is it?"), members=["ink"])
+    assert set(said.raw.usage.members.prompt_tokens) == {"ink"}
+
+
+def test_every_option_can_be_said_once_for_all_calls(engine):
+    from adafuse_llm import AdaFuseConfig
+
+    said = {
+        "margin_threshold": 0.5,
+        "max_words": 2,
+        "branching_factor": 2,
+        "max_word_tokens": 9,
+        "max_new_tokens": 30,
+        "stop": ("x",),
+        "weights": {"ink": 1.0, "quill": 2.0},
+    }
+    assert {*said, "members"} == {*AdaFuseConfig.model_fields}
+    llm = AdaFuseLLM(engine=engine, **said)
+    with recorded() as record:
+        llm.complete("Where?")
+    (start,) = record.named("AdaFuseGenerationStartEvent")
+    assert start.options == AdaFuseConfig(**said).model_dump(mode="json")
+    assert start.members == ("ink", "quill")

@@ -1,0 +1,216 @@
+"""Rounds as events: under their own span, with the right parent, whatever runs beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from llama_calls import PATHS, ask, counting_engine, prompt_of, recorded
+from llama_index.core import get_response_synthesizer
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.instrumentation.dispatcher import instrument_tags
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.retrievers import BaseRetriever
+from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
+from llama_index.llms.adafuse import AdaFuseLLM, DecisionHandler
+from llama_index.observability.otel.base import (
+    OTelCompatibleEventHandler,
+    OTelCompatibleSpanHandler,
+)
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from adafuse_llm import MemberError
+from adafuse_llm.summary import Summary
+
+WORDS = 5
+EVENTS = ("AdaFuseGenerationStartEvent", "AdaFuseRoundEvent", "AdaFuseGenerationEndEvent")
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with counting_engine(WORDS) as engine:
+        yield AdaFuseLLM(engine=engine)
+
+
+class Fixed(BaseRetriever):
+    """Finds the same passage whatever is asked."""
+
+    def _retrieve(self, query_bundle):
+        return [NodeWithScore(node=TextNode(text="The mill opens at eight."), score=1.0)]
+
+
+def query_engine(llm, *, streaming=False):
+    synthesizer = get_response_synthesizer(llm=llm, streaming=streaming)
+    return RetrieverQueryEngine(Fixed(), synthesizer)
+
+
+class Asking(Workflow):
+    """Asks in one step."""
+
+    @step
+    async def ask(self, event: StartEvent) -> StopEvent:
+        return StopEvent(result=(await event.llm.achat([ChatMessage("Count!")])).raw)
+
+
+def check(record, decodes, parent):
+    """Every decode has its events, in order, under a span of its own within `parent`'s."""
+    spans = record.closed("AdaFuse.decode")
+    assert len(spans) == decodes
+    for id_, span in spans.items():
+        told = [e for e in record.handler.events if e.class_name() in EVENTS and e.span_id == id_]
+        names = [event.class_name() for event in told]
+        assert names == [EVENTS[0], *[EVENTS[1]] * (WORDS + 1), EVENTS[2]]
+        assert [event.round for event in told[1:-1]] == list(range(WORDS + 1))
+        assert span.parent_id.startswith(parent)
+        assert told[-1].text.split() == ["one"] * WORDS
+        assert told[-1].summary.rounds == WORDS + 1
+        json.dumps([event.model_dump(mode="json") for event in told], allow_nan=False)
+    assert len(record.named(EVENTS[1])) == decodes * (WORDS + 1)
+    assert not record.spans.open_spans
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_alone(llm, path):
+    with recorded() as record:
+        await ask(llm, path, prompt_of(path, "Count!"))
+    check(record, 1, f"AdaFuseLLM.{path}-")
+    (span,) = record.closed("AdaFuse.decode").values()
+    (start,) = [*record.named("LLMChatStartEvent"), *record.named("LLMCompletionStartEvent")]
+    assert span.parent_id == start.span_id
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_eight_at_once(llm, path):
+    with recorded() as record:
+        asked = [prompt_of(path, f"Count {n}!") for n in range(8)]
+        said = await asyncio.gather(*(ask(llm, path, each) for each in asked))
+    assert all(each.text.split() == ["one"] * WORDS for each in said)
+    check(record, 8, f"AdaFuseLLM.{path}-")
+    parents = [span.parent_id for span in record.closed("AdaFuse.decode").values()]
+    assert len(set(parents)) == 8
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_in_a_query_engine(llm, streaming):
+    engine = query_engine(llm, streaming=streaming)
+    name = "AdaFuseLLM.stream_complete" if streaming else "AdaFuseLLM.complete"
+    with recorded() as record:
+        assert str(engine.query("How many?")).split() == ["one"] * WORDS
+    check(record, 1, name)
+    with recorded() as record:
+        response = await engine.aquery("How many?")
+        text = str(await response.get_response() if streaming else response)
+        assert text.split() == ["one"] * WORDS
+    check(record, 1, name.replace(".", ".a"))
+
+
+async def test_in_a_workflow(llm):
+    with recorded() as record:
+        said = await asyncio.gather(*(Asking().run(llm=llm) for _ in range(8)))
+    assert [raw.summary.rounds for raw in said] == [WORDS + 1] * 8
+    check(record, 8, "AdaFuseLLM.achat-")
+    spans = record.closed()
+    for decode in record.closed("AdaFuse.decode").values():
+        ancestors = [decode]
+        while ancestors[-1].parent_id is not None:
+            ancestors.append(spans[ancestors[-1].parent_id])
+        assert any(span.id_.startswith("Asking.") for span in ancestors)
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_events_can_be_switched_off(llm, path):
+    quiet = AdaFuseLLM(engine=llm.engine, emit_events=False)
+    with recorded() as record:
+        said = await ask(quiet, path, prompt_of(path, "Count!"))
+    assert not any(record.named(name) for name in EVENTS)
+    assert not record.closed("AdaFuse.decode")
+    assert said.rounds == WORDS + 1
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_events_carry_the_tags_of_the_one_who_asked(llm, path):
+    with recorded() as record, instrument_tags({"user": "Anna"}):
+        await ask(llm, path, prompt_of(path, "Count!"))
+    told = [event for name in EVENTS for event in record.named(name)]
+    assert all(event.tags == {"user": "Anna"} for event in told)
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_failed_decode_drops_its_span(path):
+    llm = AdaFuseLLM(engine=counting_engine(WORDS, fails_at=2))
+    with recorded() as record, pytest.raises(MemberError, match="'elm'"):
+        await ask(llm, path, prompt_of(path, "Count!"))
+    (span,) = record.spans.dropped_spans[:1]
+    assert span.id_.startswith("AdaFuse.decode")
+    assert not record.named(EVENTS[2])
+    assert len(record.named(EVENTS[1])) in (1, 2)  # a member may evaluate a word ahead
+    assert not record.spans.open_spans
+
+
+@pytest.mark.parametrize("path", ["stream_chat", "stream_complete"])
+def test_a_stream_that_is_never_read_leaves_no_span_open(llm, path):
+    with recorded() as record:
+        stream = getattr(llm, path)([ChatMessage("Count!")] if "chat" in path else "Count!")
+        del stream
+        assert len(record.closed("AdaFuse.decode")) == 1
+    assert not record.named(EVENTS[1])
+
+
+# OpenTelemetry ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def exported():
+    """Spans as LlamaIndex's own bridge exports them."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    spans = OTelCompatibleSpanHandler(tracer=provider.get_tracer("test"))
+    root = get_dispatcher()
+    before = root.span_handlers, root.event_handlers
+    root.span_handlers = [*before[0], spans]
+    root.event_handlers = [*before[1], OTelCompatibleEventHandler(span_handler=spans)]
+    yield exporter.get_finished_spans
+    root.span_handlers, root.event_handlers = before
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_opentelemetry_receives_every_round_under_a_child_span(llm, exported, path):
+    said = await asyncio.gather(*(ask(llm, path, prompt_of(path, f"{n}!")) for n in range(3)))
+    spans = {span.context.span_id: span for span in exported()}
+    decodes = [span for span in spans.values() if span.name.startswith("AdaFuse.decode")]
+    assert len(decodes) == 3
+    for span in decodes:
+        names = [event.name for event in span.events]
+        assert names.count("AdaFuseRoundEvent") == said[0].rounds == WORDS + 1
+        assert (names[0], names[-1]) == (EVENTS[0], EVENTS[2])
+        assert spans[span.parent.span_id].name.startswith(f"AdaFuseLLM.{path}-")
+        assert span.start_time <= span.events[0].timestamp
+        first = next(event for event in span.events if event.name == "AdaFuseRoundEvent")
+        assert first.attributes["text"].strip() == "one"
+        assert list(first.attributes["proposers"]) == ["oak", "elm"]
+
+
+# Decisions in responses -------------------------------------------------------------------------
+
+
+async def test_decisions_reach_the_response(llm):
+    engine, streaming = query_engine(llm), query_engine(llm, streaming=True)
+    with DecisionHandler() as handler:
+        responses = [engine.query("How many?"), await engine.aquery("How many?")]
+        responses += await asyncio.gather(*(engine.aquery(f"{n}?") for n in range(8)))
+        read = streaming.query("How many?")
+        assert read.metadata["adafuse"] == []
+        str(read)
+        aread = await streaming.aquery("How many?")
+        await aread.get_response()
+    for response in (*responses, read, aread):
+        (raw,) = response.metadata["adafuse"]
+        assert raw.summary == Summary.of(raw.rounds)
+        assert "".join(each.text for each in raw.rounds).split() == ["one"] * WORDS
+    assert not handler.open_spans
+    assert "adafuse" not in (engine.query("How many?").metadata or {})

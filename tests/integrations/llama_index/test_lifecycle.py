@@ -1,0 +1,297 @@
+"""Making, keeping, copying and ending: what an LLM costs when it is not asked anything."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import pickle
+import threading
+import time
+
+import pytest
+from llama_calls import PATHS, ask, counting_engine, prompt_of, recorded
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.llms import CustomLLM
+from llama_index.core.prompts import PromptTemplate
+from llama_index.llms.adafuse import AdaFuseLLM
+from scripted import save_scripted, scripted, scripted_engine
+
+from adafuse_llm import (
+    AdaFuseConfig,
+    AdaFuseEngine,
+    FakeBackend,
+    InvalidInputError,
+    InvalidOptionError,
+    LoadError,
+    MemberError,
+    MemberSpec,
+    RuntimeConfig,
+)
+from adafuse_llm.embedded import member_paths
+
+# Making -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_loading(monkeypatch):
+    def load(*args, **kwargs):
+        raise AssertionError("something was loaded")
+
+    monkeypatch.setattr("adafuse_llm.loading.load_members", load)
+
+
+def test_making_copying_and_pickling_load_nothing(no_loading):
+    llm = AdaFuseLLM(["no/such-model", MemberSpec(path="other/one", weight=2)], max_words=2)
+    assert isinstance(llm, CustomLLM)
+    assert copy.deepcopy(llm) is llm
+    again = pickle.loads(pickle.dumps(llm))
+    assert again.to_dict() == llm.to_dict() == AdaFuseLLM.from_dict(llm.to_dict()).to_dict()
+    assert again.max_words == 2
+    assert llm.to_payload()["model_name"] == "such-model+one"
+    assert llm.model_copy(update={"max_words": 1}).max_words == 1
+    shipped = AdaFuseLLM.from_embedded()
+    assert AdaFuseLLM.from_dict(shipped.to_dict()).to_payload()["model_name"] == "wren+heron+finch"
+
+
+def test_members_are_loaded_once_and_let_go():
+    wren = [str(member_paths()[0])]
+    llm, same = AdaFuseLLM(wren, max_new_tokens=3), AdaFuseLLM(wren, max_words=1)
+    assert llm.warmup() is llm
+    first = llm.engine
+    assert first is same.engine is pickle.loads(pickle.dumps(llm)).engine
+    other = AdaFuseLLM(wren, runtime=RuntimeConfig(max_requests=2))
+    assert other.engine is not first
+    other.unload()
+    llm.unload()
+    assert same.complete("The mill", max_new_tokens=2).text
+    assert llm.engine is not first
+    llm.unload()
+
+
+def test_members_by_path_answer_as_said(tmp_path):
+    paths = [
+        save_scripted(tmp_path / "ink", lambda prompt: "Yes."),
+        save_scripted(tmp_path / "quill", lambda prompt: "Yes.", kind="sentencepiece"),
+    ]
+    llm = AdaFuseLLM(members=paths, dtype="float64", device_map=None, max_words=2)
+    assert llm.chat([ChatMessage("Well?")]).message.content == "Yes."
+    assert llm.metadata.model_name == "ink+quill"
+    assert str(llm.engine.backends[0].model.dtype) == "torch.float64"
+    llm.unload()
+
+
+def test_what_cannot_be_loaded_is_named(tmp_path):
+    llm = AdaFuseLLM([str(tmp_path)])
+    for _ in range(2):
+        with pytest.raises(LoadError, match="not a model folder"):
+            llm.complete("Well?")
+
+
+def test_wrong_ways_of_making_one():
+    with counting_engine(3) as engine:
+        for wrong in ({}, {"members": ["a"], "engine": engine}):
+            with pytest.raises(InvalidInputError, match=r"pass either members=.* or engine="):
+                AdaFuseLLM(**wrong)
+        with pytest.raises(InvalidInputError, match="dtype: say so where the engine is made"):
+            AdaFuseLLM(engine=engine, dtype="bfloat16")
+        with pytest.raises(TypeError, match=r"unknown option 'max_word'\. Did you mean 'max_word"):
+            AdaFuseLLM(engine=engine, max_word=2)
+        with pytest.raises(InvalidOptionError, match="max_words"):
+            AdaFuseLLM(engine=engine, max_words=0)
+        with pytest.raises(InvalidOptionError, match="temperature must be 0"):
+            AdaFuseLLM(engine=engine, temperature=0.7)
+        assert AdaFuseLLM(engine=engine, temperature=0, callback_manager=None).complete("x").text
+    with pytest.raises(InvalidInputError, match="members must be a list"):
+        AdaFuseLLM("gpt2")
+
+
+def test_a_given_engine_is_no_part_of_pickles_or_dictionaries():
+    with counting_engine(3) as engine:
+        llm = AdaFuseLLM(engine=engine)
+        assert copy.deepcopy({"llm": llm})["llm"] is llm
+        with pytest.raises(TypeError, match=r"cannot be pickled.*members="):
+            pickle.dumps(llm)
+        with pytest.raises(InvalidInputError, match="pass either"):
+            AdaFuseLLM.from_dict(llm.to_dict())
+        llm.unload()
+        assert llm.complete("x").text  # not ours to close
+
+
+def test_metadata_is_true():
+    members = [
+        FakeBackend("oak", lambda text: {"<end>": 1.0}, context_window=900),
+        FakeBackend("elm", lambda text: {"<end>": 1.0}, context_window=700),
+    ]
+    with AdaFuseEngine(members, AdaFuseConfig(max_new_tokens=33)) as engine:
+        plain = AdaFuseLLM(engine=engine).metadata
+        assert (plain.context_window, plain.num_output) == (700, 33)
+        assert (plain.is_chat_model, plain.model_name) == (False, "oak+elm")
+        assert not plain.is_function_calling_model
+        assert AdaFuseLLM(engine=engine, max_new_tokens=9).metadata.num_output == 9
+    with scripted_engine(lambda prompt: "Yes.") as engine:
+        assert AdaFuseLLM(engine=engine).metadata.is_chat_model
+    mixed = [
+        scripted(lambda p: "Yes.", name="a"),
+        scripted(lambda p: "Yes.", name="b", template=None),
+    ]
+    with AdaFuseEngine(mixed) as engine:
+        assert not AdaFuseLLM(engine=engine).metadata.is_chat_model
+
+
+# Together ---------------------------------------------------------------------------------------
+
+
+def test_threads_share_one_llm():
+    with scripted_engine(lambda prompt: f"It is {prompt.count('x')}.") as engine:
+        llm = AdaFuseLLM(engine=engine)
+        asked = ["x " * n + "?" for n in range(1, 9)]
+        alone = [llm.chat([ChatMessage(each)]).message.content for each in asked]
+        found: dict[int, str] = {}
+
+        def chat(number: int) -> None:
+            *_, last = llm.stream_chat([ChatMessage(asked[number])])
+            found[number] = last.message.content
+
+        threads = [threading.Thread(target=chat, args=(n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [found[n] for n in range(8)] == alone
+        assert len(set(alone)) == 8
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if path.startswith("a")])
+async def test_the_event_loop_is_never_blocked(path):
+    """Each pass takes 60 ms; of three attempts, as others may hold up this machine."""
+    with counting_engine(2, seconds=0.06) as engine:
+        llm = AdaFuseLLM(engine=engine)
+        for _ in range(3):
+            gc.collect()
+            gaps: list[float] = []
+            beating = asyncio.create_task(beat(gaps))
+            said = await ask(llm, path, prompt_of(path, "Count!"))
+            beating.cancel()
+            assert said.text.split() == ["one"] * 2
+            assert sum(gaps) > 0.1
+            if max(gaps) < 0.05:
+                return
+    pytest.fail(f"the event loop was blocked for {max(gaps):.3f} s")
+
+
+async def beat(gaps: list[float]) -> None:
+    """Note how long the loop takes to come back."""
+    last = time.perf_counter()
+    while True:
+        await asyncio.sleep(0.002)
+        now = time.perf_counter()
+        gaps.append(now - last)
+        last = now
+
+
+async def test_loading_does_not_block_the_event_loop_either(monkeypatch):
+    llm = AdaFuseLLM.from_embedded(max_new_tokens=2)
+    llm.unload()
+    threads = []
+    load = AdaFuseEngine.from_pretrained.__func__
+
+    def watched(cls, *args, **kwargs):
+        threads.append(threading.current_thread())
+        return load(cls, *args, **kwargs)
+
+    monkeypatch.setattr(AdaFuseEngine, "from_pretrained", classmethod(watched))
+    assert (await llm.acomplete("The mill")).text
+    assert threads
+    assert threading.main_thread() not in threads
+    llm.unload()
+
+
+# Ends -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_failing_member_is_named_at_once_and_the_next_call_answers(path):
+    failing = threading.Event()
+    failing.set()
+
+    def rule(text: str) -> dict[str, float]:
+        if failing.is_set() and text.endswith(" one"):
+            raise RuntimeError("the cable was cut")
+        return {"<end>": 0.9, "!": 0.1} if text.endswith(" one") else {" one": 0.9, "?": 0.1}
+
+    with AdaFuseEngine([FakeBackend("oak", rule), FakeBackend("elm", rule)]) as engine:
+        llm = AdaFuseLLM(engine=engine)
+        start = time.perf_counter()
+        with pytest.raises(MemberError, match=r"member '(oak|elm)' failed.*the cable was cut"):
+            await ask(llm, path, prompt_of(path, "Count!"))
+        assert time.perf_counter() - start < 2
+        failing.clear()
+        assert (await ask(llm, path, prompt_of(path, "Count!"))).text.strip() == "one"
+
+
+def settled(backend: FakeBackend) -> int:
+    """Passes of a member, once no more are made."""
+    while True:
+        before = backend.passes
+        time.sleep(0.05)
+        if backend.passes == before:
+            return before
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("way", ["close", "break", "drop"])
+@pytest.mark.parametrize("path", ["stream_complete", "stream_chat"])
+def test_a_stream_that_is_left_stops_within_a_round(path, way, keep):
+    """Also where a handler keeps what closing threw, and core's own generator with it."""
+    with counting_engine(200, seconds=0.004) as engine:
+        llm = AdaFuseLLM(engine=engine)
+        with recorded() if keep else threading.Lock():
+            stream = getattr(llm, path)([ChatMessage("Count!")] if "chat" in path else "Count!")
+            for number, _ in enumerate(stream):
+                if number == 2:
+                    break
+            if way == "close":
+                stream.close()
+            elif way == "drop":
+                stream = None
+            else:
+                del stream
+            assert settled(engine.backends[1]) < 40
+        assert llm.complete("Count!", max_new_tokens=2).text == " one one"
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("path", [path for path in PATHS if path.startswith("a")])
+async def test_a_task_that_is_cancelled_stops_within_a_round(path, keep):
+    with counting_engine(200, seconds=0.004) as engine:
+        llm = AdaFuseLLM(engine=engine)
+        with recorded() if keep else threading.Lock():
+            task = asyncio.create_task(ask(llm, path, prompt_of(path, "Count!")))
+            await asyncio.sleep(0.05)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert 0 < settled(engine.backends[1]) < 60
+
+
+@pytest.mark.parametrize("path", ["astream_complete", "astream_chat"])
+async def test_an_asynchronous_stream_that_is_left_stops_within_a_round(path):
+    with counting_engine(200, seconds=0.004) as engine, recorded():
+        asked = [ChatMessage("Count!")] if "chat" in path else "Count!"
+        stream = await getattr(AdaFuseLLM(engine=engine), path)(asked)
+        async for _ in stream:
+            break
+        await stream.aclose()
+        assert settled(engine.backends[1]) < 40
+
+
+def test_prompts_that_cannot_be_used_are_refused_before_anything_is_computed():
+    with counting_engine(3) as engine:
+        llm = AdaFuseLLM(engine=engine)
+        for ask_ in (llm.complete, llm.stream_complete):  # a stream, too, at the call
+            with pytest.raises(InvalidInputError, match="the prompt is empty"):
+                ask_("")
+        assert [backend.passes for backend in engine.backends] == [0, 0]
+        wrapped = AdaFuseLLM(engine=engine, query_wrapper_prompt=PromptTemplate("{query_str}!"))
+        assert wrapped.complete("Count").text

@@ -1,0 +1,142 @@
+"""The package: what it holds, what its README says, what it is compared with."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hatchling.builders.wheel import WheelBuilder
+from llama_index.core.base.llms.base import BaseLLM
+from llama_index.llms import adafuse
+from llama_index.llms.adafuse import AdaFuseLLM
+from llama_index.llms.huggingface import HuggingFaceLLM
+
+from adafuse_llm import AdaFuseEngine, FakeBackend, InvalidInputError
+from benchmarks import llama_index_yardstick
+
+ROOT = Path(__file__).parents[3]
+PACKAGE = ROOT / "integrations" / "llama-index-llms-adafuse"
+BUILDER = WheelBuilder(str(PACKAGE))
+README = (PACKAGE / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_base_class():
+    assert BaseLLM.__name__ in [base.__name__ for base in AdaFuseLLM.__mro__]
+    assert AdaFuseLLM.class_name() == "AdaFuseLLM"
+
+
+def test_exported_names_are_documented():
+    for name in adafuse.__all__:
+        assert inspect.getdoc(getattr(adafuse, name))
+
+
+def test_namespace_folders_have_no_init_file():
+    """One there would hide llama_index.core or other integrations."""
+    assert not (PACKAGE / "llama_index" / "__init__.py").exists()
+    assert not (PACKAGE / "llama_index" / "llms" / "__init__.py").exists()
+
+
+def test_the_wheel_holds_the_package_and_nothing_of_the_namespace():
+    files = {file.distribution_path for file in BUILDER.recurse_included_files()}
+    home = "llama_index/llms/adafuse/"
+    assert {f"{home}{name}" for name in ("__init__.py", "base.py", "events.py", "py.typed")} < files
+    assert all(file.startswith(home) for file in files)
+
+
+def test_llamahub_metadata():
+    hub = BUILDER.metadata.config["tool"]["llamahub"]
+    assert hub["import_path"] == AdaFuseLLM.__module__.rpartition(".")[0]
+    assert set(hub["class_authors"]) == {AdaFuseLLM.__name__}
+    assert BUILDER.metadata.name == "llama-index-llms-adafuse"
+
+
+def test_importing_it_loads_no_model_library():
+    code = "import sys, llama_index.llms.adafuse; print({'torch', 'transformers'} & {*sys.modules})"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"
+
+
+# README -----------------------------------------------------------------------------------------
+
+
+def test_every_block_of_the_readme_runs_offline_and_prints_what_it_says():
+    blocks = re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", README, re.DOTALL)
+    assert len(blocks) == len(re.findall("```python", README)) >= 6
+    deny = "import pytest_socket\npytest_socket.disable_socket(allow_unix_socket=True)\n"
+    code = deny + "\nprint('\\0')\n".join(block for block, _ in blocks)
+    environment = {key: value for key, value in os.environ.items() if key != "TIKTOKEN_CACHE_DIR"}
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    printed = run.stdout.split("\0")
+    for (_, expected), said in zip(blocks, printed, strict=True):
+        assert not expected or said.strip() == expected.strip()
+
+
+def rows() -> list[tuple[list[str], list[str]]]:
+    """Names in the first two columns of the migration table."""
+    table = README.split("## From HuggingFaceLLM")[1].split("\n\n")[1]
+    cells = [line.split("|")[1:3] for line in table.splitlines()[2:]]
+    return [(re.findall(r"`(\w+)`", old), re.findall(r"\w+", new)) for old, new in cells]
+
+
+def test_the_migration_table_covers_every_parameter():
+    known = [*inspect.signature(HuggingFaceLLM.__init__).parameters][1:]
+    assert sorted(name for old, _ in rows() for name in old) == sorted(known)
+
+
+def test_the_migration_table_is_true():
+    takes = {*AdaFuseLLM.model_fields, "engine"}
+    engine = AdaFuseEngine([FakeBackend("oak", lambda text: {"<end>": 1.0})])
+    for (old,), new in rows():
+        if new == ["same"]:
+            assert old in takes
+        elif new == ["none"]:
+            with pytest.raises(TypeError, match=f"unknown option '{old}'"):
+                AdaFuseLLM(engine=engine, **{old: 1})
+        else:
+            assert new
+            assert {*new} <= takes
+
+
+def test_programs_that_need_function_calls_are_refused():
+    engine = AdaFuseEngine([FakeBackend("oak", lambda text: {"<end>": 1.0})])
+    with pytest.raises(InvalidInputError, match="pydantic_program_mode must be"):
+        AdaFuseLLM(engine=engine, pydantic_program_mode="openai")
+    assert AdaFuseLLM(engine=engine, pydantic_program_mode="llm").pydantic_program_mode == "llm"
+
+
+# The comparison ---------------------------------------------------------------------------------
+
+
+def test_the_yardstick():
+    table = llama_index_yardstick.table(seconds=0.002)
+    head, _, *lines = [line.strip("| ").split(" | ") for line in table.splitlines()]
+    assert head == ["HuggingFaceLLM", "AdaFuseLLM"]
+    told = {question: (other, own) for question, other, own in lines}
+    assert told.keys() == llama_index_yardstick.QUESTIONS.keys()
+    words = ["same", "same", "1", "honoured", "honoured"]
+    assert [own for _, own in told.values()][:5] == words
+    _, own = zip(*told.values(), strict=True)
+    pause, closed, cancelled, failure, json, usage, events = own[5:]
+    assert int(closed.split()[0]) <= 10
+    assert int(cancelled.split()[0]) < 60
+    assert failure.startswith("MemberError: member 'quill' failed")
+    assert json == "yes"
+    assert re.fullmatch(r"\d+ \+ \d+ tokens", usage)
+    assert events == "1"
+    other = [other for other, _ in told.values()]
+    assert other[0] == "differ"
+    assert other[2:5] == ["2", "ignored", "ignored"]
+    assert int(other[5].split()[0]) > 2 * int(pause.split()[0])
+    assert other[8] == "hangs"

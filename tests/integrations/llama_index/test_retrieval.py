@@ -1,0 +1,162 @@
+"""Questions about the shipped handbook, answered from what was retrieved, without a network."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import pytest_socket
+from hashing import HashingEmbedding
+from llama_index.core import SimpleKeywordTableIndex, VectorStoreIndex
+from llama_index.core.chat_engine import ContextChatEngine
+from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.core.prompts import PromptTemplate
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.retrievers import QueryFusionRetriever
+from llama_index.core.schema import TextNode
+from llama_index.llms.adafuse import AdaFuseLLM, DecisionHandler
+from llama_index.retrievers.bm25 import BM25Retriever
+from scripted import scripted_engine
+
+from adafuse_llm.documents import INSTRUCTION, read_documents
+from adafuse_llm.embedded import handbook_path, handbook_questions
+
+QUESTIONS = [each for each in handbook_questions() if each.source is not None]
+TEMPLATE = PromptTemplate(f"{INSTRUCTION}\n\n{{context_str}}\n\nQuestion: {{query_str}}")
+ENOUGH = 0.8
+"""Share of the answers that has to be right; the members are very small."""
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    for name in ("TIKTOKEN_CACHE_DIR", "NLTK_DATA"):
+        monkeypatch.delenv(name, raising=False)
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+    pytest_socket.disable_socket(allow_unix_socket=True)
+    yield
+    pytest_socket.enable_socket()
+
+
+@pytest.fixture(scope="module")
+def llm():
+    return AdaFuseLLM.from_embedded(max_new_tokens=40, max_words=1)
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    return [
+        TextNode(
+            text=passage.text,
+            metadata={"source": passage.source},
+            excluded_llm_metadata_keys=["source"],
+        )
+        for passage in read_documents([handbook_path()])
+    ]
+
+
+@pytest.fixture(scope="module")
+def retrievers(nodes):
+    def make(name, llm):
+        bm25 = BM25Retriever.from_defaults(nodes=nodes, similarity_top_k=2)
+        vector = VectorStoreIndex(nodes, embed_model=HashingEmbedding())
+        if name == "bm25":
+            return bm25
+        if name == "vector":
+            return vector.as_retriever(similarity_top_k=2)
+        if name == "keywords":
+            return SimpleKeywordTableIndex(nodes, llm=llm).as_retriever(num_chunks_per_query=2)
+        return QueryFusionRetriever(
+            [bm25, vector.as_retriever(similarity_top_k=2)],
+            llm=llm,
+            mode="reciprocal_rerank",
+            num_queries=1,
+            similarity_top_k=2,
+        )
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["vector", "bm25", "keywords", "fusion"])
+async def test_the_embedded_questions_are_answered_with_sources_and_rounds(llm, retrievers, name):
+    engine = RetrieverQueryEngine.from_args(
+        retrievers(name, llm), llm=llm, text_qa_template=TEMPLATE
+    )
+    asked = QUESTIONS[::4]
+    right = 0
+    with DecisionHandler():
+        for each in asked:
+            response = await engine.aquery(each.question)
+            right += str(response) == each.answer
+            assert each.source in {node.metadata["source"] for node in response.source_nodes}
+            (raw,) = response.metadata["adafuse"]
+            assert "".join(r.text for r in raw.rounds).strip() == str(response)
+            assert set(raw.summary.wins) == {"wren", "heron", "finch"}
+    assert right >= ENOUGH * len(asked)
+
+
+def test_queries_that_members_write_are_fused(nodes):
+    def script(prompt: str) -> str:
+        if "generates multiple search queries" in prompt:
+            return "1. founder of the Silesse Mill\n2. staff of the Kalire Bank"
+        return "Jenbert Zalwyn"
+
+    with scripted_engine(script) as engine:
+        llm = AdaFuseLLM(engine=engine)
+        fusion = QueryFusionRetriever(
+            [BM25Retriever.from_defaults(nodes=nodes, similarity_top_k=1)],
+            llm=llm,
+            num_queries=3,
+            similarity_top_k=3,
+        )
+        response = RetrieverQueryEngine.from_args(fusion, llm=llm).query("Who founded the mill?")
+    sources = {node.metadata["source"] for node in response.source_nodes}
+    assert {"silesse-mill.md", "kalire-bank.md"} <= sources
+    assert str(response) == "Jenbert Zalwyn"
+
+
+def test_a_chat_engine_remembers(llm, retrievers):
+    engine = ContextChatEngine.from_defaults(
+        retriever=retrievers("fusion", llm),
+        llm=llm,
+        memory=ChatMemoryBuffer.from_defaults(token_limit=2000),
+        context_template=f"{INSTRUCTION}\n\n{{context_str}}",
+    )
+    with DecisionHandler():
+        first = engine.chat("Question: Who founded the Silesse Mill?")
+        second = engine.chat("Question: Which architect designed the Silesse Mill?")
+    assert (str(first), str(second)) == ("Jenbert Zalwyn", "Portas Jorsky")
+    assert [message.role.value for message in engine.chat_history] == ["user", "assistant"] * 2
+    assert second.source_nodes[0].metadata["source"] == "silesse-mill.md"
+    (raw,) = second.metadata["adafuse"]
+    read = raw.usage.members.prompt_tokens["wren"]
+    engine.reset()
+    fresh = engine.chat("Question: Which architect designed the Silesse Mill?")
+    assert str(fresh) == "Portas Jorsky"
+    with DecisionHandler():
+        engine.reset()
+        again = engine.chat("Question: Which architect designed the Silesse Mill?")
+    assert again.metadata["adafuse"][0].usage.members.prompt_tokens["wren"] < read
+
+
+def test_a_streamed_answer_and_a_streamed_chat(llm, retrievers):
+    engine = RetrieverQueryEngine.from_args(
+        retrievers("bm25", llm), llm=llm, text_qa_template=TEMPLATE, streaming=True
+    )
+    response = engine.query("Who founded the Silesse Mill?")
+    assert "".join(response.response_gen) == "Jenbert Zalwyn"
+    chat = ContextChatEngine.from_defaults(
+        retriever=retrievers("bm25", llm),
+        llm=llm,
+        context_template=f"{INSTRUCTION}\n\n{{context_str}}",
+    )
+    streamed = chat.stream_chat("Question: Who founded the Silesse Mill?")
+    assert "".join(streamed.response_gen) == "Jenbert Zalwyn"
+
+
+def test_default_prompts_of_llama_index_fit(llm, retrievers):
+    """They are long, and the members have never seen them; a small answer comes all the same."""
+    for mode in ("compact", "refine", "tree_summarize", "accumulate"):
+        engine = RetrieverQueryEngine.from_args(
+            retrievers("bm25", llm), llm=llm, response_mode=mode
+        )
+        assert str(engine.query("Who founded the Silesse Mill?"))

@@ -1,0 +1,149 @@
+"""Objects of a class out of replies: asked for in clean words, read, checked, asked for again."""
+
+from __future__ import annotations
+
+import json
+from typing import Literal
+
+import pytest
+from llama_calls import recorded
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.bridge.pydantic import BaseModel, Field
+from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
+from llama_index.llms.adafuse import AdaFuseLLM
+from scripted import scripted, scripted_engine
+
+from adafuse_llm import AdaFuseEngine, MalformedReplyError
+
+
+class Ship(BaseModel):
+    """A ship."""
+
+    name: str = Field(description="What it is called.")
+    kind: Literal["ferry", "tug"]
+    length: float = Field(gt=0)
+    crew: tuple[str, ...] = ()
+
+
+FERRY = {"name": "Orrin {II}", "kind": "ferry", "length": 31.5, "crew": ["Anna", "船長"]}
+WRITTEN = json.dumps(FERRY, ensure_ascii=False)
+PROMPT = PromptTemplate("Describe the ship {name}.")
+
+REPLIES = {
+    "bare": WRITTEN,
+    "fenced": f"```json\n{json.dumps(FERRY, indent=1, ensure_ascii=False)}\n```",
+    "wrapped": f"Here it is:\n\n{WRITTEN}\n\nHas it all you need?",
+    "reasoned": f'<think>A {{"name": "tug"}}? No.</think>{WRITTEN}',
+}
+
+
+def ships(prompt: str) -> str:
+    return next((reply for key, reply in REPLIES.items() if f"ship {key}." in prompt), "{}")
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with scripted_engine(ships) as engine:
+        yield AdaFuseLLM(engine=engine)
+
+
+async def predict(llm, path, name, **options):
+    """By the four ways of structured prediction."""
+    given = getattr(llm, path)(Ship, PROMPT, name=name, llm_kwargs=options)
+    if path == "stream_structured_predict":
+        return list(given)[-1]
+    if path == "astream_structured_predict":
+        return [each async for each in await given][-1]
+    return await given if path.startswith("a") else given
+
+
+WAYS = (
+    "structured_predict",
+    "astructured_predict",
+    "stream_structured_predict",
+    "astream_structured_predict",
+)
+
+
+@pytest.mark.parametrize("name", REPLIES)
+@pytest.mark.parametrize("way", WAYS)
+async def test_an_object_is_read_whatever_stands_around_it(llm, way, name):
+    assert await predict(llm, way, name) == Ship(**FERRY)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_wrong_reply_is_asked_for_again_with_what_is_wrong(way):
+    seen: list[str] = []
+
+    def learning(prompt: str) -> str:
+        seen.append(prompt)
+        if "cannot be used" not in prompt:
+            return WRITTEN.replace("ferry", "kayak")
+        return WRITTEN if "kind: Input should be" in prompt else "?"
+
+    with scripted_engine(learning) as engine:
+        llm = AdaFuseLLM(engine=engine, system_prompt="You know ships.")
+        with recorded() as record:
+            assert await predict(llm, way, "wrong") == Ship(**FERRY)
+        assert len(record.named("LLMChatEndEvent")) == 2
+        assert len(record.named("LLMStructuredPredictStartEvent")) == 1
+        assert len(record.named("LLMStructuredPredictEndEvent")) == 1
+    assert all("kayak" in text for text in seen if "cannot be used" in text)
+    assert all(text.count("You know ships.") == 1 for text in seen if "JSON schema" in text)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_attempts_are_bounded(way):
+    with AdaFuseEngine([scripted(lambda prompt: "A ship is a ship.")]) as engine:
+        llm = AdaFuseLLM(engine=engine, retries=1)
+        with recorded() as record, pytest.raises(MalformedReplyError, match="Ship in 2 attempts"):
+            await predict(llm, way, "none")
+        assert len(record.named("LLMChatStartEvent")) == 2
+        with pytest.raises(ValueError, match=r"in 1 attempts.*cut off"):
+            cut = AdaFuseEngine([scripted(lambda prompt: WRITTEN)])
+            await predict(AdaFuseLLM(engine=cut, retries=0), way, "cut", max_new_tokens=9)
+
+
+def test_members_read_the_schema_as_it_is(llm):
+    seen: list[str] = []
+    with AdaFuseEngine([scripted(lambda prompt: seen.append(prompt) or WRITTEN)]) as engine:
+        AdaFuseLLM(engine=engine).structured_predict(Ship, PROMPT, name="it")
+    (prompt,) = {text for text in seen if "JSON schema" in text}
+    assert json.dumps(Ship.model_json_schema(), separators=(",", ":")) in prompt
+    assert "{{" not in prompt
+    assert prompt.count("Describe the ship it.") == 1
+    assert PROMPT.output_parser is None
+
+
+@pytest.mark.parametrize("way", WAYS[2:])
+async def test_a_stream_shows_objects_that_grow(llm, way):
+    given = getattr(llm, way)(Ship, PROMPT, name="wrapped", llm_kwargs={"max_words": 1})
+    shown = list(given) if way[0] == "s" else [each async for each in await given]
+    names = [getattr(each, "name", None) for each in shown]
+    assert names[-1] == FERRY["name"]
+    assert any(not isinstance(each, Ship) for each in shown[:-1])
+    assert isinstance(shown[-1], Ship)
+    assert len(shown) >= 4
+    assert all(FERRY["name"].startswith(name) for name in names if name)
+
+
+async def test_as_structured_llm(llm):
+    ship = llm.as_structured_llm(Ship)
+    asked = [ChatMessage("Describe the ship fenced.")]
+    assert ship.chat(asked).raw == Ship(**FERRY)
+    assert (await ship.achat(asked)).raw == Ship(**FERRY)
+    assert ship.complete("Describe the ship bare.").raw == Ship(**FERRY)
+    assert (await ship.acomplete("Describe the ship bare.")).raw == Ship(**FERRY)
+    assert list(ship.stream_chat(asked))[-1].raw == Ship(**FERRY)
+    assert [each async for each in await ship.astream_chat(asked)][-1].raw == Ship(**FERRY)
+
+
+def test_messages_keep_their_places(llm):
+    seen: list[str] = []
+    template = ChatPromptTemplate(
+        [ChatMessage(role="system", content="You know ships."), ChatMessage("Which is {name}?")]
+    )
+    with AdaFuseEngine([scripted(lambda prompt: seen.append(prompt) or WRITTEN)]) as engine:
+        AdaFuseLLM(engine=engine).structured_predict(Ship, template, name="it")
+    (prompt,) = {text for text in seen if "JSON schema" in text}
+    assert prompt.index("know ships") < prompt.index("JSON schema") < prompt.index("Which is it?")

@@ -1,0 +1,126 @@
+"""The eight ways of asking a LlamaIndex LLM, as one; and recorders of what it tells."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse
+from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index.core.instrumentation.events import BaseEvent
+from llama_index.core.instrumentation.span_handlers import SimpleSpanHandler
+from llama_index.llms.adafuse import AdaFuseRaw
+
+from adafuse_llm import AdaFuseEngine, FakeBackend
+
+PATHS = (
+    "complete",
+    "stream_complete",
+    "acomplete",
+    "astream_complete",
+    "chat",
+    "stream_chat",
+    "achat",
+    "astream_chat",
+)
+
+
+@dataclass
+class Said:
+    """What one call returned: one response, or the chunks of a stream."""
+
+    texts: list[str]
+    deltas: list[str | None]
+    raws: list[AdaFuseRaw]
+
+    @property
+    def text(self) -> str:
+        return self.texts[-1]
+
+    @property
+    def raw(self) -> AdaFuseRaw:
+        return self.raws[-1]
+
+    @property
+    def rounds(self) -> int:
+        return sum(len(raw.rounds) for raw in self.raws)
+
+
+async def ask(llm: Any, path: str, asked: Any, **options: Any) -> Said:
+    """Ask by `path`: text for completions; text or messages for chats."""
+    if "chat" in path and isinstance(asked, str):
+        asked = [ChatMessage(role="user", content=asked)]
+    given = getattr(llm, path)(asked, **options)
+    if path.startswith("a"):
+        given = await given
+    if path.startswith("astream"):
+        responses = [each async for each in given]
+    else:
+        responses = list(given) if path.startswith("stream") else [given]
+    texts = [e.message.content if isinstance(e, ChatResponse) else e.text for e in responses]
+    return Said(texts, [each.delta for each in responses], [each.raw for each in responses])
+
+
+def prompt_of(path: str, question: str) -> str:
+    """A question that both a completion and a chat answer with the same text."""
+    return question if "chat" in path else f"{question}\nAnswer: "
+
+
+class _Events(BaseEventHandler):
+    events: list[Any]
+
+    def handle(self, event: BaseEvent, **kwargs: Any) -> None:
+        self.events.append(event)
+
+
+class Recorded:
+    """Events and spans, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.handler, self.spans = _Events(events=[]), SimpleSpanHandler()
+
+    def named(self, name: str) -> list[Any]:
+        return [event for event in self.handler.events if event.class_name() == name]
+
+    def closed(self, start: str = "") -> dict[str, Any]:
+        """Spans that are over, by id."""
+        over = [*self.spans.completed_spans, *self.spans.dropped_spans]
+        return {span.id_: span for span in over if span.id_.startswith(start)}
+
+
+@contextmanager
+def recorded() -> Iterator[Recorded]:
+    """Record whatever LlamaIndex tells meanwhile."""
+    root, record = get_dispatcher(), Recorded()
+    events, spans = root.event_handlers, root.span_handlers
+    root.event_handlers = [*events, record.handler]
+    root.span_handlers = [*spans, record.spans]
+    try:
+        yield record
+    finally:
+        root.event_handlers, root.span_handlers = events, spans
+
+
+def counting(words: int, *, seconds: float = 0.0, fails_at: int | None = None) -> Any:
+    """A rule that writes ``one one one ...``, slowly, and may fail."""
+
+    def rule(text: str) -> dict[str, float]:
+        written = text.count(" one")
+        time.sleep(seconds)
+        if written == fails_at:
+            raise RuntimeError("the cable was cut")
+        return {"<end>": 0.9, "!": 0.1} if written >= words else {" one": 0.9, " two": 0.1}
+
+    return rule
+
+
+def counting_engine(words: int, **kind: Any) -> AdaFuseEngine:
+    """Two members that count, one word a round; the second one is slow or fails as said."""
+    from adafuse_llm import AdaFuseConfig
+
+    members = [FakeBackend("oak", counting(words)), FakeBackend("elm", counting(words, **kind))]
+    return AdaFuseEngine(members, AdaFuseConfig(max_words=1))
