@@ -119,7 +119,8 @@ def evaluate(
     Results are written as they come, one line per question with what was written, the answer read
     off it, every metric, seconds, and passes and tokens by member; the same command goes on where
     it was interrupted, and prints the summary again when all is done. With --alone, members'
-    results go into OUTPUT.MEMBER.jsonl.
+    results go into OUTPUT.MEMBER.jsonl. Where --stop and --max-new-tokens are not given, the task
+    decides.
 
     Exit codes: 0 all questions answered; 1 some failed (they count as wrong); 2 nothing could be
     run; 130 interrupted.
@@ -138,7 +139,7 @@ def evaluate(
     read = [path for path in (data, prompts, *(compare or ())) if path is not None]
     if any(Results(output).is_at(path) for path in read):
         raise InvalidInputError(f"--output {output} is one of the files to read")
-    others = {path.stem: read_records(path) for path in compare or ()}
+    others = {str(path): read_records(path) for path in compare or ()}
     setup = dataclasses.replace(setup, config=job.config)
     found: dict[str, list[Record]] = {}
     try:
@@ -147,9 +148,12 @@ def evaluate(
             ensemble = System()
             found[ensemble.name] = _run(job, ensemble, output, engine, cancel)
             members = _members(found[ensemble.name], engine) if alone else ()
-            for member in members if len(members) > 1 else ():
+            for member in members:
                 path = output.with_name(f"{output.stem}.{_safe(member)}{output.suffix}")
-                found[member] = _run(job, System.alone(member), path, engine, cancel)
+                if any(Results(path).is_at(each) for each in read):
+                    raise InvalidInputError(f"{path}, for {member} alone, is a file to read")
+                single = System.alone(member)
+                found[single.name] = _run(job, single, path, engine, cancel)
     except _Interrupted:
         typer.echo("interrupted: the same command resumes", err=True)
         return INTERRUPTED

@@ -41,7 +41,7 @@ class System:
     """Who answers: an engine's members, under some options.
 
     Attributes:
-        name: shown, and part of file names.
+        name: shown.
         options: of `AdaFuseConfig`, over those of the engine.
     """
 
@@ -52,7 +52,7 @@ class System:
     def alone(cls, member: str) -> System:
         """One member, decoding greedily."""
         options = {"members": (member,), "weights": None, "branching_factor": 1}
-        return cls(member, options)
+        return cls(f"{member} alone", options)
 
 
 class Record(BaseModel):

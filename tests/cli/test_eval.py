@@ -106,9 +106,9 @@ def test_members_alone_are_compared_with_the_ensemble(adafuse, job, data, tmp_pa
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
     names = [each["system"] for each in told["evaluations"]]
-    assert names == ["ensemble", "wren", "heron"]
+    assert names == ["ensemble", "wren alone", "heron alone"]
     assert [each["scores"]["exact_match"]["value"] for each in told["evaluations"]] == [100, 100, 0]
-    exact = told["comparisons"]["heron"][0]
+    exact = told["comparisons"]["heron alone"][0]
     assert (exact["metric"], exact["ours"], exact["theirs"]) == ("exact_match", 100, 0)
     assert exact["p_value"] == pytest.approx(2 / 2**3)
     assert exact["test"] == "McNemar's exact test"
@@ -117,7 +117,7 @@ def test_members_alone_are_compared_with_the_ensemble(adafuse, job, data, tmp_pa
     assert len(fakes) == 1
     table = adafuse(*job, "--alone").stdout
     assert "ensemble against" in table
-    assert "No difference from heron is shown (p = 0.250)." in table
+    assert "No difference from heron alone is shown (p = 0.250)." in table
     assert len(fakes) == 1
 
 
@@ -126,7 +126,7 @@ def test_two_results_are_compared(adafuse, job, tmp_path):
     other = [*job[:-1], tmp_path / "heron.jsonl", "--members", "heron"]
     result = adafuse(*other, "--compare", tmp_path / "out.jsonl", "--json")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)["comparisons"]["out"][0]
+    found = json.loads(result.stdout)["comparisons"][str(tmp_path / "out.jsonl")][0]
     assert (found["ours"], found["theirs"]) == (0, 100)
 
 
