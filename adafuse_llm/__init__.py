@@ -30,9 +30,21 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from adafuse_llm.backends.base import Answer, Ask, Backend, Drafted, Placed
+    from adafuse_llm.backends.base import Answer, Ask, Backend, Drafted, Placed, Relative
     from adafuse_llm.backends.fake import FakeBackend
     from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
+    from adafuse_llm.decoding.strategies import (
+        AdaFuse,
+        DeePEn,
+        FixedWords,
+        GaC,
+        MajorityVote,
+        Rerank,
+        Single,
+        SweetSpan,
+        UniTE,
+    )
+    from adafuse_llm.decoding.strategy import Strategy
     from adafuse_llm.engine import AdaFuseEngine
     from adafuse_llm.errors import (
         AdaFuseError,
@@ -61,9 +73,21 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
-    "backends.base": ("Answer", "Ask", "Backend", "Drafted", "Placed"),
+    "backends.base": ("Answer", "Ask", "Backend", "Drafted", "Placed", "Relative"),
     "backends.fake": ("FakeBackend",),
     "config": ("AdaFuseConfig", "RuntimeConfig"),
+    "decoding.strategies": (
+        "AdaFuse",
+        "DeePEn",
+        "FixedWords",
+        "GaC",
+        "MajorityVote",
+        "Rerank",
+        "Single",
+        "SweetSpan",
+        "UniTE",
+    ),
+    "decoding.strategy": ("Strategy",),
     "engine": ("AdaFuseEngine",),
     "errors": (
         "AdaFuseError",
@@ -98,6 +122,16 @@ __all__ = [  # noqa: RUF022  one group per module, as in _HOMES
     "AdaFuseConfig",
     "RuntimeConfig",
     "MemberSpec",
+    "Strategy",
+    "AdaFuse",
+    "FixedWords",
+    "Single",
+    "UniTE",
+    "GaC",
+    "DeePEn",
+    "SweetSpan",
+    "Rerank",
+    "MajorityVote",
     "Generation",
     "Round",
     "Candidate",
@@ -110,6 +144,7 @@ __all__ = [  # noqa: RUF022  one group per module, as in _HOMES
     "Answer",
     "Placed",
     "Drafted",
+    "Relative",
     "FakeBackend",
     "AdaFuseError",
     "CacheMemoryError",

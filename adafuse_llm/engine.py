@@ -14,9 +14,10 @@ from typing_extensions import Self
 
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
-from adafuse_llm.decoding.draft import Drafts, NoDrafts
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.decoding.rounds import cancelled, decode, score_texts
+from adafuse_llm.decoding.strategies import find_strategy
+from adafuse_llm.decoding.strategy import Strategy, check_options
 from adafuse_llm.errors import (
     ContextWindowError,
     InvalidInputError,
@@ -58,13 +59,15 @@ class AdaFuseEngine:
     Args:
         members: at least one backend, each with its own name.
         config: default options, which every call can override.
+        strategy: how the next piece of text is chosen: a `Strategy`, or the name of one.
         runtime: how requests are run; never changes what they return.
         on_round: called with every round of every request, where the caller consumes the events.
             An observer that raises is logged and does not disturb the decode.
 
     Raises:
         InvalidInputError: no members, or two of the same name.
-        InvalidOptionError: ``config`` names members that are not there, or its weights do not fit.
+        InvalidOptionError: ``config`` names members that are not there, or its weights do not
+            fit; there is no such strategy, or it does not use an option that ``config`` sets.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class AdaFuseEngine:
         members: Sequence[Backend],
         config: AdaFuseConfig | None = None,
         *,
+        strategy: Strategy | str = "adafuse",
         runtime: RuntimeConfig | None = None,
         on_round: RoundObserver | None = None,
     ) -> None:
@@ -90,6 +94,8 @@ class AdaFuseEngine:
                 "Name them with MemberSpec(name=...)."
             )
         self.config = config or AdaFuseConfig()
+        self.strategy = find_strategy(strategy)
+        check_options(self.strategy, self.config)
         self._chosen(self.config)
         self._on_round = on_round
         self.runtime = runtime or RuntimeConfig()
@@ -102,6 +108,7 @@ class AdaFuseEngine:
         members: Sequence[str | MemberSpec],
         *,
         config: AdaFuseConfig | None = None,
+        strategy: Strategy | str = "adafuse",
         runtime: RuntimeConfig | None = None,
         dtype: str | torch.dtype = "auto",
         device_map: str | None = None,
@@ -114,6 +121,7 @@ class AdaFuseEngine:
         Args:
             members: at least one; a `MemberSpec` sets more than the path.
             config: default options.
+            strategy: as for the constructor.
             runtime: how requests are run.
             dtype: dtype of the weights, ``"auto"`` for the checkpoint's own.
             device_map: passed to accelerate; with ``"auto"``, free memory is divided among the
@@ -138,13 +146,14 @@ class AdaFuseEngine:
         config = config or AdaFuseConfig()
         if config.weights is None and weights is not None:
             config = config.override({"weights": weights})
-        return cls(loaded, config, runtime=runtime, on_round=on_round)
+        return cls(loaded, config, strategy=strategy, runtime=runtime, on_round=on_round)
 
     @classmethod
     def from_embedded(
         cls,
         *,
         config: AdaFuseConfig | None = None,
+        strategy: Strategy | str = "adafuse",
         runtime: RuntimeConfig | None = None,
         on_round: RoundObserver | None = None,
     ) -> AdaFuseEngine:
@@ -152,7 +161,9 @@ class AdaFuseEngine:
         from adafuse_llm.embedded import member_paths
 
         paths = [str(path) for path in member_paths()]
-        return cls.from_pretrained(paths, config=config, runtime=runtime, on_round=on_round)
+        return cls.from_pretrained(
+            paths, config=config, strategy=strategy, runtime=runtime, on_round=on_round
+        )
 
     @property
     def backends(self) -> tuple[Backend, ...]:
@@ -293,7 +304,7 @@ class AdaFuseEngine:
             for text in texts:
                 member.place(text)
         room = max(sum(1 for _ in member.tree.nodes()) for member in members)
-        needs = self._memory.needs(members, config.override({"max_new_tokens": room}))
+        needs = self._memory.needs(members, config.override({"max_new_tokens": room}), spare=0)
         request = Request(members, needs, score_texts(members, texts, stops=stops))
         outbox: queue.SimpleQueue[Scores | BaseException] = queue.SimpleQueue()
         try:
@@ -433,16 +444,17 @@ class AdaFuseEngine:
     ) -> Request:
         """Check and encode everything about a request; computes nothing."""
         config = self.config.override(overrides)
+        check_options(self.strategy, config)
+        self.strategy.check([backend for backend, _ in self._chosen(config)])
         members, spaces = self._members(config, prompt, messages)
-        needs = self._memory.needs(members, config)
-        drafting = self.runtime.drafting
-        drafts = Drafts(members, self._is_crowded) if drafting else NoDrafts(members)
+        needs = self._memory.needs(members, config, self.strategy.spare(len(members), config))
+        play = self.strategy.begin(members, config, self.runtime, self._is_crowded)
         transcript = Transcript(config.stop, spaces)
         rounds: list[Round] = []
         return Request(
             members,
             needs,
-            decode(members, config, drafts, transcript, rounds),
+            decode(members, config, play, transcript, rounds),
             cancelled=partial(cancelled, members, transcript, rounds),
             cancel=cancel,
         )
@@ -472,7 +484,7 @@ class AdaFuseEngine:
             prompt = prompt.rstrip(" ")
             if not prompt and not may_be_empty:
                 raise InvalidInputError("the prompt is empty: pass some text to continue")
-        top = max(2, config.branching_factor)
+        top = self.strategy.top(config)
         members = []
         for backend, weight in chosen:
             ids = _encode(backend, prompt, messages)

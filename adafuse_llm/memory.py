@@ -29,14 +29,18 @@ class CacheMemory:
         self._limit = limit
         self._limits: dict[str, int] = {}
 
-    def needs(self, members: Sequence[Member], config: AdaFuseConfig) -> Needs:
+    def needs(self, members: Sequence[Member], config: AdaFuseConfig, spare: int) -> Needs:
         """Most bytes that a request holds on each device.
+
+        Args:
+            members: who decodes.
+            config: the request's options.
+            spare: most tokens that a tree holds beside the committed ones.
 
         Raises:
             CacheMemoryError: it is more than the device may hold.
         """
         needs: Counter[str] = Counter()
-        spare = branch_tokens(len(members), config)
         for member in members:
             backend = member.backend
             if isinstance(backend, Placed):
@@ -63,15 +67,3 @@ class CacheMemory:
         for needs in requests:
             total.update(needs)
         return all(needed <= self._limits[device] for device, needed in total.items())
-
-
-def branch_tokens(members: int, config: AdaFuseConfig) -> int:
-    """Most tokens of a round's pool, which a member's tree holds beside the committed ones.
-
-    Each of K members proposes M - 1 words it is sure of, which its branches share, and B
-    alternatives for the next. Every word is counted at `max_word_tokens`. Few words are that
-    long, which leaves room for what the tree keeps of earlier rounds, and for a member that cuts
-    another's words into more tokens.
-    """
-    words = config.max_words - 1 + config.branching_factor
-    return members * words * config.max_word_tokens

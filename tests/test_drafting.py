@@ -157,7 +157,7 @@ def test_a_wrong_draft_never_changes_a_result(seed: int, branches: int, threshol
     expected = engine(*PAIR, drafting=False).generate(PROMPT, **options)
     WildDrafts.choices.seed(seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("adafuse_llm.engine.Drafts", WildDrafts)
+        patch.setattr("adafuse_llm.decoding.strategies.adafuse.Drafts", WildDrafts)
         drafted = engine(*PAIR).generate(PROMPT, **options)
     assert as_data(drafted) == approximately(as_data(expected))
 
@@ -169,7 +169,7 @@ def test_a_draft_that_fails_does_not_fail_the_request(monkeypatch: pytest.Monkey
             raise RuntimeError("nobody asked for this")
         return {WORDS[len(response)]: 0.9, " x": 0.1}
 
-    monkeypatch.setattr("adafuse_llm.engine.Drafts", WildDrafts)
+    monkeypatch.setattr("adafuse_llm.decoding.strategies.adafuse.Drafts", WildDrafts)
     assert decode([Bulk("a", delicate)], max_new_tokens=30).text == "".join(WORDS[:30])
 
 

@@ -30,7 +30,8 @@ from adafuse_llm import (
 from adafuse_llm.backends.fake import END
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.decoding.member import Member
-from adafuse_llm.memory import CacheMemory, branch_tokens
+from adafuse_llm.decoding.strategies.adafuse import branch_tokens
+from adafuse_llm.memory import CacheMemory
 
 PATIENCE = 10.0
 """Seconds after which a test gives up waiting for something that should happen."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -139,5 +139,47 @@ class Drafted(Protocol):
     def draft_limit(self, length: int) -> int:
         """Length that sequences of nodes nobody has asked for yet may reach, while `length`
         tokens are committed; `length` where every token costs a pass of its own.
+        """
+        ...
+
+
+@runtime_checkable
+class Relative(Protocol):
+    """What a backend may offer besides, for strategies that fuse whole distributions.
+
+    A distribution over tokens is told as one over *anchors*: tokens of the member, given by id,
+    that all members have. These methods make no pass; nodes have been evaluated before. Any
+    thread may call them.
+    """
+
+    @property
+    def vocabulary(self) -> Mapping[str, int]:
+        """Token ids by spelling, the same spelling for the same token of any member."""
+        ...
+
+    def relative(self, tree: TokenTree, node: Node, anchors: Sequence[int]) -> Sequence[float]:
+        """The distribution after a node, over the anchors."""
+        ...
+
+    def corrected(
+        self,
+        tree: TokenTree,
+        node: Node,
+        anchors: Sequence[int],
+        target: Sequence[float],
+        *,
+        steps: int,
+        rate: float,
+    ) -> tuple[int, float]:
+        """The likeliest token after a node, and the natural log of its probability, once the
+        distribution was moved towards one that is `target` over the anchors.
+
+        Args:
+            tree: the request's tree.
+            node: a node of it.
+            anchors: token ids.
+            target: a probability per anchor.
+            steps: of gradient descent.
+            rate: its learning rate.
         """
         ...

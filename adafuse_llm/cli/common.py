@@ -43,6 +43,7 @@ from adafuse_llm import (
     RuntimeConfig,
     StreamEvent,
 )
+from adafuse_llm.decoding.strategies import NAMED
 from adafuse_llm.report.looks import printable
 
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
@@ -69,6 +70,7 @@ class Setup:
     trust_remote_code: bool
     debug: bool
     options: Mapping[str, Any]
+    strategy: str
     config: AdaFuseConfig
 
     def paths(self) -> list[str]:
@@ -93,6 +95,7 @@ class Setup:
                 paths,
                 config=self.config,
                 runtime=runtime,
+                strategy=self.strategy,
                 dtype=self.dtype,
                 device_map=self.device_map,
                 trust_remote_code=self.trust_remote_code,
@@ -195,7 +198,9 @@ _PARSERS: dict[str, tuple[Callable[[Sequence[str]], Any], str, str]] = {
 
 
 def _config_flags(defaults: dict[str, Any]) -> Iterator[inspect.Parameter]:
-    """A flag for every option of `AdaFuseConfig`, which alone declares them."""
+    """A flag for the strategy, and for every option of `AdaFuseConfig`, which declares them."""
+    text = f"How the next piece of text is chosen: {', '.join(NAMED)}."
+    yield _flag("strategy", str, "adafuse", text, panel="Decoding", metavar="NAME")
     for name, field in AdaFuseConfig.model_fields.items():
         default = defaults.get(name, field.default)
         text = field.description or ""
@@ -255,6 +260,7 @@ def _setup(values: dict[str, Any], decoding: bool) -> Setup:
         trust_remote_code=values.pop("trust_remote_code", False),
         debug=values.pop("debug"),
         options=options,
+        strategy=values.pop("strategy", "adafuse"),
         config=AdaFuseConfig(**options),
     )
 

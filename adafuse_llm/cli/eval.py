@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from threading import Event
 from typing import Annotated, Any
@@ -38,6 +39,7 @@ from adafuse_llm.evaluation.runner import (
     answer_all,
     compared,
     read_records,
+    singly,
 )
 from adafuse_llm.evaluation.statistics import Comparison, Score
 from adafuse_llm.evaluation.tasks import Question, Task, load_task
@@ -66,6 +68,12 @@ class Job:
     overwrite: bool
     config: AdaFuseConfig
     identity: dict[str, Any]
+
+    def singly(self) -> Job:
+        """The same, for members that answer alone."""
+        config = AdaFuseConfig(stop=self.config.stop, max_new_tokens=self.config.max_new_tokens)
+        identity = {**self.identity, "strategy": "single"}
+        return dataclasses.replace(self, config=config, identity=identity)
 
 
 def evaluate(
@@ -146,14 +154,14 @@ def evaluate(
         with ExitStack() as stack, cancel_on_interrupt() as cancel:
             engine = _Lazily(setup, RuntimeConfig(max_requests=max_requests), stack)
             ensemble = System()
-            found[ensemble.name] = _run(job, ensemble, output, engine, cancel)
+            found[ensemble.name] = _run(job, ensemble, output, engine.together, cancel)
             members = _members(found[ensemble.name], engine) if alone else ()
             for member in members:
                 path = output.with_name(f"{output.stem}.{_safe(member)}{output.suffix}")
                 if any(Results(path).is_at(each) for each in read):
                     raise InvalidInputError(f"{path}, for {member} alone, is a file to read")
                 single = System.alone(member)
-                found[single.name] = _run(job, single, path, engine, cancel)
+                found[single.name] = _run(job.singly(), single, path, engine.singly, cancel)
     except _Interrupted:
         typer.echo("interrupted: the same command resumes", err=True)
         return INTERRUPTED
@@ -208,6 +216,7 @@ def _job(
         "template": form,
         "metrics": names,
         "models": list(setup.models) or "embedded",
+        "strategy": setup.strategy,
         "dtype": setup.dtype,
         "revision": setup.revision,
         "rounds": rounds,
@@ -226,19 +235,31 @@ def _job(
 
 
 class _Lazily:
-    """The engine, loaded when it is first needed."""
+    """The engines, made when they are first needed."""
 
     def __init__(self, setup: Setup, runtime: RuntimeConfig, stack: ExitStack) -> None:
         self._setup, self._runtime, self._stack = setup, runtime, stack
-        self._engine: AdaFuseEngine | None = None
 
-    def __call__(self) -> AdaFuseEngine:
-        if self._engine is None:
-            self._engine = self._stack.enter_context(self._setup.engine(self._runtime))
-        return self._engine
+    @cached_property
+    def _together(self) -> AdaFuseEngine:
+        return self._stack.enter_context(self._setup.engine(self._runtime))
+
+    @cached_property
+    def _singly(self) -> AdaFuseEngine:
+        return self._stack.enter_context(singly(self._together))
+
+    def together(self) -> AdaFuseEngine:
+        """The ensemble."""
+        return self._together
+
+    def singly(self) -> AdaFuseEngine:
+        """Its members, one by one."""
+        return self._singly
 
 
-def _run(job: Job, system: System, path: Path, engine: _Lazily, cancel: Event) -> list[Record]:
+def _run(
+    job: Job, system: System, path: Path, engine: Callable[[], AdaFuseEngine], cancel: Event
+) -> list[Record]:
     """A system's records: those that are there, and those that were missing."""
     results = Results(path)
     options = job.config.override(system.options).model_dump(mode="json")
@@ -280,7 +301,7 @@ def _members(records: Sequence[Record], engine: _Lazily) -> Sequence[str]:
     for record in records:
         if record.usage is not None:
             return tuple(record.usage.forward_passes)
-    return engine().config.members or engine().members
+    return engine.together().config.members or engine.together().members
 
 
 def _safe(name: str) -> str:

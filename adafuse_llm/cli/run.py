@@ -79,6 +79,7 @@ def run(
         "dtype": setup.dtype,
         "revision": setup.revision,
         "rounds": rounds,
+        "strategy": setup.strategy,
         **setup.config.model_dump(mode="json"),
     }
     done = [] if overwrite else results.done(identity, [line.number for line in lines])

@@ -178,6 +178,11 @@ class Member:
         elif unknown:
             yield (Asking(self, self.ask((), unknown), 0, tuple(unknown)),)
 
+    def widen(self, node: Node, top: int) -> Steps[None]:
+        """Have more of the likeliest tokens after an evaluated node told: `top` of them, or all."""
+        if max(self._top, len(self.next(node).tokens)) < top:
+            yield (Asking(self, Ask(self.tree, (node,), (), top)),)
+
     def draft(self, node: Node) -> Steps[None]:
         """Have a node evaluated that nobody has asked for; where that fails, it is not."""
         drafts = [node, *self.drafter.beside(self, [node])]

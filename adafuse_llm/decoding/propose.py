@@ -47,14 +47,14 @@ def propose(member: Member, config: AdaFuseConfig) -> Steps[Proposal]:
         margins.append(member.next(end).margin)
         confident = margins[-1] >= config.margin_threshold
         branches = 1 if confident else config.branching_factor
-        spans = yield from _branch(member, end, branches, config)
+        spans = yield from branch(member, end, branches, config)
         if not confident or spans[0].stops:
             return Proposal(tuple(spans), tuple(margins))
         end = spans[0].node
     return Proposal((Span(end, stops=False),), tuple(margins))
 
 
-def _branch(member: Member, start: Node, branches: int, config: AdaFuseConfig) -> Steps[list[Span]]:
+def branch(member: Member, start: Node, branches: int, config: AdaFuseConfig) -> Steps[list[Span]]:
     """The span up to `start`, continued by one word per likeliest token."""
     tokens = member.next(start).tokens[:branches]
     first = {

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
 from itertools import count
 from math import inf, isfinite
 
@@ -13,6 +12,7 @@ from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.draft import Drafting
 from adafuse_llm.decoding.member import Asking, Member, Steps, together
 from adafuse_llm.decoding.score import Candidate, Pool, fuse
+from adafuse_llm.decoding.strategy import Outcome, Play
 from adafuse_llm.errors import DecodingError
 from adafuse_llm.results import (
     FinishReason,
@@ -25,20 +25,22 @@ from adafuse_llm.results import (
 )
 from adafuse_llm.text.stops import Transcript
 
+Judge = Callable[[Candidate, Sequence[Member]], results.Candidate]
+"""Tells a candidate's score from what the members make of it."""
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a round decided: the pool as scored, and its winner, already committed."""
 
-    pool: tuple[Candidate, ...]
-    scored: tuple[results.Candidate, ...]
-    winner: int
-    margins: dict[str, tuple[float, ...]]
-    elapsed: float
+def score(candidate: Candidate, members: Sequence[Member]) -> results.Candidate:
+    """A candidate with every member's NLL and the fused score."""
+    nll = [candidate.nll(member) for member in members]
+    return judged(candidate, members, nll, fuse(nll, [member.weight for member in members]))
 
 
 def play_round(
-    members: Sequence[Member], config: AdaFuseConfig, drafts: Drafting, *, first_word: bool
+    members: Sequence[Member],
+    config: AdaFuseConfig,
+    drafts: Drafting,
+    first_word: bool,
+    judge: Judge = score,
 ) -> Steps[Outcome]:
     """One round of Algorithm 1: propose, pool, score, choose, commit.
 
@@ -51,12 +53,27 @@ def play_round(
     for member, proposal in zip(members, proposals, strict=True):
         pool.add(member, proposal)
     yield from together([pool.read(member, drafts.likely) for member in members])
-    scored = [score(candidate, members) for candidate in pool.candidates]
+    scored = [judge(candidate, members) for candidate in pool.candidates]
+    margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
+    outcome = settle(pool, scored, margins, started)
+    drafts.settle(pool.candidates[outcome.winner])
+    return outcome
+
+
+def settle(
+    pool: Pool,
+    scored: Sequence[results.Candidate],
+    margins: dict[str, tuple[float, ...]],
+    started: float,
+) -> Outcome:
+    """Choose a winner and commit it to every member.
+
+    Raises:
+        DecodingError: no candidate has a score.
+    """
     winner = choose(scored)
     for member, end in pool.candidates[winner].ends.items():
         member.commit(end)
-    drafts.settle(pool.candidates[winner])
-    margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
     elapsed = time.perf_counter() - started
     return Outcome(tuple(pool.candidates), tuple(scored), winner, margins, elapsed)
 
@@ -64,7 +81,7 @@ def play_round(
 def decode(
     members: Sequence[Member],
     config: AdaFuseConfig,
-    drafts: Drafting,
+    play: Play,
     transcript: Transcript,
     rounds: list[Round],
 ) -> Generator[tuple[Asking, ...] | StreamEvent, None, None]:
@@ -73,13 +90,12 @@ def decode(
     Args:
         members: every member with its prompt.
         config: options.
-        drafts: what is evaluated early.
+        play: plays a round.
         transcript: the response, empty at first; grows with every round.
         rounds: empty at first; grows with every round.
     """
     for index in count():
-        first_word = not transcript.text.strip()
-        outcome = yield from play_round(members, config, drafts, first_word=first_word)
+        outcome = yield from play(not transcript.text.strip())
         winner = outcome.pool[outcome.winner]
         added, shown = transcript.push(winner.text)
         rounds.append(
@@ -133,15 +149,19 @@ def score_texts(
     yield Scores(texts=tuple(scored), usage=usage(members))
 
 
-def score(candidate: Candidate, members: Sequence[Member]) -> results.Candidate:
-    """A candidate with every member's NLL and the fused score."""
-    nll = [candidate.nll(member) for member in members]
+def judged(
+    candidate: Candidate,
+    members: Sequence[Member],
+    nll: Sequence[float],
+    score: float | None,
+) -> results.Candidate:
+    """A candidate as results show it: members whose number is not finite are left out."""
     return results.Candidate(
         text=candidate.text,
         stops=candidate.stops,
         proposers=tuple(member.name for member in candidate.proposers),
         nll={m.name: value for m, value in zip(members, nll, strict=True) if isfinite(value)},
-        score=fuse(nll, [member.weight for member in members]),
+        score=score,
     )
 
 

@@ -72,16 +72,20 @@ class Pool:
         if self._first_word and texts[0].strip():
             self._leading[member] = leading_space(texts[0])
         for span, text in zip(proposal.spans, texts, strict=True):
-            key = self._key(text, span.stops)
-            candidate = self._found.get(key)
-            if candidate is None:
-                candidate = self._found[key] = Candidate(text, span.stops)
-                self.candidates.append(candidate)
+            candidate = self.suggest(text, stops=span.stops)
             if member not in candidate.proposers:
                 candidate.proposers.append(member)
                 candidate.ends[member] = span.node
                 candidate.exact.add(member)
         return self._found[self._key(texts[0], proposal.spans[0].stops)]
+
+    def suggest(self, text: str, *, stops: bool = False) -> Candidate:
+        """The candidate of a text, which nobody needs to have proposed."""
+        key = self._key(text, stops)
+        if key not in self._found:
+            self._found[key] = Candidate(text, stops)
+            self.candidates.append(self._found[key])
+        return self._found[key]
 
     def find(self, candidate: Candidate) -> Candidate:
         """This pool's candidate for one of another pool that took in the same spans."""

@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.evaluation.metrics import Metric, Statistics
@@ -50,9 +51,8 @@ class System:
 
     @classmethod
     def alone(cls, member: str) -> System:
-        """One member, decoding greedily."""
-        options = {"members": (member,), "weights": None, "branching_factor": 1}
-        return cls(f"{member} alone", options)
+        """One member, of the engine that `singly` makes."""
+        return cls(f"{member} alone", {"members": (member,)})
 
 
 class Record(BaseModel):
@@ -94,6 +94,12 @@ class Record(BaseModel):
     def statistics(self, metric: Metric) -> Statistics:
         """What a metric makes of the answer."""
         return metric.statistics(self.answer, self.label)
+
+
+def singly(engine: AdaFuseEngine) -> AdaFuseEngine:
+    """The same loaded members, to answer each by itself: greedily, under the same limits."""
+    limits = AdaFuseConfig(stop=engine.config.stop, max_new_tokens=engine.config.max_new_tokens)
+    return AdaFuseEngine(engine.backends, limits, strategy="single", runtime=engine.runtime)
 
 
 def answer_all(

@@ -160,10 +160,10 @@ def fakes(monkeypatch):
     )
     loaded = []
 
-    def load(paths, *, config, **options):
-        loaded.append({"paths": paths, "config": config, **options})
+    def load(paths, *, config, strategy="adafuse", **options):
+        loaded.append({"paths": paths, "config": config, "strategy": strategy, **options})
         backends = [FakeBackend("wren", wren, vocabulary), FakeBackend("heron", heron, vocabulary)]
-        engine = AdaFuseEngine(backends, config)
+        engine = AdaFuseEngine(backends, config, strategy=strategy)
         loaded[-1]["engine"] = engine
         return engine
 

@@ -20,6 +20,7 @@ def test_the_configuration_reaches_the_engine(adafuse, fakes):
     result = adafuse(
         "generate", "x:", "--margin-threshold", "0.5", "--max-words", 2, "--stop", r"\nQ\\n",
         "--stop", "end", "--weights", "wren=2,heron=0.5", "--members", "heron, wren",
+        "--strategy", "adafuse",
         "--dtype", "float64", "--revision", "v1",
         "--device-map", "auto", "--trust-remote-code", "--model", "a", "--model", "b",
     )  # fmt: skip
@@ -32,6 +33,7 @@ def test_the_configuration_reaches_the_engine(adafuse, fakes):
         weights={"wren": 2.0, "heron": 0.5},
         members=("heron", "wren"),
     )
+    assert call["strategy"] == "adafuse"
     assert call["paths"] == ["a", "b"]
     assert call["dtype"] == "float64"
     assert call["revision"] == "v1"
@@ -43,6 +45,17 @@ def test_without_flags_the_configuration_is_the_default(adafuse, fakes):
     adafuse("generate", "x:")
     assert fakes[0]["config"] == AdaFuseConfig()
     assert len(fakes[0]["paths"]) == 3
+
+
+def test_a_strategy_reaches_the_engine_and_refuses_what_it_does_not_use(adafuse, fakes):
+    assert adafuse("generate", "x:", "--strategy", "unite").exit_code == 0
+    assert fakes[0]["strategy"] == "unite"
+    refused = adafuse("generate", "x:", "--strategy", "unite", "--max-words", 2)
+    assert refused.exit_code == 2
+    assert "option 'max_words': strategy 'unite' does not use it" in refused.output
+    unknown = adafuse("generate", "x:", "--strategy", "unit")
+    assert unknown.exit_code == 2
+    assert "Did you mean 'unite'?" in unknown.output
 
 
 def test_weights_by_name_or_in_order():

@@ -26,6 +26,7 @@ from adafuse_llm.evaluation.runner import (
     compared,
     in_order,
     read_records,
+    singly,
 )
 from adafuse_llm.evaluation.tasks import Question, load_task
 
@@ -141,7 +142,7 @@ def test_a_member_alone_decodes_greedily_and_pays_for_itself():
     with scripted_engine(script, lambda prompt: "right", max_new_tokens=12) as engine:
         engine.generate("Question: a hard right\nAnswer:")  # leaves its prompt in the members
         ink, quill = (
-            list(answer_all(engine, NQ, asked, METRICS, system=System.alone(name)))
+            list(answer_all(singly(engine), NQ, asked, METRICS, system=System.alone(name)))
             for name in ("ink", "quill")
         )
     assert [record.pred for record in ink] == ["wrong", "right"]

@@ -7,7 +7,7 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -29,6 +29,7 @@ from adafuse_llm.backends.huggingface.kv import KeyValues, RowCache
 from adafuse_llm.backends.huggingface.memory import Logits, Memory, read
 from adafuse_llm.backends.huggingface.packing import Piece
 from adafuse_llm.backends.huggingface.prefix import PrefixCache
+from adafuse_llm.backends.huggingface.relative import RelativeSpace
 from adafuse_llm.backends.huggingface.static import EMPTY, StaticPasses
 from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError, is_out_of_memory
 from adafuse_llm.forks import renewed
@@ -144,6 +145,7 @@ class HuggingFaceBackend:
         self._row_bytes = 0
         renewed(self._renew)
         self._prefixes = PrefixCache(prefix_cache_bytes)
+        self._space = RelativeSpace(model, tokenizer)
         self.form = self._choose_form(form, static=static_cache, compiled=compile)
         self.shares_passes = isinstance(self._passes, (StaticPasses, PackedPasses))
         self.static_cache = isinstance(self._passes, StaticPasses)
@@ -188,6 +190,28 @@ class HuggingFaceBackend:
             return length
         edge = self._decoder.rope_edge  # tokens beyond it change what those before it are
         return edge if edge is not None and length <= edge else sys.maxsize
+
+    @property
+    def vocabulary(self) -> Mapping[str, int]:
+        return self._space.vocabulary
+
+    def relative(self, tree: TokenTree, node: Node, anchors: Sequence[int]) -> list[float]:
+        with self._lock:
+            return self._space.relative(_logits(tree, node), anchors)
+
+    def corrected(
+        self,
+        tree: TokenTree,
+        node: Node,
+        anchors: Sequence[int],
+        target: Sequence[float],
+        *,
+        steps: int,
+        rate: float,
+    ) -> tuple[int, float]:
+        with self._lock:
+            logits = _logits(tree, node)
+            return self._space.corrected(logits, anchors, target, steps=steps, rate=rate)
 
     @torch.inference_mode()
     def evaluate(self, asks: Sequence[Ask]) -> list[Answer]:
@@ -447,6 +471,13 @@ class HuggingFaceBackend:
         output = self.model(input_ids=ids, use_cache=False, return_dict=True)
         logits: torch.Tensor = output.logits[0, -1]
         return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _logits(tree: TokenTree, node: Node) -> torch.Tensor:
+    """The logits after an evaluated node, [v]."""
+    assert isinstance(tree.memory, Memory), "asked for before it was evaluated"
+    logits, row = tree.memory.rows[node]
+    return logits.values[row]
 
 
 def _batches(

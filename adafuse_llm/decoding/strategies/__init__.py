@@ -1,0 +1,65 @@
+"""The strategies, and their names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from adafuse_llm.decoding.strategies.adafuse import AdaFuse
+from adafuse_llm.decoding.strategies.answers import MajorityVote, Rerank
+from adafuse_llm.decoding.strategies.deepen import DeePEn
+from adafuse_llm.decoding.strategies.fixed import FixedWords, Single
+from adafuse_llm.decoding.strategies.gac import GaC
+from adafuse_llm.decoding.strategies.sweetspan import SweetSpan
+from adafuse_llm.decoding.strategies.unite import UniTE
+from adafuse_llm.decoding.strategy import Strategy
+from adafuse_llm.errors import InvalidOptionError, nearest
+
+NAMED: Mapping[str, Callable[[], Strategy]] = {
+    "adafuse": AdaFuse,
+    "single": Single,
+    "fixed-1": lambda: FixedWords(1),
+    "fixed-2": lambda: FixedWords(2),
+    "fixed-3": lambda: FixedWords(3),
+    "unite": UniTE,
+    "gac": GaC,
+    "gac-gated": lambda: GaC(threshold=0.5),
+    "deepen": DeePEn,
+    "sweetspan": SweetSpan,
+    "rerank": Rerank,
+    "vote": MajorityVote,
+}
+"""Strategies by name, each with its source's settings."""
+
+__all__ = [
+    "NAMED",
+    "AdaFuse",
+    "DeePEn",
+    "FixedWords",
+    "GaC",
+    "MajorityVote",
+    "Rerank",
+    "Single",
+    "SweetSpan",
+    "UniTE",
+    "find_strategy",
+]
+
+
+def find_strategy(strategy: Strategy | str) -> Strategy:
+    """A strategy, by its name if need be; ``fixed-N`` takes any N.
+
+    Raises:
+        InvalidOptionError: there is none of that name, or it is no strategy.
+    """
+    if isinstance(strategy, str):
+        if match := re.fullmatch(r"fixed-(\d{1,3})", strategy):
+            return FixedWords(int(match[1]))
+        if strategy in NAMED:
+            return NAMED[strategy]()
+    elif isinstance(strategy, Strategy) and not isinstance(strategy, type):
+        return strategy
+    raise InvalidOptionError(
+        f"strategy must be one of {', '.join(NAMED)}, or a Strategy object; got {strategy!r}."
+        f"{nearest(str(strategy), NAMED)}"
+    )
