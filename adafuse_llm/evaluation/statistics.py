@@ -1,9 +1,9 @@
 """Intervals and paired tests over recorded answers: seeded, so that they can be printed again.
 
-interval  percentile bootstrap over questions
-compare   two systems on the same questions: the difference with a paired bootstrap interval, and a
-          two-sided p-value; McNemar's exact test where every answer is right or wrong, otherwise
-          approximate randomisation (the two answers to a question change places at random)
+`interval` is the percentile bootstrap over questions. `compare` sets two systems side by side on
+the same questions: the difference with a paired bootstrap interval, and a two-sided p-value, of
+McNemar's exact test where every answer is right or wrong, otherwise of approximate randomisation
+(the two answers to a question change places at random).
 """
 
 from __future__ import annotations
