@@ -26,6 +26,8 @@ class _Result(BaseModel):
 class Candidate(_Result):
     """One span of the pool of a round (§3.4).
 
+    ``nll`` and ``score`` are described as AdaFuse means them; other strategies say what theirs are.
+
     Attributes:
         text: the span exactly as its first proposer wrote it.
         stops: whether the response ends after it.

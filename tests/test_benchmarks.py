@@ -10,6 +10,7 @@ import json
 import pytest
 import torch
 
+from adafuse_llm import AdaFuseEngine
 from benchmarks import gpu
 from benchmarks.speed import comparisons, memory
 from benchmarks.speed.__main__ import main as speed
@@ -61,6 +62,21 @@ def test_a_token_by_token_ensemble_reads_each_token_once(ensemble):
         assert run.processed[member.name] < run.prompt[member.name] + run.tokens[member.name]
         spoken = member.encode(PROMPT + run.text)
         assert member.tokenizer.decode(spoken).endswith(run.text)
+
+
+@pytest.mark.parametrize(("ensemble", "strategy"), [(UniTE, "unite"), (GaC, "gac")])
+def test_the_engines_strategies_write_what_these_ensembles_write(ensemble, strategy):
+    """Where both have the members read the same tokens: the engine takes those that a member itself
+    would go on with, these take one encoding per text.
+    """
+    members = embedded(2)
+    backends = [member.backend for member in members]
+    with AdaFuseEngine(backends, strategy=strategy) as engine:
+        for seed in range(2):
+            prompt = prompt_of(40, seed)
+            written = engine.generate(prompt, max_new_tokens=30).text
+            assert len(written) > 40
+            assert ensemble(members).run(prompt, len(written.encode())).text.startswith(written)
 
 
 def test_the_papers_loop_with_one_member_says_its_greedy_words():

@@ -124,11 +124,12 @@ def test_sweetspan_of_one_word_that_believes_all_is_one_word_a_round() -> None:
         assert as_data(spans) == approximately(as_data(words))
 
 
-def test_sweetspan_leaves_out_ratings_out_of_proportion() -> None:
+@pytest.mark.parametrize("recipes", [PAIR, TRIPLE], ids=["pair", "triple"])
+def test_sweetspan_leaves_out_ratings_out_of_proportion(recipes: Sequence[Recipe]) -> None:
     left_out = 0
     for prompt in PROMPTS:
-        generation = run("sweetspan", TRIPLE, prompt, max_new_tokens=32)
-        words = run(FixedWords(4), TRIPLE, prompt, max_new_tokens=32)
+        generation = run("sweetspan", recipes, prompt, max_new_tokens=32)
+        words = run(FixedWords(4), recipes, prompt, max_new_tokens=32)
         assert {c.text for c in generation.rounds[0].candidates} == {
             c.text for c in words.rounds[0].candidates
         }
@@ -136,7 +137,10 @@ def test_sweetspan_leaves_out_ratings_out_of_proportion() -> None:
             scores = []
             for candidate in each.candidates:
                 perplexities = [math.exp(nll) for nll in candidate.nll.values()]
-                kept = [p for p in perplexities if p <= 10 * min(perplexities)]
+                lowest, highest = min(perplexities), max(perplexities)
+                kept = perplexities
+                if highest > 10 * lowest:
+                    kept = [p for p in perplexities if lowest < p < highest] or [lowest]
                 left_out += len(perplexities) - len(kept)
                 scores.append(math.log(math.prod(kept)) / len(kept))
                 assert candidate.score == pytest.approx(scores[-1], abs=1e-9)
@@ -190,7 +194,7 @@ def test_tokens_are_those_of_a_computation_without_caches(
     name: str, recipes: Sequence[Recipe]
 ) -> None:
     strategy, choose = STRATEGIES[name]
-    for prompt in PROMPTS:
+    for prompt in PROMPTS if name.startswith("unite") else PROMPTS[1:3]:  # the others are slow
         expected = reference_tokens.decode(
             [reference(recipe) for recipe in recipes], prompt, choose, max_new_tokens=12
         )
@@ -290,7 +294,10 @@ def test_gac_finds_what_is_nobodys_favourite_but_best_on_average() -> None:
         return FakeBackend(name, lambda text: {**own, " z": 0.055, END: 0.001}, [*own, " z"])
 
     with AdaFuseEngine([member("a"), member("b")], strategy="gac") as engine:
-        (first,) = engine.generate("x", max_new_tokens=1).rounds
+        generation = engine.generate("x", max_new_tokens=1)
+    (first,) = generation.rounds
+    assert not first.candidates[first.winner].proposers
+    assert "committed" in generation._repr_html_()
     assert first.text == " z"
     assert first.candidates[first.winner].score == pytest.approx(-math.log(0.055))
     with AdaFuseEngine([member("a"), member("b")], strategy="unite") as engine:
@@ -361,7 +368,7 @@ def test_most_votes_win_and_of_equal_ones_the_earlier_members_answer() -> None:
         assert len(events) == 1
         assert events[0].text == " In Vell"
         (only,) = events[0].generation.rounds
-        assert [c.score for c in only.candidates] == pytest.approx([-1 / 3, -2 / 3, -2 / 3])
+        assert [c.score for c in only.candidates] == pytest.approx([2 / 3, 1 / 3, 1 / 3])
         assert [set(c.nll) for c in only.candidates] == [{"a"}, {"b"}, {"c"}]
         assert events[0].generation.finish_reason == "stop"
         assert engine.generate("Where:", weights=(3, 1, 1)).text == " Twelve."

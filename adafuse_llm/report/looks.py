@@ -59,12 +59,12 @@ def agreed(decided: Round, members: Sequence[str]) -> bool:
 
 def owner(decided: Round, members: Sequence[str]) -> str | None:
     """The member that what a round committed belongs to: of those that proposed it, the one that
-    is surest of it. None where all agreed.
+    is surest of it; where nobody did, of all. None where all agreed.
     """
     if agreed(decided, members):
         return None
     winner = decided.candidates[decided.winner]
-    return min(winner.proposers, key=lambda name: winner.nll.get(name, float("inf")))
+    return min(winner.proposers or winner.nll, key=lambda name: winner.nll.get(name, float("inf")))
 
 
 def quoted(candidate: Candidate) -> str:

@@ -40,12 +40,16 @@ class RelativeSpace:
 
     @property
     def vocabulary(self) -> Mapping[str, int]:
-        """Token ids by spelling; both kinds of marker for a space are spelled alike."""
+        """Token ids by spelling, of those that the model has an embedding for; both kinds of marker
+        for a space are spelled alike.
+        """
         if self._spellings is None:
             known = self._tokenizer.get_vocab()
+            size = len(self._model.get_input_embeddings().weight)
             self._spellings = {
                 spelling.replace("\u0120", "\u2581"): int(token)
                 for spelling, token in sorted(known.items(), key=lambda item: -int(item[1]))
+                if int(token) < size
             }
         return self._spellings
 

@@ -57,8 +57,8 @@ class MajorityVote(_WholeAnswers):
     """The answer that most members give, by weight; of equal ones the earlier member's.
 
     Every member answers greedily and alone. Answers count as the same where their `key` is; the
-    text of the earliest is taken. Score: minus the share of the weight that gave the answer. NLL:
-    of those who gave it, mean nats per token.
+    text of the earliest is taken. Score: the share of the votes for other answers. NLL: of those
+    who gave the answer, mean nats per token.
 
     Cost: each member's own decoding.
 
@@ -97,7 +97,7 @@ class MajorityVote(_WholeAnswers):
             own = [m if m in candidate.proposers else None for m in members]
             nll = [math.inf if m is None else candidate.nll(m) for m in own]
             share = votes[self._key(candidate.text, config)] / math.fsum(votes.values())
-            scored.append(judged(candidate, members, nll, 0.0 - share))
+            scored.append(judged(candidate, members, nll, 1.0 - share))
             for member in members:
                 pool.place(member, candidate)
         margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}

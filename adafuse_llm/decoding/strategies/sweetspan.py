@@ -18,14 +18,14 @@ from adafuse_llm.errors import InvalidOptionError
 class SweetSpan(GreedyWords):
     """Spans of a fixed number of words, chosen by perplexity (arXiv 2409.18583).
 
-    Every member proposes a greedy span, every member rates every span by its perplexity, and
-    ratings that are out of proportion are not believed: those more than `ratio` times the
-    lowest that the span got. NLL: mean nats per token, the logarithm of the perplexity; score: the
+    Every member proposes a greedy span, and every member rates every span by its perplexity. Where
+    the highest rating of a span is more than `ratio` times the lowest, neither is believed; of two
+    ratings the lower one is. NLL: mean nats per token, the logarithm of the perplexity; score: the
     mean of what is believed, so that the lowest geometric mean of perplexities wins.
 
     Args:
         words: words per span.
-        ratio: the highest believed rating by the lowest; infinite to believe all.
+        ratio: from which the extremes are not believed; infinite to believe all.
 
     Raises:
         InvalidOptionError: fewer than one word, or a ratio below one.
@@ -42,6 +42,17 @@ class SweetSpan(GreedyWords):
     @override
     def judge(self, candidate: Candidate, members: Sequence[Member]) -> results.Candidate:
         nll = [candidate.nll(member) for member in members]
-        believed = min(nll) + math.log(self.ratio)
-        kept = [value if value <= believed else math.inf for value in nll]
+        kept = _believed(nll, math.log(self.ratio))
         return judged(candidate, members, nll, fuse(kept, [member.weight for member in members]))
+
+
+def _believed(nll: Sequence[float], most: float) -> list[float]:
+    """Ratings without the extremes where these are more than `most` apart; infinity stands for
+    what is left out.
+    """
+    told = [value for value in nll if math.isfinite(value)]
+    if not told or max(told) - min(told) <= most:
+        return list(nll)
+    between = [value for value in told if min(told) < value < max(told)]
+    kept = between or [min(told)]
+    return [value if value in kept else math.inf for value in nll]
