@@ -77,6 +77,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         engine: a loaded ensemble; or
         models: paths or hub ids, in a list or separated by ";". Without either the embedded members
             answer.
+        strategy: how loaded members decode, by name; likelihoods do not depend on it.
         batch_size: requests at the same time, which share forward passes; "auto" for 16.
         max_batch_size: the same where `batch_size` is "auto".
         device_map, dtype, revision, trust_remote_code: as for `AdaFuseEngine.from_pretrained`.
@@ -96,6 +97,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         engine: AdaFuseEngine | None = None,
         *,
         models: str | Sequence[str] = (),
+        strategy: str = "adafuse",
         batch_size: int | str = 1,
         max_batch_size: int | None = None,
         device: str | None = None,
@@ -125,6 +127,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         self.engine = AdaFuseEngine.from_pretrained(
             paths or [str(path) for path in member_paths()],
             config=AdaFuseConfig(**options),
+            strategy=strategy,
             runtime=RuntimeConfig(max_requests=self.requests),
             dtype=dtype,
             device_map=device_map or _present(device),

@@ -121,6 +121,20 @@ def test_members_alone_are_compared_with_the_ensemble(adafuse, job, data, tmp_pa
     assert len(fakes) == 1
 
 
+def test_strategies_are_compared(adafuse, job, tmp_path, fakes):
+    adafuse(*job)
+    refused = adafuse(*job, "--strategy", "fixed-1")
+    assert refused.exit_code == 2
+    assert "strategy 'adafuse', not 'fixed-1'" in refused.stderr
+    other = [*job[:-1], tmp_path / "fixed.jsonl", "--strategy", "fixed-1"]
+    result = adafuse(*other, "--compare", tmp_path / "out.jsonl", "--alone", "--json")
+    assert result.exit_code == 0, result.output
+    assert fakes[-1]["strategy"] == "fixed-1"
+    told = json.loads(result.stdout)
+    assert list(told["comparisons"]) == ["wren alone", "heron alone", str(tmp_path / "out.jsonl")]
+    assert records(tmp_path / "fixed.jsonl")[0]["answer"] == "Ada Brook did"
+
+
 def test_two_results_are_compared(adafuse, job, tmp_path):
     adafuse(*job)
     other = [*job[:-1], tmp_path / "heron.jsonl", "--members", "heron"]

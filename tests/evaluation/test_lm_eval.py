@@ -196,11 +196,12 @@ def test_models_are_loaded_as_the_command_line_names_them(monkeypatch):
 
     monkeypatch.setattr(AdaFuseEngine, "from_pretrained", load)
     made = AdaFuseLM.create_from_arg_string(
-        "models=path/a;path/b,max_words=2,members=one", {"batch_size": "auto", "device": "cuda:9"}
+        "models=path/a;path/b,strategy=fixed-2,members=one",
+        {"batch_size": "auto", "device": "cuda:9"},
     )
     ((paths, options),) = loaded
     assert paths == ["path/a", "path/b"]
-    assert (options["config"].max_words, options["config"].members) == (2, ("one",))
+    assert (options["strategy"], options["config"].members) == ("fixed-2", ("one",))
     assert options["runtime"].max_requests == made.requests == 16
     AdaFuseLM(batch_size=2)
     assert [path.rpartition("/")[2] for path in loaded[1][0]] == ["wren", "heron", "finch"]
