@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PACKAGES := -e '.[cli]' -e integrations/langchain-adafuse -e integrations/llama-index-llms-adafuse
+PACKAGES := -e '.[cli,eval]' -e integrations/langchain-adafuse -e integrations/llama-index-llms-adafuse
 SETUP := $(VENV)/.set-up
 QUESTION ?= What does a visit to the Silesse Mill cost?
 

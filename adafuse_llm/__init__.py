@@ -62,7 +62,15 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from adafuse_llm.loading import MemberSpec
-    from adafuse_llm.results import Candidate, Generation, Round, StreamEvent, Usage
+    from adafuse_llm.results import (
+        Candidate,
+        Generation,
+        Round,
+        ScoredText,
+        Scores,
+        StreamEvent,
+        Usage,
+    )
 
 _HOMES = {
     "backends.base": ("Answer", "Ask", "Backend", "Drafted", "Placed", "Relative"),
@@ -97,7 +105,15 @@ _HOMES = {
         "UnsupportedModelError",
     ),
     "loading": ("MemberSpec",),
-    "results": ("Candidate", "Generation", "Round", "StreamEvent", "Usage"),
+    "results": (
+        "Candidate",
+        "Generation",
+        "Round",
+        "ScoredText",
+        "Scores",
+        "StreamEvent",
+        "Usage",
+    ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -121,6 +137,8 @@ __all__ = [  # noqa: RUF022  one group per module, as in _HOMES
     "Candidate",
     "StreamEvent",
     "Usage",
+    "Scores",
+    "ScoredText",
     "Backend",
     "Ask",
     "Answer",

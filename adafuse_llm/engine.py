@@ -7,6 +7,7 @@ import logging
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
@@ -14,6 +15,7 @@ from typing_extensions import Self
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
 from adafuse_llm.decoding.member import Member
+from adafuse_llm.decoding.rounds import cancelled, decode, score_texts
 from adafuse_llm.decoding.strategies import find_strategy
 from adafuse_llm.decoding.strategy import Strategy, check_options
 from adafuse_llm.errors import (
@@ -24,7 +26,7 @@ from adafuse_llm.errors import (
     nearest,
 )
 from adafuse_llm.memory import CacheMemory
-from adafuse_llm.results import Generation, Round, StreamEvent
+from adafuse_llm.results import Generation, Round, Scores, StreamEvent
 from adafuse_llm.scheduler import Outbox, Request, Scheduler
 from adafuse_llm.text.chat import check_messages
 from adafuse_llm.text.stops import Transcript
@@ -261,6 +263,63 @@ class AdaFuseEngine:
         ]
         return self._consume_all(requests, on_round)
 
+    def score(
+        self,
+        prompt: str | None = None,
+        continuations: Sequence[str] = (),
+        *,
+        messages: Messages | None = None,
+        stops: bool = False,
+        **overrides: Any,
+    ) -> Scores:
+        """What the ensemble makes of given texts: the likelihood of each after the prompt.
+
+        A member reads the prompt once and all continuations in one pass. A continuation is taken
+        as it stands, its leading whitespace included; spaces that the prompt ends in count as the
+        beginning of each. Of the options only ``weights`` and ``members`` matter here.
+
+        Args:
+            prompt: text that comes before; empty for texts that nothing comes before, which then
+                follow the special tokens that a member's prompts begin with, or its end-of-sequence
+                token where there are none; or
+            messages: a conversation that the continuations are replies to.
+            continuations: texts of at least one character.
+            stops: whether the response is to end after each: adds the probability of that.
+            **overrides: any option of `AdaFuseConfig`.
+
+        Raises:
+            InvalidInputError: prompt, continuations or options cannot be used.
+            MemberError: a member failed; the engine stays usable.
+        """
+        if isinstance(continuations, str) or not continuations:
+            raise InvalidInputError("continuations must be a list of at least one text")
+        for text in continuations:
+            if not isinstance(text, str) or not text:
+                raise InvalidInputError(f"a continuation must be text, not empty; got {text!r}")
+            check_text(text, "a continuation")
+        config = self.config.override(overrides)
+        members, spaces = self._members(config, prompt, messages, may_be_empty=True)
+        texts = [" " * spaces + text for text in continuations] if prompt else list(continuations)
+        for member in members:
+            for text in texts:
+                member.place(text)
+        room = max(sum(1 for _ in member.tree.nodes()) for member in members)
+        needs = self._memory.needs(members, config.override({"max_new_tokens": room}), spare=0)
+        request = Request(members, needs, score_texts(members, texts, stops=stops))
+        outbox: queue.SimpleQueue[Scores | BaseException] = queue.SimpleQueue()
+        try:
+            self._scheduler.submit((request, outbox.put))
+            event = outbox.get()
+        finally:
+            request.abandoned.set()
+        if isinstance(event, BaseException):
+            raise event
+        given = [
+            scored.model_copy(update={"text": text})
+            for scored, text in zip(event.texts, continuations, strict=True)
+        ]
+        return event.model_copy(update={"texts": tuple(given)})
+
     async def agenerate(
         self,
         prompt: str | None = None,
@@ -386,8 +445,32 @@ class AdaFuseEngine:
         """Check and encode everything about a request; computes nothing."""
         config = self.config.override(overrides)
         check_options(self.strategy, config)
+        self.strategy.check([backend for backend, _ in self._chosen(config)])
+        members, spaces = self._members(config, prompt, messages)
+        needs = self._memory.needs(members, config, self.strategy.spare(len(members), config))
+        play = self.strategy.begin(members, config, self.runtime, self._is_crowded)
+        transcript = Transcript(config.stop, spaces)
+        rounds: list[Round] = []
+        return Request(
+            members,
+            needs,
+            decode(members, config, play, transcript, rounds),
+            cancelled=partial(cancelled, members, transcript, rounds),
+            cancel=cancel,
+        )
+
+    def _members(
+        self,
+        config: AdaFuseConfig,
+        prompt: str | None,
+        messages: Messages | None,
+        *,
+        may_be_empty: bool = False,
+    ) -> tuple[list[Member], int]:
+        """The members that decode, each with the prompt; and spaces at the start of what follows
+        that the prompt already ends in.
+        """
         chosen = self._chosen(config)
-        self.strategy.check([backend for backend, _ in chosen])
         if (prompt is None) == (messages is None):
             raise InvalidInputError("pass either a prompt or messages")
         spaces = SENTENCEPIECE_SPACES
@@ -399,18 +482,17 @@ class AdaFuseEngine:
             check_text(prompt, "the prompt")
             spaces = len(prompt) - len(prompt.rstrip(" "))
             prompt = prompt.rstrip(" ")
-            if not prompt:
+            if not prompt and not may_be_empty:
                 raise InvalidInputError("the prompt is empty: pass some text to continue")
         top = self.strategy.top(config)
         members = []
         for backend, weight in chosen:
             ids = _encode(backend, prompt, messages)
+            if prompt == "":
+                ids = ids or sorted(backend.end_ids)[:1]
             _check_window(backend, len(ids))
             members.append(Member(backend, ids, top, weight))
-        needs = self._memory.needs(members, config, self.strategy.spare(len(members), config))
-        play = self.strategy.begin(members, config, self.runtime, self._is_crowded)
-        transcript = Transcript(config.stop, spaces)
-        return Request(members, config, play, transcript, needs, cancel=cancel)
+        return members, spaces
 
     def _is_crowded(self) -> bool:
         return self._scheduler.running > CROWD * len(self._backends)

@@ -129,6 +129,36 @@ class Generation(_Result):
         yield from shown(self, console)
 
 
+class ScoredText(_Result):
+    """What an ensemble makes of a given text.
+
+    Attributes:
+        text: as given.
+        nll: mean negative log-likelihood per token by member, in nats (equation 5); members that
+            cannot write exactly this text, or that find it impossible, are absent.
+        tokens: over how many terms each mean is: the text's tokens in the member's vocabulary,
+            and one for the end of the response where that was asked for.
+        score: fused score F, the weighted mean of ``nll`` (equation 6); None if no member with
+            weight could score it.
+        loglikelihood: equation 6 over whole log-likelihoods instead of means per token, in nats:
+            the weighted mean of ``-nll * tokens``. Unlike F it compares texts of different length
+            as probabilities do. None where ``score`` is.
+    """
+
+    text: str
+    nll: dict[str, float]
+    tokens: dict[str, int]
+    score: float | None
+    loglikelihood: float | None
+
+
+class Scores(_Result):
+    """Given texts, each as a continuation of one prompt, and what scoring them cost."""
+
+    texts: tuple[ScoredText, ...]
+    usage: Usage
+
+
 class StreamEvent(_Result):
     """What a stream yields: one event per committed span.
 

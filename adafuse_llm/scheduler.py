@@ -30,15 +30,14 @@ import time
 import traceback
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from adafuse_llm.backends.base import Backend, Placed
-from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
+from adafuse_llm.config import RuntimeConfig
 from adafuse_llm.decoding.member import Asking, Member
-from adafuse_llm.decoding.rounds import decode, summarise
-from adafuse_llm.decoding.strategy import Play
 from adafuse_llm.errors import (
     AdaFuseError,
     EngineClosedError,
@@ -48,8 +47,6 @@ from adafuse_llm.errors import (
 )
 from adafuse_llm.forks import renewed
 from adafuse_llm.memory import CacheMemory, Needs
-from adafuse_llm.results import Round, StreamEvent
-from adafuse_llm.text.stops import Transcript
 
 logger = logging.getLogger(__name__)
 
@@ -59,19 +56,19 @@ IDLE_SECONDS = 5.0
 EXIT_SECONDS = 30.0
 """How long the interpreter waits at exit for a forward pass to finish."""
 
-Outbox = Callable[["StreamEvent | BaseException"], None]
+Outbox = Callable[[Any], None]
+"""Called with each event of a request, or with the error that ended it."""
 
 
 class Request:
-    """One decode: its members, its progress, and where its events go.
+    """One computation: its members, its progress, and where its events go.
 
     Args:
         members: one `Member` per backend, holding the encoded prompt.
-        config: validated options.
-        play: plays a round.
-        transcript: the empty response.
         needs: most bytes that it holds on each device.
-        cancel: set by the caller to end the decode with what it has.
+        steps: the computation: yields what it asks (tuples), and events to deliver.
+        cancelled: makes the event that ends it where `cancel` was set.
+        cancel: set by the caller to end it with what it has.
 
     Attributes:
         abandoned: set when nobody waits for the result any more.
@@ -81,21 +78,19 @@ class Request:
     def __init__(
         self,
         members: Sequence[Member],
-        config: AdaFuseConfig,
-        play: Play,
-        transcript: Transcript,
         needs: Needs,
+        steps: Generator[object, None, None],
         *,
+        cancelled: Callable[[], object] | None = None,
         cancel: threading.Event | None = None,
     ) -> None:
         self.members = tuple(members)
-        self.transcript = transcript
         self.needs = needs
         self.cancel = cancel
         self.abandoned = threading.Event()
         self.unanswered = 0
-        self._rounds: list[Round] = []
-        self._steps = decode(self.members, config, play, transcript, self._rounds)
+        self._steps = steps
+        self._cancelled = cancelled
 
     @property
     def is_over(self) -> bool:
@@ -110,10 +105,11 @@ class Request:
             if self.abandoned.is_set():
                 return ()
             if self.is_over:
+                assert self._cancelled is not None, "it has nothing to end with"
                 deliver(self._cancelled())
                 return ()
             for step in self._steps:
-                if isinstance(step, StreamEvent):
+                if not isinstance(step, tuple):
                     deliver(step)
                 elif step:
                     self.unanswered = len(step)
@@ -125,11 +121,6 @@ class Request:
     def close(self) -> None:
         """End the computation where it stands."""
         self._steps.close()
-
-    def _cancelled(self) -> StreamEvent:
-        shown = self.transcript.flush()
-        generation = summarise(self.members, self.transcript, self._rounds, "cancelled")
-        return StreamEvent(text=shown, round=None, generation=generation)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,27 +15,28 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import random
 import time
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from adafuse_llm.documents import question_messages
 from adafuse_llm.embedded import member_paths
-from adafuse_llm.embedded.world import SKILLS, Case, Names, draw_case, is_correct
+from adafuse_llm.embedded.world import SKILLS
+from adafuse_llm.evaluation.metrics import verbatim
+from adafuse_llm.evaluation.tasks import TASKS, Question, embedded_questions
 
 ENSEMBLE: Final = "ensemble"
 COSTS: Final = ("forward_passes", "tokens_processed", "prompt_tokens")
 
 
-def heldout_cases(per_skill: int, seed: int, n_passages: int) -> list[Case]:
-    """``per_skill`` cases for every skill; the cases of a skill do not depend on the others."""
-    cases: list[Case] = []
-    for skill in SKILLS:
-        names = Names(random.Random(f"benchmark {seed} {skill}"), "heldout")
-        cases += [draw_case(names, skill, n_passages) for _ in range(per_skill)]
-    return cases
+TASK: Final = TASKS["embedded"]
+
+
+def heldout_questions(per_skill: int, seed: int, n_passages: int) -> list[Question]:
+    """``per_skill`` questions for every skill, skill by skill."""
+    drawn = list(islice(embedded_questions(seed, n_passages), per_skill * len(SKILLS)))
+    return [question for skill in SKILLS for question in drawn if question.group == skill]
 
 
 _engines: dict[str, Any] = {}
@@ -54,21 +55,21 @@ def _start_worker(threads: int) -> None:
         _engines[path.name] = AdaFuseEngine.from_pretrained([str(path)], config=greedy)
 
 
-def _answer(job: tuple[str, int, Case]) -> dict[str, Any]:
+def _answer(job: tuple[str, int, Question]) -> dict[str, Any]:
     """One question to one engine: answer, whether it is right, cost by member."""
-    system, index, case = job
-    messages = question_messages(case.question, case.passages)
+    system, index, question = job
+    request = TASK.request(question, TASK.header, TASK.form)
     start = time.perf_counter()
-    generation = _engines[system].generate(messages=messages, max_new_tokens=64)
+    generation = _engines[system].generate(**request, **TASK.options)
     usage = generation.usage
     return {
         "system": system,
         "index": index,
-        "skill": case.skill,
-        "question": case.question,
-        "expected": case.answer,
+        "skill": question.group,
+        "question": question.text,
+        "expected": question.accepted[0],
         "answer": generation.text,
-        "right": is_correct(case, generation.text),
+        "right": verbatim(TASK.read(generation.text), question.accepted),
         "words": len(generation.text.split()),
         "rounds": len(generation.rounds),
         "seconds": time.perf_counter() - start,
@@ -76,7 +77,7 @@ def _answer(job: tuple[str, int, Case]) -> dict[str, Any]:
     }
 
 
-def _run(jobs: Sequence[tuple[str, int, Case]], workers: int) -> Iterator[dict[str, Any]]:
+def _run(jobs: Sequence[tuple[str, int, Question]], workers: int) -> Iterator[dict[str, Any]]:
     if workers == 1:
         _start_worker(1)
         yield from map(_answer, jobs)
@@ -179,9 +180,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     args = _arguments(argv)
     members = [path.name for path in member_paths()]
-    cases = heldout_cases(args.per_skill, args.seed, args.passages)
+    questions = heldout_questions(args.per_skill, args.seed, args.passages)
     jobs = [
-        (system, index, case) for system in (ENSEMBLE, *members) for index, case in enumerate(cases)
+        (system, index, question)
+        for system in (ENSEMBLE, *members)
+        for index, question in enumerate(questions)
     ]
     results = list(tqdm(_run(jobs, args.workers), total=len(jobs), unit="answer"))
     results.sort(key=lambda row: (row["system"], row["index"]))

@@ -338,6 +338,8 @@ def test_the_exported_names_are_exactly_the_public_ones() -> None:
         "Rerank",
         "Round",
         "RuntimeConfig",
+        "ScoredText",
+        "Scores",
         "Single",
         "Strategy",
         "StreamEvent",

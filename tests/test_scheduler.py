@@ -29,11 +29,9 @@ from adafuse_llm import (
 )
 from adafuse_llm.backends.fake import END
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
-from adafuse_llm.decoding.draft import NoDrafts
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.decoding.strategies.adafuse import branch_tokens
 from adafuse_llm.memory import CacheMemory
-from adafuse_llm.text.stops import Transcript
 
 PATIENCE = 10.0
 """Seconds after which a test gives up waiting for something that should happen."""
@@ -542,10 +540,9 @@ def test_a_request_that_fails_on_one_device_is_released_once_the_other_is_done_w
     b.release = lambda tree: happened.append("released")
     ran = scheduler.Scheduler([a, b], RuntimeConfig(), CacheMemory(None))
     members = [Member(each, each.codec.encode_prompt("x"), 2, 1.0) for each in (a, b)]
-    drafts = NoDrafts(members)
-    request = scheduler.Request(members, AdaFuseConfig(), drafts, Transcript((), 0), {})
     roots = [Ask(each.tree, (each.tree.root,), (), 2) for each in members]
-    request._steps = (step for step in [tuple(map(scheduler.Asking, members, roots))])
+    asked = [tuple(map(scheduler.Asking, members, roots))]
+    request = scheduler.Request(members, {}, (step for step in asked))
     errors = []
     ran.submit((request, lambda error: (errors.append(error), failed.set())))
     wait_until(lambda: "released" in happened)

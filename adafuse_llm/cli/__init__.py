@@ -3,10 +3,11 @@
 ask       answer a question over documents, showing the ensemble at work
 generate  continue a prompt, or answer it as a message
 run       answer a test set, line by line, resumable
+eval      answer a benchmark, score it and compare systems
 report    summarise a run
 info      look at models, and whether they can work together
 
-Exit codes: 0 done; 1 an unexpected failure, failed lines (`run`), members that cannot work
+Exit codes: 0 done; 1 an unexpected failure, failed lines (`run`, `eval`), members that cannot work
 together (`info`); 2 input, option or model that cannot be used; 130 interrupted.
 
 Importing this package loads neither torch nor transformers.
@@ -51,6 +52,7 @@ def create_app() -> typer.Typer:
 
     from adafuse_llm.cli.ask import ask
     from adafuse_llm.cli.common import command
+    from adafuse_llm.cli.eval import OPEN, evaluate
     from adafuse_llm.cli.generate import generate
     from adafuse_llm.cli.info import info
     from adafuse_llm.cli.report import report
@@ -58,8 +60,8 @@ def create_app() -> typer.Typer:
 
     app = typer.Typer(
         help="Several local language models answer as one (AdaFuse, arXiv 2601.06022).",
-        epilog="Exit codes: 0 done; 1 unexpected failure, failed lines (run), members that cannot "
-        "work together (info); 2 unusable input, option or model; 130 interrupted.",
+        epilog="Exit codes: 0 done; 1 unexpected failure, failed lines (run, eval), members that "
+        "cannot work together (info); 2 unusable input, option or model; 130 interrupted.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -82,6 +84,7 @@ def create_app() -> typer.Typer:
     app.command("ask")(command(ask))
     app.command("generate")(command(generate))
     app.command("run")(command(run, **DEFAULTS))
+    app.command("eval")(command(evaluate, **OPEN))
     app.command("report")(command(report, decoding=False, loading=False))
     app.command("info")(command(info, decoding=False))
     return app

@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,17 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
 from adafuse_llm import (
     AdaFuseConfig,
@@ -29,6 +40,7 @@ from adafuse_llm import (
     Generation,
     InvalidInputError,
     InvalidOptionError,
+    RuntimeConfig,
     StreamEvent,
 )
 from adafuse_llm.decoding.strategies import NAMED
@@ -37,10 +49,19 @@ from adafuse_llm.report.looks import printable
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
 """Exit codes besides 0; see the package."""
 
+FILE: dict[str, Any] = {"exists": True, "dir_okay": False, "readable": True}
+"""Of flags that name a file to read."""
+
 
 @dataclass(frozen=True)
 class Setup:
-    """What the shared flags say: the members, how to load them, how to decode."""
+    """What the shared flags say: the members, how to load them, how to decode.
+
+    Attributes:
+        options: of `AdaFuseConfig`, as typed or as the command has them; those that the command
+            leaves open are absent.
+        config: these, and the defaults of the others.
+    """
 
     models: tuple[str, ...]
     dtype: str
@@ -48,6 +69,7 @@ class Setup:
     revision: str | None
     trust_remote_code: bool
     debug: bool
+    options: Mapping[str, Any]
     strategy: str
     config: AdaFuseConfig
 
@@ -58,13 +80,13 @@ class Setup:
         return list(self.models) or [str(path) for path in member_paths()]
 
     @contextmanager
-    def engine(self) -> Iterator[AdaFuseEngine]:
+    def engine(self, runtime: RuntimeConfig | None = None) -> Iterator[AdaFuseEngine]:
         """The ensemble, closed at the end."""
         paths = self.paths()
-        with _quiet(self.debug), self._load(paths) as engine:
+        with _quiet(self.debug), self._load(paths, runtime) as engine:
             yield engine
 
-    def _load(self, paths: Sequence[str]) -> AdaFuseEngine:
+    def _load(self, paths: Sequence[str], runtime: RuntimeConfig | None) -> AdaFuseEngine:
         names = ", ".join(Path(path).name for path in paths)
         local = all(Path(path).exists() for path in paths)
         # downloads have progress bars of their own
@@ -72,6 +94,7 @@ class Setup:
             return AdaFuseEngine.from_pretrained(
                 paths,
                 config=self.config,
+                runtime=runtime,
                 strategy=self.strategy,
                 dtype=self.dtype,
                 device_map=self.device_map,
@@ -91,7 +114,8 @@ def command(
         function: the command; its other parameters are flags of its own.
         decoding: whether it takes the options of `AdaFuseConfig`, and ``--model``.
         loading: whether it takes the flags that say how members are loaded.
-        **defaults: options of `AdaFuseConfig` whose default differs for this command.
+        **defaults: options of `AdaFuseConfig` whose default differs for this command; None for
+            those that the command itself decides where nothing is typed.
     """
     own = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
@@ -226,7 +250,8 @@ def _setup(values: dict[str, Any], decoding: bool) -> Setup:
     options: dict[str, Any] = {}
     for name in AdaFuseConfig.model_fields if decoding else ():
         given = values.pop(name)
-        options[name] = _PARSERS[name][0](given or ()) if name in _PARSERS else given
+        if given is not None and given != []:
+            options[name] = _PARSERS[name][0](given) if name in _PARSERS else given
     return Setup(
         models=tuple(values.pop("model", None) or ()),
         dtype=values.pop("dtype", "auto"),
@@ -234,6 +259,7 @@ def _setup(values: dict[str, Any], decoding: bool) -> Setup:
         revision=values.pop("revision", None),
         trust_remote_code=values.pop("trust_remote_code", False),
         debug=values.pop("debug"),
+        options=options,
         strategy=values.pop("strategy", "adafuse"),
         config=AdaFuseConfig(**options),
     )
@@ -319,6 +345,32 @@ def stdout_console() -> Console:
 def stderr_console() -> Console:
     """For progress and messages."""
     return Console(file=sys.stderr, markup=False, emoji=False, highlight=False)
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        """Lines per second, or seconds per line."""
+        if not task.speed:
+            return Text("")
+        rate = f"{task.speed:.1f} lines/s" if task.speed >= 1 else f"{1 / task.speed:.1f} s/line"
+        return Text(rate)
+
+
+def progress_bar() -> Progress:
+    """A bar on stderr, where that is a terminal."""
+    console = stderr_console()
+    return Progress(
+        BarColumn(),
+        MofNCompleteColumn(),
+        _Rate(),
+        TextColumn("elapsed"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        speed_estimate_period=3600,  # seconds: a line may take minutes
+        disable=not console.is_terminal,
+    )
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from itertools import count
-from math import isfinite
+from math import inf, isfinite
 
 from adafuse_llm import results
 from adafuse_llm.config import AdaFuseConfig
@@ -14,7 +14,15 @@ from adafuse_llm.decoding.member import Asking, Member, Steps, together
 from adafuse_llm.decoding.score import Candidate, Pool, fuse
 from adafuse_llm.decoding.strategy import Outcome, Play
 from adafuse_llm.errors import DecodingError
-from adafuse_llm.results import FinishReason, Generation, Round, StreamEvent, Usage
+from adafuse_llm.results import (
+    FinishReason,
+    Generation,
+    Round,
+    ScoredText,
+    Scores,
+    StreamEvent,
+    Usage,
+)
 from adafuse_llm.text.stops import Transcript
 
 Judge = Callable[[Candidate, Sequence[Member]], results.Candidate]
@@ -109,6 +117,38 @@ def decode(
         yield StreamEvent(text=shown, round=rounds[-1])
 
 
+def score_texts(
+    members: Sequence[Member], texts: Sequence[str], *, stops: bool
+) -> Generator[tuple[Asking, ...] | Scores, None, None]:
+    """What the members make of given texts after their prompts, one pass each; ends with it.
+
+    Args:
+        members: every member with its prompt.
+        texts: each scored by itself.
+        stops: whether the response is to end after each.
+    """
+    pool = Pool(first_word=False)
+    pool.candidates = [Candidate(text, stops) for text in texts]
+    yield from together([pool.read(member, lambda _: False) for member in members])
+    weights = [member.weight for member in members]
+    scored = []
+    for candidate in pool.candidates:
+        terms = {member.name: candidate.terms(member) for member in members}
+        found = score(candidate, members)
+        sums = [found.nll.get(name, inf) * max(1, count) for name, count in terms.items()]
+        total = fuse(sums, weights)
+        scored.append(
+            ScoredText(
+                text=candidate.text,
+                nll=found.nll,
+                tokens={name: terms[name] for name in found.nll},
+                score=found.score,
+                loglikelihood=None if total is None else 0.0 - total,
+            )
+        )
+    yield Scores(texts=tuple(scored), usage=usage(members))
+
+
 def judged(
     candidate: Candidate,
     members: Sequence[Member],
@@ -148,14 +188,32 @@ def summarise(
     finish: FinishReason,
 ) -> Generation:
     """The result of the rounds played so far."""
-    usage = Usage(
+    return Generation(
+        text=transcript.text,
+        rounds=tuple(rounds),
+        finish_reason=finish,
+        usage=usage(members),
+    )
+
+
+def usage(members: Sequence[Member]) -> Usage:
+    """What the members have spent so far."""
+    return Usage(
         prompt_tokens={member.name: member.prompt_tokens for member in members},
         completion_tokens={member.name: member.response_tokens for member in members},
         forward_passes={member.name: member.passes for member in members},
         tokens_processed={member.name: member.tokens for member in members},
         cached_tokens={member.name: member.reused for member in members},
     )
-    return Generation(text=transcript.text, rounds=tuple(rounds), finish_reason=finish, usage=usage)
+
+
+def cancelled(
+    members: Sequence[Member], transcript: Transcript, rounds: Sequence[Round]
+) -> StreamEvent:
+    """The event that closes a decode before its end."""
+    shown = transcript.flush()
+    generation = summarise(members, transcript, rounds, "cancelled")
+    return StreamEvent(text=shown, round=None, generation=generation)
 
 
 def _finish(

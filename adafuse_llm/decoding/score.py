@@ -29,6 +29,12 @@ class Candidate:
         self.ends: dict[Member, Node] = {}
         self.exact: set[Member] = set()
 
+    def terms(self, member: Member) -> int:
+        """How many log-probabilities the mean of `nll` is over; 0 if there are none."""
+        if member not in self.exact:
+            return 0
+        return len(member.tree.path(self.ends[member])) + self.stops
+
     def nll(self, member: Member) -> float:
         """Mean negative log-likelihood per token in nats (equation 5); a stop adds the term
         -log of the end-of-sequence mass. Infinite if the member cannot score the span.

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from adafuse_llm import AdaFuseEngine, MemberError
-from adafuse_llm.cli.run import question_form, read_lines
+from adafuse_llm.evaluation.files import question_form, read_lines
 
 BENCHMARKS = Path(__file__).parents[3] / "shared" / "data" / "benchmarks"
 

@@ -1,0 +1,381 @@
+"""`adafuse eval`: a benchmark, answered, scored and compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from threading import Event
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidInputError, RuntimeConfig
+from adafuse_llm.cli.common import (
+    FAILED,
+    FILE,
+    INTERRUPTED,
+    Setup,
+    cancel_on_interrupt,
+    one_line,
+    print_json,
+    progress_bar,
+    read_text,
+    stdout_console,
+)
+from adafuse_llm.evaluation.files import Results
+from adafuse_llm.evaluation.metrics import Metric, load_metric
+from adafuse_llm.evaluation.runner import (
+    Evaluation,
+    Record,
+    System,
+    answer_all,
+    compared,
+    read_records,
+    singly,
+)
+from adafuse_llm.evaluation.statistics import Comparison, Score
+from adafuse_llm.evaluation.tasks import Question, Task, load_task
+from adafuse_llm.report.looks import printable
+
+OPEN: dict[str, Any] = {"stop": None, "max_new_tokens": None}
+"""Options that the task decides where nothing is typed."""
+
+SIGNIFICANT = 0.05
+
+
+class _Interrupted(Exception):  # noqa: N818
+    """The run was interrupted; the records so far are in the file."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What is asked, and what must be the same for a run to be resumed."""
+
+    task: Task
+    questions: Sequence[Question]
+    metrics: Sequence[Metric]
+    header: str
+    form: str
+    rounds: bool
+    overwrite: bool
+    config: AdaFuseConfig
+    identity: dict[str, Any]
+
+    def singly(self) -> Job:
+        """The same, for members that answer alone."""
+        config = AdaFuseConfig(stop=self.config.stop, max_new_tokens=self.config.max_new_tokens)
+        identity = {**self.identity, "strategy": "single"}
+        return dataclasses.replace(self, config=config, identity=identity)
+
+
+def evaluate(
+    setup: Setup,
+    *,
+    task: Annotated[
+        str, typer.Option(help="nq, squad, triviaqa, gsm8k, flores_en_de, flores_de_en, embedded.")
+    ],
+    output: Annotated[Path, typer.Option(help="JSON lines of results.", dir_okay=False)],
+    data: Annotated[
+        Path | None,
+        typer.Option(help='JSON lines with "question" and "answer"; embedded needs none.', **FILE),
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="Text file that comes before every question: task, examples.", **FILE),
+    ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(
+            help=r"How a question is put, with {question}; \n is understood. Default: as the "
+            "examples in --prompts do it, else the task's."
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only so many questions, from the first.")
+    ] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option(help="Repeatable. Default: those of the task.")
+    ] = None,
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Also run every member alone, and compare.")
+    ] = False,
+    compare: Annotated[
+        list[Path] | None,
+        typer.Option(help="Results of another run, to compare with; repeatable.", **FILE),
+    ] = None,
+    max_requests: Annotated[
+        int, typer.Option(min=1, help="Questions that are answered at the same time.")
+    ] = 16,
+    rounds: Annotated[
+        bool, typer.Option("--rounds", help="Add the rounds to every result.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Start again; what the outputs hold is lost.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Answer a benchmark and score it: strict metrics, 95 % intervals, cost, paired tests.
+
+    Results are written as they come, one line per question with what was written, the answer read
+    off it, every metric, seconds, and passes and tokens by member; the same command goes on where
+    it was interrupted, and prints the summary again when all is done. With --alone, members'
+    results go into OUTPUT.MEMBER.jsonl. Where --stop and --max-new-tokens are not given, the task
+    decides.
+
+    Exit codes: 0 all questions answered; 1 some failed (they count as wrong); 2 nothing could be
+    run; 130 interrupted.
+    """
+    job = _job(
+        setup,
+        task=task,
+        data=data,
+        prompts=prompts,
+        template=template,
+        limit=limit,
+        metric=metric,
+        rounds=rounds,
+        overwrite=overwrite,
+    )
+    read = [path for path in (data, prompts, *(compare or ())) if path is not None]
+    if any(Results(output).is_at(path) for path in read):
+        raise InvalidInputError(f"--output {output} is one of the files to read")
+    others = {str(path): read_records(path) for path in compare or ()}
+    setup = dataclasses.replace(setup, config=job.config)
+    found: dict[str, list[Record]] = {}
+    try:
+        with ExitStack() as stack, cancel_on_interrupt() as cancel:
+            engine = _Lazily(setup, RuntimeConfig(max_requests=max_requests), stack)
+            ensemble = System()
+            found[ensemble.name] = _run(job, ensemble, output, engine.together, cancel)
+            members = _members(found[ensemble.name], engine) if alone else ()
+            for member in members:
+                path = output.with_name(f"{output.stem}.{_safe(member)}{output.suffix}")
+                if any(Results(path).is_at(each) for each in read):
+                    raise InvalidInputError(f"{path}, for {member} alone, is a file to read")
+                single = System.alone(member)
+                found[single.name] = _run(job.singly(), single, path, engine.singly, cancel)
+    except _Interrupted:
+        typer.echo("interrupted: the same command resumes", err=True)
+        return INTERRUPTED
+    evaluations = [
+        Evaluation.of(records, job.metrics, task=job.task.name, system=name)
+        for name, records in found.items()
+    ]
+    ours = next(iter(found.values()))
+    theirs = {**{name: found[name] for name in list(found)[1:]}, **others}
+    comparisons = {name: compared(ours, each, job.metrics) for name, each in theirs.items()}
+    if as_json:
+        print_json(
+            {
+                "evaluations": [each.model_dump(mode="json") for each in evaluations],
+                "comparisons": {
+                    name: [each.model_dump(mode="json") for each in found]
+                    for name, found in comparisons.items()
+                },
+            }
+        )
+    else:
+        stdout_console().print(_shown(evaluations, comparisons))
+    return FAILED if any(each.failed for each in evaluations) else 0
+
+
+def _job(
+    setup: Setup,
+    *,
+    task: str,
+    data: Path | None,
+    prompts: Path | None,
+    template: str | None,
+    limit: int | None,
+    metric: Sequence[str] | None,
+    rounds: bool,
+    overwrite: bool,
+) -> Job:
+    """Everything that is wrong with what was typed is found here, before a model is loaded."""
+    found = load_task(task)
+    content = None if data is None else data.read_bytes()
+    questions = found.questions(content, limit)
+    header, form = found.header_and_form(
+        None if prompts is None else read_text(prompts),
+        None if template is None else template.replace("\\n", "\n"),
+    )
+    config = AdaFuseConfig(**{**found.options, **setup.options})
+    names = list(metric or found.metrics)
+    identity = {
+        "task": found.name,
+        "test set": "embedded" if content is None else hashlib.sha256(content).hexdigest(),
+        "prompts": hashlib.sha256(header.encode()).hexdigest(),
+        "template": form,
+        "metrics": names,
+        "models": list(setup.models) or "embedded",
+        "strategy": setup.strategy,
+        "dtype": setup.dtype,
+        "revision": setup.revision,
+        "rounds": rounds,
+    }
+    return Job(
+        task=found,
+        questions=questions,
+        metrics=[load_metric(each) for each in names],
+        header=header,
+        form=form,
+        rounds=rounds,
+        overwrite=overwrite,
+        config=config,
+        identity=identity,
+    )
+
+
+class _Lazily:
+    """The engines, made when they are first needed."""
+
+    def __init__(self, setup: Setup, runtime: RuntimeConfig, stack: ExitStack) -> None:
+        self._setup, self._runtime, self._stack = setup, runtime, stack
+
+    @cached_property
+    def _together(self) -> AdaFuseEngine:
+        return self._stack.enter_context(self._setup.engine(self._runtime))
+
+    @cached_property
+    def _singly(self) -> AdaFuseEngine:
+        return self._stack.enter_context(singly(self._together))
+
+    def together(self) -> AdaFuseEngine:
+        """The ensemble."""
+        return self._together
+
+    def singly(self) -> AdaFuseEngine:
+        """Its members, one by one."""
+        return self._singly
+
+
+def _run(
+    job: Job, system: System, path: Path, engine: Callable[[], AdaFuseEngine], cancel: Event
+) -> list[Record]:
+    """A system's records: those that are there, and those that were missing."""
+    results = Results(path)
+    options = job.config.override(system.options).model_dump(mode="json")
+    identity = {**job.identity, **options}
+    numbers = [question.number for question in job.questions]
+    done = [] if job.overwrite else [Record(**each) for each in results.done(identity, numbers)]
+    todo = job.questions[len(done) :]
+    if done and todo:
+        typer.echo(f"{path}: resuming, {len(done)} of {len(numbers)} are done", err=True)
+    if not todo:
+        return done
+    running = answer_all(
+        engine(),
+        job.task,
+        todo,
+        job.metrics,
+        system=system,
+        header=job.header,
+        form=job.form,
+        rounds=job.rounds,
+        cancel=cancel,
+    )
+    results.keep(len(done), identity)
+    with progress_bar() as progress:
+        shown = progress.add_task(system.name, total=len(numbers), completed=len(done))
+        for record in running:
+            results.append(record.model_dump(mode="json", exclude_none=True))
+            if record.error is not None:
+                progress.console.print(f"line {record.line}: {one_line(record.error)}")
+            progress.advance(shown)
+            done.append(record)
+    if len(done) < len(numbers):
+        raise _Interrupted
+    return done
+
+
+def _members(records: Sequence[Record], engine: _Lazily) -> Sequence[str]:
+    """Who took part: from the records where one tells, so that nothing need be loaded."""
+    for record in records:
+        if record.usage is not None:
+            return tuple(record.usage.forward_passes)
+    return engine.together().config.members or engine.together().members
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^\w.-]", "_", name)
+
+
+def _shown(evaluations: Sequence[Evaluation], comparisons: dict[str, list[Comparison]]) -> Group:
+    first = evaluations[0]
+    title = Text(f"{first.task}: {first.answers} questions", "bold")
+    title.append("; seconds, tokens and passes per answer, all members together", "not bold dim")
+    parts: list[Any] = [title, _scores(evaluations)]
+    if first.groups:
+        parts += ["", Text(f"{next(iter(first.scores))} by group", "bold"), _groups(evaluations)]
+    if comparisons:
+        parts += ["", Text(f"{first.system} against", "bold"), _comparisons(comparisons)]
+        parts += [Text(verdict(name, found[0])) for name, found in comparisons.items()]
+    return Group(*parts)
+
+
+def _scores(evaluations: Sequence[Evaluation]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    names = list(evaluations[0].scores)
+    for column in ("", *names, "seconds", "tokens", "passes", "failed"):
+        table.add_column(column, justify="left" if not column else "right")
+    for each in evaluations:
+        table.add_row(
+            printable(each.system),
+            *(_score(each.scores[name]) for name in names),
+            f"{each.seconds:.2f}",
+            f"{sum(each.tokens_processed.values()):.0f}",
+            f"{sum(each.forward_passes.values()):.1f}",
+            str(each.failed),
+        )
+    return table
+
+
+def _groups(evaluations: Sequence[Evaluation]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("")
+    for each in evaluations:
+        table.add_column(printable(each.system), justify="right")
+    for group in evaluations[0].groups:
+        row = [_score(each.groups[group]) for each in evaluations]
+        table.add_row(printable(group).replace("_", " "), *row)
+    return table
+
+
+def _comparisons(comparisons: dict[str, list[Comparison]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("", "metric", "ours", "theirs", "difference", "p", "test", "questions"):
+        left = column in ("", "metric", "test")
+        table.add_column(column, justify="left" if left else "right")
+    for name, found in comparisons.items():
+        for each in found:
+            table.add_row(
+                printable(name),
+                each.metric,
+                f"{each.ours:.1f}",
+                f"{each.theirs:.1f}",
+                _score(each.difference, sign="+"),
+                f"{each.p_value:.4f}" if each.p_value >= 1e-4 else "< 0.0001",
+                each.test,
+                str(each.questions),
+            )
+    return table
+
+
+def _score(score: Score, sign: str = "") -> str:
+    return f"{score.value:{sign}.1f} [{score.low:{sign}.1f}, {score.high:{sign}.1f}]"
+
+
+def verdict(name: str, found: Comparison) -> str:
+    """What a comparison shows, in a sentence."""
+    if found.p_value >= SIGNIFICANT:
+        return f"No difference from {printable(name)} is shown (p = {found.p_value:.3f})."
+    side = "above" if found.difference.value > 0 else "below"
+    return f"The score ({found.metric}) is {side} that of {printable(name)} (p < {SIGNIFICANT})."

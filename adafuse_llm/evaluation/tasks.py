@@ -1,0 +1,236 @@
+"""The benchmarks: how a question is put, how the answer is read, which metrics count.
+
+    nq, squad, triviaqa   questions with short answers; strict exact match
+    gsm8k                 word problems, step by step; the final number
+    flores_en_de, _de_en  translation; spBLEU and chrF
+    embedded              held-out questions about the embedded members' own world
+
+All but the last read JSON Lines with ``question`` and ``answer`` (a text, or a list of accepted
+ones) and take a header, a text with instructions and examples that comes before every question.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count, islice
+from types import MappingProxyType
+from typing import Any
+
+from adafuse_llm.documents import Passage, question_messages
+from adafuse_llm.embedded.world import SKILLS, Case, Names, draw_case, final_answer
+from adafuse_llm.errors import InvalidInputError, nearest
+from adafuse_llm.evaluation.files import QUESTION_FORM, question_form, read_lines
+from adafuse_llm.evaluation.metrics import final_number
+
+EMBEDDED_SEED = 1
+EMBEDDED_PASSAGES = 3
+EMBEDDED_QUESTIONS = 300
+"""How many are asked where no limit is given: 50 of each skill."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with its accepted answers.
+
+    Attributes:
+        number: line in its file, or place in the series, from 1.
+        text: the question.
+        accepted: at least one.
+        group: what it belongs to, such as a skill; None where a task has no groups.
+        passages: what it is asked about (`embedded`).
+    """
+
+    number: int
+    text: str
+    accepted: tuple[str, ...]
+    group: str | None = None
+    passages: tuple[Passage, ...] = ()
+
+
+@dataclass(frozen=True)
+class Task:
+    """A benchmark.
+
+    Attributes:
+        name: as in `TASKS`.
+        about: in a line.
+        metrics: names of its metrics, the main one first.
+        options: of `AdaFuseConfig`, where the caller says nothing else.
+        read: the answer proper, from what was written.
+        header: comes before every question where the user gives none.
+        form: how a question is put, with ``{question}``, where the header has no examples.
+        reads_file: whether its questions come from a file.
+    """
+
+    name: str
+    about: str
+    metrics: tuple[str, ...]
+    options: Mapping[str, Any]
+    read: Callable[[str], str]
+    header: str = ""
+    form: str = QUESTION_FORM
+    reads_file: bool = field(default=True)
+
+    def questions(self, data: bytes | None = None, limit: int | None = None) -> list[Question]:
+        """The first questions, `limit` at most.
+
+        Args:
+            data: JSON Lines; None for a task that makes its own questions.
+            limit: how many; None for all (`embedded`: `EMBEDDED_QUESTIONS`).
+
+        Raises:
+            InvalidInputError: the data are missing, not wanted, or malformed.
+        """
+        if not self.reads_file:
+            if data is not None:
+                raise InvalidInputError(f"task {self.name!r} makes its own questions: no --data")
+            return list(islice(embedded_questions(), limit or EMBEDDED_QUESTIONS))
+        if data is None:
+            raise InvalidInputError(
+                f"task {self.name!r} needs --data: a file of JSON lines with question and answer"
+            )
+        lines = read_lines(data)[:limit]
+        questions = []
+        for line in lines:
+            accepted = (line.label,) if isinstance(line.label, str) else line.label
+            problem = line.problem or self._problem(accepted)
+            if problem:
+                raise InvalidInputError(f"line {line.number} of the test set: {problem}")
+            questions.append(Question(line.number, line.question or "", tuple(accepted)))
+        return questions
+
+    def _problem(self, accepted: object) -> str | None:
+        if not isinstance(accepted, list | tuple) or not accepted:
+            return 'its "answer" must be a text or a list of texts'
+        if not all(isinstance(each, str) and each.strip() for each in accepted):
+            return 'its "answer" must hold texts that are not empty'
+        if "number" in self.metrics and not any(map(final_number, accepted)):
+            return 'its "answer" holds no number'
+        return None
+
+    def header_and_form(self, header: str | None, template: str | None = None) -> tuple[str, str]:
+        """What comes before every question, and how it is put.
+
+        Args:
+            header: the user's text; None for the task's own.
+            template: with ``{question}``; None for the form of the header's examples, or else
+                the task's.
+
+        Raises:
+            InvalidInputError: the task takes no header, or the template has no place for the
+                question.
+        """
+        if not self.reads_file and (header is not None or template is not None):
+            raise InvalidInputError(
+                f"task {self.name!r} has prompts of its own: no --prompts and no --template"
+            )
+        header = self.header if header is None else header
+        form = question_form(header, self.form) if template is None else template
+        if "{question}" not in form:
+            raise InvalidInputError(f"the template must contain {{question}}; got {template!r}")
+        return (f"{header.rstrip()}\n\n" if header.strip() else ""), form
+
+    def request(self, question: Question, header: str, form: str) -> dict[str, Any]:
+        """What an engine is asked: its ``prompt`` or ``messages``."""
+        if not self.reads_file:
+            return {"messages": question_messages(question.text, question.passages)}
+        return {"prompt": header + form.replace("{question}", question.text)}
+
+
+def embedded_questions(
+    seed: int = EMBEDDED_SEED, passages: int = EMBEDDED_PASSAGES
+) -> Iterator[Question]:
+    """Held-out questions without end, one of every skill in turn.
+
+    Names, values and problems are of the held-out split: none occurred in the members' training.
+    Question n is the same however many are drawn; another seed gives others.
+    """
+    drawn = [_cases(seed, skill, passages) for skill in SKILLS]
+    for number in count(1):
+        case = next(drawn[(number - 1) % len(SKILLS)])
+        accepted = (final_answer(case.answer),)
+        yield Question(number, case.question, accepted, case.skill, case.passages)
+
+
+def _cases(seed: int, skill: Any, passages: int) -> Iterator[Case]:
+    names = Names(random.Random(f"benchmark {seed} {skill}"), "heldout")  # noqa: S311
+    while True:
+        yield draw_case(names, skill, passages)
+
+
+def first_line(text: str) -> str:
+    """The first line that says something; base models go on after their answer."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def read_number(text: str) -> str:
+    """The final number as digits; empty if there is none."""
+    found = final_number(text)
+    return "" if found is None else f"{found:f}"
+
+
+_STOP = ("\nQuestion:",)
+
+
+def _short_answers(name: str, about: str) -> Task:
+    return Task(
+        name=name,
+        about=about,
+        metrics=("exact_match", "f1", "lenient_match"),
+        options=MappingProxyType({"stop": _STOP, "max_new_tokens": 32}),
+        read=first_line,
+    )
+
+
+def _translation(name: str, source: str, target: str) -> Task:
+    return Task(
+        name=name,
+        about=f"{source} sentences into {target} (FLORES)",
+        metrics=("spbleu", "chrf"),
+        options=MappingProxyType({"stop": _STOP, "max_new_tokens": 200}),
+        read=first_line,
+        header=f"Translate the {source} sentence into {target}. Write the translation alone.",
+    )
+
+
+_ALL: Sequence[Task] = (
+    _short_answers("nq", "questions that people typed into a search engine (Natural Questions)"),
+    _short_answers("squad", "questions about a passage of an encyclopedia (SQuAD)"),
+    _short_answers("triviaqa", "quiz questions (TriviaQA)"),
+    Task(
+        name="gsm8k",
+        about="word problems, step by step (GSM8K)",
+        metrics=("number", "lenient_number"),
+        options=MappingProxyType({"stop": _STOP, "max_new_tokens": 400}),
+        read=read_number,
+        form="Question: {question}\nLet's think step by step\n",
+    ),
+    _translation("flores_en_de", "English", "German"),
+    _translation("flores_de_en", "German", "English"),
+    Task(
+        name="embedded",
+        about="held-out questions of six skills for the members that come with the package",
+        metrics=("verbatim", "exact_match", "f1"),
+        options=MappingProxyType({"max_new_tokens": 64}),
+        read=final_answer,
+        reads_file=False,
+    ),
+)
+
+TASKS: Mapping[str, Task] = MappingProxyType({task.name: task for task in _ALL})
+"""Every task by its name."""
+
+
+def load_task(name: str) -> Task:
+    """A task by its name.
+
+    Raises:
+        InvalidInputError: there is none of that name.
+    """
+    if name not in TASKS:
+        raise InvalidInputError(
+            f"there is no task {name!r}.{nearest(name, TASKS)} Tasks: {', '.join(TASKS)}."
+        )
+    return TASKS[name]

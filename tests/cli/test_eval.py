@@ -1,0 +1,227 @@
+"""`adafuse eval`: a benchmark answered, scored, compared, resumed."""
+
+import json
+import time
+
+import pytest
+
+from adafuse_llm import AdaFuseEngine, MemberError
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Four questions; wren alone says "Ada Brook", heron alone "Ada Stone"."""
+    path = tmp_path / "set.jsonl"
+    items = [
+        {"question": f"Who founded mill {n}?", "answer": ["Ada Brook did", "Ada"]} for n in range(3)
+    ]
+    path.write_text("".join(json.dumps(item) + "\n" for item in items))
+    return path
+
+
+@pytest.fixture
+def job(data, tmp_path, fakes):
+    return ["eval", "--task", "nq", "--data", data, "--output", tmp_path / "out.jsonl"]
+
+
+def records(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_benchmark_is_answered_and_scored(adafuse, job, tmp_path, fakes):
+    result = adafuse(*job, "--json")
+    assert result.exit_code == 0, result.output
+    (told,) = json.loads(result.stdout)["evaluations"]
+    assert (told["task"], told["system"], told["answers"], told["failed"]) == (
+        "nq",
+        "ensemble",
+        3,
+        0,
+    )
+    assert told["scores"]["exact_match"]["value"] == 100
+    assert list(told["scores"]) == ["exact_match", "f1", "lenient_match"]
+    assert told["tokens_processed"].keys() == {"wren", "heron"}
+    first, *_ = records(tmp_path / "out.jsonl")
+    assert first["answer"] == first["pred"] == "Ada Brook did"
+    assert first["label"] == ["Ada Brook did", "Ada"]
+    assert first["metrics"] == {"exact_match": 100, "f1": 100, "lenient_match": 100}
+    assert "rounds" not in first
+    config = fakes[0]["config"]
+    assert (config.stop, config.max_new_tokens) == (("\nQuestion:",), 32)  # the task's
+
+
+def test_what_is_typed_comes_before_what_the_task_says(adafuse, job, fakes):
+    result = adafuse(*job, "--max-new-tokens", 7, "--stop", "", "--max-requests", 3, "--rounds")
+    assert result.exit_code == 0, result.output
+    assert (fakes[0]["config"].max_new_tokens, fakes[0]["config"].stop) == (7, ())
+    assert fakes[0]["runtime"].max_requests == 3
+
+
+def test_rounds_are_recorded_on_request(adafuse, job, tmp_path):
+    adafuse(*job, "--rounds")
+    assert records(tmp_path / "out.jsonl")[0]["rounds"][0]["candidates"]
+    shown = adafuse("report", tmp_path / "out.jsonl")
+    assert "words per round" in shown.stdout
+
+
+def test_the_summary_is_a_table(adafuse, job):
+    result = adafuse(*job)
+    assert "nq: 3 questions" in result.stdout
+    assert "100.0 [100.0, 100.0]" in result.stdout
+    assert "tokens and passes per answer" in result.stdout
+
+
+def test_resuming_equals_running_through(adafuse, job, tmp_path, fakes):
+    output = tmp_path / "out.jsonl"
+    adafuse(*job)
+    whole = output.read_bytes()
+    output.write_bytes(whole[: len(whole) // 2])
+    result = adafuse(*job)
+    assert result.exit_code == 0, result.output
+    assert "resuming, 1 of 3 are done" in result.stderr
+    untimed = [
+        [{k: v for k, v in each.items() if k not in ("seconds", "latency")} for each in found]
+        for found in (records(output), [json.loads(line) for line in whole.splitlines()])
+    ]
+    assert untimed[0] == untimed[1]
+    assert len(fakes) == 2
+    again = adafuse(*job)
+    assert "nq: 3 questions" in again.stdout
+    assert len(fakes) == 2  # nothing is loaded when all is done
+
+
+def test_a_higher_limit_goes_on_and_another_option_does_not(adafuse, job, tmp_path):
+    adafuse(*job, "--limit", 1)
+    assert len(records(tmp_path / "out.jsonl")) == 1
+    assert adafuse(*job, "--limit", 3).exit_code == 0
+    assert len(records(tmp_path / "out.jsonl")) == 3
+    refused = adafuse(*job, "--max-words", 2)
+    assert refused.exit_code == 2
+    assert "max_words 3, not 2" in refused.stderr
+    assert adafuse(*job, "--max-words", 2, "--overwrite").exit_code == 0
+
+
+def test_members_alone_are_compared_with_the_ensemble(adafuse, job, data, tmp_path, fakes):
+    result = adafuse(*job, "--alone", "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    names = [each["system"] for each in told["evaluations"]]
+    assert names == ["ensemble", "wren alone", "heron alone"]
+    assert [each["scores"]["exact_match"]["value"] for each in told["evaluations"]] == [100, 100, 0]
+    exact = told["comparisons"]["heron alone"][0]
+    assert (exact["metric"], exact["ours"], exact["theirs"]) == ("exact_match", 100, 0)
+    assert exact["p_value"] == pytest.approx(2 / 2**3)
+    assert exact["test"] == "McNemar's exact test"
+    assert {each["answer"] for each in records(tmp_path / "out.heron.jsonl")} == {"Ada Stone"}
+    assert records(tmp_path / "out.wren.jsonl")[0]["usage"]["forward_passes"].keys() == {"wren"}
+    assert len(fakes) == 1
+    table = adafuse(*job, "--alone").stdout
+    assert "ensemble against" in table
+    assert "No difference from heron alone is shown (p = 0.250)." in table
+    assert len(fakes) == 1
+
+
+def test_strategies_are_compared(adafuse, job, tmp_path, fakes):
+    adafuse(*job)
+    refused = adafuse(*job, "--strategy", "fixed-1")
+    assert refused.exit_code == 2
+    assert "strategy 'adafuse', not 'fixed-1'" in refused.stderr
+    other = [*job[:-1], tmp_path / "fixed.jsonl", "--strategy", "fixed-1"]
+    result = adafuse(*other, "--compare", tmp_path / "out.jsonl", "--alone", "--json")
+    assert result.exit_code == 0, result.output
+    assert fakes[-1]["strategy"] == "fixed-1"
+    told = json.loads(result.stdout)
+    assert list(told["comparisons"]) == ["wren alone", "heron alone", str(tmp_path / "out.jsonl")]
+    assert records(tmp_path / "fixed.jsonl")[0]["answer"] == "Ada Brook did"
+
+
+def test_two_results_are_compared(adafuse, job, tmp_path):
+    adafuse(*job)
+    other = [*job[:-1], tmp_path / "heron.jsonl", "--members", "heron"]
+    result = adafuse(*other, "--compare", tmp_path / "out.jsonl", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)["comparisons"][str(tmp_path / "out.jsonl")][0]
+    assert (found["ours"], found["theirs"]) == (0, 100)
+
+
+def test_embedded_questions_need_no_data(adafuse, fakes, tmp_path):
+    output = tmp_path / "out.jsonl"
+    result = adafuse("eval", "--task", "embedded", "--limit", 6, "--output", output)
+    assert result.exit_code == 0, result.output
+    assert [each["group"] for each in records(output)][-1] == "not_stated"
+    assert "verbatim by group" in result.stdout
+
+
+def test_a_question_that_fails_counts_and_is_told(adafuse, job, tmp_path, monkeypatch):
+    real = AdaFuseEngine.generate
+
+    def generate(self, prompt, **options):
+        if "mill 1" in prompt:
+            raise MemberError("wren", "its logits are NaN")
+        return real(self, prompt, **options)
+
+    monkeypatch.setattr(AdaFuseEngine, "generate", generate)
+    result = adafuse(*job, "--json")
+    assert result.exit_code == 1
+    assert "line 2: MemberError: member 'wren' failed" in " ".join(result.stderr.split())
+    (told,) = json.loads(result.stdout)["evaluations"]
+    assert told["failed"] == 1
+    assert told["scores"]["exact_match"]["value"] == pytest.approx(200 / 3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--task", "trivia"], "Did you mean 'triviaqa'"),
+        (["--metric", "bleu"], "Did you mean 'spbleu'"),
+        (["--template", "Q:"], "must contain {question}"),
+        (["--task", "embedded"], "no --data"),
+        (["--task", "gsm8k"], "holds no number"),
+        (["--max-words", "0"], "max_words"),
+    ],
+)
+def test_what_cannot_be_run_is_one_error_before_anything_is_loaded(
+    adafuse, job, fakes, flags, message, tmp_path
+):
+    result = adafuse(*job, *flags)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert not fakes
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_results_of_other_kinds_are_not_compared(adafuse, job, data):
+    result = adafuse(*job, "--compare", data)
+    assert result.exit_code == 2
+    assert "is no result of adafuse eval" in result.stderr
+
+
+def test_the_output_cannot_be_an_input(adafuse, job, data):
+    before = data.read_bytes()
+    assert adafuse(*job[:-1], data, "--overwrite").exit_code == 2
+    assert data.read_bytes() == before
+
+
+def test_an_interrupted_run_is_resumed(start, adafuse, members, tmp_path):
+    data, output = tmp_path / "set.jsonl", tmp_path / "out.jsonl"
+    data.write_text("".join(f'{{"question": "question {n}?", "answer": "x"}}\n' for n in range(16)))
+    job = [
+        "eval", "--task", "nq", "--data", data, "--output", output, *members, "--max-requests", 1,
+        "--max-new-tokens", 10,
+    ]  # fmt: skip
+    process = start(*job)
+    while not (output.exists() and output.read_bytes().count(b"\n") >= 2):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(2)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert b"interrupted: the same command resumes" in stderr
+    done = output.read_bytes()
+    assert 2 <= done.count(b"\n") < 16
+    result = adafuse(*job)
+    assert result.exit_code == 0, result.output
+    assert output.read_bytes().startswith(done)
+    assert [each["line"] for each in records(output)] == list(range(1, 17))
+    assert "nq: 16 questions" in result.stdout

@@ -1,0 +1,324 @@
+"""The engine as a model of lm-evaluation-harness, beside its own model and brute force."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import sys
+from types import SimpleNamespace
+
+import pytest
+from models import Recipe, backend, model, reference, tokenizer
+from reference import Options, decode, mean_nll
+from scripted import scripted_engine
+
+from adafuse_llm import (
+    AdaFuseEngine,
+    FakeBackend,
+    InvalidInputError,
+    InvalidOptionError,
+    MissingDependencyError,
+)
+from adafuse_llm.backends.fake import END
+
+pytest.importorskip("lm_eval")
+
+from adafuse_llm.evaluation.lm_eval import AdaFuseLM, generation_options
+
+ONE, OTHER = Recipe("llama", "bytelevel", 41), Recipe("gpt2", "sentencepiece", 42)
+CONTEXT = "Question: who keeps the light?\nAnswer:"
+PAIRS = [
+    (CONTEXT, " Anna"),
+    (CONTEXT, " the keeper of the light"),
+    ("The ferry to Orrin leaves", " at nine."),
+    ("In winter the harbour ", "freezes."),
+    ("", "The keeper said"),
+]
+TEXTS = ["The ferry to Orrin leaves at nine.", "Anna counted: one, two, three."]
+
+
+def asked(*arguments):
+    return [
+        SimpleNamespace(args=each if isinstance(each, tuple) else (each,)) for each in arguments
+    ]
+
+
+def lm(*recipes, **options):
+    return AdaFuseLM(AdaFuseEngine([backend(recipe) for recipe in recipes]), **options)
+
+
+@pytest.fixture(scope="module")
+def harness():
+    """The harness's own model for the first member."""
+    from lm_eval.models.huggingface import HFLM
+
+    weights = model(ONE)
+    made = HFLM(pretrained=weights, tokenizer=tokenizer(ONE.kind), device="cpu", max_length=1024)
+    made.tokenizer.pad_token = made.tokenizer.eos_token
+    return made
+
+
+def test_one_member_alone_has_the_log_likelihoods_of_the_harness(harness):
+    theirs = harness.loglikelihood(asked(*PAIRS), disable_tqdm=True)
+    ours = lm(ONE).loglikelihood(asked(*PAIRS), disable_tqdm=True)
+    assert [score for score, _ in ours] == pytest.approx([score for score, _ in theirs], abs=1e-4)
+
+
+def test_one_member_alone_has_the_rolling_log_likelihoods_of_the_harness(harness):
+    theirs = harness.loglikelihood_rolling(asked(*TEXTS), disable_tqdm=True)
+    ours = lm(ONE).loglikelihood_rolling(asked(*TEXTS), disable_tqdm=True)
+    assert ours == pytest.approx(theirs, abs=1e-3)
+
+
+def test_one_member_alone_generates_what_the_harness_does(harness):
+    request = (CONTEXT, {"until": ["\n"], "max_gen_toks": 10, "do_sample": False})
+    (theirs,) = harness.generate_until(asked(request), disable_tqdm=True)
+    (ours,) = lm(ONE, branching_factor=1, max_words=1).generate_until(asked(request), True)
+    assert ours.startswith(theirs)  # the last word is written to its end
+
+
+def test_log_likelihoods_are_fused_over_whole_continuations():
+    ours = lm(ONE, OTHER, weights="3;1").loglikelihood(asked(*PAIRS[:4]), disable_tqdm=True)
+    for (context, text), (found, _) in zip(PAIRS, ours, strict=False):
+        total = 0.0
+        spaces = len(context) - len(context.rstrip(" "))
+        for recipe, weight in ((ONE, 3), (OTHER, 1)):
+            member = reference(recipe)
+            ids = member.codec.encode_prompt(context.rstrip(" "))
+            tokens, exact = member.codec.encode_continuation(ids, " " * spaces + text)
+            assert exact
+            total += weight * len(tokens) * mean_nll(member, ids, tokens, stops=False)
+        assert found == pytest.approx(-total / 4, abs=1e-6)
+
+
+def test_greedy_means_that_the_ensemble_writes_it():
+    members = [reference(ONE), reference(OTHER)]
+    said = decode(members, CONTEXT, Options(max_new_tokens=12)).text
+    first = said.split()[0]
+    texts = [f" {first}", said, f" {first}x", " Zebra"]
+    ensemble = lm(ONE, OTHER)
+    found = ensemble.loglikelihood(asked(*((CONTEXT, text) for text in texts)), True)
+    assert [greedy for _, greedy in found] == [True, True, False, False]
+    unchecked = lm(ONE, OTHER, check_greedy=False)
+    assert unchecked.loglikelihood(asked((CONTEXT, texts[0])), True)[0] == (
+        pytest.approx(found[0][0]),
+        False,
+    )
+
+
+def test_requests_come_back_in_order_whatever_their_contexts():
+    mixed = [PAIRS[0], PAIRS[2], PAIRS[1], PAIRS[0]]
+    together = lm(ONE, batch_size=3, check_greedy=False).loglikelihood(asked(*mixed), True)
+    for pair, result in zip(mixed, together, strict=True):
+        alone = lm(ONE, check_greedy=False).loglikelihood(asked(pair), True)
+        assert result[0] == pytest.approx(alone[0][0], abs=1e-9)
+
+
+# Windows --------------------------------------------------------------------------------------
+
+
+def word_by_word(text):
+    return {"w": 0.5, " ": 0.25, END: 0.25}
+
+
+def small(window):
+    return AdaFuseLM(AdaFuseEngine([FakeBackend("one", word_by_word, context_window=window)]))
+
+
+def test_a_long_text_is_scored_in_pieces_that_all_count_once():
+    text = "www ww wwww w www ww"
+    spaces = text.count(" ")
+    expected = (len(text) - spaces) * math.log(0.5) + spaces * math.log(0.25)
+    for window in (None, 100, 24, 12):
+        (found,) = small(window).loglikelihood_rolling(asked(text), True)
+        assert found == pytest.approx(expected)
+    assert list(small(12)._pieces(text)) == ["www ww", " wwww", " w www", " ww"]
+
+
+def test_a_context_that_is_too_long_is_cut_at_its_beginning(caplog):
+    ensemble = small(12)
+    with caplog.at_level(logging.WARNING):
+        assert ensemble._asked("aaaa bbbb cccc dd", 4) == {"prompt": "cccc dd"}
+    assert "its last 7 are kept" in caplog.text
+    assert ensemble._asked("cccc dd", 4) == {"prompt": "cccc dd"}
+    assert ensemble.generate_until(asked(("www " * 9 + "www", {"max_gen_toks": 3})), True)
+    assert ensemble.loglikelihood(asked(("www " * 9 + "www", "w")), True)[0][0] == pytest.approx(
+        math.log(0.5)
+    )
+
+
+def test_what_no_member_can_write_has_no_likelihood(caplog):
+    found = small(None).loglikelihood(asked(("w", "x")), True)
+    assert found == [(-math.inf, False)]
+    assert "no member can write 'x'" in caplog.text
+
+
+# Options --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        ({}, {"stop": ()}),
+        ({"until": "\n"}, {"stop": ("\n",)}),
+        ({"until": ["a", ""], "max_gen_toks": 3}, {"stop": ("a",), "max_new_tokens": 3}),
+        ({"do_sample": False, "temperature": 0.7, "top_p": 0.9}, {"stop": ()}),
+        ({"max_tokens": "5"}, {"stop": (), "max_new_tokens": 5}),
+    ],
+)
+def test_generation_options_of_the_harness(given, options):
+    assert generation_options(given) == options
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [({"do_sample": True}, "do_sample=False"), ({"num_beams": 4, "x": 1}, "num_beams, x")],
+)
+def test_what_decoding_cannot_do_is_refused(given, message):
+    with pytest.raises(InvalidOptionError, match=message):
+        generation_options(given)
+
+
+def test_wrong_options_and_two_ensembles_are_refused():
+    with pytest.raises(InvalidOptionError):
+        lm(ONE, max_word=3)
+    with pytest.raises(InvalidInputError, match="either"):
+        lm(ONE, models="a;b")
+
+
+def test_models_are_loaded_as_the_command_line_names_them(monkeypatch):
+    loaded = []
+
+    def load(paths, **options):
+        loaded.append((paths, options))
+        return AdaFuseEngine([FakeBackend("one", word_by_word)], options["config"])
+
+    monkeypatch.setattr(AdaFuseEngine, "from_pretrained", load)
+    made = AdaFuseLM.create_from_arg_string(
+        "models=path/a;path/b,strategy=fixed-2,members=one",
+        {"batch_size": "auto", "device": "cuda:9"},
+    )
+    ((paths, options),) = loaded
+    assert paths == ["path/a", "path/b"]
+    assert (options["strategy"], options["config"].members) == ("fixed-2", ("one",))
+    assert options["runtime"].max_requests == made.requests == 16
+    AdaFuseLM(batch_size=2)
+    assert [path.rpartition("/")[2] for path in loaded[1][0]] == ["wren", "heron", "finch"]
+
+
+def test_without_the_harness_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
+    monkeypatch.delitem(sys.modules, "adafuse_llm.evaluation.lm_eval")
+    with pytest.raises(MissingDependencyError, match=r"adafuse-llm\[eval\]"):
+        __import__("adafuse_llm.evaluation.lm_eval")
+
+
+# Conversations --------------------------------------------------------------------------------
+
+
+def test_conversations_reach_every_member_in_its_own_template():
+    seen = set()
+
+    def script(prompt):
+        seen.add("im_start" if "<|im_start|>" in prompt else "INST" if "[INST]" in prompt else "?")
+        return "Yes."
+
+    with scripted_engine(script, max_new_tokens=8) as engine:
+        ensemble = AdaFuseLM(engine)
+        context = ensemble.apply_chat_template([{"role": "user", "content": "Is it?"}])
+        (text,) = ensemble.generate_until(asked((context, {"max_gen_toks": 8})), True)
+        ((likely, greedy),) = ensemble.loglikelihood(asked((context, "Yes.")), True)
+    assert text == "Yes."
+    assert seen >= {"im_start", "INST"}
+    assert likely > -10
+    assert greedy
+    assert ensemble.chat_template(True) == "each member's own"
+    assert ensemble.tokenizer_name == "adafuse:ink,quill"
+
+
+def test_a_reply_cannot_be_begun():
+    ensemble = lm(ONE)
+    with pytest.raises(InvalidInputError, match="gen_prefix"):
+        ensemble.apply_chat_template(
+            [{"role": "user", "content": "x"}], add_generation_prompt=False
+        )
+    context = ensemble.apply_chat_template([{"role": "user", "content": "x"}])
+    with pytest.raises(InvalidInputError, match="gen_prefix"):
+        ensemble.generate_until(asked((context + "Sure:", {})), True)
+
+
+# The harness itself ---------------------------------------------------------------------------
+
+CHOICE = """
+output_type: multiple_choice
+doc_to_text: "Question: {{q}}\\nAnswer:"
+doc_to_choice: choices
+doc_to_target: gold
+metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
+"""
+GENERATE = """
+output_type: generate_until
+doc_to_text: "Question: {{q}}\\nAnswer:"
+doc_to_target: a
+generation_kwargs: {until: ["."], max_gen_toks: 16}
+metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
+filter_list:
+  - {name: stripped, filter: [{function: remove_whitespace}, {function: take_first}]}
+"""
+ROLLING = """
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: a
+metric_list: [{metric: bits_per_byte, aggregation: bits_per_byte, higher_is_better: false}]
+"""
+
+
+@pytest.fixture
+def tasks(tmp_path, monkeypatch):
+    """A folder with three tasks over two questions, of which the ensemble knows the first."""
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    items = [
+        {"q": "who keeps it", "a": "Anna", "choices": ["Otto", "Anna"], "gold": 1},
+        {"q": "where is it", "a": "Vell", "choices": ["Vell", "Orrin"], "gold": 0},
+    ]
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(item) + "\n" for item in items))
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    for name, body in (("choice", CHOICE), ("generate", GENERATE), ("rolling", ROLLING)):
+        (folder / f"{name}.yaml").write_text(
+            f"task: my_{name}\ndataset_path: json\ntest_split: test\n"
+            f"dataset_kwargs: {{data_files: {{test: {data}}}}}\n{body}"
+        )
+    return folder
+
+
+def test_local_tasks_run_offline_through_the_harness(tasks):
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    def script(prompt):
+        return "Anna." if "who keeps" in prompt else "Orrin."
+
+    with scripted_engine(script) as engine:
+        found = simple_evaluate(
+            AdaFuseLM(engine, batch_size=4),
+            tasks=["my_choice", "my_generate", "my_rolling"],
+            task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
+            bootstrap_iters=0,
+            log_samples=True,
+        )
+    assert found["results"]["my_choice"]["acc,none"] == 0.5
+    assert found["results"]["my_generate"]["exact_match,stripped"] == 0.5
+    assert found["results"]["my_rolling"]["bits_per_byte,none"] > 0
+    said = [sample["filtered_resps"][0].strip() for sample in found["samples"]["my_generate"]]
+    assert sorted(said) == ["Anna", "Orrin"]
+
+
+def test_the_model_is_registered():
+    from lm_eval.api.registry import get_model
+
+    assert get_model("adafuse").__name__ == "AdaFuseLM"

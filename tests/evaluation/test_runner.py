@@ -1,0 +1,215 @@
+"""Records in order, whatever happens, and what they add up to."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from scripted import scripted_engine
+
+from adafuse_llm import (
+    AdaFuseConfig,
+    AdaFuseEngine,
+    FakeBackend,
+    InvalidInputError,
+    InvalidOptionError,
+    RuntimeConfig,
+)
+from adafuse_llm.backends.fake import END
+from adafuse_llm.evaluation.metrics import load_metric
+from adafuse_llm.evaluation.runner import (
+    Evaluation,
+    Record,
+    System,
+    answer_all,
+    compared,
+    in_order,
+    read_records,
+    singly,
+)
+from adafuse_llm.evaluation.tasks import Question, load_task
+
+METRICS = [load_metric("exact_match"), load_metric("f1")]
+NQ = load_task("nq")
+
+
+def questions(*texts):
+    return [Question(n, text, (text.split()[-1],)) for n, text in enumerate(texts, start=1)]
+
+
+def echo(name, wrong=(), **options):
+    """Answers a question with its last word; with "no" where that is among `wrong`."""
+
+    def rule(text):
+        asked, _, answer = text.rpartition("Question: ")[2].partition("\nAnswer:")
+        if "boom" in asked:
+            raise RuntimeError("boom")
+        word = asked.split()[-1]
+        reply = " no" if word in wrong else f" {word}"
+        return {reply[len(answer)] if len(answer) < len(reply) else END: 1.0}
+
+    return FakeBackend(name, rule, **options)
+
+
+def ensemble(*members, requests=4, **config):
+    return AdaFuseEngine(
+        members, AdaFuseConfig(**config), runtime=RuntimeConfig(max_requests=requests)
+    )
+
+
+def test_answers_come_in_order_with_everything_about_them():
+    asked = questions("is it ada", "is it bo", "is it cy")
+    with ensemble(echo("one"), echo("two", wrong={"bo"})) as engine:
+        records = list(answer_all(engine, NQ, asked, METRICS))
+    assert [record.line for record in records] == [1, 2, 3]
+    first, second, _ = records
+    assert (first.pred, first.answer, first.label) == ("ada", "ada", ("ada",))
+    assert first.metrics == {"exact_match": 100, "f1": 100}
+    assert second.metrics["exact_match"] == 100 * (second.pred == "bo")
+    assert first.finish_reason == "stop"
+    assert first.error is None
+    assert min(first.latency, first.seconds) > 0
+    assert first.usage.forward_passes.keys() == {"one", "two"}
+    assert first.rounds is None
+
+
+def test_many_at_a_time_are_the_same_as_one_after_the_other():
+    words = [f"is it w{number}" for number in range(23)]
+    found = []
+    for requests in (1, 5):
+        with ensemble(echo("one"), requests=requests) as engine:
+            records = answer_all(engine, NQ, questions(*words), METRICS, rounds=True)
+            found.append([(each.line, each.pred, len(each.rounds)) for each in records])
+    assert found[0] == found[1]
+    assert [line for line, *_ in found[0]] == list(range(1, 24))
+
+
+def test_requests_run_at_the_same_time():
+    meeting = threading.Barrier(4, timeout=10)
+
+    def meet(number):
+        meeting.wait()
+        return number
+
+    assert list(in_order(meet, range(8), 4)) == list(range(8))
+
+
+def test_a_slow_answer_does_not_change_the_order():
+    def work(number):
+        time.sleep(0.05 if number == 0 else 0)
+        return number
+
+    assert list(in_order(work, range(20), 3)) == list(range(20))
+
+
+def test_a_question_that_fails_counts_as_wrong_and_stops_nobody():
+    asked = questions("is it ada", "boom bo", "x" * 200 + " cy", "is it di")
+    with ensemble(echo("one", context_window=150)) as engine:
+        records = list(answer_all(engine, NQ, asked, METRICS))
+    assert [record.finish_reason for record in records] == ["stop", "error", "error", "stop"]
+    assert "MemberError: member 'one' failed" in records[1].error
+    assert "ContextWindowError" in records[2].error
+    assert records[1].metrics == {"exact_match": 0, "f1": 0}
+    told = Evaluation.of(records, METRICS, task="nq", system="ensemble")
+    assert (told.answers, told.failed, told.scores["exact_match"].value) == (4, 2, 50)
+    assert told.finish_reasons == {"stop": 2, "error": 2}
+
+
+def test_wrong_options_are_one_error():
+    with ensemble(echo("one")) as engine, pytest.raises(InvalidOptionError):
+        list(answer_all(engine, NQ, questions("a"), METRICS, system=System("x", {"max_word": 1})))
+
+
+def test_cancelling_leaves_whole_records_only():
+    cancel = threading.Event()
+    with ensemble(echo("one"), requests=1) as engine:
+        records = []
+        for record in answer_all(
+            engine, NQ, questions(*(f"is w{n}" for n in range(50))), METRICS, cancel=cancel
+        ):
+            records.append(record)
+            cancel.set()
+    assert 1 <= len(records) < 50
+    assert all(record.answer == f"w{record.line - 1}" for record in records)
+
+
+def test_a_member_alone_decodes_greedily_and_pays_for_itself():
+    def script(prompt):
+        return "right" if "easy" in prompt else "wrong"
+
+    asked = questions("a hard right", "an easy right")
+    with scripted_engine(script, lambda prompt: "right", max_new_tokens=12) as engine:
+        engine.generate("Question: a hard right\nAnswer:")  # leaves its prompt in the members
+        ink, quill = (
+            list(answer_all(singly(engine), NQ, asked, METRICS, system=System.alone(name)))
+            for name in ("ink", "quill")
+        )
+    assert [record.pred for record in ink] == ["wrong", "right"]
+    assert [record.pred for record in quill] == ["right", "right"]
+    assert ink[0].usage.cached_tokens == {"ink": 0}
+    assert ink[0].usage.tokens_processed["ink"] >= ink[0].usage.prompt_tokens["ink"]
+
+
+def made(line, right, group=None, **changes):
+    return Record(
+        line=line,
+        question=f"q{line}",
+        group=group,
+        answer="x" if right else "y",
+        label=("x",),
+        metrics={},
+        finish_reason="stop",
+        **changes,
+    )
+
+
+def test_figures_are_means_over_answers():
+    usage = {
+        "prompt_tokens": {"a": 1}, "completion_tokens": {"a": 1}, "forward_passes": {"a": 3},
+        "tokens_processed": {"a": 9}, "cached_tokens": {"a": 0},
+    }  # fmt: skip
+    double = {name: {"a": 2 * of["a"]} for name, of in usage.items()}
+    records = [
+        made(1, True, "one", seconds=1.0, latency=2.0, usage=usage),
+        made(2, False, "two", seconds=2.0, latency=4.0, usage=double),
+        made(3, True, "two", error="failed"),
+    ]
+    told = Evaluation.of(records, METRICS, task="t", system="s")
+    assert told.seconds == 1.0
+    assert told.latency == 2.0
+    assert told.tokens_processed == {"a": 13.5}
+    assert told.forward_passes == {"a": 4.5}
+    assert {name: score.value for name, score in told.groups.items()} == {"one": 100, "two": 50}
+    assert list(told.scores) == ["exact_match", "f1"]
+
+
+def test_systems_are_compared_on_the_questions_of_both():
+    ours = [made(n, n != 5) for n in range(1, 21)]
+    theirs = [made(n, n % 2 == 0) for n in range(11, 31)]
+    exact, f1 = compared(ours, theirs, METRICS)
+    assert (exact.questions, exact.ours, exact.theirs) == (10, 100, 50)
+    assert exact.p_value == pytest.approx(2 / 2**5)
+    assert f1.test == "approximate randomisation"
+
+
+def test_different_test_sets_are_not_compared():
+    other = made(1, True).model_copy(update={"question": "another"})
+    with pytest.raises(InvalidInputError, match="line 1 is 'q1' in one and 'another'"):
+        compared([made(1, True)], [other], METRICS)
+    with pytest.raises(InvalidInputError, match="no question in common"):
+        compared([made(1, True)], [made(2, True)], METRICS)
+
+
+def test_records_are_read_back_without_a_line_that_was_cut_off(tmp_path):
+    path = tmp_path / "results.jsonl"
+    records = [made(1, True), made(2, False, error="failed")]
+    text = "".join(record.model_dump_json(exclude_none=True) + "\n" for record in records)
+    path.write_text(text + '{"line": 3')
+    assert read_records(path) == records
+    path.write_text(text + '{"line": 3}\n')
+    with pytest.raises(InvalidInputError, match="line 3, is no result"):
+        read_records(path)
+    path.write_text("")
+    with pytest.raises(InvalidInputError, match="no results"):
+        read_records(path)

@@ -1,0 +1,149 @@
+"""Intervals and tests against arithmetic by hand, and against scipy where it is installed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+
+from adafuse_llm import InvalidInputError
+from adafuse_llm.evaluation.metrics import load_metric
+from adafuse_llm.evaluation.statistics import compare, interval, mcnemar
+
+EXACT, F1 = load_metric("exact_match"), load_metric("f1")
+
+
+def rights(values):
+    return [(float(value), 1.0) for value in values]
+
+
+def drawn(share, count, seed):
+    rng = random.Random(seed)
+    return [rng.random() < share for _ in range(count)]
+
+
+def test_an_interval_has_the_width_of_the_normal_approximation():
+    values = [True] * 300 + [False] * 100
+    score = interval(EXACT, rights(values))
+    half = 100 * 1.96 * math.sqrt(0.75 * 0.25 / 400)
+    assert score.value == 75
+    assert score.low == pytest.approx(75 - half, abs=0.6)
+    assert score.high == pytest.approx(75 + half, abs=0.6)
+
+
+def test_intervals_hold_the_truth_about_as_often_as_they_say():
+    held = 0
+    for seed in range(80):
+        score = interval(EXACT, rights(drawn(0.6, 200, seed)), samples=300, seed=seed)
+        held += score.low <= 60 <= score.high
+    assert 0.88 <= held / 80 <= 0.995
+
+
+def test_the_same_seed_gives_the_same_interval():
+    rng = random.Random(1)
+    answers = rights(rng.random() for _ in range(50))
+    assert interval(F1, answers) == interval(F1, answers)
+    assert interval(F1, answers) != interval(F1, answers, seed=2)
+
+
+def test_all_right_is_certain_as_far_as_questions_go():
+    score = interval(EXACT, rights([True] * 5))
+    assert (score.value, score.low, score.high) == (100, 100, 100)
+
+
+@pytest.mark.parametrize(
+    ("only_ours", "only_theirs", "p_value"),
+    [
+        (0, 0, 1.0),
+        (5, 0, 2 / 32),
+        (0, 5, 2 / 32),
+        (3, 3, 1.0),
+        (8, 2, 2 * (1 + 10 + 45) / 1024),
+    ],
+)
+def test_mcnemar_by_hand(only_ours, only_theirs, p_value):
+    ours = [True] * only_ours + [False] * only_theirs + [True, False]
+    theirs = [False] * only_ours + [True] * only_theirs + [True, False]
+    assert mcnemar(ours, theirs) == pytest.approx(p_value)
+
+
+def test_mcnemar_is_scipys_binomial_test_also_where_there_are_many():
+    scipy = pytest.importorskip("scipy.stats")
+    for ours, theirs in ((40, 60), (700, 800), (1500, 1500), (2000, 1200)):
+        exact = scipy.binomtest(min(ours, theirs), ours + theirs).pvalue
+        left = [True] * ours + [False] * theirs
+        assert mcnemar(left, [not each for each in left]) == pytest.approx(min(1.0, exact))
+
+
+def test_systems_are_compared_question_by_question():
+    ours = [True] * 60 + [False] * 40
+    theirs = [True] * 50 + [False] * 50
+    found = compare(EXACT, rights(ours), rights(theirs))
+    assert (found.ours, found.theirs, found.difference.value) == (60, 50, 10)
+    assert found.p_value == pytest.approx(2 / 2**10)
+    assert found.test == "McNemar's exact test"
+    assert found.difference.low > 0
+    shuffled = theirs.copy()
+    random.Random(1).shuffle(shuffled)
+    assert compare(EXACT, rights(ours), rights(shuffled)).p_value > 0.05  # pairing is lost
+
+
+def test_a_system_against_itself_shows_no_difference():
+    answers = [(0.1 * (number % 7), 1.0) for number in range(40)]
+    found = compare(F1, answers, answers)
+    assert found.difference.model_dump() == {"value": 0, "low": 0, "high": 0}
+    assert found.p_value == 1
+    assert found.test == "approximate randomisation"
+
+
+def test_randomisation_agrees_with_all_possible_exchanges():
+    rng = random.Random(3)
+    ours = [rng.random() for _ in range(10)]
+    theirs = [value - 0.3 + 0.5 * rng.random() for value in ours]
+    seen = abs(sum(ours) - sum(theirs))
+    sums = [
+        abs(sum(sign * (a - b) for sign, a, b in zip(signs, ours, theirs, strict=True)))
+        for signs in itertools.product((1, -1), repeat=10)
+    ]
+    exact = sum(value >= seen - 1e-12 for value in sums) / len(sums)
+    found = compare(F1, rights(ours), rights(theirs), samples=5000)
+    assert 0.02 < exact < 0.9
+    assert found.p_value == pytest.approx(exact, abs=0.03)
+
+
+def test_equal_systems_are_rarely_called_different():
+    false_alarms = {"exact": 0, "f1": 0}
+    for seed in range(60):
+        rng = random.Random(seed)
+        pairs = [(rng.random(), rng.random()) for _ in range(40)]
+        left, right = zip(*pairs, strict=True)
+        f1s = compare(F1, rights(left), rights(right), samples=200, seed=seed)
+        exact = compare(
+            EXACT, *(rights(v > 0.5 for v in side) for side in (left, right)), samples=2
+        )
+        false_alarms["f1"] += f1s.p_value < 0.05
+        false_alarms["exact"] += exact.p_value < 0.05
+    assert max(false_alarms.values()) <= 8  # 3 expected
+
+
+def test_chrf_has_intervals_and_tests_of_the_corpus_score():
+    pytest.importorskip("sacrebleu")
+    chrf = load_metric("chrf")
+    known = [f"the keeper of light number {number} was here" for number in range(12)]
+    better = [chrf.statistics(text.replace("keeper", "kepper"), [text]) for text in known]
+    worse = [chrf.statistics(text[::-1], [text]) for text in known]
+    score = interval(chrf, better, samples=200)
+    assert score.low <= score.value <= score.high < 100
+    found = compare(chrf, better, worse, samples=300)
+    assert found.ours == score.value
+    assert found.p_value == pytest.approx(1 / 301)
+    assert found.difference.low > 0
+
+
+def test_what_cannot_be_compared_is_refused():
+    with pytest.raises(InvalidInputError, match="two answers to every question"):
+        compare(EXACT, rights([True]), rights([True, False]))
+    with pytest.raises(InvalidInputError, match="no answers"):
+        interval(EXACT, [])

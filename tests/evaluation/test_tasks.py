@@ -1,0 +1,147 @@
+"""What each benchmark asks, and how its answers are read."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from adafuse_llm import AdaFuseConfig, InvalidInputError
+from adafuse_llm.embedded.world import SKILLS
+from adafuse_llm.evaluation.metrics import METRICS
+from adafuse_llm.evaluation.tasks import TASKS, embedded_questions, load_task
+
+BENCHMARKS = Path(__file__).parents[3] / "shared" / "data" / "benchmarks"
+FROM_FILES = [name for name, task in TASKS.items() if task.reads_file]
+
+
+def lines(*items):
+    return "\n".join(item if isinstance(item, str) else json.dumps(item) for item in items).encode()
+
+
+def asked(name, question, header=None, template=None):
+    """The prompt for a question."""
+    task = load_task(name)
+    data = lines({"question": question, "answer": "the answer is 1"})
+    return task.request(task.questions(data)[0], *task.header_and_form(header, template))["prompt"]
+
+
+def test_every_task_has_usable_options_and_known_metrics():
+    assert list(TASKS) == [
+        "nq", "squad", "triviaqa", "gsm8k", "flores_en_de", "flores_de_en", "embedded",
+    ]  # fmt: skip
+    for task in TASKS.values():
+        AdaFuseConfig(**task.options)
+        assert set(task.metrics) <= set(METRICS)
+
+
+def test_questions_are_put_after_the_header():
+    assert asked("nq", "who?") == "Question: who?\nAnswer:"
+    assert asked("nq", "who?", "Be brief.\n\n") == "Be brief.\n\nQuestion: who?\nAnswer:"
+    examples = "Question:\nA text.\nAnswer:\nyes\n"
+    assert asked("squad", "Who {x}?", examples).endswith("yes\n\nQuestion:\nWho {x}?\nAnswer:\n")
+    assert asked("nq", "who?", template="Q {question} A") == "Q who? A"
+
+
+def test_gsm8k_goes_step_by_step_with_and_without_examples():
+    assert asked("gsm8k", "2+2?") == "Question: 2+2?\nLet's think step by step\n"
+    assert asked("gsm8k", "2+2?", "Solve.").endswith("Question: 2+2?\nLet's think step by step\n")
+
+
+def test_translation_says_between_which_languages_unless_told():
+    assert asked("flores_en_de", "A mill.").startswith("Translate the English sentence into German")
+    assert asked("flores_de_en", "x").startswith("Translate the German sentence into English")
+    assert asked("flores_en_de", "x", "Mine:") == "Mine:\n\nQuestion: x\nAnswer:"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "answer"),
+    [
+        ("nq", " Ada Brook\n\nQuestion", "Ada Brook"),
+        ("nq", "\n\n Ada", "Ada"),
+        ("nq", " ", ""),
+        ("gsm8k", "2*9=18\nThe answer is \\boxed{1,018.0}", "1018.0"),
+        ("gsm8k", "I cannot say", ""),
+        ("flores_en_de", "Eine Mühle.\nA mill.", "Eine Mühle."),
+        ("embedded", "12 plus 7 is 19. The answer is 19.", "19"),
+        ("embedded", " Ada Brook. ", "Ada Brook"),
+    ],
+)
+def test_answers_are_read_off_the_text(name, text, answer):
+    assert load_task(name).read(text) == answer
+
+
+def test_one_accepted_answer_or_several():
+    data = lines({"question": "a", "answer": "x"}, "", {"question": "b", "answer": ["y", "z"]})
+    first, second = load_task("nq").questions(data)
+    assert (first.number, first.accepted) == (1, ("x",))
+    assert (second.number, second.accepted) == (3, ("y", "z"))
+    assert load_task("nq").questions(data, limit=1) == [first]
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ("{no", "line 2 of the test set: not JSON"),
+        ({"question": "a"}, 'line 2 of the test set: it has no "answer"'),
+        ({"question": " ", "answer": "x"}, '"question" is empty'),
+        ({"question": "a", "answer": []}, "a text or a list of texts"),
+        ({"question": "a", "answer": 3}, "a text or a list of texts"),
+        ({"question": "a", "answer": ["x", ""]}, "not empty"),
+        ({"question": "a", "answer": "none"}, "holds no number"),
+    ],
+)
+def test_malformed_data_are_one_error_before_anything_runs(bad, message):
+    good = {"question": "a", "answer": "1"}
+    with pytest.raises(InvalidInputError, match=message):
+        load_task("gsm8k").questions(lines(good, bad))
+
+
+def test_a_line_beyond_the_limit_is_not_looked_at():
+    assert load_task("nq").questions(lines({"question": "a", "answer": "1"}, "{no"), limit=1)
+
+
+def test_what_a_task_does_not_take_is_refused():
+    with pytest.raises(InvalidInputError, match="needs --data"):
+        load_task("nq").questions()
+    with pytest.raises(InvalidInputError, match="test set is empty"):
+        load_task("nq").questions(b"\n")
+    with pytest.raises(InvalidInputError, match="no --data"):
+        load_task("embedded").questions(b"{}")
+    with pytest.raises(InvalidInputError, match="no --prompts"):
+        load_task("embedded").header_and_form("x")
+    with pytest.raises(InvalidInputError, match="must contain"):
+        load_task("nq").header_and_form(None, "Q:")
+    with pytest.raises(InvalidInputError, match="Did you mean 'triviaqa'"):
+        load_task("trivia_qa")
+
+
+def test_embedded_questions_are_the_same_however_many_are_drawn():
+    few, many = (list(islice(embedded_questions(), count)) for count in (7, 30))
+    assert many[:7] == few
+    assert [question.group for question in few] == [*SKILLS, SKILLS[0]]
+    assert list(islice(embedded_questions(seed=2), 7)) != few
+    assert load_task("embedded").questions(limit=7) == few
+    request = load_task("embedded").request(few[0], "", "")
+    assert few[0].text in request["messages"][0]["content"]
+    assert few[0].accepted[0] in request["messages"][0]["content"]  # the passages tell it
+
+
+@pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="the paper's test sets are not there")
+@pytest.mark.parametrize("name", FROM_FILES)
+def test_the_papers_test_sets_are_read(name):
+    task = load_task(name)
+    questions = task.questions((BENCHMARKS / f"{name}.jsonl").read_bytes())
+    assert len(questions) > 1000
+    header = (BENCHMARKS / f"{name}.prompt.txt").read_text(encoding="utf-8")
+    before, form = task.header_and_form(header)
+    cue = "Let's think step by step" if name == "gsm8k" else "Answer:"
+    assert task.request(questions[0], before, form)["prompt"].rstrip().endswith(cue)
+    if name.startswith("flores"):
+        return
+    metric = METRICS[task.metrics[0]]()
+    for question in questions[:200]:  # an accepted answer is right as the task reads it
+        answer = task.read(question.accepted[0])
+        assert metric.score(metric.statistics(answer, question.accepted)) == 100
