@@ -123,7 +123,8 @@ def test_a_member_that_quotes_its_prompt_needs_fewer_passes_than_tokens(branches
 def test_what_is_drafted_in_vain_is_bounded(branches: int):
     """Members that hardly ever agree, and repeat nothing."""
     options: dict[str, Any] = {"max_new_tokens": 150, "branching_factor": branches}
-    members = [Bulk(name, scattered(seed)) for seed, name in enumerate("abc")]
+    pauses = (0.002, 0.0, 0.0)  # the first leads: its passes cost most, and a lead needs fewest
+    members = [Bulk(n, scattered(i), p) for i, (n, p) in enumerate(zip("abc", pauses, strict=True))]
     plain = [Bulk(name, scattered(seed)) for seed, name in enumerate("abc")]
     generation = decode(members, **options)
     assert as_data(decode(plain, drafting=False, **options)) == as_data(generation)
