@@ -174,6 +174,24 @@ def test_a_draft_that_fails_does_not_fail_the_request(monkeypatch: pytest.Monkey
     assert decode([Bulk("a", delicate)], max_new_tokens=30).text == "".join(WORDS[:30])
 
 
+def test_a_token_that_ends_a_response_needs_no_text():
+    def first_stops(text: str) -> dict[str, float]:
+        return {"<end>": 0.6, " no": 0.4} if text == ">" else {"<end>": 1.0}
+
+    def goes_on(text: str) -> dict[str, float]:
+        return {" yes": 0.9, "<end>": 0.1} if text == ">" else {"<end>": 1.0}
+
+    one, two = Bulk("one", first_stops), Bulk("two", goes_on)
+    decode = one.codec.decode_continuation
+
+    def words_only(context: Sequence[int], tokens: Sequence[int]) -> str:
+        assert one.codec.end_id not in tokens
+        return decode(context, tokens)
+
+    one.codec.decode_continuation = words_only  # type: ignore[method-assign]
+    assert AdaFuseEngine([two, one]).generate(">").finish_reason == "stop"
+
+
 def test_who_leads_follows_from_cost_and_agreement():
     members = [Member(Bulk(name, counting), [1], 2, 1.0) for name in "ab"]
     same, other = Candidate(" w", stops=False), Candidate(" v", stops=False)

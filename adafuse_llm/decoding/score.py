@@ -119,7 +119,9 @@ class Pool:
         token begins with.
         """
         root = member.tree.root
-        if self._first_word and member not in self._leading and root.next is not None:
+        if not self._first_word or member in self._leading or root.next is None:
+            return
+        if root.next.greedy not in member.end_ids:
             first = member.tree.child(root, root.next.greedy)
             self._leading[member] = leading_space(member.text(first))
 
