@@ -149,3 +149,26 @@ def test_a_browser_opens_it_and_shows_candidates_on_focus(generation, tmp_path, 
         assert problems == []
         assert requests == [path.as_uri()]
         browser.close()
+
+
+JUPYTER = """
+.out dl dt { float: left; width: 20%; font-weight: bold }
+.out table { table-layout: fixed; border-spacing: 0 }
+"""
+"""What a notebook's own style sheet says of the elements of an output."""
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium is not installed")
+def test_a_notebook_shows_it_like_a_page(generation):
+    api = pytest.importorskip("playwright.sync_api")
+    with api.sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
+        tab = browser.new_page(viewport={"width": 1000, "height": 800})
+        sizes = []
+        for style in ("", JUPYTER):
+            tab.set_content(f'<style>{style}</style><div class="out">{fragment(generation)}</div>')
+            labels = tab.locator(".bars dt, .charts th")
+            sizes.append([labels.nth(at).bounding_box() for at in range(labels.count())])
+        browser.close()
+    assert sizes[0] == sizes[1]
