@@ -386,10 +386,10 @@ def _quiet(debug: bool) -> Iterator[None]:
     verbosity, bars = chatter.get_verbosity(), chatter.is_progress_bar_enabled()
     chatter.set_verbosity(chatter.CRITICAL)
     chatter.disable_progress_bar()
-    enable_progress_bars()  # of downloads
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            enable_progress_bars()  # of downloads
             yield
     finally:
         chatter.set_verbosity(verbosity)

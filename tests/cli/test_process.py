@@ -38,6 +38,17 @@ def test_a_missing_extra_is_named(missing):
     assert done.stderr.endswith('pip install "adafuse-llm[cli]"\n')
 
 
+def test_bars_that_are_switched_off_are_no_warning():
+    done = subprocess.run(
+        [sys.executable, "-c", "from adafuse_llm.cli import main; main()", "info"],
+        env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
+
+
 def test_ctrl_c_ends_a_stream_with_the_text_so_far(start, members):
     process = start("generate", "the mill", *members, "--json", "--max-new-tokens", 8000)
     first = process.stdout.readline()
