@@ -1,6 +1,7 @@
 """Tiny random models, and the command run in this process or in one of its own."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,11 @@ def adafuse():
     return call
 
 
+def _heed_interrupts():
+    """Jobs that run in the background of a shell ignore Ctrl-C, and so do their children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture
 def start():
     """Start `adafuse` as a process of its own; whatever is left is killed."""
@@ -123,6 +129,7 @@ def start():
             ],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""},
+            preexec_fn=_heed_interrupts,  # noqa: PLW1509  # it takes no lock
             **options,
         )
         processes.append(process)
