@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -16,24 +16,8 @@ TOLERANCE = 1e-6
 SINGLE_TOLERANCE = 2e-5
 
 
-@dataclass
-class Tally:
-    """How much has been compared so far."""
-
-    decodes: int = 0
-    rounds: int = 0
-    candidates: int = 0
-    scores: int = 0
-    margins: int = 0
-
-    def __str__(self) -> str:
-        return (
-            f"{self.decodes} decodes, {self.rounds} rounds, {self.candidates} candidates, "
-            f"{self.scores} member scores, {self.margins} margins"
-        )
-
-
-TALLY = Tally()
+TALLY: Counter[str] = Counter()
+"""How much has been compared so far."""
 
 
 def check(
@@ -59,23 +43,23 @@ def check(
 
 def assert_same(actual: Generation, expected: ReferenceGeneration, tolerance: float) -> None:
     """Same spans, winners, texts and finish reason; scores and margins within `tolerance`."""
-    TALLY.decodes += 1
+    TALLY["decodes"] += 1
     for number, (got, want) in enumerate(zip(actual.rounds, expected.rounds, strict=False)):
-        TALLY.rounds += 1
+        TALLY["rounds"] += 1
         where = f"round {number}"
         assert got.index == number
         assert {name: len(m) for name, m in got.margins.items()} == {
             name: len(m) for name, m in want.margins.items()
         }, where
         for name, margins in want.margins.items():
-            TALLY.margins += len(margins)
+            TALLY["margins"] += len(margins)
             assert got.margins[name] == pytest.approx(margins, abs=tolerance, rel=0), where
         assert [(c.text, c.stops, list(c.proposers)) for c in got.candidates] == [
             (c.text, c.stops, c.proposers) for c in want.candidates
         ], where
         for mine, theirs in zip(got.candidates, want.candidates, strict=True):
-            TALLY.candidates += 1
-            TALLY.scores += len(theirs.nll)
+            TALLY["candidates"] += 1
+            TALLY["member scores"] += len(theirs.nll)
             assert mine.nll == pytest.approx(theirs.nll, abs=tolerance, rel=0), where
             assert mine.score == pytest.approx(theirs.score, abs=tolerance, rel=0), where
         assert got.winner == want.winner, where

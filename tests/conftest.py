@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ.pop("COLUMNS", None)  # which workers of pytest-xdist have
+os.environ["TERM"] = "dumb"  # rich keeps the codes of a style in the first colours it is shown in
 
 import compare
 import pytest
@@ -26,10 +29,20 @@ settings.register_profile(
 settings.load_profile("adafuse")
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):  # a worker of pytest-xdist
+        session.config.workeroutput["compared"] = dict(compare.TALLY)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    compare.TALLY.update(getattr(node, "workeroutput", {}).get("compared", {}))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    tally = compare.TALLY
-    if tally.decodes:
-        terminalreporter.write_line(f"compared with the reference: {tally}")
+    if compare.TALLY:
+        compared = ", ".join(f"{count} {what}" for what, count in compare.TALLY.items())
+        terminalreporter.write_line(f"compared with the reference: {compared}")
     standard = Counter(
         outcome
         for outcome in ("passed", "skipped", "failed", "xfailed", "xpassed", "error")

@@ -9,8 +9,16 @@ import threading
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine, FakeBackend, InvalidInputError, LoadError, MemberSpec, Round
-from adafuse_llm.adapters.ensembles import Ensemble
+from adafuse_llm import (
+    AdaFuseEngine,
+    FakeBackend,
+    InvalidInputError,
+    InvalidOptionError,
+    LoadError,
+    MemberSpec,
+    Round,
+)
+from adafuse_llm.adapters.ensembles import Ensemble, configured
 from adafuse_llm.summary import Summary, record
 
 # Ensembles ------------------------------------------------------------------------------------
@@ -110,3 +118,41 @@ def test_a_record_is_plain_json_in_three_details():
     assert set(record(first, "summary")) < set(full)
     assert full["proposers"] == ["x"]
     assert record(first, "none") == {}
+
+
+# Configuration files --------------------------------------------------------------------------
+
+
+def test_a_configuration_file_names_members_that_decode_and_their_weights(tmp_path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "models: [org/one, org/two, org/three]\nmembers: [three, one]\nweights: [1, 2, 3]\n"
+        "max_words: 2\ndtype: bfloat16\n"
+    )
+    found = configured(path)
+    assert [(spec.path, spec.name) for spec in found.pop("members")] == [
+        ("org/one", "one"),
+        ("org/three", "three"),
+    ]
+    assert found == {
+        "weights": {"one": 1.0, "three": 3.0},
+        "max_words": 2,
+        "dtype": "bfloat16",
+        "device_map": None,
+        "revision": None,
+    }
+
+
+def test_a_configuration_file_may_choose_among_the_embedded_members(tmp_path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("members: [heron]\nbranching_factor: 1\n")
+    found = configured(path)
+    assert [spec.name for spec in found["members"]] == ["heron"]
+    path.write_text("branching_factor: 1\n")
+    assert "members" not in configured(path)
+    path.write_text("members: [herron]\n")
+    with pytest.raises(InvalidOptionError, match=r"no member 'herron'\. Did you mean 'heron'"):
+        configured(path)
+    path.write_text("strategy: unite\n")
+    with pytest.raises(InvalidOptionError, match=r"engine=AdaFuseEngine.from_config"):
+        configured(path)

@@ -128,7 +128,12 @@ def start():
                 *map(str, arguments),
             ],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "PYTHONUNBUFFERED": "",
+                "TERM": "xterm-256color",
+            },
             preexec_fn=_heed_interrupts,  # noqa: PLW1509  # it takes no lock
             **options,
         )
