@@ -1,7 +1,8 @@
-"""Key/value cache that running requests may hold, in bytes per device."""
+"""Memory: key/value cache that running requests may hold per device; what is given back."""
 
 from __future__ import annotations
 
+import ctypes
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -67,3 +68,14 @@ class CacheMemory:
         for needs in requests:
             total.update(needs)
         return all(needed <= self._limits[device] for device, needed in total.items())
+
+
+def give_back() -> None:
+    """Return memory that was freed to the system, where the C library keeps it for itself.
+
+    glibc does, for every thread that ever allocated: each engine's threads would add to it.
+    """
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError, TypeError):
+        return  # another C library
