@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
     from adafuse_llm.decoding.strategies import (
         AdaFuse,
+        BeamSearch,
         DeePEn,
         FixedWords,
         GaC,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from adafuse_llm.loading import MemberSpec
+    from adafuse_llm.ranking import PairRanker
     from adafuse_llm.results import (
         Candidate,
         Generation,
@@ -78,6 +80,7 @@ _HOMES = {
     "config": ("AdaFuseConfig", "RuntimeConfig"),
     "decoding.strategies": (
         "AdaFuse",
+        "BeamSearch",
         "DeePEn",
         "FixedWords",
         "GaC",
@@ -105,6 +108,7 @@ _HOMES = {
         "UnsupportedModelError",
     ),
     "loading": ("MemberSpec",),
+    "ranking": ("PairRanker",),
     "results": (
         "Candidate",
         "Generation",
@@ -124,6 +128,7 @@ __all__ = [  # noqa: RUF022  one group per module, as in _HOMES
     "MemberSpec",
     "Strategy",
     "AdaFuse",
+    "BeamSearch",
     "FixedWords",
     "Single",
     "UniTE",
@@ -131,6 +136,7 @@ __all__ = [  # noqa: RUF022  one group per module, as in _HOMES
     "DeePEn",
     "SweetSpan",
     "Rerank",
+    "PairRanker",
     "MajorityVote",
     "Generation",
     "Round",

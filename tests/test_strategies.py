@@ -12,12 +12,13 @@ import reference_tokens
 import torch
 from compare import TOLERANCE, approximately, as_data, assert_same
 from models import CHATML, STRICT, Recipe, backend, model, reference, tokenizer
-from reference import Options, decode, mean_nll
+from reference import Options, commit, decode, mean_nll, pool, propose, score
 
 from adafuse_llm import (
     AdaFuse,
     AdaFuseConfig,
     AdaFuseEngine,
+    BeamSearch,
     DeePEn,
     FakeBackend,
     FixedWords,
@@ -325,6 +326,100 @@ def test_a_member_makes_one_pass_for_each_committed_token(strategy: str) -> None
     assert generation.usage.forward_passes == {"a": 4, "b": 4}
 
 
+# A beam ---------------------------------------------------------------------------------------
+
+
+def beams(
+    recipes: Sequence[Recipe], prompt: str, size: int, **options: Any
+) -> list[tuple[str, bool, float]]:
+    """Answers a beam ends with, the best first: text, whether it stops, mean F of its rounds."""
+    members = [reference(recipe) for recipe in recipes]
+    settings = Options(**options)
+    begun = {m.name: list(m.codec.encode_prompt(prompt)) for m in members}
+    kept: list[tuple[str, bool, list[float], dict[str, list[int]], bool]]
+    kept = [("", False, [], begun, False)]
+    while not all(each[4] for each in kept):
+        found = [each for each in kept if each[4]]
+        for text, _, fused, ids, done in kept:
+            if done:
+                continue
+            proposals = {m.name: propose(m, ids[m.name], settings)[0] for m in members}
+            candidates = pool(members, ids, proposals, at_start=not fused)
+            score(members, ids, candidates, [1.0] * len(members))
+            for each in candidates:
+                if each.score is None:
+                    continue
+                longer = {name: list(tokens) for name, tokens in ids.items()}
+                fitted = commit(members, longer, each)
+                written = max(len(longer[name]) - len(begun[name]) for name in longer)
+                full = not fitted or written >= settings.max_new_tokens
+                answer = text + each.text
+                ends = each.stops or full or any(s in answer for s in settings.stop)
+                found.append((answer, each.stops, [*fused, each.score], longer, ends))
+        found.sort(key=lambda each: math.fsum(each[2]) / len(each[2]))
+        different = {(each[0].lstrip(), each[1]): each for each in reversed(found)}
+        ordered = [each for each in found if different[each[0].lstrip(), each[1]] is each]
+        kept = ordered[:size]
+    return [(text, stops, math.fsum(f) / len(f)) for text, stops, f, _, _ in kept]
+
+
+@pytest.mark.parametrize("recipes", [PAIR, TRIPLE, LOSSY, RECURRENT], ids=len)
+def test_a_beam_of_one_decides_what_adafuse_decides(recipes: Sequence[Recipe]) -> None:
+    for prompt in PROMPTS[:2]:
+        for others in ({"stop": ("e",)}, {"max_words": 1, "branching_factor": 2}):
+            options: dict[str, Any] = {"max_new_tokens": 10, **others}
+            usual = run("adafuse", recipes, prompt, drafting=False, **options)
+            (only,) = (narrow := run("beam-1", recipes, prompt, **options)).rounds
+            assert (narrow.text, narrow.finish_reason) == (usual.text, usual.finish_reason)
+            assert narrow.usage.completion_tokens == usual.usage.completion_tokens
+            scores = [each.candidates[each.winner].score for each in usual.rounds]
+            assert only.candidates[0].score == pytest.approx(sum(scores) / len(scores), abs=1e-9)
+            for name, margins in only.margins.items():
+                before = [margin for each in usual.rounds for margin in each.margins[name]]
+                assert margins == pytest.approx(before, abs=1e-9)
+
+
+@pytest.mark.parametrize("size", [2, 3, 1000], ids=lambda size: f"beam-{size}")
+@pytest.mark.parametrize("recipes", [PAIR, TRIPLE], ids=len)
+def test_a_beam_is_that_of_a_search_without_any_cache(recipes: Sequence[Recipe], size: int) -> None:
+    """A thousand are more than there are: then it is every answer that rounds can reach."""
+    options = {"max_new_tokens": 4 if size == 1000 else 12, "max_words": 2, "branching_factor": 2}
+    for prompt in PROMPTS[:2]:
+        expected = beams(recipes, prompt, size, **options)
+        (only,) = run(BeamSearch(size), recipes, prompt, **options).rounds
+        found = [(each.text, each.stops, each.score) for each in only.candidates]
+        assert [each[:2] for each in found] == [each[:2] for each in expected]
+        assert [each[2] for each in found] == pytest.approx([e[2] for e in expected], abs=1e-6)
+        assert only.winner == 0
+
+
+def test_partial_answers_share_passes() -> None:
+    one, six = (
+        run(BeamSearch(size), PAIR, PROMPTS[1], max_new_tokens=12, max_words=1).usage
+        for size in (1, 6)
+    )
+    for name, passes in one.forward_passes.items():
+        assert six.forward_passes[name] < 2 * passes
+        assert six.tokens_processed[name] > 2 * one.tokens_processed[name]
+
+
+def test_a_beam_finds_what_a_choice_in_every_round_misses() -> None:
+    after = {"": {" a": 0.6, " b": 0.4}, " a": {" c": 0.3, " d": 0.3, " e": 0.3}}
+
+    def rule(text: str) -> dict[str, float]:
+        return after.get(text.partition(":")[2], {END: 1.0} if " " in text else {})
+
+    after[" b"] = {" z": 1.0}
+    fakes = [FakeBackend("one", rule, [" a", " b", " c", " d", " e", " z"])]
+    with AdaFuseEngine(fakes, strategy="adafuse") as engine:
+        assert engine.generate("So:", max_words=1).text == " a c"
+    with AdaFuseEngine(fakes, strategy=BeamSearch(2)) as engine:
+        generation = engine.generate("So:", max_words=1)
+        assert generation.text == " b z"
+        (only,) = generation.rounds
+        assert only.candidates[0].score == pytest.approx(-math.log(0.4) / 3)
+
+
 # Whole answers --------------------------------------------------------------------------------
 
 
@@ -431,12 +526,21 @@ def test_an_option_that_a_strategy_does_not_use_is_refused(name: str) -> None:
 
 def test_a_strategy_is_given_by_name_or_as_an_object() -> None:
     fakes = [saying("a", "Yes")]
-    for strategy in (AdaFuse(), Single(), FixedWords(7), UniTE(), GaC(), DeePEn(), Rerank()):
+    for strategy in (
+        AdaFuse(),
+        BeamSearch(2),
+        Single(),
+        FixedWords(7),
+        UniTE(),
+        GaC(),
+        DeePEn(),
+        Rerank(),
+    ):
         assert AdaFuseEngine(fakes, strategy=strategy).strategy is strategy
         assert type(find_strategy(strategy.name)) is type(strategy)
     assert AdaFuseEngine(fakes).strategy.name == "adafuse"
     assert find_strategy("fixed-7").name == "fixed-7"
-    for wrong in ("unit", "fixed-0", 3, UniTE):
+    for wrong in ("unit", "fixed-0", "beam-0", 3, UniTE):
         with pytest.raises(InvalidOptionError):
             find_strategy(wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidOptionError, match="Did you mean 'unite'"):
@@ -447,6 +551,7 @@ def test_a_strategy_is_given_by_name_or_as_an_object() -> None:
     "make",
     [
         lambda: FixedWords(0),
+        lambda: BeamSearch(0),
         lambda: SweetSpan(words=0),
         lambda: SweetSpan(ratio=0.5),
         lambda: SweetSpan(ratio=math.nan),

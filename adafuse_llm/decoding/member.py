@@ -69,6 +69,24 @@ def together(steps: Sequence[Steps[T]]) -> Steps[list[T]]:
     return [results[index] for index in range(len(steps))]
 
 
+def merged(member: Member, steps: Sequence[Steps[T]]) -> Steps[list[T]]:
+    """Run computations of one member side by side: what they ask at the same time is one question,
+    and costs one pass. Nothing is drafted.
+
+    Returns:
+        Their results, in order.
+    """
+    running = together(steps)
+    while True:
+        try:
+            asked = next(running)
+        except StopIteration as done:
+            return list(done.value)
+        wanted = dict.fromkeys(node for each in asked for node in each.ask.evaluate)
+        scored = tuple(dict.fromkeys(node for each in asked for node in each.scored))
+        yield (Asking(member, member.ask(tuple(wanted), scored), 0, scored),)
+
+
 class Drafter(Protocol):
     """Says what else a pass may evaluate. It changes what a decode costs, never its result."""
 
@@ -98,6 +116,7 @@ class Member:
         prompt: the request's prompt in the member's tokens.
         top: how many of the likeliest tokens the algorithm will look at.
         weight: w in the fused score.
+        asked: the prompt as plain text, the same for all members.
 
     Attributes:
         drafter: what its passes evaluate besides what is asked for.
@@ -106,13 +125,16 @@ class Member:
         pass_seconds: what a pass takes, the prompt's aside; None before there was one.
     """
 
-    def __init__(self, backend: Backend, prompt: Sequence[int], top: int, weight: float) -> None:
+    def __init__(
+        self, backend: Backend, prompt: Sequence[int], top: int, weight: float, asked: str = ""
+    ) -> None:
         self.name: str = backend.name
         self.codec: TextCodec = backend.codec
         self.end_ids: frozenset[int] = backend.end_ids
         self.window: int | None = backend.context_window
         self.backend = backend
         self.weight = weight
+        self.asked = asked
         self.tree = TokenTree(prompt)
         self.prompt_tokens = len(self.tree.ids)
         self.drafter: Drafter = NO_DRAFTER

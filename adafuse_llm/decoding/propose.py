@@ -32,13 +32,14 @@ class Proposal:
     margins: tuple[float, ...]
 
 
-def propose(member: Member, config: AdaFuseConfig) -> Steps[Proposal]:
-    """Up to M words while confident; at the first unsure word, B alternatives for it.
+def propose(member: Member, config: AdaFuseConfig, start: Node | None = None) -> Steps[Proposal]:
+    """Up to M words while confident; at the first unsure word, B alternatives for it. They follow
+    `start` (default: the committed tokens).
 
     Confident means Δ >= τ at the start of the word (equation 1). Branches start with the B
     likeliest tokens (equation 2) and are finished greedily (equation 3).
     """
-    end = member.tree.root
+    end = start or member.tree.root
     margins: list[float] = []
     for _ in range(config.max_words):
         yield from member.evaluate([end])

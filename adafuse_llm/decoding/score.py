@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import Proposal
-from adafuse_llm.text.words import leading_space
+from adafuse_llm.text.words import added, leading_space
 from adafuse_llm.tree import Node
 
 
@@ -20,11 +20,13 @@ class Candidate:
         proposers: who proposed it, in member order.
         ends: its last node by member; absent where it does not fit the member's window.
         exact: members whose tokens decode to exactly the text. Others cannot score it.
+        starts: the node that it follows, by member; absent for the root.
     """
 
-    def __init__(self, text: str, stops: bool) -> None:
+    def __init__(self, text: str, stops: bool, starts: Mapping[Member, Node] | None = None) -> None:
         self.text = text
         self.stops = stops
+        self.starts = starts or {}
         self.proposers: list[Member] = []
         self.ends: dict[Member, Node] = {}
         self.exact: set[Member] = set()
@@ -33,7 +35,13 @@ class Candidate:
         """How many log-probabilities the mean of `nll` is over; 0 if there are none."""
         if member not in self.exact:
             return 0
-        return len(member.tree.path(self.ends[member])) + self.stops
+        return len(self.path(member)) + self.stops
+
+    def path(self, member: Member) -> list[Node]:
+        """The nodes of the span at a member that has placed it."""
+        root = member.tree.root
+        before = self.starts.get(member, root).length - root.length
+        return member.tree.path(self.ends[member])[before:]
 
     def nll(self, member: Member) -> float:
         """Mean negative log-likelihood per token in nats (equation 5); a stop adds the term
@@ -41,10 +49,9 @@ class Candidate:
         """
         if member not in self.exact:
             return math.inf
-        end = self.ends[member]
-        terms = [node.logprob for node in member.tree.path(end)]
+        terms = [node.logprob for node in self.path(member)]
         if self.stops:
-            terms.append(member.next(end).end_logprob)
+            terms.append(member.next(self.ends[member]).end_logprob)
         known = [term for term in terms if term is not None]
         assert len(known) == len(terms), "scored before it was evaluated"
         return 0.0 - math.fsum(known) / len(known) if known else math.inf
@@ -56,10 +63,12 @@ class Pool:
     Args:
         first_word: whether the response is still empty. Leading whitespace then does not tell
             candidates apart, and every member is fed the leading whitespace that it wrote itself.
+        starts: the node that spans follow, by member; absent for the root.
     """
 
-    def __init__(self, *, first_word: bool) -> None:
+    def __init__(self, *, first_word: bool, starts: Mapping[Member, Node] | None = None) -> None:
         self.candidates: list[Candidate] = []
+        self._starts = starts or {}
         self._first_word = first_word
         self._found: dict[tuple[str, bool], Candidate] = {}
         self._leading: dict[Member, str] = {}
@@ -68,7 +77,8 @@ class Pool:
         """Take in a member's spans; returns the candidate that its likeliest one belongs to. Of
         two spans of one member with the same text, the tokens of the earlier, likelier one count.
         """
-        texts = [member.text(span.node) for span in proposal.spans]
+        before = member.text(self._start(member))
+        texts = [added(before, member.text(span.node)) for span in proposal.spans]
         if self._first_word and texts[0].strip():
             self._leading[member] = leading_space(texts[0])
         for span, text in zip(proposal.spans, texts, strict=True):
@@ -83,7 +93,7 @@ class Pool:
         """The candidate of a text, which nobody needs to have proposed."""
         key = self._key(text, stops)
         if key not in self._found:
-            self._found[key] = Candidate(text, stops)
+            self._found[key] = Candidate(text, stops, self._starts)
             self.candidates.append(self._found[key])
         return self._found[key]
 
@@ -102,7 +112,7 @@ class Pool:
         for candidate in self.candidates:
             end = self.place(member, candidate)
             if end is not None:
-                line = _line(member, end)
+                line = [self._start(member), *candidate.path(member)]
                 needed = candidate.stops or likely(candidate)
                 nodes += line if needed else line[:-1]
                 ends.append(end)
@@ -125,6 +135,9 @@ class Pool:
             first = member.tree.child(root, root.next.greedy)
             self._leading[member] = leading_space(member.text(first))
 
+    def _start(self, member: Member) -> Node:
+        return self._starts.get(member, member.tree.root)
+
     def _key(self, text: str, stops: bool) -> tuple[str, bool]:
         return text.lstrip() if self._first_word else text, stops
 
@@ -132,7 +145,7 @@ class Pool:
         text = candidate.text
         if member in self._leading:
             text = self._leading[member] + text.lstrip()
-        placed = member.place(text)
+        placed = member.place(text, self._start(member))
         if placed is not None:
             candidate.ends[member], exact = placed
             if exact:
@@ -146,7 +159,3 @@ def fuse(nll: Sequence[float], weights: Sequence[float]) -> float | None:
     scored = [(w, value) for w, value in zip(weights, nll, strict=True) if math.isfinite(value)]
     total = math.fsum(w for w, _ in scored)
     return math.fsum(w * value for w, value in scored) / total if total > 0 else None
-
-
-def _line(member: Member, end: Node) -> list[Node]:
-    return [member.tree.root, *member.tree.path(end)]

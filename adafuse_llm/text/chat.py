@@ -162,6 +162,13 @@ def render_plain(messages: Iterable[Message]) -> str:
     return "\n\n".join([*parts, "Assistant:"])
 
 
+def as_plain_text(messages: Sequence[Message]) -> str:
+    """What is asked, without any template: the only message's text, else all turns by name."""
+    if len(messages) == 1:
+        return messages[0]["content"]
+    return render_plain(messages)
+
+
 def fit(messages: Sequence[Message], template: Template) -> list[dict[str, Any]]:
     """The messages in a form that a template takes, as close to what they are as it allows.
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from adafuse_llm.decoding.strategies.adafuse import AdaFuse
 from adafuse_llm.decoding.strategies.answers import MajorityVote, Rerank
+from adafuse_llm.decoding.strategies.beam import BeamSearch
 from adafuse_llm.decoding.strategies.deepen import DeePEn
 from adafuse_llm.decoding.strategies.fixed import FixedWords, Single
 from adafuse_llm.decoding.strategies.gac import GaC
@@ -21,6 +22,7 @@ NAMED: Mapping[str, Callable[[], Strategy]] = {
     "fixed-1": lambda: FixedWords(1),
     "fixed-2": lambda: FixedWords(2),
     "fixed-3": lambda: FixedWords(3),
+    "beam": BeamSearch,
     "unite": UniTE,
     "gac": GaC,
     "gac-gated": lambda: GaC(threshold=0.5),
@@ -34,6 +36,7 @@ NAMED: Mapping[str, Callable[[], Strategy]] = {
 __all__ = [
     "NAMED",
     "AdaFuse",
+    "BeamSearch",
     "DeePEn",
     "FixedWords",
     "GaC",
@@ -47,7 +50,7 @@ __all__ = [
 
 
 def find_strategy(strategy: Strategy | str) -> Strategy:
-    """A strategy, by its name if need be; ``fixed-N`` takes any N.
+    """A strategy, by its name if need be; ``fixed-N`` and ``beam-N`` take any N.
 
     Raises:
         InvalidOptionError: there is none of that name, or it is no strategy.
@@ -55,6 +58,8 @@ def find_strategy(strategy: Strategy | str) -> Strategy:
     if isinstance(strategy, str):
         if match := re.fullmatch(r"fixed-(\d{1,3})", strategy):
             return FixedWords(int(match[1]))
+        if match := re.fullmatch(r"beam-(\d{1,3})", strategy):
+            return BeamSearch(int(match[1]))
         if strategy in NAMED:
             return NAMED[strategy]()
     elif isinstance(strategy, Strategy) and not isinstance(strategy, type):

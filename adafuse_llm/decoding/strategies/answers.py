@@ -8,16 +8,20 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol, runtime_checkable
 
 from typing_extensions import override
 
+from adafuse_llm import results
 from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
 from adafuse_llm.decoding.draft import NoDrafts
 from adafuse_llm.decoding.member import Member, Steps, together
 from adafuse_llm.decoding.propose import Proposal, Span, branch
 from adafuse_llm.decoding.rounds import judged, play_round, settle
-from adafuse_llm.decoding.score import Pool
+from adafuse_llm.decoding.score import Candidate, Pool
+from adafuse_llm.decoding.strategies.tokens import union
 from adafuse_llm.decoding.strategy import Outcome, Play, Strategy
+from adafuse_llm.errors import InvalidOptionError
 
 
 class _WholeAnswers(Strategy):
@@ -30,17 +34,48 @@ class _WholeAnswers(Strategy):
         return members * (config.max_new_tokens + config.max_word_tokens)
 
 
+@runtime_checkable
+class Ranker(Protocol):
+    """Compares answers. Called on the thread that all requests of an engine run on."""
+
+    def compare(self, question: str, answers: Sequence[str]) -> Sequence[Sequence[float]]:
+        """In row i and column j the logit that answer i is better than answer j, if i is read
+        first; what stands where i is j does not matter.
+        """
+        ...
+
+
 class Rerank(_WholeAnswers):
-    """The answer that the members find likeliest, without a trained ranker.
+    """The best of the members' answers: the likeliest, or what a trained ranker prefers.
 
-    Every member answers greedily and alone, then reads the others' answers in one pass. The pool
-    of the only round holds the answers. Score and NLL: AdaFuse's, over whole answers; an answer
-    that was cut off by a length limit competes as it is.
+    Every member answers greedily and alone; the pool of the only round holds the answers, each
+    text once. An answer that was cut off by a length limit competes as it is.
 
-    Cost: each member's own decoding, and a pass over the others' answers.
+    Without a ranker the members read each other's answers, in one pass. Score and NLL: AdaFuse's,
+    over whole answers.
+
+    With a ranker, such as `PairRanker`, every answer is compared with every other one in both
+    orders. Score: the share of its comparisons that an answer loses; of equal ones the sum of
+    logits decides. NLL: of those who gave the answer, mean nats per token. Weights do not count.
+
+    Cost: each member's own decoding, and a pass over the others' answers or the ranker's pass.
+
+    Args:
+        ranker: compares answers; None for none.
     """
 
     name = "rerank"
+
+    def __init__(self, ranker: Ranker | None = None) -> None:
+        if ranker is not None and not isinstance(ranker, Ranker):
+            raise InvalidOptionError(
+                "Rerank(ranker=...) must have a method compare, as PairRanker(folder) has; "
+                f"got {ranker!r}"
+            )
+        self.ranker = ranker
+        if ranker is not None:
+            self.name = "rerank-pairs"
+            self.options = self.options - {"weights"}
 
     @override
     def begin(
@@ -50,7 +85,35 @@ class Rerank(_WholeAnswers):
         runtime: RuntimeConfig,
         crowded: Callable[[], bool],
     ) -> Play:
-        return partial(play_round, members, config, _Answers(members))
+        if self.ranker is None:
+            return partial(play_round, members, config, _Answers(members))
+        return partial(self._play, self.ranker, members, config)
+
+    def _play(
+        self, ranker: Ranker, members: Sequence[Member], config: AdaFuseConfig, first_word: bool
+    ) -> Steps[Outcome]:
+        started = time.perf_counter()
+        proposals = yield from together([answer(member, config) for member in members])
+        pool = union(members, proposals, first_word=first_word)
+        texts = [_until_stop(each.text, config).strip() for each in pool.candidates]
+        logits = ranker.compare(members[0].asked, texts)
+        places = range(len(texts))
+        ahead = [math.fsum(logits[i][j] - logits[j][i] for j in places if j != i) for i in places]
+        lost = [
+            sum((logits[i][j] <= 0) + (logits[j][i] > 0) for j in places if j != i) for i in places
+        ]
+        order = sorted(places, key=lambda place: (lost[place], -ahead[place]))
+        comparisons = max(1, 2 * (len(texts) - 1))
+        scored = [
+            _judged_by_own(pool.candidates[place], members, lost[place] / comparisons)
+            for place in order
+        ]
+        pool.candidates = [pool.candidates[place] for place in order]
+        for candidate in pool.candidates:
+            for member in members:
+                pool.place(member, candidate)
+        margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
+        return settle(pool, scored, margins, started)
 
 
 class MajorityVote(_WholeAnswers):
@@ -94,17 +157,27 @@ class MajorityVote(_WholeAnswers):
             votes[self._key(candidate.text, config)] += member.weight
         scored = []
         for candidate in pool.candidates:
-            own = [m if m in candidate.proposers else None for m in members]
-            nll = [math.inf if m is None else candidate.nll(m) for m in own]
             share = votes[self._key(candidate.text, config)] / math.fsum(votes.values())
-            scored.append(judged(candidate, members, nll, 1.0 - share))
+            scored.append(_judged_by_own(candidate, members, 1.0 - share))
             for member in members:
                 pool.place(member, candidate)
         margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
         return settle(pool, scored, margins, started)
 
     def _key(self, text: str, config: AdaFuseConfig) -> str:
-        return self.key(text[: min((text.find(s) for s in config.stop if s in text), default=None)])
+        return self.key(_until_stop(text, config))
+
+
+def _until_stop(text: str, config: AdaFuseConfig) -> str:
+    return text[: min((text.find(stop) for stop in config.stop if stop in text), default=None)]
+
+
+def _judged_by_own(
+    candidate: Candidate, members: Sequence[Member], score: float
+) -> results.Candidate:
+    """A candidate with the NLL of those who gave it alone: nobody else has read it."""
+    own = [candidate.nll(m) if m in candidate.proposers else math.inf for m in members]
+    return judged(candidate, members, own, score)
 
 
 class _Answers(NoDrafts):
