@@ -17,20 +17,21 @@ from adafuse_llm.embedded.train import (
     Trainer,
     assemble,
     build_tokenizer,
+    copy_tokenizer,
     learning_rate_factor,
     main,
     orthogonalise,
     plan_lanes,
     stage_at,
 )
-from adafuse_llm.embedded.world import Names
+from adafuse_llm.embedded.world import SKILLS, Names
 
 
 def tiny(name: str) -> Recipe:
     return replace(RECIPES[name], layers=1, width=32, inner=48, heads=2, kv_heads=2)
 
 
-def trainer(folder: Path, name: str = "wren", steps: int = 4) -> Trainer:
+def trainer(folder: Path, name: str = "wren", steps: int = 5) -> Trainer:
     return Trainer(
         tiny(name), folder, steps=steps, seed=5, tokens_per_step=512, tokenizer_scenes=60
     )
@@ -144,6 +145,47 @@ def test_the_last_part_of_training_has_its_own_stage_and_emphasis(tmp_path: Path
     assert all(stage.same_kind >= 0.5 for stage in stages)
 
 
+def test_a_third_part_has_its_own_learning_rate_and_half_of_it_are_agents(tmp_path: Path) -> None:
+    run = Trainer(
+        tiny("wren"),
+        tmp_path,
+        steps=11,
+        agent_steps=6,
+        seed=5,
+        tokens_per_step=3072,
+        tokenizer_scenes=60,
+    )
+    assert (run.taught, run.last) == (9, 15)
+    rates = [learning_rate_factor(step, 9, 9, 15) for step in range(9, 15)]
+    assert 0 < min(rates) <= max(rates) < 0.6
+    assert {span[3] for batch in run._batches() for span in batch.spans} <= {*SKILLS}
+    run.step = run.taught
+    read, agents = run._batches()
+    assert {span[3] for span in read.spans} <= {*SKILLS}
+    assert {span[3] for span in agents.spans} == {"tools"}
+    assert agents.ids.shape == (2, 640)
+    assert agents.mask.shape == (2, 1, 640, len(agents.prompt) + 640)
+    run.step = run.last - 1
+    _, later = run._batches()
+    assert later.ids.shape == (3, 640)
+    assert len(later.prompt) > len(agents.prompt)
+    run.step = run.taught
+    run.train_step()
+    assert run.step == 10
+
+
+def test_the_third_part_can_start_from_trained_members(tmp_path: Path) -> None:
+    first = trainer(tmp_path / "first")
+    first.train_step()
+    first.export(tmp_path / "out")
+    copy_tokenizer(tmp_path / "out" / "wren", tmp_path / "second" / "wren")
+    second = trainer(tmp_path / "second")
+    second.start_from(tmp_path / "out" / "wren")
+    assert second.step == second.taught
+    for name, value in first.model.state_dict().items():
+        torch.testing.assert_close(second.model.state_dict()[name], value)
+
+
 def test_orthogonalise_brings_singular_values_near_one() -> None:
     generator = torch.Generator().manual_seed(0)
     for shape in ((2, 24, 8), (2, 8, 24), (1, 16, 16)):
@@ -168,6 +210,7 @@ def test_two_workers_share_three_members_evenly() -> None:
         [("c", 50), ("a", 100)],
         [("b", 100), ("c", 100)],
     ]
+    assert plan_lanes(["a", "b", "c"], 140, 2, first=100)[0] == [("c", 120), ("a", 140)]
 
 
 def test_help_and_bad_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,10 @@ attention mask lets each branch see the prompt and itself only, and positions co
 prompt in every branch, so each question is seen exactly as it is asked later, while the passages
 are read once for all of them.
 
+Training has three parts: reading and arithmetic; for some members, more of what they are meant to
+be good at; then the use of tools, beside more of the same. The third can start from trained members
+(``--start-from``).
+
 Every step draws its text from its own seed (run seed, member, step), so a run that was interrupted
 continues from its checkpoint as if it had not been.
 """
@@ -24,6 +28,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -31,13 +36,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from adafuse_llm.adapters.conversation import Tool
 from adafuse_llm.documents import Passage, question_messages
+from adafuse_llm.embedded.agents import CALCULATE, LOOK_UP
+from adafuse_llm.embedded.dialogues import FORMS, Form, turns_of
 from adafuse_llm.embedded.world import (
+    NEEDS,
     SKILLS,
+    AgentCase,
     Case,
     Names,
     Skill,
     Split,
+    draw_agent_case,
     draw_problem,
     draw_scene,
     draw_sum,
@@ -51,10 +62,16 @@ BOUNDARY: Final = "\u2063"  # between syllables, while a tokenizer is trained
 TOKENS_PER_STEP: Final = 4096
 DEFAULT_STEPS: Final = 2200
 MAIN_SHARE: Final = 9 / 11  # of the steps; the rest is the last part
-FINISH_PEAK: Final = 0.6  # learning rate of the last part, against that of the main part
+FINISH_PEAK: Final = 0.6  # learning rate of the last parts, against that of the main part
+DEFAULT_AGENT_STEPS: Final = 650
+SHORT_SHARE: Final = 0.3  # of the part with tools, in which they are only named
+READING_TOKENS: Final = (640, 1280)  # of the old in a step: in that share, then
+AGENT_TOKENS: Final = (1280, 1920)  # of agents' turns in a step, likewise
+AGENT_LENGTH: Final = 640  # of a row of agents' turns, in tokens
 IGNORED: Final = -100
 
 Architecture = Literal["qwen3", "stablelm", "olmo2"]
+Learned = Skill | Literal["tools"]
 
 
 # --------------------------------------------------------------------------------------------
@@ -530,17 +547,94 @@ def draw_layout(rng: random.Random, passages: Sequence[Passage]) -> Layout:
 
 
 # --------------------------------------------------------------------------------------------
+# Tools as an agent is told of them
+# --------------------------------------------------------------------------------------------
+
+_OTHER_TOOLS: Final = (
+    ("send_mail", "Send a letter to a person.", "text"),
+    ("translate", "Translate a text.", "text"),
+    ("weather", "The weather of a place.", "place"),
+    ("play_music", "Play a piece of music.", "title"),
+    ("set_alarm", "Set an alarm.", "time"),
+    ("draw_map", "Draw a map of a place.", "place"),
+)
+_OTHER_WORDS: Final = {
+    "look_up": (
+        "Search the handbook for a name.",
+        "Look up a name in the handbook.",
+        "What the documents say about a person, place, product or event.",
+    ),
+    "calculate": (
+        "Calculate a sum.",
+        "Work out a sum such as 3 * 4.50 + 2.",
+        "A calculator for numbers.",
+    ),
+}
+_SHORT_SYSTEMS: Final[Mapping[Form, str]] = {
+    "tool calls": "To call a tool, look_up or calculate, write its name and arguments as JSON.",
+    "ReAct": "Write Thought, Action (look_up, calculate) and Action Input, or Thought and Answer.",
+}
+_AGENT_SYSTEMS: Final = (
+    "You are a helpful assistant.",
+    "You answer questions about a town. Use your tools.",
+    "Give short answers.",
+    "You are an agent with tools. Look up what you do not know.",
+)
+
+
+def draw_tools(rng: random.Random) -> list[Tool]:
+    """The two tools in any order, at times in other words, with titles, or beside another tool."""
+    tools = [LOOK_UP, CALCULATE]
+    for place, tool in enumerate(tools):
+        if rng.random() < 0.2:
+            tools[place] = replace(tool, description=rng.choice(_OTHER_WORDS[tool.name]))
+    if rng.random() < 0.25:
+        name, description, argument = rng.choice(_OTHER_TOOLS)
+        schema = {
+            "properties": {argument: {"type": "string"}},
+            "required": [argument],
+            "type": "object",
+        }
+        tools.append(Tool(name, description, schema))
+    rng.shuffle(tools)
+    style = rng.random()
+    if style < 0.35:
+        tools = [_with_title(tool) for tool in tools]
+    if style < 0.2:
+        tools = [_with_signature(tool) for tool in tools]
+    return tools
+
+
+def _with_title(tool: Tool) -> Tool:
+    """The argument with a title, as pydantic describes one."""
+    ((name, schema),) = tool.parameters["properties"].items()
+    titled = {name: {"title": name.title(), **schema}}
+    return replace(tool, parameters={**tool.parameters, "properties": titled})
+
+
+def _with_signature(tool: Tool) -> Tool:
+    """The description after the signature of the function, as LlamaIndex writes it."""
+    (argument,) = tool.parameters["properties"]
+    signature = f"{tool.name}({argument}: str) -> str"
+    return replace(tool, description=f"{signature}\n{tool.description}")
+
+
+# --------------------------------------------------------------------------------------------
 # Packs: one prompt, many questions
 # --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Branch:
-    """Tokens of a question and its answer; the last ``n_answer`` of them are learned."""
+    """Tokens of a question and its answer; the last ``n_answer`` of them are learned.
+
+    It continues the prompt, or the branch with the number ``parent`` (the first is 1).
+    """
 
     ids: list[int]
     n_answer: int
-    skill: Skill
+    skill: Learned
+    parent: int = 0
 
 
 @dataclass(frozen=True)
@@ -565,15 +659,22 @@ class Packer:
         self._end = tokenizer.convert_tokens_to_ids(recipe.end)
         self._eos = tokenizer.convert_tokens_to_ids(recipe.eos)
         self._bos = [] if recipe.bos is None else [tokenizer.convert_tokens_to_ids(recipe.bos)]
-        self._newline = len(self._encode("\n"))
+        self._newline = len(self.encode("\n"))
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
+        """Tokens of ``text``."""
         ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
         return ids
 
     def _encode_after_newline(self, text: str) -> list[int]:
         """Tokens of ``text`` as they are when a line break stands before it."""
-        return self._encode("\n" + text)[self._newline :]
+        return self.encode("\n" + text)[self._newline :]
+
+    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        text: str = self._tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+        return text
 
     def _chat(self, layout: Layout, content: str, example: Case | None) -> str:
         messages = [{"role": "system", "content": layout.system}] if layout.system else []
@@ -584,10 +685,7 @@ class Packer:
                 {"role": "assistant", "content": example.answer},
             ]
         messages.append({"role": "user", "content": content})
-        text: str = self._tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True
-        )
-        return text
+        return self._render(messages)
 
     def pack(self, layout: Layout, cases: Sequence[Case]) -> Pack:
         """The cases (all about the same passages) as one pack in the given layout."""
@@ -601,7 +699,7 @@ class Packer:
         # The shared part ends with the last line break before the question.
         cut = frame.rfind("\n", 0, frame.rindex("{q}")) + 1
         shared, rest = frame[:cut], frame[cut:]
-        prefix = self._encode(shared)
+        prefix = self.encode(shared)
         if layout.plain:
             prefix = self._bos + prefix
         branches = []
@@ -615,10 +713,10 @@ class Packer:
         return Pack(prefix, branches)
 
     def _branch_ids(self, text: str, continues: bool) -> list[int]:
-        return self._encode_after_newline(text) if continues else self._encode(text)
+        return self._encode_after_newline(text) if continues else self.encode(text)
 
     def _encode_after_letter(self, text: str) -> list[int]:
-        return self._encode(":" + text)[len(self._encode(":")) :]
+        return self.encode(":" + text)[len(self.encode(":")) :]
 
     def reading(self, names: Names, stage: Stage) -> Pack:
         """Passages and questions about them, by the member's mix of skills."""
@@ -671,6 +769,49 @@ class Packer:
             case = draw_sum(names) if rng.random() < 0.35 else draw_problem(names)
         return self.pack(layout, [case])
 
+    def told(self, form: Form, tools: Sequence[Tool], system: str) -> str:
+        """What every prompt of an agent with these tools begins with."""
+        prompts = [
+            self._render(turns_of(AgentCase(question, "", "none"), form, tools, system)[0][0])
+            for question in ("A", "B")
+        ]
+        return prompts[0][: _shared_lines(prompts)]
+
+    def dialogue(self, turns: Sequence[tuple[Sequence[Mapping[str, Any]], str]], told: str) -> Pack:
+        """Turns, each as the messages before it and its text, as branches that continue ``told``.
+
+        A turn continues the one before, up to where it tells it in another form.
+        """
+        branches: list[Branch] = []
+        at, parent, after_line = len(told), 0, True
+
+        def add(text: str, answer: list[int]) -> int:
+            ids = self._branch_ids(text, after_line) + answer
+            branches.append(Branch(ids, len(answer), "tools", parent))
+            return len(branches)
+
+        prompts = [self._render(messages) for messages, _ in turns]
+        said = [text for _, text in turns]
+        for prompt, text, follows in zip_longest(prompts, said, prompts[1:], fillvalue=""):
+            answer = [*self._encode_after_newline(text), self._end]
+            whole = f"{prompt}{text}{self.recipe.end}"
+            if follows and not follows.startswith(whole):
+                cut = _shared_lines([prompt, follows])
+                parent, after_line = add(prompt[at:cut], []), True
+                add(prompt[cut:], answer)
+                at = cut
+            else:
+                parent, after_line = add(prompt[at:], answer), False
+                at = len(whole)
+        return Pack([], branches)
+
+
+def _shared_lines(texts: Sequence[str]) -> int:
+    """How many characters of whole lines the texts begin with alike, with a line left of each."""
+    lines = [text.splitlines(keepends=True)[:-1] for text in texts]
+    shared = takewhile(lambda line: len(set(line)) == 1, zip(*lines, strict=False))
+    return sum(len(line[0]) for line in shared)
+
 
 # --------------------------------------------------------------------------------------------
 # Stages and batches
@@ -722,8 +863,9 @@ def stage_at(progress: float, rng: random.Random) -> Stage:
 
 @dataclass(frozen=True)
 class Batch:
-    """Token ids, positions and answers ``[rows, length]``, mask ``[rows, 1, length, length]``.
+    """Token ids, positions and answers ``[rows, length]``, mask ``[rows, 1, length, n + length]``.
 
+    ``prompt`` ``[n]`` is what all rows continue; mostly it is empty.
     ``labels`` and ``weights`` belong to the token at the *next* position.
     ``spans`` lists (row, first, last + 1, skill) of the answer predictions, for measuring.
     """
@@ -733,7 +875,8 @@ class Batch:
     mask: Tensor
     labels: Tensor
     weights: Tensor
-    spans: tuple[tuple[int, int, int, Skill], ...]
+    spans: tuple[tuple[int, int, int, Learned], ...]
+    prompt: Tensor
 
 
 def draw_packs(packer: Packer, names: Names, stage: Stage, n_rows: int) -> list[list[Pack]]:
@@ -765,44 +908,60 @@ def draw_packs(packer: Packer, names: Names, stage: Stage, n_rows: int) -> list[
 
 
 def assemble(
-    rows: Sequence[Sequence[Pack]], length: int, rng: random.Random, context_weight: float
+    rows: Sequence[Sequence[Pack]],
+    length: int,
+    rng: random.Random,
+    context_weight: float,
+    prompt: Sequence[int] = (),
 ) -> Batch:
-    """Rows of packs as tensors. A fifth of the prompt tokens is learned with a small weight."""
+    """Rows of packs as tensors; all packs continue ``prompt``.
+
+    A fifth of the tokens of the packs' own prompts is learned with a small weight.
+    """
     shape = (len(rows), length)
     ids = np.zeros(shape, np.int64)
     positions = np.zeros(shape, np.int64)
-    owner = np.full(shape, -1, np.int64)  # which pack of the row
-    branch_of = np.zeros(shape, np.int64)  # 0 for the prompt, else the branch
     labels = np.full(shape, IGNORED, np.int64)
     weights = np.zeros(shape, np.float32)
-    spans: list[tuple[int, int, int, Skill]] = []
+    mask = np.ones((*shape, len(prompt) + length), bool)
+    spans: list[tuple[int, int, int, Learned]] = []
     noise = np.random.default_rng(rng.getrandbits(32))
+    causal = np.tril(np.ones((length, length), bool))
     for r, packs in enumerate(rows):
+        part = np.zeros(length, np.int64)  # number of the prompt or branch; 0 is padding
+        seen = [{0}]  # by each part: itself and what it continues
+        ends = [0]  # position after each part
         at = 0
-        for number, pack in enumerate(packs):
+        for pack in packs:
             n = len(pack.prefix)
+            root = len(seen)
+            seen.append({root})
+            ends.append(len(prompt) + n)
             ids[r, at : at + n] = pack.prefix
-            positions[r, at : at + n] = np.arange(n)
-            owner[r, at : at + n] = number
+            positions[r, at : at + n] = len(prompt) + np.arange(n)
+            part[at : at + n] = root
             chosen = np.flatnonzero(noise.random(max(n - 1, 0)) < 0.2)
             labels[r, at + chosen] = ids[r, at + chosen + 1]
             weights[r, at + chosen] = context_weight
             at += n
-            for index, branch in enumerate(pack.branches, start=1):
+            for branch in pack.branches:
                 m = len(branch.ids)
+                start = ends[root + branch.parent]
+                part[at : at + m] = len(seen)
+                seen.append({len(seen)} | seen[root + branch.parent])
+                ends.append(start + m)
                 ids[r, at : at + m] = branch.ids
-                positions[r, at : at + m] = n + np.arange(m)
-                owner[r, at : at + m] = number
-                branch_of[r, at : at + m] = index
-                first, last = at + m - branch.n_answer - 1, at + m - 1
-                labels[r, first:last] = branch.ids[-branch.n_answer :]
-                weights[r, first:last] = 1.0
-                spans.append((r, first, last, branch.skill))
+                positions[r, at : at + m] = start + np.arange(m)
+                if branch.n_answer:
+                    first, last = at + m - branch.n_answer - 1, at + m - 1
+                    labels[r, first:last] = branch.ids[-branch.n_answer :]
+                    weights[r, first:last] = 1.0
+                    spans.append((r, first, last, branch.skill))
                 at += m
-    same = owner[:, :, None] == owner[:, None, :]
-    seen = (branch_of[:, None, :] == 0) | (branch_of[:, :, None] == branch_of[:, None, :])
-    causal = np.tril(np.ones((length, length), bool))
-    mask = same & seen & causal
+        sees = np.zeros((len(seen), len(seen)), bool)
+        for number, parts in enumerate(seen):
+            sees[number, list(parts)] = True
+        mask[r, :, len(prompt) :] = sees[part[:, None], part[None, :]] & causal
     return Batch(
         torch.from_numpy(ids),
         torch.from_numpy(positions),
@@ -810,6 +969,7 @@ def assemble(
         torch.from_numpy(labels),
         torch.from_numpy(weights),
         tuple(spans),
+        torch.tensor(prompt, dtype=torch.int64),
     )
 
 
@@ -824,6 +984,44 @@ def draw_batch(
     n_rows = max(1, tokens // stage.length)
     rows = draw_packs(packer, Names(rng, split), stage, n_rows)
     return assemble(rows, stage.length, rng, context_weight=0.1)
+
+
+def draw_agent_batch(
+    packer: Packer, seed: int, step: int, progress: float, tokens: int, split: Split = "train"
+) -> Batch:
+    """Turns of agents that are all told of the same tools; depends on its arguments only.
+
+    First the tools are only named, and most cases end with the first turn of their question: which
+    tool, and with which argument, is learned from many short prompts. Then the prompts are real,
+    most cases go on to their answer, and more of them read what a tool returned.
+    """
+    rng = random.Random(f"{split} tools {seed} {packer.recipe.name} {step}")
+    names = Names(rng, split)
+    form = rng.choice(FORMS)
+    is_short = progress < SHORT_SHARE
+    tools = [] if is_short else draw_tools(rng)
+    system = rng.choice(_AGENT_SYSTEMS) if rng.random() < 0.5 else ""
+    if is_short:
+        system = _SHORT_SYSTEMS[form]
+    told = packer.told(form, tools, system)
+    n_rows = max(1, tokens // AGENT_LENGTH)
+    rows: list[list[Pack]] = [[] for _ in range(n_rows)]
+    room = [AGENT_LENGTH] * n_rows
+    too_long = 0
+    while too_long < 4:
+        (need,) = rng.choices(NEEDS, (5, 3, 4, 3) if is_short else (6, 2, 5, 2))
+        case = draw_agent_case(names, need)
+        turns = turns_of(case, form, tools, system, earlier=True)
+        if rng.random() < (0.75 if is_short else 0.2):
+            turns = turns[: len(turns) - len(case.uses)]
+        pack = packer.dialogue(turns, told)
+        row = max(range(n_rows), key=lambda index: room[index])
+        if len(pack) > room[row]:
+            too_long += 1
+            continue
+        rows[row].append(pack)
+        room[row] -= len(pack)
+    return assemble(rows, AGENT_LENGTH, rng, context_weight=0.1, prompt=packer.encode(told))
 
 
 # --------------------------------------------------------------------------------------------
@@ -879,20 +1077,25 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     return whitened
 
 
-def learning_rate_factor(step: int, main: int, steps: int) -> float:
-    """Warm-up, a constant third, linearly to zero; then the same from a lower peak, no plateau."""
+def learning_rate_factor(step: int, main: int, steps: int, end: int = 0) -> float:
+    """Warm-up, a constant third, linearly to zero; twice the same from a lower peak, up to
+    ``steps`` with no plateau and up to ``end``.
+    """
     if step < main:
         return min((step + 1) / 40, 1.0, (main - step) / (main * 0.67))
-    return FINISH_PEAK * min((step - main + 1) / 20, (steps - step) / (steps - main))
+    if step < steps:
+        return FINISH_PEAK * min((step - main + 1) / 20, (steps - step) / (steps - main))
+    falling = (end - step) / ((end - steps) * 0.67)
+    return FINISH_PEAK * min((step - steps + 1) / 20, 1.0, falling)
 
 
 def main_steps(steps: int) -> int:
-    """Steps of the main part, of `steps` in all."""
+    """Steps of the main part, of `steps` in the first two."""
     return round(steps * MAIN_SHARE)
 
 
 def last_step(recipe: Recipe, steps: int) -> int:
-    """Where the training of a member ends: it may have a main part only."""
+    """Where the first two parts end: a member may have a main part only."""
     return main_steps(steps) if recipe.finish is None else steps
 
 
@@ -906,6 +1109,7 @@ class Trainer:
         *,
         steps: int,
         seed: int,
+        agent_steps: int = 0,
         tokens_per_step: int = TOKENS_PER_STEP,
         muon_rate: float = 0.02,
         adam_rate: float = 3e-3,
@@ -923,18 +1127,24 @@ class Trainer:
         self.main = main_steps(steps)
         self.packer = Packer(recipe, self.tokenizer, recipe.emphasis)
         self.finisher = Packer(recipe, self.tokenizer, recipe.finish or recipe.emphasis)
-        self.last = last_step(recipe, steps)
+        self.taught = last_step(recipe, steps)
+        self.last = self.taught + agent_steps
+        self.rates = (muon_rate, adam_rate)
+        self.optimisers = self._fresh_optimisers()
+        self.step = 0
+
+    def _fresh_optimisers(self) -> list[tuple[torch.optim.Optimizer, float]]:
+        muon_rate, adam_rate = self.rates
         matrices = [p for p in self.model.model.layers.parameters() if p.ndim == 2]
         chosen = {id(p) for p in matrices}
         others = [p for p in self.model.parameters() if id(p) not in chosen]
-        self.optimisers: list[tuple[torch.optim.Optimizer, float]] = [
+        return [
             (Muon(matrices, lr=muon_rate), muon_rate),
             (
                 torch.optim.AdamW(others, lr=adam_rate, betas=(0.9, 0.98), weight_decay=0.0),
                 adam_rate,
             ),
         ]
-        self.step = 0
 
     @property
     def checkpoint(self) -> Path:
@@ -946,6 +1156,7 @@ class Trainer:
         state = {
             "step": self.step,
             "steps": self.steps,
+            "last": self.last,
             "seed": self.seed,
             "model": self.model.state_dict(),
             "optimisers": [optimiser.state_dict() for optimiser, _ in self.optimisers],
@@ -959,10 +1170,12 @@ class Trainer:
         if not self.checkpoint.exists():
             return False
         state = torch.load(self.checkpoint, weights_only=True)
-        if (state["steps"], state["seed"]) != (self.steps, self.seed):
+        run = (self.steps, self.last, self.seed)
+        if (state["steps"], state["last"], state["seed"]) != run:
             raise SystemExit(
-                f"{self.checkpoint} is of a run with {state['steps']} steps and seed "
-                f"{state['seed']}, not {self.steps} and {self.seed}; choose another --work folder"
+                f"{self.checkpoint} is of a run with {state['steps']} steps up to step "
+                f"{state['last']} and seed {state['seed']}, not {run[0]}, {run[1]} and {run[2]}; "
+                "choose another --work folder"
             )
         self.model.load_state_dict(state["model"])
         for (optimiser, _), saved in zip(self.optimisers, state["optimisers"], strict=True):
@@ -970,68 +1183,101 @@ class Trainer:
         self.step = state["step"]
         return True
 
-    def _predict(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits ``[n, vocabulary]``, labels ``[n]`` and weights ``[n]`` of learned positions."""
-        hidden = self.model.model(
+    def start_from(self, folder: Path) -> None:
+        """Take the weights of a trained member in ``folder`` and go on with the part with tools."""
+        from transformers import AutoModelForCausalLM
+
+        trained = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.model.load_state_dict(trained.state_dict())
+        self.step = self.taught
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """Last hidden states ``[rows, length, width]``."""
+        past = None
+        if len(batch.prompt):
+            past = self.model.model(input_ids=batch.prompt[None], use_cache=True).past_key_values
+            past.batch_repeat_interleave(len(batch.ids))
+        states: Tensor = self.model.model(
             input_ids=batch.ids,
             attention_mask=batch.mask,
             position_ids=batch.positions,
-            use_cache=False,
+            past_key_values=past,
+            use_cache=past is not None,
         ).last_hidden_state
+        return states
+
+    def _predict(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits ``[n, vocabulary]``, labels ``[n]`` and weights ``[n]`` of learned positions."""
         chosen = batch.weights > 0
-        logits: Tensor = self.model.lm_head(hidden[chosen])
+        logits: Tensor = self.model.lm_head(self.hidden(batch)[chosen])
         return logits, batch.labels[chosen], batch.weights[chosen]
+
+    def _batches(self) -> list[Batch]:
+        """The text of this step; in the part with tools, some of the old and agents' turns."""
+        packer = self.packer if self.step < self.main else self.finisher
+        progress = min(self.step / self.main, 1.0)
+        if self.step < self.taught:
+            return [draw_batch(packer, self.seed, self.step, progress, self.tokens)]
+        of_part = (self.step - self.taught) / (self.last - self.taught)
+        is_real = of_part >= SHORT_SHARE
+        return [
+            draw_batch(packer, self.seed, self.step, progress, READING_TOKENS[is_real]),
+            draw_agent_batch(packer, self.seed, self.step, of_part, AGENT_TOKENS[is_real]),
+        ]
 
     def train_step(self) -> float:
         """One step; returns the mean loss of answer tokens in nats."""
-        packer = self.packer if self.step < self.main else self.finisher
-        progress = min(self.step / self.main, 1.0)
-        batch = draw_batch(packer, self.seed, self.step, progress, self.tokens)
-        logits, labels, weights = self._predict(batch)
-        losses = nn.functional.cross_entropy(logits, labels, reduction="none")
-        loss = (losses * weights).sum() / weights.sum()
-        loss.backward()  # type: ignore[no-untyped-call]
+        if self.step == self.taught:
+            self.optimisers = self._fresh_optimisers()
+        batches = self._batches()
+        total = sum(float(batch.weights.sum()) for batch in batches)
+        answered = n_answers = 0.0
+        for batch in batches:
+            logits, labels, weights = self._predict(batch)
+            losses = nn.functional.cross_entropy(logits, labels, reduction="none")
+            ((losses * weights).sum() / total).backward()  # type: ignore[no-untyped-call]
+            answered += float(losses.detach()[weights == 1.0].sum())
+            n_answers += int((weights == 1.0).sum())
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        factor = learning_rate_factor(self.step, self.main, self.steps)
+        factor = learning_rate_factor(self.step, self.main, self.taught, self.last)
         for optimiser, rate in self.optimisers:
             for group in optimiser.param_groups:
                 group["lr"] = rate * factor
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         self.step += 1
-        answers = weights == 1.0
-        return float(losses.detach()[answers].mean())
+        return answered / n_answers
 
     @torch.no_grad()
     def check(self, batches: int = 3) -> dict[str, float]:
         """Share of held-out answers predicted exactly (every token given the ones before)."""
-        right = dict.fromkeys(SKILLS, 0)
-        asked = dict.fromkeys(SKILLS, 0)
+        learned: tuple[Learned, ...] = (*SKILLS, "tools")
+        right = dict.fromkeys(learned, 0)
+        asked = dict.fromkeys(learned, 0)
         even = Emphasis(dict.fromkeys(self.recipe.emphasis.mix, 1.0), arithmetic=0.2)
         packer = Packer(self.recipe, self.tokenizer, even)
         for index in range(batches):
-            batch = draw_batch(packer, self.seed, index, 0.59, 8192, "heldout")
-            hidden = self.model.model(
-                input_ids=batch.ids,
-                attention_mask=batch.mask,
-                position_ids=batch.positions,
-                use_cache=False,
-            ).last_hidden_state
-            hits = self.model.lm_head(hidden).argmax(-1) == batch.labels
-            for row, first, last, skill in batch.spans:
-                right[skill] += bool(hits[row, first:last].all())
-                asked[skill] += 1
-        return {skill: right[skill] / max(asked[skill], 1) for skill in SKILLS}
+            read = draw_batch(packer, self.seed, index, 0.59, 8192, "heldout")
+            for batch in (read, draw_agent_batch(packer, self.seed, index, 1.0, 4096, "heldout")):
+                hits = self.model.lm_head(self.hidden(batch)).argmax(-1) == batch.labels
+                for row, first, last, skill in batch.spans:
+                    right[skill] += bool(hits[row, first:last].all())
+                    asked[skill] += 1
+        return {skill: right[skill] / max(asked[skill], 1) for skill in learned}
 
     def export(self, out: Path) -> None:
         """Write the member to ``out/<name>`` in the standard format (float32 safetensors)."""
         folder = out / self.recipe.name
-        folder.mkdir(parents=True, exist_ok=True)
+        copy_tokenizer(self.folder, folder)
         self.model.save_pretrained(folder)
-        for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json"):
-            source = self.folder / name
-            if source.exists():
-                (folder / name).write_bytes(source.read_bytes())
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copy a member's tokenizer from one folder to another."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json"):
+        if (source / name).exists():
+            (folder / name).write_bytes((source / name).read_bytes())
 
 
 # --------------------------------------------------------------------------------------------
@@ -1047,9 +1293,13 @@ def _report(line: Mapping[str, Any]) -> None:
 def _train_one(args: argparse.Namespace, name: str, until: int) -> None:
     """Train one member up to step ``until``; one JSON line per report on standard output."""
     torch.set_num_threads(args.threads)
-    trainer = Trainer(RECIPES[name], args.work, steps=args.steps, seed=args.seed)
-    if args.resume:
-        trainer.resume()
+    if args.start_from:
+        copy_tokenizer(args.start_from / name, args.work / name)
+    trainer = Trainer(
+        RECIPES[name], args.work, steps=args.steps, seed=args.seed, agent_steps=args.agent_steps
+    )
+    if not (args.resume and trainer.resume()) and args.start_from:
+        trainer.start_from(args.start_from / name)
     losses: list[float] = []
     until = min(until, trainer.last)
     while trainer.step < until:
@@ -1067,8 +1317,11 @@ def _train_one(args: argparse.Namespace, name: str, until: int) -> None:
         trainer.export(args.out)
 
 
-def plan_lanes(members: Sequence[str], steps: int, workers: int) -> list[list[tuple[str, int]]]:
-    """What each worker trains, as (member, until step), so that all are busy to the end.
+def plan_lanes(
+    members: Sequence[str], steps: int, workers: int, first: int = 0
+) -> list[list[tuple[str, int]]]:
+    """What each worker trains, as (member, until step), so that all are busy from step ``first``
+    to the end.
 
     Three members on two workers: the third is trained half by one and half by the other.
     """
@@ -1079,7 +1332,7 @@ def plan_lanes(members: Sequence[str], steps: int, workers: int) -> list[list[tu
         return lanes
     if len(members) == 3 and workers == 2:
         a, b, c = members
-        return [[(c, steps // 2), (a, steps)], [(b, steps), (c, steps)]]
+        return [[(c, (first + steps) // 2), (a, steps)], [(b, steps), (c, steps)]]
     lanes = [[] for _ in range(workers)]
     for index, member in enumerate(members):
         lanes[index % workers].append((member, steps))
@@ -1096,6 +1349,9 @@ def _run_lane(
         command += ["--out", str(args.out), "--work", str(args.work)]
         command += ["--threads", str(args.threads), "--save-every", str(args.save_every)]
         command += ["--check-every", str(args.check_every)]
+        command += ["--agent-steps", str(args.agent_steps)]
+        if args.start_from:
+            command += ["--start-from", str(args.start_from)]
         environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
         with subprocess.Popen(  # noqa: S603
             command, stdout=subprocess.PIPE, text=True, env=environment
@@ -1125,7 +1381,13 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=Path("embedded-training"), help="checkpoints")
     parser.add_argument("--members", nargs="+", choices=list(RECIPES), default=list(RECIPES))
     parser.add_argument(
-        "--steps", type=int, default=DEFAULT_STEPS, help="steps per member, both parts"
+        "--steps", type=int, default=DEFAULT_STEPS, help="steps per member, first two parts"
+    )
+    parser.add_argument(
+        "--agent-steps", type=int, default=DEFAULT_AGENT_STEPS, help="steps of the part with tools"
+    )
+    parser.add_argument(
+        "--start-from", type=Path, help="folder of trained members, to do the part with tools only"
     )
     parser.add_argument("--seed", type=int, default=2026)
     parser.add_argument("--workers", type=int, default=2, help="members trained side by side")
@@ -1136,9 +1398,15 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--worker", choices=list(RECIPES), help=argparse.SUPPRESS)
     parser.add_argument("--until", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    for name in ("steps", "workers", "threads", "save_every"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1")
+    for name, least in (
+        ("steps", 1),
+        ("agent_steps", 0),
+        ("workers", 1),
+        ("threads", 1),
+        ("save_every", 1),
+    ):
+        if getattr(args, name) < least:
+            parser.error(f"--{name.replace('_', '-')} must be at least {least}")
     return args
 
 
@@ -1146,17 +1414,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry; returns the exit code."""
     args = _arguments(argv)
     if args.worker:
-        _train_one(args, args.worker, args.until or args.steps)
+        _train_one(args, args.worker, args.until or args.steps + args.agent_steps)
         return 0
     from tqdm.auto import tqdm
 
     if not args.resume:
         for name in args.members:
             (args.work / name / "checkpoint.pt").unlink(missing_ok=True)
-    lanes = plan_lanes(args.members, args.steps, args.workers)
+    first = args.steps if args.start_from else 0
+    lanes = plan_lanes(args.members, args.steps + args.agent_steps, args.workers, first)
     bars = {
         name: tqdm(
-            total=last_step(RECIPES[name], args.steps), desc=name, position=position, unit="step"
+            total=last_step(RECIPES[name], args.steps) + args.agent_steps,
+            desc=name,
+            position=position,
+            unit="step",
         )
         for position, name in enumerate(args.members)
     }

@@ -1,0 +1,105 @@
+"""Two tools, with which the embedded members act as small agents.
+
+    look_up     what the handbook says about a name
+    calculate   a sum of numbers
+    TOOLS       both as members are told of them (`adafuse_llm.adapters.conversation.Tool`)
+
+The members know two forms of using them: the text form that `to_messages` writes, and, under
+`REACT_HEADER`, thoughts, actions and observations. `REACT_HEADER` is the ``system_header`` of
+LlamaIndex's ``ReActChatFormatter``.
+"""
+
+# Annotations stay objects: frameworks show them to members, and a string would have quotes.
+
+import ast
+from collections.abc import Sequence
+from decimal import Decimal
+from functools import cache
+from typing import Final
+
+from adafuse_llm.adapters.conversation import Tool
+from adafuse_llm.documents import Passage, Retriever, read_documents
+from adafuse_llm.embedded import handbook_path
+from adafuse_llm.errors import InvalidInputError
+
+__all__ = ["CALCULATE", "LOOK_UP", "REACT_HEADER", "TOOLS", "calculate", "look_up", "one_line"]
+
+MAX_PASSAGES: Final = 2
+
+REACT_HEADER: Final = """\
+You have these tools:
+
+{tool_desc}
+Reply in one of two forms. To use a tool ({tool_names}):
+
+Thought: why
+Action: the tool's name
+Action Input: {{"the argument's name": "its value"}}
+
+What it returns comes next, as an Observation. To answer:
+
+Thought: why
+Answer: the answer"""
+
+
+def look_up(query: str) -> str:
+    """Find out what the handbook says about a name."""
+    return one_line(_handbook().search(query, MAX_PASSAGES))
+
+
+def calculate(expression: str) -> str:
+    """Work out a sum of numbers with +, - and *."""
+    try:
+        tree = ast.parse(expression.strip(), mode="eval")
+        return f"{_value(tree.body, expression):f}"
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise _not_a_sum(expression) from error
+
+
+def _tool(name: str, description: str, argument: str) -> Tool:
+    schema = {
+        "properties": {argument: {"type": "string"}},
+        "required": [argument],
+        "type": "object",
+    }
+    return Tool(name, description, schema)
+
+
+LOOK_UP: Final = _tool("look_up", look_up.__doc__ or "", "query")
+CALCULATE: Final = _tool("calculate", calculate.__doc__ or "", "expression")
+TOOLS: Final[tuple[Tool, ...]] = (LOOK_UP, CALCULATE)
+
+
+def one_line(passages: Sequence[Passage]) -> str:
+    """Passages as `look_up` returns them: numbered, on one line."""
+    return " ".join(
+        f"[{number}] {' '.join(passage.text.split())}"
+        for number, passage in enumerate(passages, start=1)
+    )
+
+
+@cache
+def _handbook() -> Retriever:
+    return Retriever(read_documents([handbook_path()]))
+
+
+def _value(node: ast.expr, expression: str) -> Decimal:
+    """The value of an expression of decimals, ``+``, ``-``, ``*`` and parentheses."""
+    match node:
+        case ast.Constant(value=int() | float()) if not isinstance(node.value, bool):
+            return Decimal(ast.get_source_segment(expression.strip(), node) or "")
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand, expression)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _value(left, expression) + _value(right, expression)
+        case ast.BinOp(left=left, op=ast.Sub(), right=right):
+            return _value(left, expression) - _value(right, expression)
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            return _value(left, expression) * _value(right, expression)
+    raise _not_a_sum(expression)
+
+
+def _not_a_sum(expression: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"calculate takes decimal numbers, +, -, * and parentheses; got {expression!r:.80}"
+    )
