@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from adafuse_llm.errors import InvalidOptionError, nearest
 
 
-class _Options(BaseModel):
+class Options(BaseModel):
     """A frozen set of options; what is wrong with one is said in one line."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
@@ -23,7 +23,7 @@ class _Options(BaseModel):
             raise InvalidOptionError(_explain(error, list(type(self).model_fields))) from None
 
 
-class RuntimeConfig(_Options):
+class RuntimeConfig(Options):
     """How an engine runs requests: what they cost, never what they return.
 
     Raises:
@@ -51,7 +51,7 @@ class RuntimeConfig(_Options):
     )
 
 
-class AdaFuseConfig(_Options):
+class AdaFuseConfig(Options):
     """Options of AdaFuse decoding (arXiv 2601.06022, §3 and §4.1).
 
     Change it by copy with :meth:`override`. Decoding is deterministic: there is no temperature

@@ -8,12 +8,14 @@ import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from functools import partial
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
+from adafuse_llm.config_file import read_config
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.decoding.rounds import cancelled, decode, score_texts
 from adafuse_llm.decoding.strategies import find_strategy
@@ -25,10 +27,10 @@ from adafuse_llm.errors import (
     MemberError,
     nearest,
 )
-from adafuse_llm.memory import CacheMemory
+from adafuse_llm.memory import CacheMemory, give_back
 from adafuse_llm.results import Generation, Round, Scores, StreamEvent
 from adafuse_llm.scheduler import Outbox, Request, Scheduler
-from adafuse_llm.text.chat import check_messages
+from adafuse_llm.text.chat import as_plain_text, check_messages
 from adafuse_llm.text.stops import Transcript
 from adafuse_llm.text.words import check_text
 
@@ -163,6 +165,42 @@ class AdaFuseEngine:
         paths = [str(path) for path in member_paths()]
         return cls.from_pretrained(
             paths, config=config, strategy=strategy, runtime=runtime, on_round=on_round
+        )
+
+    @classmethod
+    def from_config(
+        cls,
+        path: str | PathLike[str],
+        *,
+        runtime: RuntimeConfig | None = None,
+        trust_remote_code: bool = False,
+        on_round: RoundObserver | None = None,
+    ) -> AdaFuseEngine:
+        """The ensemble that a configuration file describes, such as one by ``adafuse tune``.
+
+        Args:
+            path: YAML or JSON; see :mod:`adafuse_llm.config_file`.
+            runtime: as for `from_pretrained`.
+            trust_remote_code: as for `from_pretrained`; a file cannot allow it.
+            on_round: as for `from_pretrained`.
+
+        Raises:
+            InvalidInputError: there is no such file, or it says something that cannot be used.
+            LoadError: a member cannot be loaded, or cannot take part in an ensemble.
+        """
+        from adafuse_llm.embedded import member_paths
+
+        said = read_config(path)
+        return cls.from_pretrained(
+            said.models or [str(member) for member in member_paths()],
+            config=said.config,
+            strategy=said.strategy,
+            runtime=runtime,
+            dtype=said.dtype,
+            device_map=said.device_map,
+            revision=said.revision,
+            trust_remote_code=trust_remote_code,
+            on_round=on_round,
         )
 
     @property
@@ -377,6 +415,7 @@ class AdaFuseEngine:
     def close(self) -> None:
         """End running requests and stop the threads. The engine takes no more requests."""
         self._scheduler.close()
+        give_back()
 
     def __enter__(self) -> Self:
         return self
@@ -485,13 +524,14 @@ class AdaFuseEngine:
             if not prompt and not may_be_empty:
                 raise InvalidInputError("the prompt is empty: pass some text to continue")
         top = self.strategy.top(config)
+        asked = prompt if messages is None else as_plain_text(messages)
         members = []
         for backend, weight in chosen:
             ids = _encode(backend, prompt, messages)
             if prompt == "":
                 ids = ids or sorted(backend.end_ids)[:1]
             _check_window(backend, len(ids))
-            members.append(Member(backend, ids, top, weight))
+            members.append(Member(backend, ids, top, weight, asked or ""))
         return members, spaces
 
     def _is_crowded(self) -> bool:

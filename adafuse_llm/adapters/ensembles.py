@@ -7,16 +7,19 @@ import threading
 import uuid
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from adafuse_llm import __version__
 from adafuse_llm.config import RuntimeConfig
+from adafuse_llm.config_file import read_config
 from adafuse_llm.engine import AdaFuseEngine
-from adafuse_llm.errors import InvalidInputError
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest
 from adafuse_llm.loading import MemberSpec, as_spec, member_names
 
 if TYPE_CHECKING:
+    from os import PathLike
+
     import torch
 
 
@@ -124,6 +127,42 @@ class Ensemble:
             trust_remote_code=self.trust_remote_code,
             revision=self.revision,
         )
+
+
+def configured(path: str | PathLike[str]) -> dict[str, Any]:
+    """What a configuration file says, as a framework's model takes it: members that decode, how
+    they are loaded, and options. Members are absent where they are the embedded ones, all of them.
+
+    Raises:
+        InvalidInputError: there is no such file, or it says something that cannot be used.
+    """
+    said = read_config(path)
+    if said.strategy != "adafuse":
+        raise InvalidOptionError(
+            f"configuration file {path}: strategy must be 'adafuse' here; got {said.strategy!r}. "
+            "Pass engine=AdaFuseEngine.from_config(...), which takes any."
+        )
+    options = said.config.model_dump(include=set(said.options))
+    chosen = options.pop("members", None)
+    fields = {name: getattr(said, name) for name in ("dtype", "device_map", "revision")}
+    if said.models or chosen:
+        specs = tuple(MemberSpec(path=each) for each in said.models) or _embedded()
+        named = dict(zip(member_names(specs), specs, strict=True))
+        for name in chosen or ():
+            if name not in named:
+                raise InvalidOptionError(
+                    f"configuration file {path}: there is no member {name!r}."
+                    f"{nearest(name, named)} Members: {', '.join(named)}."
+                )
+        kept = [name for name in named if name in (chosen or named)]
+        fields["members"] = [replace(named[name], name=name) for name in kept]
+        weights = options.get("weights")
+        if chosen and weights is not None:
+            by_name = (
+                weights if isinstance(weights, dict) else dict(zip(named, weights, strict=False))
+            )
+            options["weights"] = {name: by_name[name] for name in kept if name in by_name}
+    return {**fields, **options}
 
 
 _ENGINES: dict[str, AdaFuseEngine] = {}

@@ -42,6 +42,7 @@ from typing import Any
 from tqdm import tqdm
 
 from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
+from adafuse_llm.config_file import ConfigFile, read_config
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, MissingDependencyError
 from adafuse_llm.evaluation.runner import in_order
@@ -75,8 +76,9 @@ class AdaFuseLM(LM):  # type: ignore[misc]
 
     Args:
         engine: a loaded ensemble; or
-        models: paths or hub ids, in a list or separated by ";". Without either the embedded members
-            answer.
+        models: paths or hub ids, in a list or separated by ";". Where nothing names any, the
+            embedded members answer.
+        config: a configuration file (`adafuse_llm.config_file`); other arguments come before it.
         strategy: how loaded members decode, by name; likelihoods do not depend on it.
         batch_size: requests at the same time, which share forward passes; "auto" for 16.
         max_batch_size: the same where `batch_size` is "auto".
@@ -97,12 +99,13 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         engine: AdaFuseEngine | None = None,
         *,
         models: str | Sequence[str] = (),
-        strategy: str = "adafuse",
+        config: str | None = None,
+        strategy: str | None = None,
         batch_size: int | str = 1,
         max_batch_size: int | None = None,
         device: str | None = None,
         device_map: str | None = None,
-        dtype: str = "auto",
+        dtype: str | None = None,
         revision: str | None = None,
         trust_remote_code: bool = False,
         check_greedy: bool = True,
@@ -115,23 +118,24 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         self.requests = int(batch_size)
         self.check_greedy = check_greedy
         if engine is not None:
-            if models:
-                raise InvalidInputError("pass either a loaded engine or models")
+            if models or config:
+                raise InvalidInputError("pass either a loaded engine, or models or a configuration")
             engine.config.override(options)
             self.engine, self.options = engine, options
             return
         from adafuse_llm.embedded import member_paths
 
-        paths = models.split(";") if isinstance(models, str) else list(models)
+        said = ConfigFile() if config is None else read_config(config)
+        paths = models.split(";") if models and isinstance(models, str) else list(models)
         self.options = {}
         self.engine = AdaFuseEngine.from_pretrained(
-            paths or [str(path) for path in member_paths()],
-            config=AdaFuseConfig(**options),
-            strategy=strategy,
+            paths or said.models or [str(path) for path in member_paths()],
+            config=AdaFuseConfig(**{**said.options, **options}),
+            strategy=strategy or said.strategy,
             runtime=RuntimeConfig(max_requests=self.requests),
-            dtype=dtype,
-            device_map=device_map or _present(device),
-            revision=revision,
+            dtype=dtype or said.dtype,
+            device_map=device_map or said.device_map or _present(device),
+            revision=revision or said.revision,
             trust_remote_code=trust_remote_code,
         )
 

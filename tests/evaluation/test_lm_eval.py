@@ -207,6 +207,24 @@ def test_models_are_loaded_as_the_command_line_names_them(monkeypatch):
     assert [path.rpartition("/")[2] for path in loaded[1][0]] == ["wren", "heron", "finch"]
 
 
+def test_a_configuration_file_names_models_and_options(monkeypatch, tmp_path):
+    loaded = []
+
+    def load(paths, **options):
+        loaded.append((paths, options))
+        return AdaFuseEngine([FakeBackend("one", word_by_word)], options["config"])
+
+    monkeypatch.setattr(AdaFuseEngine, "from_pretrained", load)
+    path = tmp_path / "tuned.yaml"
+    path.write_text("models: [org/one]\ndtype: float64\nmax_words: 2\nmax_new_tokens: 9\n")
+    AdaFuseLM.create_from_arg_string(f"config={path},max_words=1", {})
+    ((paths, options),) = loaded
+    assert (list(paths), options["dtype"]) == (["org/one"], "float64")
+    assert (options["config"].max_words, options["config"].max_new_tokens) == (1, 9)
+    with pytest.raises(InvalidInputError, match="either"):
+        lm(ONE, config=str(path))
+
+
 def test_without_the_harness_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)

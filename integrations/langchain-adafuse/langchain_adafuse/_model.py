@@ -24,7 +24,7 @@ from adafuse_llm import (
     RuntimeConfig,
     StreamEvent,
 )
-from adafuse_llm.adapters.ensembles import Ensemble
+from adafuse_llm.adapters.ensembles import Ensemble, configured
 from adafuse_llm.adapters.options import check_options
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.summary import RoundDetail
@@ -126,6 +126,19 @@ class EnsembleModel(Serializable):
     def from_embedded(cls, **fields: Any) -> Self:
         """The three small models that ship with adafuse-llm."""
         return cls(members="embedded", **fields)
+
+    @classmethod
+    def from_config(cls, path: str | os.PathLike[str], **fields: Any) -> Self:
+        """What a configuration file describes, such as one that ``adafuse tune`` wrote.
+
+        Args:
+            path: YAML or JSON; see `adafuse_llm.config_file`.
+            **fields: any other fields; they come before what the file says.
+
+        Raises:
+            InvalidInputError: there is no such file, or it says something that cannot be used.
+        """
+        return cls(**{"members": "embedded", **configured(path), **fields})
 
     def warmup(self) -> Self:
         """Load the members now instead of with the first call; returns the model."""

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from contextvars import copy_context
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.generic_utils import (
@@ -40,7 +41,7 @@ from typing_extensions import Self
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidInputError, MemberSpec, RuntimeConfig
 from adafuse_llm.adapters.conversation import to_messages
-from adafuse_llm.adapters.ensembles import Ensemble
+from adafuse_llm.adapters.ensembles import Ensemble, configured
 from adafuse_llm.adapters.options import check_options
 
 if TYPE_CHECKING:
@@ -155,6 +156,19 @@ class AdaFuseLLM(CustomLLM):
     def from_embedded(cls, **kwargs: Any) -> Self:
         """The three small models that ship with adafuse-llm, for trying out and for tests."""
         return cls(members=[], **kwargs)
+
+    @classmethod
+    def from_config(cls, path: str | PathLike[str], **kwargs: Any) -> Self:
+        """What a configuration file describes, such as one that ``adafuse tune`` wrote.
+
+        Args:
+            path: YAML or JSON; see `adafuse_llm.config_file`.
+            **kwargs: as for the constructor; they come before what the file says.
+
+        Raises:
+            InvalidInputError: there is no such file, or it says something that cannot be used.
+        """
+        return cls(**{"members": [], **configured(path), **kwargs})
 
     @classmethod
     def class_name(cls) -> str:
