@@ -4,6 +4,7 @@ ask       answer a question over documents, showing the ensemble at work
 generate  continue a prompt, or answer it as a message
 run       answer a test set, line by line, resumable
 eval      answer a benchmark, score it and compare systems
+tune      find members and options that answer best, and test whether fusing pays
 report    summarise a run
 info      look at models, and whether they can work together
 
@@ -57,6 +58,8 @@ def create_app() -> typer.Typer:
     from adafuse_llm.cli.info import info
     from adafuse_llm.cli.report import report
     from adafuse_llm.cli.run import DEFAULTS, run
+    from adafuse_llm.cli.tune import OPEN as SEARCHED
+    from adafuse_llm.cli.tune import tune
 
     app = typer.Typer(
         help="Several local language models answer as one (AdaFuse, arXiv 2601.06022).",
@@ -85,6 +88,7 @@ def create_app() -> typer.Typer:
     app.command("generate")(command(generate))
     app.command("run")(command(run, **DEFAULTS))
     app.command("eval")(command(evaluate, **OPEN))
+    app.command("tune")(command(tune, **SEARCHED))
     app.command("report")(command(report, decoding=False, loading=False))
     app.command("info")(command(info, decoding=False))
     return app

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -43,6 +44,7 @@ from adafuse_llm import (
     RuntimeConfig,
     StreamEvent,
 )
+from adafuse_llm.config_file import LOADING, ConfigFile, read_config
 from adafuse_llm.decoding.strategies import NAMED
 from adafuse_llm.report.looks import printable
 
@@ -58,8 +60,8 @@ class Setup:
     """What the shared flags say: the members, how to load them, how to decode.
 
     Attributes:
-        options: of `AdaFuseConfig`, as typed or as the command has them; those that the command
-            leaves open are absent.
+        options: of `AdaFuseConfig`, as typed, as --config has them, or as the command has them;
+            those that the command leaves open are absent.
         config: these, and the defaults of the others.
     """
 
@@ -126,13 +128,14 @@ def command(
         *own,
         *(_member_flags(model=decoding) if loading else ()),
         *(_config_flags(defaults) if decoding else ()),
+        _CONTEXT,
         _flag("debug", bool, False, "Errors with traceback, and everything the libraries say."),
     ]
 
-    def call(**values: Any) -> None:
+    def call(context: typer.Context, **values: Any) -> None:
         debug = values["debug"]
         try:
-            setup = _setup(values, decoding)
+            setup = _setup(values, decoding, partial(_is_typed, context))
             code = function(setup, **values)
             sys.stdout.flush()
         except KeyboardInterrupt:
@@ -197,6 +200,14 @@ _PARSERS: dict[str, tuple[Callable[[Sequence[str]], Any], str, str]] = {
 """How options that are not numbers are typed: parser, metavar, help."""
 
 
+_CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+
+
+def _is_typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and not source.name.startswith("DEFAULT")
+
+
 def _config_flags(defaults: dict[str, Any]) -> Iterator[inspect.Parameter]:
     """A flag for the strategy, and for every option of `AdaFuseConfig`, which declares them."""
     text = f"How the next piece of text is chosen: {', '.join(NAMED)}."
@@ -216,6 +227,8 @@ def _member_flags(*, model: bool) -> Iterator[inspect.Parameter]:
     if model:
         text = "Folder or hub id of a member; repeat for more. Default: the embedded members."
         yield _flag("model", list[str], [], text, panel="Members", metavar="PATH_OR_ID")
+        text = "YAML or JSON with models, how to load them, and options; flags come before it."
+        yield _flag("config", Path | None, None, text, panel="Members", metavar="FILE")
     text = "Data type of the weights, such as bfloat16; auto: the checkpoint's own."
     yield _flag("dtype", str, "auto", text, panel="Members")
     text = "Where accelerate places the weights, such as auto, cpu or cuda."
@@ -245,22 +258,30 @@ def _flag(
     )
 
 
-def _setup(values: dict[str, Any], decoding: bool) -> Setup:
-    """Takes the shared flags out of `values`."""
+def _setup(values: dict[str, Any], decoding: bool, is_typed: Callable[[str], bool]) -> Setup:
+    """Takes the shared flags out of `values`: what is typed, else what --config says, else the
+    command's own.
+    """
+    path = values.pop("config", None)
+    file = ConfigFile() if path is None else read_config(path)
     options: dict[str, Any] = {}
     for name in AdaFuseConfig.model_fields if decoding else ():
         given = values.pop(name)
-        if given is not None and given != []:
+        if name in file.options and not is_typed(name):
+            options[name] = file.options[name]
+        elif given is not None and given != []:
             options[name] = _PARSERS[name][0](given) if name in _PARSERS else given
+    models = tuple(values.pop("model", None) or ())
+    loading = {}
+    for name in LOADING:
+        given = values.pop(name, None)
+        loading[name] = given if is_typed(name) else getattr(file, name)
     return Setup(
-        models=tuple(values.pop("model", None) or ()),
-        dtype=values.pop("dtype", "auto"),
-        device_map=values.pop("device_map", None),
-        revision=values.pop("revision", None),
+        models=models or file.models,
+        **loading,
         trust_remote_code=values.pop("trust_remote_code", False),
         debug=values.pop("debug"),
         options=options,
-        strategy=values.pop("strategy", "adafuse"),
         config=AdaFuseConfig(**options),
     )
 

@@ -30,6 +30,7 @@ from adafuse_llm.cli.common import (
     read_text,
     stdout_console,
 )
+from adafuse_llm.cli.suite import Typed, run_suite
 from adafuse_llm.evaluation.files import Results
 from adafuse_llm.evaluation.metrics import Metric, load_metric
 from adafuse_llm.evaluation.runner import (
@@ -79,13 +80,24 @@ class Job:
 def evaluate(
     setup: Setup,
     *,
+    output: Annotated[Path, typer.Option(help="JSON lines of results; of a suite, a folder.")],
     task: Annotated[
-        str, typer.Option(help="nq, squad, triviaqa, gsm8k, flores_en_de, flores_de_en, embedded.")
-    ],
-    output: Annotated[Path, typer.Option(help="JSON lines of results.", dir_okay=False)],
+        str | None,
+        typer.Option(help="nq, squad, triviaqa, gsm8k, flores_en_de, flores_de_en, embedded."),
+    ] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            help="Run a paper's tables and figures: paper, or a YAML file.", metavar="NAME_OR_FILE"
+        ),
+    ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help='JSON lines with "question" and "answer"; embedded needs none.', **FILE),
+        typer.Option(
+            help='JSON lines with "question" and "answer"; embedded needs none. Of a suite, a '
+            "folder with TASK.jsonl and TASK.prompt.txt.",
+            exists=True,
+        ),
     ] = None,
     prompts: Annotated[
         Path | None,
@@ -112,14 +124,19 @@ def evaluate(
         typer.Option(help="Results of another run, to compare with; repeatable.", **FILE),
     ] = None,
     max_requests: Annotated[
-        int, typer.Option(min=1, help="Questions that are answered at the same time.")
-    ] = 16,
+        int | None,
+        typer.Option(min=1, help="Questions that are answered at the same time. Default: 16."),
+    ] = None,
     rounds: Annotated[
         bool, typer.Option("--rounds", help="Add the rounds to every result.")
     ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Start again; what the outputs hold is lost.")
     ] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Page of a suite. Default: suite.html in its folder.", dir_okay=False),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Answer a benchmark and score it: strict metrics, 95 % intervals, cost, paired tests.
@@ -130,10 +147,34 @@ def evaluate(
     results go into OUTPUT.MEMBER.jsonl. Where --stop and --max-new-tokens are not given, the task
     decides.
 
+    --suite paper runs members alone, other strategies and AdaFuse, and prints the tables and
+    figures of the AdaFuse paper, with tests of whether AdaFuse is above; on the embedded members,
+    or on a folder of the paper's benchmarks (--data). Its folder holds every answer, suite.json and
+    suite.html.
+
     Exit codes: 0 all questions answered; 1 some failed (they count as wrong); 2 nothing could be
     run; 130 interrupted.
     """
-    job = _job(
+    if suite is not None:
+        _refuse_beside_suite(
+            prompts=prompts,
+            template=template,
+            alone=alone,
+            compare=compare,
+            rounds=rounds,
+            overwrite=overwrite,
+        )
+        tasks = [task] if task is not None else []
+        typed = Typed(suite, output, data, tasks, metric or [], limit, max_requests)
+        return run_suite(setup, typed, html=html, as_json=as_json)
+    if task is None or html is not None:
+        raise InvalidInputError(
+            "pass --task NAME or --suite paper" if task is None else "--html needs --suite"
+        )
+    for path in (output, data):
+        if path is not None and path.is_dir():
+            raise InvalidInputError(f"{path} is a folder; a task reads and writes files")
+    job = prepare(
         setup,
         task=task,
         data=data,
@@ -152,7 +193,7 @@ def evaluate(
     found: dict[str, list[Record]] = {}
     try:
         with ExitStack() as stack, cancel_on_interrupt() as cancel:
-            engine = _Lazily(setup, RuntimeConfig(max_requests=max_requests), stack)
+            engine = _Lazily(setup, RuntimeConfig(max_requests=max_requests or 16), stack)
             ensemble = System()
             found[ensemble.name] = _run(job, ensemble, output, engine.together, cancel)
             members = _members(found[ensemble.name], engine) if alone else ()
@@ -187,7 +228,17 @@ def evaluate(
     return FAILED if any(each.failed for each in evaluations) else 0
 
 
-def _job(
+def _refuse_beside_suite(**given: Any) -> None:
+    """Refuse flags that a suite would ignore."""
+    for name, value in given.items():
+        if value:
+            raise InvalidInputError(
+                f"--{name} does not go with --suite, whose tables say what is run and compared; "
+                "another --output starts again"
+            )
+
+
+def prepare(
     setup: Setup,
     *,
     task: str,

@@ -174,3 +174,16 @@ def _with_bounds(value: float, drawn: Sequence[float]) -> Score:
     tail = 50 * (1 - LEVEL)
     low, high = np.percentile(drawn, [tail, 100 - tail])
     return Score(value=value, low=float(low), high=float(high))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p-values of several tests, adjusted by Holm's method: the chance that any of those found
+    below a level is there by chance is at most that level.
+    """
+    order = sorted(range(len(p_values)), key=lambda at: p_values[at])
+    adjusted = [0.0] * len(p_values)
+    highest = 0.0
+    for rank, at in enumerate(order):
+        highest = max(highest, min(1.0, p_values[at] * (len(order) - rank)))
+        adjusted[at] = highest
+    return adjusted

@@ -14,6 +14,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from adafuse_llm.report.charts import Bar, Point, Series, bar_chart, line_chart
 from adafuse_llm.report.looks import (
     ENDINGS,
     Look,
@@ -31,9 +32,6 @@ HERE = Path(__file__).parent
 STROKES = ("solid", "dashed", "dotted", "double")
 DASHES = ("", "7 3", "2 3", "10 3 2 3", "5 2", "1 4")
 """Lines under spans and in charts: members can be told apart without colour."""
-
-WIDTH, HEIGHT, LEFT, FOOT = 720, 180, 28, 22
-"""Of a line chart, in its own units."""
 
 
 @cache
@@ -99,9 +97,7 @@ def _body(generation: Generation) -> str:
             ),
             figures=figures(summary, members),
             margins=_margins(generation.rounds, members),
-            seconds=_chart(
-                [(None, [(r.elapsed, f"round {r.index + 1}") for r in generation.rounds])]
-            ),
+            seconds=line_chart([_seconds(generation.rounds)]),
             usage=_usage(generation, members),
         )
     )
@@ -119,17 +115,18 @@ def figures(summary: Summary, members: Sequence[Shown]) -> dict[str, Any]:
 
 def bars(values: Mapping[str, float], members: Sequence[Shown] = ()) -> list[dict[str, Any]]:
     """Rows of a bar chart; those of members in their colours."""
-    most = max(values.values(), default=0) or 1
     shown = {member.name: member for member in members}
-    return [
-        {
-            "label": f"{shown[name].mark} {name}" if name in shown else name,
-            "colour": shown[name].colour if name in shown else None,
-            "share": round(100 * value / most, 2),
-            "shown": f"{value:,}",
-        }
-        for name, value in values.items()
-    ]
+    return bar_chart(
+        [
+            Bar(
+                f"{shown[name].mark} {name}" if name in shown else name,
+                value,
+                f"{value:,}",
+                colour=shown[name].colour if name in shown else None,
+            )
+            for name, value in values.items()
+        ]
+    )
 
 
 def count(number: int, thing: str) -> str:
@@ -211,15 +208,19 @@ def _usage(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
 
 def _margins(rounds: Sequence[Round], members: Sequence[Shown]) -> dict[str, Any] | None:
     """A line per member over the words that it considered."""
-    return _chart(
+    return line_chart(
         [
-            (
-                member,
+            Series(
                 [
-                    (margin, f"{member.name}, round {decided.index + 1}: {margin:.2f}")
-                    for decided in rounds
-                    for margin in decided.margins.get(member.name, ())
+                    Point(place, margin, f"{member.name}, round {number}: {margin:.2f}")
+                    for place, (margin, number) in enumerate(
+                        (margin, decided.index + 1)
+                        for decided in rounds
+                        for margin in decided.margins.get(member.name, ())
+                    )
                 ],
+                member.colour,
+                member.dashes,
             )
             for member in members
         ],
@@ -227,44 +228,10 @@ def _margins(rounds: Sequence[Round], members: Sequence[Shown]) -> dict[str, Any
     )
 
 
-def _chart(
-    series: Sequence[tuple[Shown | None, Sequence[tuple[float, str]]]], most: float | None = None
-) -> dict[str, Any] | None:
-    """Points of a line chart from 0 to `most` (default: the largest value); None without values.
-
-    Args:
-        series: whose line it is (None for nobody's), and its values with what is told of each.
-        most: the highest value shown.
-    """
-    longest = max((len(values) for _, values in series), default=0)
-    if not longest:
-        return None
-    top = most or max(value for _, values in series for value, _ in values) or 1.0
-    step = (WIDTH - LEFT - 6) / max(1, longest - 1)
-    high = HEIGHT - FOOT - 8
-
-    def x(index: float) -> float:
-        return round(LEFT + 3 + step * index, 1)
-
-    def y(value: float) -> float:
-        return round(8 + high * (1 - value / top), 1)
-
-    return {
-        "width": WIDTH,
-        "height": HEIGHT,
-        "left": LEFT,
-        "ticks": [{"y": y(top * part), "shown": f"{top * part:.2g}"} for part in (0, 0.5, 1)],
-        "labels": [
-            {"x": x(index), "shown": index + 1}
-            for index in range(0, longest, max(1, -(-longest // 12)))
-        ],
-        "lines": [
-            {
-                "colour": member.colour if member else "var(--quiet)",
-                "dashes": member.dashes if member else "",
-                "points": " ".join(f"{x(i)},{y(v)}" for i, (v, _) in enumerate(values)),
-                "dots": [(x(i), y(v), told) for i, (v, told) in enumerate(values)],
-            }
-            for member, values in series
-        ],
-    }
+def _seconds(rounds: Sequence[Round]) -> Series:
+    return Series(
+        [
+            Point(place, decided.elapsed, f"round {decided.index + 1}: {decided.elapsed:.3f} s")
+            for place, decided in enumerate(rounds)
+        ]
+    )

@@ -33,6 +33,13 @@ class Answer(BaseModel):
     usage: Usage | None = None
 
     @property
+    def expected(self) -> str:
+        """The label as text; several accepted answers with a stroke between them."""
+        if self.label is None:
+            return ""
+        return " / ".join(map(str, self.label if isinstance(self.label, list) else [self.label]))
+
+    @property
     def seconds(self) -> float:
         """Wall-clock time of its rounds."""
         return sum(each.elapsed for each in self.rounds)

@@ -1,0 +1,285 @@
+"""`adafuse tune`: which members, with which options, and whether fusing them pays."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from adafuse_llm import InvalidInputError, RuntimeConfig, __version__
+from adafuse_llm.cli.common import (
+    FILE,
+    INTERRUPTED,
+    Setup,
+    cancel_on_interrupt,
+    one_line,
+    print_json,
+    progress_bar,
+    stdout_console,
+)
+from adafuse_llm.cli.eval import prepare
+from adafuse_llm.config_file import write_config
+from adafuse_llm.evaluation import tuning
+from adafuse_llm.evaluation.files import Results
+from adafuse_llm.evaluation.metrics import load_metric
+from adafuse_llm.evaluation.runner import Record
+from adafuse_llm.evaluation.tuning import Trial, Tuning, candidates, cheapest, divide, optimiser
+from adafuse_llm.loading import as_spec, member_names
+from adafuse_llm.report.looks import printable
+
+OPEN: dict[str, Any] = dict.fromkeys(
+    (*tuning.SEARCHED, "max_word_tokens", "max_new_tokens", "stop")
+)
+"""Options that the search or the task decides where nothing is typed."""
+
+SHOWN = 5
+"""Settings that are shown."""
+
+
+def tune(
+    setup: Setup,
+    *,
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            help='JSON lines with "question" and "answer"; --task embedded needs none.', **FILE
+        ),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option(help="Configuration file to write (YAML).", dir_okay=False)
+    ] = Path("adafuse.yaml"),
+    task: Annotated[
+        str, typer.Option(help="How questions are put and answers scored; as for adafuse eval.")
+    ] = "nq",
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="Text file that comes before every question: task, examples.", **FILE),
+    ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(help=r"How a question is put, with {question}; \n is understood."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only so many questions, from the first.")
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="What is maximised. Default: the task's main metric.")
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="Settings of the ensemble to try.")] = 30,
+    seed: Annotated[int, typer.Option(help="Of the division and of the search.")] = 1,
+    held_out: Annotated[
+        float, typer.Option(help="Share of the questions that the search does not see.")
+    ] = 0.5,
+    within: Annotated[
+        float,
+        typer.Option(
+            help="Points below the best score in which the setting with the fewest tokens "
+            "processed is taken."
+        ),
+    ] = 0.0,
+    keep_ensemble: Annotated[
+        bool, typer.Option("--keep-ensemble", help="Write the ensemble whatever the test says.")
+    ] = False,
+    max_requests: Annotated[
+        int, typer.Option(min=1, help="Questions that are answered at the same time.")
+    ] = 16,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Start again; what the outputs hold is lost.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Find the members and options that answer your questions best, and test them.
+
+    On one part of the questions members and settings are tried; on the other, which the search
+    does not see, the best setting is compared with the best single member. If the ensemble is
+    above it at p < 0.05, OUTPUT describes the ensemble, else the best member alone; every command
+    takes it as --config OUTPUT. Options that are typed are kept as they are. Answers are noted in
+    OUTPUT.trials.jsonl: the same command goes on where it was interrupted, and what was found
+    until then is written.
+
+    Exit codes: 0 done; 2 nothing could be run; 130 interrupted.
+    """
+    job = prepare(
+        setup,
+        task=task,
+        data=file,
+        prompts=prompts,
+        template=template,
+        limit=limit,
+        metric=None if metric is None else [metric],
+        rounds=False,
+        overwrite=overwrite,
+    )
+    results = Results(output.with_name(f"{output.name}.trials.jsonl"))
+    if output.exists() and not overwrite and not results.path.exists():
+        raise InvalidInputError(f"{output} exists. Pass --overwrite, or another --output.")
+    names = member_names([as_spec(path) for path in setup.paths()])
+    candidates(names, setup.config.members, setup.strategy)
+    optimiser(seed)
+    searched, tested = map(len, divide(job.questions, held_out, seed))
+    identity = {**job.identity, **job.config.model_dump(mode="json")}
+    identity |= {"questions": len(job.questions), "held-out": held_out, "seed": seed}
+    numbers = range(1, 1_000_000)
+    known = [] if overwrite else results.done(identity, numbers)
+    setup = dataclasses.replace(setup, config=job.config)
+    with (
+        setup.engine(RuntimeConfig(max_requests=max_requests)) as engine,
+        cancel_on_interrupt() as cancel,
+        progress_bar() as progress,
+    ):
+        results.keep(len(known), identity)
+        members = len(engine.config.members or engine.members)
+        watch = _Watch(progress, (members + trials) * searched + 2 * tested, searched, within)
+        try:
+            found = tuning.tune(
+                engine,
+                job.task,
+                job.questions,
+                metric=load_metric(job.identity["metrics"][0]),
+                trials=trials,
+                seed=seed,
+                held_out=held_out,
+                within=within,
+                fixed=setup.options,
+                header=job.header,
+                form=job.form,
+                known=known,
+                log=results.append,
+                cancel=cancel,
+                on_record=watch.record,
+                on_trial=watch.trial,
+            )
+        except InvalidInputError as error:
+            if not cancel.is_set():
+                raise
+            typer.echo(f"{error}; the same command goes on", err=True)
+            return INTERRUPTED
+    options = found.ensemble if keep_ensemble else found.options
+    write_config(output, _said(setup, options), comment=_comment(found))
+    if as_json:
+        chosen = {"written": options, "pays": found.pays, "verdict": found.verdict}
+        print_json({**found.model_dump(mode="json"), **chosen})
+    else:
+        stdout_console().print(_shown(found, options, output))
+    return 0 if found.comparison is not None else INTERRUPTED
+
+
+class _Watch:
+    """Shows answers as they come, and every setting that is better than those before it."""
+
+    def __init__(self, progress: Progress, total: int, searched: int, within: float) -> None:
+        self._progress, self._searched, self._within = progress, searched, within
+        self._bar = progress.add_task("", total=total)
+        self._tried: list[Trial] = []
+
+    def trial(self, trial: Trial) -> None:
+        if trial.known:
+            self._progress.advance(self._bar, self._searched)
+        if len(trial.options["members"]) > 1:
+            self._tried.append(trial)
+            if cheapest(self._tried, self._within) is trial:
+                line = f"trial {len(self._tried)}: {_line(trial)}"
+                self._progress.console.print(line, soft_wrap=True)
+
+    def record(self, _name: str, record: Record) -> None:
+        self._progress.advance(self._bar)
+        if record.error is not None:
+            self._progress.console.print(f"line {record.line}: {one_line(record.error)}")
+
+
+def _said(setup: Setup, options: dict[str, Any]) -> dict[str, Any]:
+    """What the configuration file says: only members that decode are loaded with it."""
+    options = {**setup.options, **options}
+    said: dict[str, Any] = {}
+    if setup.models:
+        names = member_names([as_spec(model) for model in setup.models])
+        chosen = [
+            (name, model)
+            for name, model in zip(names, setup.models, strict=True)
+            if name in options["members"]
+        ]
+        models = [str(Path(m).resolve()) if Path(m).exists() else m for _, m in chosen]
+        renamed = dict(
+            zip([n for n, _ in chosen], member_names([as_spec(m) for m in models]), strict=True)
+        )
+        said["models"] = models
+        del options["members"]
+        if "weights" in options:
+            options["weights"] = {renamed[n]: w for n, w in options["weights"].items()}
+        said |= {"dtype": setup.dtype, "device_map": setup.device_map, "revision": setup.revision}
+    plain = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
+    return {k: v for k, v in {**said, **plain}.items() if v is not None}
+
+
+def _comment(found: Tuning) -> str:
+    return (
+        f"adafuse tune, adafuse-llm {__version__}, {date.today().isoformat()}\n"  # noqa: DTZ011
+        f"task {found.task}, {found.searched} questions to search on, {found.held_out} held out, "
+        f"seed {found.seed}, {len(found.trials)} settings tried\n{found.verdict}\n"
+    )
+
+
+def _shown(found: Tuning, options: dict[str, Any], output: Path) -> Group:
+    title = Text(f"{found.task}: {found.searched} questions to search on", "bold")
+    title.append(f"; {found.metric}, tokens processed per answer", "not bold dim")
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("", found.metric, "tokens", "setting"):
+        left = column in ("", "setting")
+        table.add_column(column, justify="left" if left else "right", overflow="fold")
+    for name, trial in found.alone.items():
+        table.add_row(f"{printable(name)} alone", f"{trial.score:.1f}", f"{trial.tokens:.0f}", "")
+    for trial in _best(found):
+        table.add_row("ensemble", *_cells(trial))
+    parts: list[Any] = [title, table, ""]
+    if found.tested is not None:
+        parts += [Text(f"{found.held_out} held-out questions", "bold"), _tested(found), ""]
+    alone = len(options["members"]) == 1
+    written = f"{options['members'][0]} alone" if alone else "the ensemble"
+    parts.append(Text(printable(f"{found.verdict}\n{output} describes {written}.")))
+    return Group(*parts)
+
+
+def _best(found: Tuning) -> list[Trial]:
+    """Different settings, the best first."""
+    different = {repr(trial.options): trial for trial in reversed(found.trials)}
+    return sorted(different.values(), key=lambda t: (-t.score, t.tokens))[:SHOWN]
+
+
+def _tested(found: Tuning) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("", found.metric, "tokens", "seconds"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, each in (found.tested or {}).items():
+        score = each.scores[found.metric]
+        table.add_row(
+            printable(name),
+            f"{score.value:.1f} [{score.low:.1f}, {score.high:.1f}]",
+            f"{sum(each.tokens_processed.values()):.0f}",
+            f"{each.seconds:.2f}",
+        )
+    return table
+
+
+def _cells(trial: Trial) -> tuple[str, str, str]:
+    options = {name: value for name, value in trial.options.items() if name != "members"}
+    said = [f"{name} {_plain(value)}" for name, value in options.items()]
+    setting = f"{'+'.join(trial.options['members'])}; {', '.join(said)}"
+    return f"{trial.score:.1f}", f"{trial.tokens:.0f}", printable(setting)
+
+
+def _line(trial: Trial) -> str:
+    score, tokens, setting = _cells(trial)
+    return f"{score} %, {tokens} tokens: {setting}"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{name}={each:g}" for name, each in value.items())
+    return str(value)

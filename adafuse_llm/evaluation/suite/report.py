@@ -1,0 +1,415 @@
+"""A suite in figures: every table's rows, what the tests say, rounds in words. Plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from adafuse_llm.evaluation.runner import Evaluation, Record, compared
+from adafuse_llm.evaluation.statistics import Comparison, Score, holm
+from adafuse_llm.evaluation.suite.layout import Kind, Part, Row, Suite
+from adafuse_llm.evaluation.suite.run import WARM_UP, Answers, Work, asked
+from adafuse_llm.report.looks import owner
+from adafuse_llm.results import Round
+from adafuse_llm.summary import Summary
+
+SIGNIFICANT = 0.05
+
+Rival = Literal["best member", "best peer", "reference"]
+
+
+class _Plain(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Cell(_Plain):
+    """A system on a task.
+
+    Attributes:
+        evaluation: scores, seconds and counts per answer.
+        tokens: processed per answer, by all members together; tokens of prompts that were read
+            before count as if they had not been.
+        decoding_tokens: of these, those that are no prompt.
+        versus: tests against the best member, the best peer, or the part's reference.
+    """
+
+    evaluation: Evaluation
+    tokens: float
+    decoding_tokens: float
+    versus: dict[Rival, Comparison]
+
+    @property
+    def score(self) -> Score:
+        """The main metric."""
+        return next(iter(self.evaluation.scores.values()))
+
+
+class Line(_Plain):
+    """A row of a part, with a cell per task."""
+
+    name: str
+    key: str
+    kind: Kind
+    at: float | None
+    series: str
+    cells: dict[str, Cell]
+
+
+class Section(_Plain):
+    """A part, computed. `absent` are rows that are left out, with the reason."""
+
+    name: str
+    title: str
+    about: str
+    reference: str | None
+    axis: str | None
+    timed: bool
+    questions: dict[str, int]
+    lines: tuple[Line, ...]
+    absent: dict[str, str]
+
+    def best(self, task: str, kind: Kind) -> Line | None:
+        """The line of a kind with the highest score; of equal ones the cheapest."""
+        lines = [each for each in self.lines if each.kind == kind]
+        if not lines:
+            return None
+        return max(lines, key=lambda e: (e.cells[task].score.value, -e.cells[task].tokens))
+
+
+class Claim(_Plain):
+    """Whether a row of AdaFuse is above a rival on a task.
+
+    Attributes:
+        tokens: processed per answer, ours and theirs.
+        adjusted: the p-value, by Holm's method over the rivals of this row and task.
+        verdict: what is shown at p < 0.05, before adjustment.
+    """
+
+    task: str
+    ours: str
+    theirs: str
+    kind: Kind
+    tokens: tuple[float, float]
+    comparison: Comparison
+    adjusted: float
+    verdict: Literal["above", "not shown", "below"]
+
+
+class Trace(_Plain):
+    """An answer round by round (the paper's Example 1): text, and who wrote it."""
+
+    task: str
+    system: str
+    question: str
+    label: tuple[str, ...]
+    rounds: tuple[tuple[str, str], ...]
+
+    @property
+    def bracketed(self) -> str:
+        """As in ``[Ada Brook]wren [did]heron``."""
+        return " ".join(f"[{text.strip() or '(end)'}]{who}" for text, who in self.rounds)
+
+
+class Report(_Plain):
+    """Everything that a suite has found.
+
+    Attributes:
+        command: that made it.
+        date: when it was finished (ISO 8601).
+        version: of this package.
+        machine: on what.
+        models: as given; none for the embedded members.
+        members: their names.
+        max_requests: questions answered at the same time, where time is not measured.
+        seconds: that decoding took, all of it, as the clock has it.
+        processor_seconds: that it took of the processors, where it ran on them.
+        tasks: the main metric of every task.
+        absent: tasks that are left out, with the reason.
+        sections: tables and figures.
+        claims: is AdaFuse above the best member, and above every peer?
+        words: rounds by the number of words they committed, by task and row.
+        traces: one per task.
+    """
+
+    suite: str
+    command: str
+    date: str
+    version: str
+    machine: str
+    models: tuple[str, ...]
+    members: tuple[str, ...]
+    max_requests: int
+    seconds: float
+    processor_seconds: float
+    tasks: dict[str, str]
+    absent: dict[str, str]
+    sections: tuple[Section, ...]
+    claims: tuple[Claim, ...]
+    words: dict[str, dict[str, dict[int, int]]]
+    traces: tuple[Trace, ...]
+
+    @property
+    def time(self) -> str:
+        """How long decoding took, in words."""
+        return f"{_minutes(self.seconds)}, {_minutes(self.processor_seconds)} of processor time"
+
+    def section(self, name: str) -> Section | None:
+        """A part by its name."""
+        return next((each for each in self.sections if each.name == name), None)
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} s"
+
+
+def make_report(
+    suite: Suite,
+    parts: Sequence[Part],
+    works: Mapping[str, Work],
+    answers: Answers,
+    *,
+    refused: Mapping[str, str],
+    about: Mapping[str, Any],
+) -> Report:
+    """The report of answers.
+
+    Args:
+        suite: what was asked for.
+        parts: its parts.
+        works: its tasks.
+        answers: records by job.
+        refused: rows that could not be decoded, by their key, with the reason.
+        about: the fields of `Report` that are not computed here.
+    """
+    sections = [
+        _section(part, suite, works, answers, refused) for part in parts if part.rows or part.absent
+    ]
+    first = next((each for each in sections if each.name == "table-1"), None)
+    ours = [] if first is None else [each for each in first.lines if each.kind == "adafuse"]
+    records = {(task, line.name): answers[task, line.key, False] for task in works for line in ours}
+    return Report(
+        **about,
+        seconds=sum(record.seconds for each in answers.values() for record in each),
+        tasks={name: work.metrics[0].name for name, work in works.items()},
+        sections=tuple(sections),
+        claims=()
+        if first is None
+        else tuple(
+            claim
+            for task in works
+            for line in ours
+            for claim in _claims(first, task, line, works[task], answers)
+        ),
+        words={
+            task: {
+                line.name: Summary.of(
+                    each for record in records[task, line.name] for each in _rounds(record)
+                ).words_per_round
+                for line in ours
+            }
+            for task in works
+            if ours
+        },
+        traces=tuple(
+            _trace(task, line.name, records[task, line.name], about["members"])
+            for task in works
+            for line in ours[-1:]
+        ),
+    )
+
+
+def _section(
+    part: Part,
+    suite: Suite,
+    works: Mapping[str, Work],
+    answers: Answers,
+    refused: Mapping[str, str],
+) -> Section:
+    rows = [row for row in part.rows if row.key not in refused]
+    absent = {row.name: refused[row.key] for row in part.rows if row.key in refused}
+    timed = part.size == "time"
+    counts = {task: asked(part, suite, work) for task, work in works.items()}
+    records = {
+        (task, row.key): _read(answers, task, row, counts[task], timed=timed)
+        for task in works
+        for row in rows
+    }
+    cells = {
+        (task, row.key): _cell(records[task, row.key], row, works[task])
+        for task in works
+        for row in rows
+    }
+    section = Section(
+        name=part.name,
+        title=part.title,
+        about=part.about,
+        reference=part.reference,
+        axis=part.axis,
+        timed=timed,
+        questions=counts,
+        lines=tuple(
+            Line(
+                name=row.name,
+                key=row.key,
+                kind=row.kind,
+                at=row.at,
+                series=row.series,
+                cells={task: cells[task, row.key] for task in works},
+            )
+            for row in rows
+        ),
+        absent={**absent, **part.absent},
+    )
+    for task, work in works.items():
+        for rival, other in _rivals(section, task).items():
+            for line in section.lines:
+                if line.key != other.key:
+                    ours, theirs = records[task, line.key], records[task, other.key]
+                    found = compared(ours, theirs, work.metrics[:1])[0]
+                    line.cells[task].versus[rival] = found
+    return section
+
+
+def _read(answers: Answers, task: str, row: Row, count: int, *, timed: bool) -> Sequence[Record]:
+    found = answers[task, row.key, timed]
+    return found[: count + WARM_UP][-count:] if timed else found[:count]
+
+
+def _cell(records: Sequence[Record], row: Row, work: Work) -> Cell:
+    used = [record.usage for record in records if record.usage is not None]
+    tokens, decoding = [0.0], [0.0]
+    if used:
+        read = [sum(each.prompt_tokens.values()) for each in used]
+        spared = [sum(each.cached_tokens.values()) for each in used]
+        tokens = [
+            sum(each.tokens_processed.values()) + cached
+            for each, cached in zip(used, spared, strict=True)
+        ]
+        decoding = [whole - prompt for whole, prompt in zip(tokens, read, strict=True)]
+    return Cell(
+        evaluation=Evaluation.of(records, work.metrics, task=work.task.name, system=row.name),
+        tokens=fmean(tokens),
+        decoding_tokens=fmean(decoding),
+        versus={},
+    )
+
+
+def _rivals(section: Section, task: str) -> dict[Rival, Line]:
+    found: dict[Rival, Line] = {}
+    if section.name == "table-1":
+        kinds: dict[Rival, Kind] = {"best member": "member", "best peer": "peer"}
+        for rival, kind in kinds.items():
+            if best := section.best(task, kind):
+                found[rival] = best
+    for line in section.lines:
+        if line.name == section.reference:
+            found["reference"] = line
+    return found
+
+
+def _claims(section: Section, task: str, line: Line, work: Work, answers: Answers) -> list[Claim]:
+    rivals = [each for each in section.lines if each.kind == "peer"]
+    if best := section.best(task, "member"):
+        rivals.insert(0, best)
+    count = section.questions[task]
+    ours = answers[task, line.key, False][:count]
+    found = [
+        compared(ours, answers[task, each.key, False][:count], work.metrics[:1])[0]
+        for each in rivals
+    ]
+    adjusted = holm([each.p_value for each in found])
+    return [
+        Claim(
+            task=task,
+            ours=line.name,
+            theirs=rival.name,
+            kind=rival.kind,
+            tokens=(line.cells[task].tokens, rival.cells[task].tokens),
+            comparison=comparison,
+            adjusted=p_value,
+            verdict=verdict_of(comparison),
+        )
+        for rival, comparison, p_value in zip(rivals, found, adjusted, strict=True)
+    ]
+
+
+def verdict_of(found: Comparison) -> Literal["above", "not shown", "below"]:
+    """What a comparison shows."""
+    if found.p_value >= SIGNIFICANT:
+        return "not shown"
+    return "above" if found.difference.value > 0 else "below"
+
+
+def _rounds(record: Record) -> tuple[Round, ...]:
+    return TypeAdapter(tuple[Round, ...]).validate_python(record.rounds or ())
+
+
+def _trace(task: str, system: str, records: Sequence[Record], members: Sequence[str]) -> Trace:
+    """Of the right answers in which most members have won a round, the first of most rounds."""
+
+    def worth(record: Record) -> tuple[bool, int, int]:
+        rounds = _rounds(record)
+        who = {owner(each, members) for each in rounds} - {None}
+        return next(iter(record.metrics.values())) == 100, len(who), len(rounds)
+
+    chosen = max(records, key=worth)
+    return Trace(
+        task=task,
+        system=system,
+        question=chosen.question,
+        label=chosen.label,
+        rounds=tuple(_told(_rounds(chosen), members)),
+    )
+
+
+def _told(rounds: Sequence[Round], members: Sequence[str]) -> list[tuple[str, str]]:
+    return [(each.text, owner(each, members) or "all") for each in rounds]
+
+
+def verdicts(report: Report) -> list[str]:
+    """What the claims show, a sentence per row of AdaFuse, kind of rival and task."""
+    sentences = []
+    for task, ours in dict.fromkeys((claim.task, claim.ours) for claim in report.claims):
+        where = f", {task}" if len(report.tasks) > 1 else ""
+        for kind, whom in (("member", "the best member"), ("peer", "its peers")):
+            own = [
+                claim
+                for claim in report.claims
+                if (claim.task, claim.ours, claim.kind) == (task, ours, kind)
+            ]
+            told = [
+                f"{words} {', '.join(_described(each) for each in own if _outcome(each) == words)}"
+                for words in OUTCOMES
+                if any(_outcome(each) == words for each in own)
+            ]
+            if told:
+                sentences.append(f"{ours} and {whom}{where}: {'; '.join(told)}.")
+    return sentences
+
+
+ABOVE, DEARER, UNSHOWN, BELOW = OUTCOMES = (
+    "above, with no more tokens than",
+    "above, with more tokens than",
+    "no difference is shown from",
+    "below",
+)
+"""What a claim may come to, in words, at p < 0.05 each."""
+
+
+def _outcome(claim: Claim) -> str:
+    if claim.verdict == "above":
+        return ABOVE if claim.tokens[0] <= claim.tokens[1] else DEARER
+    return BELOW if claim.verdict == "below" else UNSHOWN
+
+
+def _described(claim: Claim) -> str:
+    ours, theirs = claim.tokens
+    found = claim.comparison
+    p_value = f"p = {found.p_value:.3f}" if found.p_value >= 0.0005 else "p < 0.001"
+    share = 100 * (ours / theirs - 1) if theirs else 0.0
+    return (
+        f"{claim.theirs} ({found.difference.value:+.1f} points, {p_value}, {share:+.1f} % tokens)"
+    )

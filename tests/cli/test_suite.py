@@ -1,0 +1,293 @@
+"""`adafuse eval --suite`: a paper's tables and figures, run, resumed, refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from adafuse_llm import AdaFuseEngine, MemberError
+from adafuse_llm.decoding.strategies import NAMED
+
+PEERS = ["majority vote", "likelihood reranker", "SweetSpan", "UniTE", "GaC", "GaC, gated"]
+OURS = ["AdaFuse, B = 1", "AdaFuse, B = 3"]
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A folder with one of the six tasks; wren alone says "Ada Brook did", heron not."""
+    folder = tmp_path / "benchmarks"
+    folder.mkdir()
+    items = [{"question": f"Who founded mill {n}?", "answer": "Ada Brook did"} for n in range(6)]
+    (folder / "nq.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    (folder / "nq.prompt.txt").write_text("Be short.\n\nQuestion: who?\nAnswer: me\n")
+    return folder
+
+
+@pytest.fixture
+def job(data, tmp_path, fakes):
+    return ["eval", "--suite", "paper", "--data", data, "--output", tmp_path / "out", "--limit", 3]
+
+
+@pytest.fixture
+def short(job, tmp_path):
+    """The same with two of the parts."""
+    path = tmp_path / "short.yaml"
+    path.write_text("parts: [table-2, figure-2]")
+    return [*job[:2], path, *job[3:]]
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Every question that an engine was asked, with its strategy and options."""
+    calls = []
+    real = AdaFuseEngine.generate
+
+    def generate(self, prompt, **options):
+        calls.append((self.strategy.name, self.config, self.runtime.max_requests, prompt))
+        return real(self, prompt, **options)
+
+    monkeypatch.setattr(AdaFuseEngine, "generate", generate)
+    return calls
+
+
+def test_the_papers_tables_and_figures_are_there(adafuse, job, tmp_path):
+    result = adafuse(*job, "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told == json.loads((tmp_path / "out" / "suite.json").read_text())
+    assert told["tasks"] == {"nq": "exact_match"}
+    assert list(told["absent"]) == ["squad", "triviaqa", "gsm8k", "flores_en_de", "flores_de_en"]
+    parts = {part["name"]: part for part in told["sections"]}
+    assert list(parts) == [
+        "table-1", "table-2", "figure-2", "figure-4", "figure-5", "figure-6", "figure-7",
+    ]  # fmt: skip
+    names = {name: [line["name"] for line in part["lines"]] for name, part in parts.items()}
+    assert names["table-1"] == ["wren alone", "heron alone", *PEERS, *OURS]
+    assert names["table-2"] == ["wren alone", "heron alone", "wren + heron"]
+    assert names["figure-4"] == [f"B = {b}, M = {m}" for m in (3, 1) for b in range(1, 6)]
+    assert names["figure-7"] == ["1 beam (AdaFuse)", "2 beams", "3 beams", "5 beams"]
+    assert names["figure-6"] == [f"τ = {each}" for each in (0.1, 0.3, 0.5, 0.7, 0.9)]
+    assert "DeePEn" in parts["table-1"]["absent"]
+    scores = {
+        line["name"]: line["cells"]["nq"]["evaluation"]["scores"]["exact_match"]["value"]
+        for line in parts["table-1"]["lines"]
+    }
+    assert (scores["wren alone"], scores["heron alone"], scores["AdaFuse, B = 3"]) == (100, 0, 100)
+    assert {claim["ours"] for claim in told["claims"]} == set(OURS)
+    assert [claim["theirs"] for claim in told["claims"]][:2] == ["wren alone", "majority vote"]
+    assert set(told["words"]["nq"]) == set(OURS)
+    assert (tmp_path / "out" / "suite.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_nothing_is_decoded_twice_and_the_tables_are_shown(adafuse, job, asked, tmp_path):
+    result = adafuse(*job)
+    assert len(asked) == len(set(map(str, asked)))
+    plain = [each for each in asked if each[0] == "adafuse" and each[1].branching_factor == 1]
+    shared = [each for each in plain if (each[1].margin_threshold, each[1].max_words) == (0.7, 3)]
+    assert [each[2] for each in shared].count(16) == 3  # of Table 1, Figures 2, 4 and 6
+    timed = [each for each in asked if each[2] == 1]
+    assert len(timed) == len(["wren", "heron", *PEERS, *OURS]) * (3 + 1)
+    answers = [path.read_text().count("\n") for path in (tmp_path / "out" / "nq").glob("*.jsonl")]
+    assert sum(answers) == len(asked)
+    shown = " ".join(result.stdout.split())
+    assert "Table 1: members, peers and AdaFuse" in shown
+    assert "100.0 [100.0, 100.0]" in shown
+    assert "Figure 6: the confidence threshold τ" in shown
+    assert "AdaFuse, B = 1 and the best member: no difference is shown from wren alone" in shown
+    assert "[Ada]wren [Brook]wren [did]all" in shown
+    assert "squad is left out: squad.jsonl is not in --data" in result.stderr
+    assert "DeePEn is left out: " in result.stderr
+    assert "LLM-Blender's PairRanker is left out: " in result.stderr
+
+
+def test_an_interrupted_suite_goes_on(adafuse, short, asked, fakes, tmp_path):
+    def without_times(told):
+        if isinstance(told, dict):
+            timed = ("seconds", "processor_seconds", "latency", "date")
+            return {k: without_times(v) for k, v in told.items() if k not in timed}
+        return [without_times(each) for each in told] if isinstance(told, list) else told
+
+    whole = json.loads(adafuse(*short, "--json").stdout)
+    folder = tmp_path / "out" / "nq"
+    (folder / "adafuse.jsonl").unlink()
+    cut = folder / "fixed-2.jsonl"
+    cut.write_bytes(cut.read_bytes()[:-20])
+    asked.clear()
+    again = adafuse(*short, "--json")
+    assert [each[0] for each in asked] == ["adafuse", "adafuse", "adafuse", "fixed-2"]
+    assert "17 of 21 answers are there" in again.stderr
+    assert without_times(json.loads(again.stdout)) == without_times(whole)
+    asked.clear()
+    assert adafuse(*short[:-1], 4).exit_code == 0
+    assert {each[3].split("mill ")[1][0] for each in asked} == {"3"}
+    asked.clear()
+    loaded = len(fakes)
+    fewer = json.loads(adafuse(*short, "--json").stdout)  # the first of what is there
+    assert without_times(fewer) == without_times(whole)
+    assert asked == []
+    assert len(fakes) == loaded  # nothing is loaded to show it again
+    other = adafuse(*short, "--max-requests", 2)
+    assert other.exit_code == 2
+    assert "max_requests 16, not 2" in other.stderr
+
+
+def test_a_suite_of_a_file(adafuse, job, asked, tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text(
+        "parts: [table-1, more]\nwithout: [UniTE, DeePEn]\nquestions: {table: 2}\n"
+        "max_new_tokens: {nq: 5}\n"
+        "rows:\n- {name: two words, options: {max_words: 2}}\n"
+        "- {name: of the future, strategy: crystal-ball, optional: true}\n"
+    )
+    result = adafuse(*job[:2], path, *job[3:], "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    table, more = told["sections"]
+    assert [line["name"] for line in more["lines"]] == ["AdaFuse, B = 3", "two words"]
+    assert "crystal-ball" in more["absent"]["of the future"]
+    assert table["absent"]["UniTE"] == "the suite file leaves it out"
+    assert table["questions"] == {"nq": 2}
+    assert {config.max_new_tokens for _, config, _, _ in asked} == {5}
+    assert "unite" not in {name for name, *_ in asked}
+    assert more["lines"][1]["cells"]["nq"]["versus"]["reference"]["p_value"] == 1
+
+
+def test_members_can_be_chosen(adafuse, short):
+    told = json.loads(adafuse(*short, "--members", "heron", "--json").stdout)
+    assert told["members"] == ["heron"]
+    assert told["sections"][0]["lines"][0]["name"] == "heron alone"
+
+
+def test_a_question_that_fails_counts_and_is_told(adafuse, short, monkeypatch):
+    real = AdaFuseEngine.generate
+
+    def generate(self, prompt, **options):
+        if "mill 1" in prompt and self.strategy.name == "fixed-2":
+            raise MemberError("wren", "its logits are NaN")
+        return real(self, prompt, **options)
+
+    monkeypatch.setattr(AdaFuseEngine, "generate", generate)
+    result = adafuse(*short, "--json")
+    assert result.exit_code == 1
+    assert "member 'wren' failed" in " ".join(result.stderr.split())
+    lines = json.loads(result.stdout)["sections"][1]["lines"]
+    failed = {line["name"]: line["cells"]["nq"]["evaluation"]["failed"] for line in lines}
+    assert failed == {"1 word a round": 0, "2 words a round": 1, "3 words a round": 0} | {
+        "adaptive, M = 3": 0
+    }
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--suite", "papr"], "Did you mean 'paper'"),
+        (["--data", "nowhere"], "nowhere"),
+        (["--data", "."], "holds no task: it needs nq.jsonl or squad.jsonl"),
+        (["--task", "nqq"], "Did you mean 'nq'"),
+        (["--max-words", "2"], "--max-words is said by the rows of a suite"),
+        (["--strategy", "unite"], "--strategy is said by the rows of a suite"),
+        (["--metric", "bleu"], "Did you mean 'spbleu'"),
+        (["--alone"], "--alone does not go with --suite"),
+        (["--output", __file__], "must be a folder"),
+    ],
+)
+def test_what_cannot_be_run_is_one_error_before_anything_is_loaded(
+    adafuse, job, fakes, flags, message, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    result = adafuse(*job, *flags)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.replace("│", " ").split())
+    assert not fakes
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rows: [{name: x, strategy: unit}]", "Did you mean 'unite'"),
+        ("rows: [{name: x, options: {max_word: 2}}]", "Did you mean 'max_words'"),
+        ("rows: [{name: x, strategy: unite, options: {max_words: 2}}]", "does not use it"),
+        ("parts: [table-3]", "there is no part 'table-3'"),
+        ("tasks: [nqq]", "Did you mean 'nq'"),
+        ("questions: {table: 0}", "questions.table"),
+        ("question: {table: 1}", "question"),
+        ("- paper", "names and values"),
+        ("a: [", "not YAML"),
+    ],
+)
+def test_a_file_that_is_no_suite_is_one_error(adafuse, job, fakes, tmp_path, text, message):
+    path = tmp_path / "own.yaml"
+    path.write_text(text)
+    result = adafuse(*job[:2], path, *job[3:])
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not fakes
+
+
+def test_a_member_that_there_is_not_is_an_error_before_a_question_is_asked(adafuse, job, asked):
+    result = adafuse(*job, "--members", "wrn")
+    assert result.exit_code == 2
+    assert "Did you mean 'wren'" in result.stderr
+    assert not asked
+
+
+def test_neither_task_nor_suite(adafuse, tmp_path, fakes):
+    result = adafuse("eval", "--output", tmp_path / "out.jsonl")
+    assert result.exit_code == 2
+    assert "pass --task NAME or --suite paper" in result.stderr
+
+
+def test_every_strategy_by_name_is_in_a_table_or_left_out_on_purpose():
+    from adafuse_llm.evaluation.suite.layout import paper
+
+    rows = {row.strategy for part in paper(("one", "two")) for row in part.rows}
+    assert rows | {"beam"} >= set(NAMED)  # beams of several widths
+
+
+def test_the_papers_members_have_a_suite(monkeypatch):
+    from adafuse_llm.evaluation.suite.layout import load_suite, parts_of, settled
+    from adafuse_llm.evaluation.tasks import TASKS
+
+    suite = load_suite(str(Path(__file__).parents[2] / "benchmarks" / "paper_8b.yaml"))
+    assert len(suite.models) == 4
+    assert suite.dtype == "bfloat16"
+    members = tuple(model.rpartition("/")[2] for model in suite.models)
+    parts = parts_of(suite, members)
+    table = next(part for part in parts if part.name == "table-1")
+    assert [row.members for row in table.rows[:4]] == [(each,) for each in members]
+    subsets = next(part for part in parts if part.name == "table-2").rows
+    assert [len(row.members or members) for row in subsets] == [1, 1, 1, 1, 2, 3, 4]
+    for part in parts:
+        for row in part.rows:
+            for task in TASKS.values():
+                settled(row, {**task.options, "members": row.members})
+
+
+def test_ctrl_c_keeps_what_is_there(adafuse, short, asked, monkeypatch):
+    from contextlib import contextmanager
+    from threading import Event
+
+    from adafuse_llm.cli import suite
+
+    real, cancel = AdaFuseEngine.generate, Event()
+
+    def generate(self, prompt, **options):
+        if len(asked) == 8:
+            cancel.set()
+        return real(self, prompt, **options)
+
+    @contextmanager
+    def interrupted():
+        yield cancel
+
+    with monkeypatch.context() as patch:
+        patch.setattr(suite, "cancel_on_interrupt", interrupted)
+        patch.setattr(AdaFuseEngine, "generate", generate)
+        result = adafuse(*short)
+    assert result.exit_code == 130
+    assert "interrupted: the same command resumes" in result.stderr
+    assert not (Path(short[short.index("--output") + 1]) / "suite.json").exists()
+    done = len(asked)
+    assert adafuse(*short).exit_code == 0
+    assert done < len(asked) < done + 21

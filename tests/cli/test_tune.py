@@ -1,0 +1,209 @@
+"""`adafuse tune`: a search, a test, and a file that every entry point takes."""
+
+import json
+
+import pytest
+import yaml
+
+from adafuse_llm import AdaFuseEngine
+from adafuse_llm.config_file import read_config
+from adafuse_llm.evaluation import tuning
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Twenty questions; wren alone says "Ada Brook", heron alone "Ada Stone"."""
+    path = tmp_path / "set.jsonl"
+    items = [{"question": f"Who founded mill {n}?", "answer": "Ada Brook did"} for n in range(20)]
+    path.write_text("".join(json.dumps(item) + "\n" for item in items))
+    return path
+
+
+@pytest.fixture
+def job(data, tmp_path, fakes):
+    return ["tune", data, "--output", tmp_path / "tuned.yaml", "--trials", 3]
+
+
+def test_a_setting_is_found_tested_and_written(adafuse, job, tmp_path, fakes):
+    result = adafuse(*job, "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert (told["searched"], told["held_out"], told["pays"]) == (10, 10, False)
+    assert told["alone"]["wren"]["score"] == 100
+    assert told["alone"]["heron"]["score"] == 0
+    assert told["written"] == {"members": ["wren"], "branching_factor": 1}
+    text = (tmp_path / "tuned.yaml").read_text()
+    assert "10 questions to search on, 10 held out, seed 1" in text
+    assert "does NOT beat its best member, wren" in text
+    assert read_config(tmp_path / "tuned.yaml").options == told["written"]
+    assert len(fakes) == 1
+
+
+def test_the_table_says_it_plainly(adafuse, job, tmp_path):
+    result = adafuse(*job)
+    assert "10 held-out questions" in result.stdout
+    assert "wren alone" in result.stdout
+    assert "The ensemble does NOT beat its best member, wren" in " ".join(result.stdout.split())
+    assert f"{tmp_path / 'tuned.yaml'} describes wren alone." in result.stdout
+
+
+def test_models_that_do_not_take_part_are_not_in_the_file(adafuse, job, tmp_path, monkeypatch):
+    (tmp_path / "wren").mkdir()
+    models = ["--model", tmp_path / "wren", "--model", "org/heron", "--dtype", "float64"]
+    result = adafuse(*job, *models, "--max-words", 2)
+    assert result.exit_code == 0, result.output
+    said = yaml.safe_load((tmp_path / "tuned.yaml").read_text())
+    assert said == {
+        "models": [str(tmp_path / "wren")],
+        "dtype": "float64",
+        "max_words": 2,
+        "branching_factor": 1,
+    }
+
+
+def test_the_ensemble_is_kept_on_request(adafuse, job, tmp_path):
+    models = ["--model", "org/wren", "--model", "org/heron", "--weights", "wren=1,heron=2"]
+    result = adafuse(*job, *models, "--keep-ensemble")
+    assert result.exit_code == 0, result.output
+    assert "describes the ensemble." in result.stdout
+    found = read_config(tmp_path / "tuned.yaml")
+    assert found.models == ("org/wren", "org/heron")
+    assert found.config.weights == {"wren": 0.5, "heron": 1.0}
+    assert found.config.members is None
+
+
+def test_the_same_command_goes_on_and_another_does_not(adafuse, job, tmp_path, fakes, monkeypatch):
+    adafuse(*job)
+    monkeypatch.setattr(tuning, "answer_all", lambda *_a, **_k: pytest.fail("decoded again"))
+    again = adafuse(*job)
+    assert again.exit_code == 0, again.output
+    assert "describes wren alone" in again.stdout
+    refused = adafuse(*job, "--seed", 2)
+    assert refused.exit_code == 2
+    assert "seed 1, not 2" in refused.stderr
+
+
+def test_an_interruption_keeps_what_was_found(adafuse, job, tmp_path, monkeypatch):
+    real = tuning.answer_all
+    calls = []
+
+    def answer_all(*arguments, cancel, **options):
+        calls.append(1)
+        if len(calls) in (2, 5):  # at the second member; then at the second setting
+            cancel.set()
+        return real(*arguments, cancel=cancel, **options)
+
+    monkeypatch.setattr(tuning, "answer_all", answer_all)
+    early = adafuse(*job)
+    assert early.exit_code == 130, early.output
+    assert "nothing was found; the same command goes on" in early.stderr
+    assert not (tmp_path / "tuned.yaml").exists()
+    result = adafuse(*job)
+    assert result.exit_code == 130, result.output
+    assert "Interrupted before the held-out questions" in (tmp_path / "tuned.yaml").read_text()
+    monkeypatch.setattr(tuning, "answer_all", real)
+    assert adafuse(*job).exit_code == 0
+
+
+def test_a_file_of_somebody_else_is_not_overwritten(adafuse, job, tmp_path):
+    (tmp_path / "tuned.yaml").write_text("max_words: 1\n")
+    refused = adafuse(*job)
+    assert refused.exit_code == 2
+    assert "--overwrite" in refused.stderr
+    assert adafuse(*job, "--overwrite").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--held-out", "0.1"], "too few questions: 20 give 18 to search on and 2 held-out"),
+        (["--limit", "5"], "too few questions: 5"),
+        (["--members", "wren"], "at least two members; got wren"),
+        (["--model", "org/one"], "at least two members; got one"),
+        (["--strategy", "unite"], "got 'unite'"),
+        (["--metric", "bleu"], "Did you mean 'spbleu'"),
+        (["--task", "embedded"], "no --data"),
+    ],
+)
+def test_what_cannot_be_searched_is_one_error_before_anything_is_loaded(
+    adafuse, job, fakes, flags, message, tmp_path
+):
+    result = adafuse(*job, *flags)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert not fakes
+    assert not (tmp_path / "tuned.yaml").exists()
+
+
+# --config -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        'models: [org/wren, org/heron]\ndtype: float64\nmax_words: 2\nstop: ["\\n"]\n'
+        "weights: {wren: 1, heron: 3}\n"
+    )
+    return path
+
+
+def test_a_configuration_file_says_what_flags_say(adafuse, config, fakes):
+    result = adafuse("generate", "x:", "--config", config)
+    assert result.exit_code == 0, result.output
+    call = fakes[0]
+    assert call["paths"] == ["org/wren", "org/heron"]
+    assert (call["dtype"], call["strategy"]) == ("float64", "adafuse")
+    assert (call["config"].max_words, call["config"].stop) == (2, ("\n",))
+    assert call["config"].weights == {"wren": 1.0, "heron": 3.0}
+
+
+def test_what_is_typed_comes_before_the_file(adafuse, config, fakes):
+    flags = ["--max-words", 3, "--dtype", "auto", "--model", "a", "--model", "b", "--stop", "!"]
+    result = adafuse("generate", "x:", "--config", config, *flags, "--weights", "wren=1,heron=1")
+    assert result.exit_code == 0, result.output
+    call = fakes[0]
+    assert (call["config"].max_words, call["config"].stop) == (3, ("!",))
+    assert (call["dtype"], call["paths"]) == ("auto", ["a", "b"])
+    assert call["config"].weights == {"wren": 1.0, "heron": 1.0}
+
+
+def test_the_file_comes_before_what_the_task_says(adafuse, config, data, tmp_path, fakes):
+    job = ["--task", "nq", "--data", data, "--limit", 1, "--output", tmp_path / "out.jsonl"]
+    assert adafuse("eval", *job, "--config", config).exit_code == 0
+    assert fakes[0]["config"].stop == ("\n",)
+    assert fakes[0]["config"].max_new_tokens == 32
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("max_word: 2", "unknown option 'max_word'. Did you mean 'max_words'?"),
+        ("trust_remote_code: true", "unknown option 'trust_remote_code'"),
+        ("max_words: 0", "option 'max_words': input should be greater than or equal to 1"),
+        ("models: 3", "option 'models'"),
+        ("- max_words", "must say names and values"),
+        ("a: [", "is not YAML"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_error(adafuse, tmp_path, fakes, text, message):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    result = adafuse("generate", "x:", "--config", path)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert str(path) in result.stderr
+    assert not fakes
+    assert adafuse("generate", "x:", "--config", tmp_path / "none.yaml").exit_code == 2
+
+
+def test_json_is_yaml_and_engines_take_the_file(tmp_path, models):
+    path = tmp_path / "config.json"
+    said = {"models": models, "strategy": "fixed-2", "dtype": "float32", "max_new_tokens": 4}
+    path.write_text(json.dumps(said))
+    with AdaFuseEngine.from_config(path) as engine:
+        assert engine.members == ("otter", "badger")
+        assert engine.strategy.name == "fixed-2"
+        assert engine.config.max_new_tokens == 4
+        assert engine.generate("the mill").finish_reason in ("stop", "length")

@@ -1,0 +1,257 @@
+"""A search for settings that answer best, and what it may not do."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from adafuse_llm import (
+    AdaFuseConfig,
+    AdaFuseEngine,
+    FakeBackend,
+    InvalidInputError,
+    InvalidOptionError,
+    MissingDependencyError,
+    RuntimeConfig,
+)
+from adafuse_llm.backends.fake import END
+from adafuse_llm.evaluation import tune
+from adafuse_llm.evaluation.tasks import Question, load_task
+from adafuse_llm.evaluation.tuning import Trial, Tuning, canonical, cheapest, divide
+
+NQ = load_task("nq")
+
+
+def knows(name, known, sure=0.9):
+    """Answers a question with its last word where it knows that; else it is unsure of " no"."""
+
+    def rule(text):
+        asked, _, answer = text.rpartition("Question: ")[2].partition("\nAnswer:")
+        word = asked.split()[-1]
+        reply, weight = (f" {word}", sure) if known(word) else (" no", 0.4)
+        if not reply.startswith(answer):
+            reply = f" {word}" if f" {word}".startswith(answer) else " no"
+        following = reply[len(answer)] if len(answer) < len(reply) else END
+        return {following: weight, "~": 1 - weight - 0.05, "^": 0.05}
+
+    return FakeBackend(name, rule)
+
+
+def questions(count):
+    return [Question(n, f"is it w{n}", (f"w{n}",)) for n in range(1, count + 1)]
+
+
+def odd(word):
+    return int(word[1:]) % 2 == 1
+
+
+def complementary():
+    """Two members that know one half of the answers each, and one that knows few."""
+    members = [
+        knows("odd", odd),
+        knows("even", lambda word: not odd(word)),
+        knows("idle", lambda word: word == "w7", sure=0.6),
+    ]
+    runtime = RuntimeConfig(max_requests=4)
+    return AdaFuseEngine(members, AdaFuseConfig(max_new_tokens=8), runtime=runtime)
+
+
+def search(engine, asked=None, **options):
+    with engine:
+        return tune(engine, NQ, asked or questions(40), **{"trials": 6, **options})
+
+
+def test_members_that_complete_each_other_pay():
+    found = search(complementary())
+    assert isinstance(found, Tuning)
+    assert (found.searched, found.held_out) == (20, 20)
+    assert {name: trial.score for name, trial in found.alone.items()}["idle"] <= 5
+    assert found.comparison.ours == 100
+    assert found.comparison.theirs < 70
+    assert found.comparison.p_value < 0.05
+    assert found.pays
+    assert found.options == found.ensemble
+    assert {"odd", "even"} <= set(found.ensemble["members"])
+    assert "The ensemble beats its best member" in found.verdict
+    assert found.verdict.endswith("p < 0.001).")
+    assert Tuning.model_validate_json(found.model_dump_json()) == found
+
+
+def test_where_the_ensemble_does_not_beat_a_member_that_member_is_the_answer():
+    members = [knows("all", lambda _word: True), knows("none", lambda _word: False)]
+    engine = AdaFuseEngine(members, AdaFuseConfig(max_new_tokens=8))
+    found = search(engine, trials=2)
+    assert found.best_member == "all"
+    assert not found.pays
+    assert "does NOT beat its best member, all" in found.verdict
+    assert found.options == {"members": ["all"], "branching_factor": 1}
+    again = AdaFuseEngine(members, AdaFuseConfig(**found.options))
+    with again:
+        assert again.generate("Question: is it w3\nAnswer:").text == " w3"
+
+
+def test_the_search_does_not_see_what_is_held_out():
+    asked = questions(40)
+    seen = []
+    engine = complementary()
+    with engine:
+        held = {each.number for each in divide(asked, 0.5, seed=1)[1]}
+        found = tune(
+            engine, NQ, asked, trials=3,
+            on_record=lambda name, record: seen.append((name, record.line)),
+        )  # fmt: skip
+    lines = [line for _, line in seen]
+    first = next(place for place, line in enumerate(lines) if line in held)
+    assert not held & set(lines[:first])
+    assert set(lines[first:]) == held
+    tested = {name for name, _ in seen[first:]}
+    assert tested == {"+".join(found.ensemble["members"]), found.best_member}
+
+
+def test_the_division_depends_on_the_seed_alone():
+    asked = questions(30)
+    search_part, test_part = divide(asked, 0.4, seed=5)
+    assert (len(search_part), len(test_part)) == (18, 12)
+    assert sorted([*search_part, *test_part], key=lambda each: each.number) == asked
+    assert divide(asked, 0.4, seed=5) == (search_part, test_part)
+    assert divide(asked, 0.4, seed=6) != (search_part, test_part)
+
+
+def test_a_question_that_is_asked_twice_is_in_one_part():
+    asked = [*questions(30), *(Question(30 + n, f"is it w{n} ", ("?",)) for n in range(1, 31))]
+    search_part, test_part = divide(asked, 0.5, seed=1)
+    assert len(search_part) == len(test_part) == 30
+    texts = [{each.text.strip() for each in part} for part in (search_part, test_part)]
+    assert not texts[0] & texts[1]
+
+
+def test_nothing_is_decoded_twice_and_a_seed_gives_the_same_search():
+    asked, lines = [], []
+    options = {
+        "trials": 12,
+        "fixed": {"members": ("odd", "even"), "max_words": 1, "weights": (1.0, 1.0, 1.0)},
+        "on_record": lambda name, record: asked.append((name, record.line)),
+    }
+    found = search(complementary(), log=lines.append, **options)
+    different = {str(trial.options) for trial in found.trials}
+    assert len(different) < len(found.trials)
+    assert sum(trial.known for trial in found.trials) == len(found.trials) - len(different)
+    assert len(asked) == 20 * (2 + len(different) + 2)
+    assert len(lines) == 2 + len(different) + 2
+    asked.clear()
+    again = search(complementary(), known=lines, **options)
+    assert not asked
+    assert [t.options for t in again.trials] == [t.options for t in found.trials]
+    assert again.comparison == found.comparison
+
+
+def test_what_is_cancelled_keeps_what_was_found():
+    cancel, trials = threading.Event(), []
+
+    def on_trial(trial):
+        trials.append(trial)
+        if len(trials) == 5:  # three members, two settings
+            cancel.set()
+
+    found = search(complementary(), cancel=cancel, on_trial=on_trial)
+    assert len(found.trials) == 2
+    assert found.comparison is None
+    assert "nothing is shown" in found.verdict
+    assert found.options == found.ensemble
+    cancel.set()
+    with pytest.raises(InvalidInputError, match="nothing was found"):
+        search(complementary(), cancel=cancel)
+
+
+def test_fixed_options_are_kept_and_members_restricted():
+    fixed = {"members": ("odd", "even"), "max_words": 2, "weights": (2.0, 1.0, 4.0)}
+    found = search(complementary(), fixed=fixed, trials=4)
+    assert set(found.alone) == {"odd", "even"}
+    for trial in found.trials:
+        assert trial.options["members"] == ["odd", "even"]
+        assert trial.options["max_words"] == 2
+        assert trial.options["weights"] == {"odd": 1.0, "even": 0.5}
+
+
+def test_what_the_engine_is_set_to_is_no_part_of_a_setting():
+    plain = search(complementary(), trials=2)
+    engine = complementary()
+    skewed = AdaFuseConfig(max_new_tokens=8, max_words=1, weights=(0.0, 0.0, 1.0))
+    found = search(AdaFuseEngine(engine.backends, skewed), trials=2)
+    assert [t.score for t in found.trials] == [t.score for t in plain.trials]
+
+
+def test_of_settings_that_are_near_the_best_the_cheapest_is_taken():
+    trials = [
+        Trial(options={"members": [name]}, score=score, tokens=tokens)
+        for name, score, tokens in (("a", 80, 900), ("b", 81, 950), ("c", 81, 940), ("d", 70, 100))
+    ]
+    assert cheapest(trials).options == {"members": ["c"]}
+    assert cheapest(trials, within=1).options == {"members": ["a"]}
+    assert cheapest(trials, within=20).options == {"members": ["d"]}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"weights": {"a": 0.25, "b": 0.25}}, {}),
+        ({"weights": {"a": 0.25, "b": 0.5}}, {"weights": {"a": 0.5, "b": 1.0}}),
+        (
+            {"max_words": 1, "branching_factor": 1, "margin_threshold": 0.1},
+            {"max_words": 1, "branching_factor": 1, "margin_threshold": 0.9},
+        ),
+        (
+            {"margin_threshold": 0.0, "branching_factor": 2},
+            {"margin_threshold": 0.0, "branching_factor": 5},
+        ),
+    ],
+)
+def test_settings_that_decode_alike_have_one_form(one, other):
+    assert canonical(one) == canonical(other)
+    texts = []
+    for options in (one, other):
+        named = {"members": ("odd", "even"), **options}
+        if "weights" in named:
+            named["weights"] = dict(zip(("odd", "even"), named["weights"].values(), strict=True))
+        with complementary() as engine:
+            prompts = [f"Question: {each.text}\nAnswer:" for each in questions(8)]
+            texts.append([engine.generate(prompt, **named).text for prompt in prompts])
+    assert texts[0] == texts[1]
+
+
+def test_settings_that_decode_differently_keep_different_forms():
+    assert canonical({"max_words": 1, "branching_factor": 2, "margin_threshold": 0.1}) != canonical(
+        {"max_words": 1, "branching_factor": 2, "margin_threshold": 0.9}
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"asked": questions(19)}, InvalidInputError, "too few questions: 19"),
+        ({"held_out": 0.1}, InvalidInputError, "4 held-out ones"),
+        ({"held_out": 1.0}, InvalidOptionError, "between 0 and 1"),
+        ({"trials": 0}, InvalidOptionError, "trials must be 1 or more"),
+        ({"within": -1}, InvalidOptionError, "within"),
+        ({"fixed": {"max_words": 0}}, InvalidOptionError, "max_words"),
+        ({"fixed": {"members": ("odd",)}}, InvalidInputError, "at least two members; got odd"),
+    ],
+)
+def test_what_cannot_be_searched_is_an_error_before_anything_is_computed(options, error, message):
+    engine = complementary()
+    options = {"on_record": lambda *_: pytest.fail("something was decoded"), **options}
+    with pytest.raises(error, match=message):
+        search(engine, **options)
+
+
+def test_other_strategies_have_nothing_to_tune():
+    members = complementary().backends
+    with pytest.raises(InvalidInputError, match="got 'unite'"):
+        search(AdaFuseEngine(members, strategy="unite"))
+
+
+def test_without_the_optimiser_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "optuna", None)
+    with pytest.raises(MissingDependencyError, match=r"adafuse-llm\[tune\]"):
+        search(complementary())
