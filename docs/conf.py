@@ -10,15 +10,17 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from generated import fill  # noqa: E402
+from generated import copy_cookbooks, fill  # noqa: E402
 
 project = "adafuse-llm"
 author = "The adafuse-llm developers"
 copyright = author  # noqa: A001  # Sphinx's name for it
 release = metadata.version("adafuse-llm")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 myst_heading_anchors = 3
+nb_execution_mode = "off"  # `make cookbooks` runs them
+nb_merge_streams = True
 exclude_patterns = ["figures"]
 html_theme = "furo"
 html_title = f"adafuse-llm {release}"
@@ -41,4 +43,5 @@ def setup(app: Any) -> None:
     def read(_: Any, __: str, source: list[str]) -> None:
         source[0] = fill(source[0])
 
+    copy_cookbooks(HERE.parent / "cookbooks", HERE / "cookbooks")
     app.connect("source-read", read)

@@ -1,14 +1,26 @@
-"""Pages of the site that are generated: options from their models, flags from the command line."""
+"""Pages of the site that are generated: options from their models, flags from the command line,
+tables from stored results.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 PLACE = re.compile(r"<!-- generated: (\w+) -->")
+
+
+def copy_cookbooks(source: Path, target: Path) -> None:
+    """Put the notebooks where the site's pages are, with links that hold there."""
+    target.mkdir(exist_ok=True)
+    for path in [*source.glob("*.ipynb"), *source.glob("*.md")]:
+        text = path.read_text(encoding="utf-8").replace("](../docs/", "](../")
+        (target / path.name).write_text(text, encoding="utf-8")
 
 
 def fill(markdown: str) -> str:
@@ -77,7 +89,72 @@ def _command(name: str, command: Any) -> str:
     )
 
 
+@cache
+def _suite() -> Any:
+    """The stored results of ``adafuse eval --suite paper`` on the embedded members."""
+    from adafuse_llm.evaluation.suite.report import Report
+
+    stored = Path(__file__).parent / "results" / "embedded-suite.json"
+    return Report.model_validate_json(stored.read_text(encoding="utf-8"))
+
+
+def suite_run() -> str:
+    """When and with what the results were made."""
+    report = _suite()
+    lines = [
+        f"```text\n{report.command}\n```",
+        f"Made on {report.date[:10]} with adafuse-llm {report.version} on a machine with "
+        f"{report.machine}; decoding took {report.time}.",
+    ]
+    return "\n\n".join(lines)
+
+
+def suite_verdicts() -> str:
+    """What the tests say."""
+    from adafuse_llm.evaluation.suite.report import verdicts
+
+    return "\n".join(f"- {sentence}" for sentence in verdicts(_suite()))
+
+
+def suite_part(part: str) -> str:
+    """The tables of a part, and what is left out of it."""
+    from adafuse_llm.evaluation.suite.sheets import markdown, sheets
+
+    tables = [
+        f"**{sheet.title}**\n\n{markdown(sheet)}"
+        for sheet in sheets(_suite())
+        if sheet.section == part
+    ]
+    section = _suite().section(part)
+    absent = {} if section is None else section.absent
+    return "\n\n".join([*tables, *(f"Left out: {name}: {why}." for name, why in absent.items())])
+
+
+def suite_trace() -> str:
+    """The answer that is shown round by round."""
+    return "\n\n".join(
+        f"> {trace.question}\n\n```text\n{trace.bracketed}\n```" for trace in _suite().traces
+    )
+
+
+def suite_charts() -> str:
+    """All charts."""
+    from adafuse_llm.evaluation.suite.page import suite_charts as charts
+
+    return f"````{{raw}} html\n{charts(_suite())}\n````"
+
+
+SUITE_PARTS = (
+    *("table-1", "table-2", "figure-2", "words"),
+    *("figure-4", "figure-5", "figure-6", "figure-7"),
+)
+
 GENERATORS: dict[str, Callable[[], str]] = {
     "configuration": configuration,
     "command_line": command_line,
+    "suite_run": suite_run,
+    "suite_verdicts": suite_verdicts,
+    "suite_trace": suite_trace,
+    "suite_charts": suite_charts,
+    **{f"suite_{part.replace('-', '_')}": partial(suite_part, part) for part in SUITE_PARTS},
 }
