@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -143,6 +143,44 @@ class AdaFuseConfig(Options):
         if not options:
             return self
         return AdaFuseConfig(**{**self.model_dump(), **options})
+
+    def member_weights(self, members: Sequence[str]) -> dict[str, float]:
+        """The members that decode, each with its weight, in the order of `members`.
+
+        Args:
+            members: names of all members of an ensemble.
+
+        Raises:
+            InvalidOptionError: ``members`` or ``weights`` do not fit them.
+        """
+        names = members if self.members is None else self.members
+        if self.weights is None:
+            weights = dict.fromkeys(members, 1.0)
+        elif isinstance(self.weights, dict):
+            weights = self.weights
+        elif len(self.weights) == len(members):
+            weights = dict(zip(members, self.weights, strict=True))
+        else:
+            raise InvalidOptionError(
+                f"option 'weights' must have one value per member ({len(members)}); "
+                f"got {len(self.weights)}"
+            )
+        for option, used in (("members", names), ("weights", weights)):
+            for name in used:
+                if name not in members:
+                    raise InvalidOptionError(
+                        f"option {option!r}: there is no member {name!r}.{nearest(name, members)} "
+                        f"Members: {', '.join(members)}."
+                    )
+        if missing := [name for name in names if name not in weights]:
+            raise InvalidOptionError(
+                f"option 'weights' must name every member; {', '.join(missing)} is missing"
+            )
+        if not any(weights[name] for name in names):
+            raise InvalidOptionError(
+                f"option 'weights' leaves no weight to the members ({', '.join(names)})"
+            )
+        return {name: weights[name] for name in members if name in names}
 
 
 def _explain(error: ValidationError, names: list[str]) -> str:

@@ -72,6 +72,33 @@ def read_config(path: str | PathLike[str]) -> ConfigFile:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise InvalidInputError(f"configuration file {path} is not YAML: {reason}") from error
+    return _parsed(path, said)
+
+
+def write_config(
+    path: str | PathLike[str], said: Mapping[str, Any], *, comment: str = ""
+) -> ConfigFile:
+    """Write a configuration file, if it can be read back.
+
+    Args:
+        path: where to; what is there is replaced.
+        said: plain names and values, as a file may say them.
+        comment: text that comes first.
+
+    Raises:
+        InvalidOptionError: something in it is unknown, or out of range.
+    """
+    import yaml
+
+    lines = [f"# {line}".rstrip() for line in comment.splitlines()]
+    text = yaml.safe_dump(dict(said), sort_keys=False, allow_unicode=True)
+    found = _parsed(path, yaml.safe_load(text))
+    Path(path).write_text("\n".join([*lines, text]), encoding="utf-8")
+    return found
+
+
+def _parsed(path: str | PathLike[str], said: Any) -> ConfigFile:
+    """What a file says, checked."""
     if not isinstance(said, dict):
         raise InvalidInputError(
             f"configuration file {path} must say names and values, such as 'max_words: 2'; "
@@ -94,24 +121,3 @@ def read_config(path: str | PathLike[str]) -> ConfigFile:
     except InvalidOptionError as error:
         raise InvalidOptionError(f"configuration file {path}: {error}") from None
     return found
-
-
-def write_config(
-    path: str | PathLike[str], said: Mapping[str, Any], *, comment: str = ""
-) -> ConfigFile:
-    """Write a configuration file, and read it back.
-
-    Args:
-        path: where to; what is there is replaced.
-        said: plain names and values, as a file may say them.
-        comment: text that comes first.
-
-    Raises:
-        InvalidOptionError: something in it is unknown, or out of range.
-    """
-    import yaml
-
-    lines = [f"# {line}".rstrip() for line in comment.splitlines()]
-    text = yaml.safe_dump(dict(said), sort_keys=False, allow_unicode=True)
-    Path(path).write_text("\n".join([*lines, text]), encoding="utf-8")
-    return read_config(path)

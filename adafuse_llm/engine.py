@@ -23,9 +23,7 @@ from adafuse_llm.decoding.strategy import Strategy, check_options
 from adafuse_llm.errors import (
     ContextWindowError,
     InvalidInputError,
-    InvalidOptionError,
     MemberError,
-    nearest,
 )
 from adafuse_llm.memory import CacheMemory, give_back
 from adafuse_llm.results import Generation, Round, Scores, StreamEvent
@@ -342,7 +340,7 @@ class AdaFuseEngine:
             for text in texts:
                 member.place(text)
         room = max(sum(1 for _ in member.tree.nodes()) for member in members)
-        needs = self._memory.needs(members, config.override({"max_new_tokens": room}), spare=0)
+        needs = self._memory.needs(members, config.override({"max_new_tokens": 1}), spare=room)
         request = Request(members, needs, score_texts(members, texts, stops=stops))
         outbox: queue.SimpleQueue[Scores | BaseException] = queue.SimpleQueue()
         try:
@@ -411,6 +409,11 @@ class AdaFuseEngine:
                     return
         finally:
             request.abandoned.set()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the engine takes no more requests."""
+        return self._scheduler.closed
 
     def close(self) -> None:
         """End running requests and stop the threads. The engine takes no more requests."""
@@ -543,35 +546,8 @@ class AdaFuseEngine:
         Raises:
             InvalidOptionError: members that the engine does not have, or weights that do not fit.
         """
-        names = self.members if config.members is None else config.members
-        given = config.weights
-        if given is None:
-            weights = dict.fromkeys(self.members, 1.0)
-        elif isinstance(given, dict):
-            weights = given
-        elif len(given) == len(self.members):
-            weights = dict(zip(self.members, given, strict=True))
-        else:
-            raise InvalidOptionError(
-                f"option 'weights' must have one value per member ({len(self.members)}); "
-                f"got {len(given)}"
-            )
-        for option, used in (("members", names), ("weights", weights)):
-            for name in used:
-                if name not in self.members:
-                    raise InvalidOptionError(
-                        f"option {option!r}: there is no member {name!r}."
-                        f"{nearest(name, self.members)} Members: {', '.join(self.members)}."
-                    )
-        if missing := [name for name in names if name not in weights]:
-            raise InvalidOptionError(
-                f"option 'weights' must name every member; {', '.join(missing)} is missing"
-            )
-        if not any(weights[name] for name in names):
-            raise InvalidOptionError(
-                f"option 'weights' leaves no weight to the members ({', '.join(names)})"
-            )
-        return [(each, weights[each.name]) for each in self._backends if each.name in names]
+        weights = config.member_weights(self.members)
+        return [(each, weights[each.name]) for each in self._backends if each.name in weights]
 
 
 def _numbered(

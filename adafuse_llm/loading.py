@@ -7,7 +7,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -210,11 +210,11 @@ def as_spec(member: str | MemberSpec | os.PathLike[str]) -> MemberSpec:
     Raises:
         InvalidInputError: it is none of them.
     """
-    if isinstance(member, MemberSpec):
-        return member
     if isinstance(member, (str, os.PathLike)) and str(member).strip():
-        path = str(member)
-        return MemberSpec(path=str(Path(path).expanduser()) if path.startswith("~") else path)
+        member = MemberSpec(path=str(member))
+    if isinstance(member, MemberSpec):
+        path = str(member.path)
+        return replace(member, path=str(Path(path).expanduser())) if path[:1] == "~" else member
     raise InvalidInputError(f"a member must be a path, a hub id or a MemberSpec; got {member!r}")
 
 

@@ -45,10 +45,10 @@ class CacheMemory:
         for member in members:
             backend = member.backend
             if isinstance(backend, Placed):
-                tokens = member.prompt_tokens + config.max_new_tokens + spare
+                longest = member.prompt_tokens + config.max_new_tokens
                 if member.window is not None:
-                    tokens = min(tokens, member.window)
-                needs[backend.device] += backend.cache_bytes(tokens)
+                    longest = min(longest, member.window)
+                needs[backend.device] += backend.cache_bytes(longest + spare)
                 if backend.device not in self._limits:
                     limit = backend.free_bytes() // 2 if self._limit is None else self._limit
                     self._limits.setdefault(backend.device, limit)

@@ -268,6 +268,11 @@ class Scheduler:
         coordinator = self._coordinator
         return 0 if coordinator is None else coordinator.running
 
+    @property
+    def closed(self) -> bool:
+        """Whether no more requests are taken."""
+        return self._closed
+
     def submit(self, *arrivals: Arrival) -> None:
         """Start requests, those given together at the same time. Each one's outbox is called on
         the coordinating thread with each event, the last of which carries the generation, or with

@@ -9,7 +9,7 @@ stays valid, its siblings are forgotten.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 
@@ -74,15 +74,17 @@ class TokenTree:
     Attributes:
         ids: committed token ids, prompt first.
         root: the node of the last committed token.
+        cuts: how often nodes were dropped, by a commit or otherwise.
         memory: for the backend's use (its cache for this request); nobody else touches it.
     """
 
-    __slots__ = ("ids", "memory", "root")
+    __slots__ = ("cuts", "ids", "memory", "root")
 
     def __init__(self, prompt: Sequence[int]) -> None:
         assert prompt, "a token tree needs at least one prompt token"
         self.ids: list[int] = list(prompt)
         self.root = Node(self.ids[-1], None, len(self.ids))
+        self.cuts = 0
         self.memory: object | None = None
 
     def child(self, node: Node, token: int) -> Node:
@@ -124,6 +126,21 @@ class TokenTree:
         self.ids.extend(self.tokens(node))
         node.parent = None
         self.root = node
+        self.cuts += 1
+
+    def prune(self, ends: Iterable[Node]) -> None:
+        """Drop every node that is neither on the way to one of `ends` nor below one."""
+        kept = set(ends)
+        on_the_way = {node for end in kept for node in self.path(end)}
+        pending = [self.root]
+        while pending:
+            node = pending.pop()
+            if node not in kept:
+                node.children = {
+                    t: child for t, child in node.children.items() if child in on_the_way
+                }
+                pending.extend(node.children.values())
+        self.cuts += 1
 
     def nodes(self) -> Iterator[Node]:
         """Every node, the root first, parents before children."""

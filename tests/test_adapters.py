@@ -19,6 +19,8 @@ from adafuse_llm import (
     Round,
 )
 from adafuse_llm.adapters.ensembles import Ensemble, configured
+from adafuse_llm.config_file import write_config
+from adafuse_llm.loading import as_spec
 from adafuse_llm.summary import Summary, record
 
 # Ensembles ------------------------------------------------------------------------------------
@@ -48,6 +50,16 @@ def test_ensembles_that_say_the_same_share_one_engine_loaded_on_first_use(monkey
     assert not other.is_loaded
     assert other.engine() is not found[0]
     other.unload()
+
+
+def test_an_ensemble_whose_engine_was_closed_loads_again():
+    ensemble = Ensemble.of()
+    with ensemble.engine() as engine:
+        assert not engine.closed
+    assert engine.closed
+    assert ensemble.engine() is not engine
+    assert ensemble.engine().generate("What is 2 + 3?", max_new_tokens=2).text
+    ensemble.unload()
 
 
 def test_what_cannot_be_loaded_is_said_and_can_be_tried_again(tmp_path):
@@ -141,6 +153,35 @@ def test_a_configuration_file_names_members_that_decode_and_their_weights(tmp_pa
         "device_map": None,
         "revision": None,
     }
+
+
+def test_a_configuration_file_is_held_to_what_an_engine_takes(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = tmp_path / "config.yaml"
+    path.write_text("models: [~/one, org/two]\n")
+    assert [spec.path for spec in configured(path)["members"]] == [f"{tmp_path}/one", "org/two"]
+    assert as_spec(MemberSpec(path="~/one")).path == f"{tmp_path}/one"
+    for weights, message in [
+        ("[2, 1]", r"config.yaml: option 'weights' must have one value per member \(3\); got 2"),
+        ("[1, 2, 3, 4]", "got 4"),
+        ("{one: 1, too: 2}", "no member 'too'.*Did you mean 'two'"),
+        ("{one: 1, three: 2}", "two is missing"),
+    ]:
+        path.write_text(
+            f"models: [a/one, a/two, a/three]\nmembers: [one, two]\nweights: {weights}\n"
+        )
+        with pytest.raises(InvalidOptionError, match=message):
+            configured(path)
+
+
+def test_a_configuration_that_could_not_be_read_back_is_not_written(tmp_path) -> None:
+    path = tmp_path / "config.yaml"
+    write_config(path, {"max_words": 2}, comment="kept")
+    before = path.read_text()
+    for wrong in ({"max_words": 0}, {"max_word": 2}):
+        with pytest.raises(InvalidOptionError):
+            write_config(path, wrong)
+    assert path.read_text() == before
 
 
 def test_a_configuration_file_may_choose_among_the_embedded_members(tmp_path) -> None:

@@ -376,10 +376,16 @@ def test_members_of_one_device_share_its_memory():
         engine.generate("x", **FEW)
 
 
-def test_a_request_needs_no_more_than_the_context_window():
+def test_a_request_needs_no_more_than_the_context_window_and_its_branches():
     member = FakeBackend("dots", counting, (), 8, bytes_per_token=1)
-    with AdaFuseEngine([member], runtime=RuntimeConfig(cache_bytes=8)) as engine:
-        assert engine.generate("x").finish_reason == "length"
+    options = {**FEW, "max_new_tokens": 100}
+    with AdaFuseEngine([member], runtime=RuntimeConfig(cache_bytes=9)) as engine:
+        assert engine.generate("x", **options).finish_reason == "length"
+    with (
+        AdaFuseEngine([member], runtime=RuntimeConfig(cache_bytes=8)) as engine,
+        pytest.raises(CacheMemoryError, match="needs 9 bytes"),
+    ):
+        engine.generate("x", **options)
 
 
 def test_half_of_what_is_free_at_first_is_the_default():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -36,7 +36,9 @@ from adafuse_llm import (
 )
 from adafuse_llm.backends.fake import END
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
+from adafuse_llm.backends.huggingface.memory import Memory
 from adafuse_llm.decoding.strategies import NAMED, find_strategy
+from adafuse_llm.tree import Node, TokenTree
 
 PAIR = (
     Recipe("llama", "bytelevel", seed=31, end_bias=2.0),
@@ -309,6 +311,8 @@ def test_a_gate_that_decides_spares_the_others_their_passes() -> None:
     gated = run(GaC(threshold=0.0), PAIR, max_new_tokens=24)
     every = run("gac", PAIR, max_new_tokens=24)
     gate, other = (recipe.name for recipe in PAIR)
+    assert all(set(each.margins) == {gate, other} for each in gated.rounds)
+    assert [each.margins[other] for each in gated.rounds[1:]] == [()] * (len(gated.rounds) - 1)
     assert gated.usage.forward_passes[other] <= 3 < every.usage.forward_passes[other]
     assert gated.usage.forward_passes[gate] > 10
     named = run(GaC(threshold=0.0, gate=other), PAIR, max_new_tokens=24)
@@ -401,6 +405,67 @@ def test_partial_answers_share_passes() -> None:
     for name, passes in one.forward_passes.items():
         assert six.forward_passes[name] < 2 * passes
         assert six.tokens_processed[name] > 2 * one.tokens_processed[name]
+
+
+@pytest.mark.parametrize("recipe", [PAIR[0], RECURRENT[0]], ids=lambda recipe: recipe.kind)
+def test_a_beam_drops_what_lost(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is live after a round: a line per hypothesis, and a round's candidates below each."""
+    live = []
+    prune = TokenTree.prune
+
+    def watched(tree: TokenTree, ends: Iterable[Node]) -> None:
+        prune(tree, ends)
+        live.append(sum(1 for _ in tree.nodes()))
+
+    monkeypatch.setattr(TokenTree, "prune", watched)
+    rows = []
+    follow = Memory.follow
+
+    def watching(memory: Memory) -> None:
+        follow(memory)
+        rows.append((len(memory.rows), sum(1 for _ in memory.tree.nodes())))
+
+    monkeypatch.setattr(Memory, "follow", watching)
+    options = {"max_new_tokens": 48, "max_words": 1, "branching_factor": 3, "max_word_tokens": 4}
+    run(BeamSearch(2), [recipe], **options)
+    assert len(live) > 8
+    assert max(live) <= 1 + 2 * (48 + 4 + 3 * 4)
+    assert all(kept <= nodes for kept, nodes in rows)
+
+
+def test_who_proposed_every_part_of_an_answer_proposed_it() -> None:
+    rule = {"": {" a": 0.9, " b": 0.1}, " a": {END: 0.6, " a": 0.4}}
+    other = {"": {" a": 0.9, " b": 0.1}, " a": {" b": 0.6, END: 0.4}, " a b": {END: 1.0}}
+
+    def member(name: str, known: dict[str, dict[str, float]]) -> FakeBackend:
+        return FakeBackend(name, lambda text: known.get(text[3:], {END: 1.0}), [" a", " b"])
+
+    with AdaFuseEngine([member("one", rule), member("two", other)], strategy="beam-2") as engine:
+        (only,) = engine.generate("So:", max_words=1, branching_factor=1).rounds
+    proposers = {each.text: each.proposers for each in only.candidates}
+    assert proposers == {" a": ("one",), " a b": ("two",)}
+
+
+def test_a_beam_that_begins_with_space_alone_is_still_at_the_first_word() -> None:
+    """As AdaFuse: the second member's own leading space does not tell its word apart."""
+    rules = [
+        {"": {"\n": 1.0}, "\n": {"a": 0.9, "b": 0.1}},
+        {"": {"\n": 1.0}, "\n": {" a": 0.9, " b": 0.1}},
+    ]
+    members = [
+        FakeBackend(
+            name, lambda text, known=known: known.get(text[3:], {END: 1.0}),
+            ["\n", "a", "b", " a", " b"],
+        )
+        for name, known in zip("ab", rules, strict=True)
+    ]  # fmt: skip
+    options: dict[str, Any] = {"max_words": 1, "branching_factor": 1, "max_word_tokens": 1}
+    with AdaFuseEngine(members, strategy="adafuse") as engine:
+        usual = engine.generate("So:", **options)
+    assert usual.rounds[1].candidates[0].proposers == ("a", "b")
+    with AdaFuseEngine(members, strategy="beam-1") as engine:
+        (only,) = engine.generate("So:", **options).rounds
+    assert (only.text, only.candidates[0].proposers) == (usual.text, ("a", "b"))
 
 
 def test_a_beam_finds_what_a_choice_in_every_round_misses() -> None:
@@ -552,6 +617,7 @@ def test_a_strategy_is_given_by_name_or_as_an_object() -> None:
     [
         lambda: FixedWords(0),
         lambda: BeamSearch(0),
+        lambda: BeamSearch(2.5),  # type: ignore[arg-type]
         lambda: SweetSpan(words=0),
         lambda: SweetSpan(ratio=0.5),
         lambda: SweetSpan(ratio=math.nan),

@@ -14,8 +14,9 @@ from adafuse_llm import __version__
 from adafuse_llm.config import RuntimeConfig
 from adafuse_llm.config_file import read_config
 from adafuse_llm.engine import AdaFuseEngine
-from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.loading import MemberSpec, as_spec, member_names
+from adafuse_llm.memory import give_back
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -100,9 +101,10 @@ class Ensemble:
             return self.given
         key = self._key
         with _lock_of(key):
-            if key not in _ENGINES:
-                _ENGINES[key] = self._load()
-            return _ENGINES[key]
+            engine = _ENGINES.get(key)
+            if engine is None or engine.closed:
+                engine = _ENGINES[key] = self._load()
+            return engine
 
     def unload(self) -> None:
         """End running requests and let go of the members, for every ensemble that says the same;
@@ -112,6 +114,8 @@ class Ensemble:
             with _lock_of(self._key):
                 if (engine := _ENGINES.pop(self._key, None)) is not None:
                     engine.close()
+                    del engine  # with its members, unless somebody else holds it
+                    give_back()
 
     @property
     def _key(self) -> str:
@@ -146,22 +150,15 @@ def configured(path: str | PathLike[str]) -> dict[str, Any]:
     chosen = options.pop("members", None)
     fields = {name: getattr(said, name) for name in ("dtype", "device_map", "revision")}
     if said.models or chosen:
-        specs = tuple(MemberSpec(path=each) for each in said.models) or _embedded()
+        specs = tuple(map(as_spec, said.models)) or _embedded()
         named = dict(zip(member_names(specs), specs, strict=True))
-        for name in chosen or ():
-            if name not in named:
-                raise InvalidOptionError(
-                    f"configuration file {path}: there is no member {name!r}."
-                    f"{nearest(name, named)} Members: {', '.join(named)}."
-                )
-        kept = [name for name in named if name in (chosen or named)]
-        fields["members"] = [replace(named[name], name=name) for name in kept]
-        weights = options.get("weights")
-        if chosen and weights is not None:
-            by_name = (
-                weights if isinstance(weights, dict) else dict(zip(named, weights, strict=False))
-            )
-            options["weights"] = {name: by_name[name] for name in kept if name in by_name}
+        try:
+            weights = said.config.member_weights(tuple(named))
+        except InvalidOptionError as error:
+            raise InvalidOptionError(f"configuration file {path}: {error}") from None
+        fields["members"] = [replace(named[name], name=name) for name in weights]
+        if chosen and "weights" in options:
+            options["weights"] = weights
     return {**fields, **options}
 
 

@@ -62,7 +62,8 @@ class Backend(Protocol):
     A backend may keep what it likes for a request in ``TokenTree.memory``. Everything it needs
     is in the tree: ``tree.ids`` are the committed tokens, ``tree.path(node)`` what follows them.
     When ``tree.root`` has moved since the last ask, a span was committed and every node not below
-    the root is gone. A stateless backend simply runs over ``tree.ids + tree.tokens(node)``.
+    the root is gone. Nodes may also go without that; ``tree.cuts`` grows either way. A stateless
+    backend simply runs over ``tree.ids + tree.tokens(node)``.
 
     An engine calls `evaluate` and `release` from one thread at a time; a backend that several
     engines share must see to that itself.

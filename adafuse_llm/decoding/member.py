@@ -262,3 +262,10 @@ class Member:
         self.tree.commit(node)
         self._texts.clear()
         self._places.clear()
+
+    def prune(self, ends: Iterable[Node]) -> None:
+        """Keep the paths to `ends`, and what is below these."""
+        self.tree.prune(ends)
+        alive = set(self.tree.nodes())
+        self._texts = {node: text for node, text in self._texts.items() if node in alive}
+        self._places.clear()

@@ -51,7 +51,7 @@ class Memory:
         self.rows: dict[Node, tuple[Logits, int]] = {}
         self.passes = 0
         self.tokens = 0
-        self._root = tree.root
+        self._cuts = tree.cuts
         self._told = (0, 0, 0)
 
     def restart(self, form: TreeForm | PathForm) -> None:
@@ -59,10 +59,10 @@ class Memory:
         self.form, self.rows, self.edge = form, {}, None
 
     def follow(self) -> None:
-        """Forget what a commit has dropped."""
-        if self._root is self.tree.root:
+        """Forget the nodes that were dropped."""
+        if self._cuts == self.tree.cuts:
             return
-        self._root = self.tree.root
+        self._cuts = self.tree.cuts
         self.form.reroot()
         self.rows = {node: self.rows[node] for node in self.tree.nodes() if node in self.rows}
         passes = {logits: len(logits.values) for logits, _ in self.rows.values()}

@@ -1,4 +1,4 @@
-"""AdaFuse with a beam: several partial answers at a time."""
+"""AdaFuse with a beam: several hypotheses at a time."""
 
 from __future__ import annotations
 
@@ -21,46 +21,48 @@ from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.tree import Node
 
 USUAL = 3
-"""Partial answers that are kept, where nothing else is said."""
+"""Hypotheses that are kept, where nothing else is said."""
 
 
 @dataclass(frozen=True)
 class BeamSearch(Strategy):
-    """AdaFuse that keeps the best partial answers of every round instead of one.
+    """AdaFuse that keeps the best hypotheses of every round instead of one.
 
     After the beam-search variant of the paper's Appendix F (Figure 7), whose scoring is not public:
-    see "Strategies" for what is decided here. In every round each partial answer is continued by
-    all members' proposals, as Algorithm 1 has it, and scored by all. The best `size` continuations
-    and finished answers are kept, by the mean of F over the rounds they took. With one partial
-    answer it decides what AdaFuse decides.
+    see "Strategies" for what is decided here. In every round each hypothesis is continued by all
+    members' proposals, as Algorithm 1 has it, and scored by all. The best `num_beams` continuations
+    and finished answers are kept, by the mean of F over the rounds they took. With one beam it
+    decides what AdaFuse decides.
 
     The pool of the only round holds the answers that were kept. Score: mean of F over their rounds;
-    NLL: the member's own share of it. A stream has one event.
+    NLL: the member's own share of it; proposers: who proposed every part. A stream has one event.
 
-    Cost: `size` times AdaFuse's tokens, less what partial answers have in common; the passes of one
-    member are shared by all partial answers. Nothing is drafted.
+    Cost: `num_beams` times AdaFuse's tokens, less what hypotheses have in common; the passes of one
+    member are shared by all hypotheses. Nothing is drafted.
 
     Args:
-        size: partial answers that are kept.
+        num_beams: hypotheses that are kept.
 
     Raises:
-        InvalidOptionError: it is less than one.
+        InvalidOptionError: it is no whole number, or less than one.
     """
 
-    size: int = USUAL
+    num_beams: int = USUAL
 
     options = frozenset(
         {"margin_threshold", "max_words", "branching_factor", "max_word_tokens", "weights"}
     )
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise InvalidOptionError(f"BeamSearch(size=...) must be 1 or more; got {self.size!r}")
+        if not isinstance(self.num_beams, int) or self.num_beams < 1:
+            raise InvalidOptionError(
+                f"BeamSearch(num_beams=...) must be a whole number from 1; got {self.num_beams!r}"
+            )
 
     @property
     @override
     def name(self) -> str:
-        return "beam" if self.size == USUAL else f"beam-{self.size}"
+        return "beam" if self.num_beams == USUAL else f"beam-{self.num_beams}"
 
     @override
     def top(self, config: AdaFuseConfig) -> int:
@@ -68,7 +70,7 @@ class BeamSearch(Strategy):
 
     @override
     def spare(self, members: int, config: AdaFuseConfig) -> int:
-        return self.size * (config.max_new_tokens + branch_tokens(members, config))
+        return self.num_beams * (config.max_new_tokens + branch_tokens(members, config))
 
     @override
     def begin(
@@ -84,13 +86,14 @@ class BeamSearch(Strategy):
         self, members: Sequence[Member], config: AdaFuseConfig, first_word: bool
     ) -> Steps[Outcome]:
         started = time.perf_counter()
-        kept = [Partial(starts={member: member.tree.root for member in members})]
+        kept = [Hypothesis(starts={member: member.tree.root for member in members})]
         while running := [each for each in kept if not each.is_done(members, config)]:
             done = [each for each in kept if each not in running]
             extended = yield from _extended(running, members, config, first_word)
             kept = self._best([*done, *extended]) or done
-            first_word = False
-        pool = Pool(first_word=first_word)
+            for member in members:
+                member.prune(each.starts[member] for each in kept if member in each.starts)
+        pool = Pool(first_word=False)
         pool.candidates = [each.candidate() for each in kept]
         scored = [
             judged(candidate, members, [each.nll(member) for member in members], each.score)
@@ -99,18 +102,18 @@ class BeamSearch(Strategy):
         best = kept[0].margins if kept else {}
         return settle(pool, scored, {m.name: tuple(best.get(m, ())) for m in members}, started)
 
-    def _best(self, answers: Sequence[Partial]) -> list[Partial]:
+    def _best(self, answers: Sequence[Hypothesis]) -> list[Hypothesis]:
         """The best answers, the best first; of those with the same text, and of equals, the
         earlier.
         """
-        different: dict[tuple[str, bool], Partial] = {}
+        different: dict[tuple[str, bool], Hypothesis] = {}
         for each in sorted(answers, key=lambda each: each.score):
             different.setdefault((each.text.lstrip(), each.stops), each)
-        return list(different.values())[: self.size]
+        return list(different.values())[: self.num_beams]
 
 
 @dataclass(frozen=True, eq=False)
-class Partial:
+class Hypothesis:
     """An answer as far as it goes.
 
     Attributes:
@@ -154,19 +157,28 @@ class Partial:
         return self.starts[member].length - member.prompt_tokens
 
     def candidate(self) -> Candidate:
-        """The whole answer as a candidate, proposed by all who proposed a part of it."""
+        """The whole answer as a candidate; its proposers have proposed every part of it."""
         candidate = Candidate(self.text, self.stops)
-        for each in self.rounds:
-            candidate.proposers += [m for m in each.proposers if m not in candidate.proposers]
+        candidate.proposers = [
+            member
+            for member in self.rounds[0].proposers
+            if all(member in each.proposers for each in self.rounds)
+        ]
         candidate.ends = dict(self.starts)
         return candidate
 
 
 def _extended(
-    answers: Sequence[Partial], members: Sequence[Member], config: AdaFuseConfig, first_word: bool
-) -> Steps[list[Partial]]:
+    answers: Sequence[Hypothesis],
+    members: Sequence[Member],
+    config: AdaFuseConfig,
+    first_word: bool,
+) -> Steps[list[Hypothesis]]:
     """One round for each answer: all continuations that a member can score."""
-    pools = [Pool(first_word=first_word, starts=each.starts) for each in answers]
+    pools = [
+        Pool(first_word=first_word and not each.text.strip(), starts=each.starts)
+        for each in answers
+    ]
     proposals = yield from together(
         [
             merged(member, [propose(member, config, each.starts[member]) for each in answers])
@@ -189,7 +201,7 @@ def _extended(
             fused = score(candidate, members).score
             if fused is not None:
                 extended.append(
-                    Partial(
+                    Hypothesis(
                         text=answer.text + candidate.text,
                         stops=candidate.stops,
                         starts=candidate.ends,

@@ -132,7 +132,8 @@ class GaC(Strategy):
             pool.place(member, candidate)
         nll = 0.0 - gate.next(gate.tree.root).logprobs[0]
         scored = judged(candidate, [gate], [nll], nll)
-        return settle(pool, [scored], {gate.name: offered.margins}, started)
+        margins = {m.name: offered.margins if m is gate else () for m in members}
+        return settle(pool, [scored], margins, started)
 
 
 def _unlisted(members: Sequence[Member], listed: int) -> float:
