@@ -9,7 +9,7 @@
     │   └── UnsupportedModelError             it loads, but cannot take part in an ensemble
     ├── MemberError(RuntimeError)             a member failed while decoding
     │   └── MemberOutOfMemoryError(MemoryError)
-    ├── DecodingError(RuntimeError)           no member could score any candidate
+    ├── DecodingError(RuntimeError)           no candidate could be chosen
     ├── MalformedReplyError(ValueError)       a reply is not of the form that was asked for
     ├── EngineClosedError(RuntimeError)       the engine was closed
     └── MissingDependencyError(ImportError)   an optional package is not installed
@@ -72,7 +72,7 @@ class MemberOutOfMemoryError(MemberError, MemoryError):
 
 
 class DecodingError(AdaFuseError, RuntimeError):
-    """No candidate of a round could be scored by any member."""
+    """No candidate of a round could be scored by any member, or a ranker failed."""
 
 
 class MalformedReplyError(AdaFuseError, ValueError):

@@ -10,12 +10,14 @@ what it gives for (question, second answer) is the logit that the first is bette
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from adafuse_llm.errors import InvalidInputError, LoadError
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError, LoadError
+from adafuse_llm.forks import renewed
 
 if TYPE_CHECKING:
     import torch
@@ -43,18 +45,29 @@ class PairRanker:
     Args:
         folder: what ``llm-blender/PairRM-hf`` holds: configuration, tokenizer, safetensors.
         device: where it runs.
-        dtype: of its weights.
+        dtype: of its weights, such as ``"bfloat16"``.
 
     Raises:
         LoadError: there is no such folder, or it holds another kind of model.
+        InvalidOptionError: there is no such dtype.
     """
 
     def __init__(
-        self, folder: str | PathLike[str], *, device: str = "cpu", dtype: str = "float32"
+        self,
+        folder: str | PathLike[str],
+        *,
+        device: str = "cpu",
+        dtype: str | torch.dtype = "float32",
     ) -> None:
         import torch
         from transformers import AutoConfig, AutoTokenizer, DebertaV2Model
 
+        kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+        if not (isinstance(kind, torch.dtype) and kind.is_floating_point):
+            raise InvalidOptionError(
+                "PairRanker(dtype=...) must be float32, bfloat16, float16 or float64; "
+                f"got {dtype!r}"
+            )
         path = Path(folder)
         if not path.is_dir():
             raise LoadError(
@@ -74,6 +87,7 @@ class PairRanker:
             raise _another(path, f"tokenizer and configuration disagree on {', '.join(_IDS)}")
         weights = _weights(path)
         self._tokenizer, self._ids = tokenizer, ids
+        renewed(self._renew)
         size = config.hidden_size
         first, second = _HEAD
         heads = weights[f"{second}.bias"].numel() if f"{second}.bias" in weights else 1
@@ -93,7 +107,10 @@ class PairRanker:
                 part.load_state_dict(own)
             except RuntimeError as error:
                 raise _another(path, " ".join(str(error).split())) from error
-            part.to(device=device, dtype=getattr(torch, dtype)).eval().requires_grad_(False)
+            part.to(device=device, dtype=kind).eval().requires_grad_(False)
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()  # the tokenizer keeps what it truncates to
 
     def compare(self, question: str, answers: Sequence[str]) -> list[list[float]]:
         """The comparison matrix: in row i and column j the logit that answer i, read first, is
@@ -109,8 +126,8 @@ class PairRanker:
         pairs = [(i, j) for i in range(len(answers)) for j in range(len(answers)) if i != j]
         matrix = [[0.0] * len(answers) for _ in answers]
         if pairs:
-            rows = [self._encode(question, answers[i], answers[j]) for i, j in pairs]
-            with torch.inference_mode():
+            with self._lock, torch.inference_mode():
+                rows = [self._encode(question, answers[i], answers[j]) for i, j in pairs]
                 logits = self._logits(rows)
             for (i, j), logit in zip(pairs, logits, strict=True):
                 matrix[i][j] = logit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2PreTrain
 
 from adafuse_llm import (
     AdaFuseEngine,
+    DecodingError,
     FakeBackend,
     InvalidInputError,
     InvalidOptionError,
@@ -153,7 +155,7 @@ class Judge:
         return [[float(there - here) for there in places] for here in places]
 
 
-def test_the_answer_that_wins_most_comparisons_is_committed():
+def test_the_answer_with_the_highest_mean_logit_is_committed():
     judge = Judge("two", "three", "one", "")
     members = [saying("a", "one"), saying("b", "two"), saying("c", "three"), saying("d", "one")]
     with AdaFuseEngine(members, strategy=Rerank(ranker=judge)) as engine:
@@ -161,7 +163,7 @@ def test_the_answer_that_wins_most_comparisons_is_committed():
         events = list(engine.stream("Which:"))
         (only,) = events[0].generation.rounds
         assert [c.text for c in only.candidates] == [" two", " three", " one"]
-        assert [c.score for c in only.candidates] == [0, 0.5, 1]
+        assert [c.score for c in only.candidates] == [-1.5, 0, 1.5]
         assert [c.proposers for c in only.candidates] == [("b",), ("c",), ("a", "d")]
         assert [set(c.nll) for c in only.candidates] == [{"b"}, {"c"}, {"a", "d"}]
         assert (len(events), events[0].text) == (1, " two")
@@ -174,16 +176,52 @@ def test_the_answer_that_wins_most_comparisons_is_committed():
             engine.generate("Which:", weights=(1, 2, 3, 4))
 
 
-def test_of_equal_wins_the_logits_decide():
-    class Circle:
-        def compare(self, question, answers):
-            return [[0, 3, -1], [-3, 0, 1], [1, -1, 0]]
+class Returns:
+    """A ranker with one answer for all."""
 
+    def __init__(self, logits):
+        self.logits = logits
+
+    def compare(self, question, answers):
+        if isinstance(self.logits, Exception):
+            raise self.logits
+        return self.logits
+
+
+def test_a_narrow_win_over_everyone_is_less_than_a_clear_one():
+    narrow = Returns([[0, 0.1, 0.1], [-0.1, 0, 5], [-0.1, -5, 0]])
     members = [saying("a", "one"), saying("b", "two"), saying("c", "three")]
-    with AdaFuseEngine(members, strategy=Rerank(ranker=Circle())) as engine:
+    with AdaFuseEngine(members, strategy=Rerank(ranker=narrow)) as engine:
         generation = engine.generate("Which:")
-    assert generation.text == " one"
-    assert [c.score for c in generation.rounds[0].candidates] == [0.5, 0.5, 0.5]
+    assert generation.text == " two"
+    scores = [c.score for c in generation.rounds[0].candidates]
+    assert scores == pytest.approx([-2.45, -0.1, 2.55])
+
+
+@pytest.mark.parametrize(
+    ("logits", "message"),
+    [
+        ([[0, math.nan], [1, 0]], "NaN or infinite"),
+        ([[0, 1]], "must return 2 rows of 2 logits; got rows of 2"),
+        ([[0, 1], [1]], "got rows of 2, 1"),
+        (RuntimeError("no memory"), "Returns failed: RuntimeError: no memory"),
+    ],
+)
+def test_a_ranker_that_fails_is_named_and_the_engine_goes_on(logits, message):
+    ranker = Returns(logits)
+    with AdaFuseEngine([saying("a", "one"), saying("b", "two")], strategy=Rerank(ranker)) as engine:
+        with pytest.raises(DecodingError, match=message):
+            engine.generate("Which:")
+        ranker.logits = [[math.nan, -1], [1, math.nan]]
+        assert engine.generate("Which:").text == " two"
+
+
+def test_threads_share_a_ranker(folder):
+    ranker = PairRanker(folder)
+    asked = [("who? " * n, ["no " * n, "the mill " * (9 - n)]) for n in range(1, 9)]
+    alone = [ranker.compare(*each) for each in asked]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda each: ranker.compare(*each), asked * 4)) == alone * 4
 
 
 def test_models_are_ranked_by_the_model(folder, published):
@@ -202,9 +240,8 @@ def test_models_are_ranked_by_the_model(folder, published):
     assert {c.text for c in only.candidates} == plain
     best, other = (c.text.strip() for c in only.candidates)
     logits = published("The ferry:", best, other), published("The ferry:", other, best)
-    wins = (logits[0] > 0) + (logits[1] <= 0)
-    assert wins == 2 * (1 - only.candidates[0].score)
-    assert wins > 1 or (wins == 1 and logits[0] > logits[1])
+    assert only.candidates[0].score == pytest.approx((logits[1] - logits[0]) / 2, abs=1e-5)
+    assert only.candidates[0].score < 0
     assert math.isfinite(only.candidates[0].nll[only.candidates[0].proposers[0]])
 
 
@@ -215,6 +252,10 @@ def test_what_is_no_ranker_is_refused_before_anything_is_computed(folder, tmp_pa
         PairRanker(tmp_path)
     with pytest.raises(InvalidOptionError, match="PairRanker"):
         Rerank(ranker="llm-blender/PairRM-hf")
+    for wrong in ("auto", "float23", "int8", None):
+        with pytest.raises(InvalidOptionError, match=r"PairRanker\(dtype=...\) must be"):
+            PairRanker(folder, dtype=wrong)
+    assert PairRanker(folder, dtype=torch.bfloat16).compare("who?", ["no", "yes"])
 
 
 @pytest.mark.parametrize(

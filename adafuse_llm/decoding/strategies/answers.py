@@ -21,7 +21,7 @@ from adafuse_llm.decoding.rounds import judged, play_round, settle
 from adafuse_llm.decoding.score import Candidate, Pool
 from adafuse_llm.decoding.strategies.tokens import union
 from adafuse_llm.decoding.strategy import Outcome, Play, Strategy
-from adafuse_llm.errors import InvalidOptionError
+from adafuse_llm.errors import DecodingError, InvalidOptionError
 
 
 class _WholeAnswers(Strategy):
@@ -55,8 +55,8 @@ class Rerank(_WholeAnswers):
     over whole answers.
 
     With a ranker, such as `PairRanker`, every answer is compared with every other one in both
-    orders. Score: the share of its comparisons that an answer loses; of equal ones the sum of
-    logits decides. NLL: of those who gave the answer, mean nats per token. Weights do not count.
+    orders. Score: the mean logit that the others are better. NLL: of those who gave the answer,
+    mean nats per token. Weights do not count.
 
     Cost: each member's own decoding, and a pass over the others' answers or the ranker's pass.
 
@@ -96,18 +96,9 @@ class Rerank(_WholeAnswers):
         proposals = yield from together([answer(member, config) for member in members])
         pool = union(members, proposals, first_word=first_word)
         texts = [_until_stop(each.text, config).strip() for each in pool.candidates]
-        logits = ranker.compare(members[0].asked, texts)
-        places = range(len(texts))
-        ahead = [math.fsum(logits[i][j] - logits[j][i] for j in places if j != i) for i in places]
-        lost = [
-            sum((logits[i][j] <= 0) + (logits[j][i] > 0) for j in places if j != i) for i in places
-        ]
-        order = sorted(places, key=lambda place: (lost[place], -ahead[place]))
-        comparisons = max(1, 2 * (len(texts) - 1))
-        scored = [
-            _judged_by_own(pool.candidates[place], members, lost[place] / comparisons)
-            for place in order
-        ]
+        scores = _compared(ranker, members[0].asked, texts)
+        order = sorted(range(len(texts)), key=scores.__getitem__)
+        scored = [_judged_by_own(pool.candidates[place], members, scores[place]) for place in order]
         pool.candidates = [pool.candidates[place] for place in order]
         for candidate in pool.candidates:
             for member in members:
@@ -166,6 +157,34 @@ class MajorityVote(_WholeAnswers):
 
     def _key(self, text: str, config: AdaFuseConfig) -> str:
         return self.key(_until_stop(text, config))
+
+
+def _compared(ranker: Ranker, question: str, answers: Sequence[str]) -> list[float]:
+    """For each answer the mean logit that the others are better, in both orders; 0 for a lone one.
+
+    Raises:
+        DecodingError: the ranker failed, or what it returned is no square matrix of finite numbers.
+    """
+    name = type(ranker).__name__
+    places = range(len(answers))
+    try:
+        logits = [list(map(float, row)) for row in ranker.compare(question, answers)]
+    except Exception as error:
+        raise DecodingError(f"the ranker {name} failed: {type(error).__name__}: {error}") from error
+    pairs = [(i, j) for i in places for j in places if i != j]
+    if [len(row) for row in logits] != [len(answers)] * len(answers):
+        sizes = ", ".join(str(len(row)) for row in logits)
+        raise DecodingError(
+            f"the ranker {name} must return {len(answers)} rows of {len(answers)} logits; got rows "
+            f"of {sizes or 'nothing'}"
+        )
+    if not all(math.isfinite(logits[i][j]) for i, j in pairs):
+        raise DecodingError(f"the ranker {name} returned logits that are NaN or infinite")
+    return [
+        math.fsum(logits[j][i] - logits[i][j] for j in places if j != i)
+        / max(1, 2 * (len(answers) - 1))
+        for i in places
+    ]
 
 
 def _until_stop(text: str, config: AdaFuseConfig) -> str:
