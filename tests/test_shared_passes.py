@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import types
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate import dispatch_model
 from compare import SINGLE_TOLERANCE, TOLERANCE, assert_same
 from models import SINGLE_PRECISION, Recipe, model, reference, tokenizer
 from reference import Options, decode
@@ -262,7 +266,9 @@ def test_kept_rows_are_bounded_and_the_oldest_go_first() -> None:
     with AdaFuseEngine([kept]) as engine:
         for text in texts:
             engine.generate(text, max_new_tokens=2)
-            assert kept._prefixes.size == sum(each.size for each in kept._prefixes._kept) <= limit
+            with kept._lock:  # the request is released after its answer has come
+                sizes = [each.size for each in kept._prefixes._kept]
+                assert kept._prefixes.size == sum(sizes) <= limit
         usage = engine.generate(texts[-1], max_new_tokens=2).usage
         assert usage.cached_tokens[recipe.name] > 0
         usage = engine.generate(texts[0], max_new_tokens=2).usage
@@ -383,3 +389,44 @@ def test_rows_of_a_longrope_prompt_past_its_first_window_serve_no_shorter_one() 
     kept.release(long)
     check(TokenTree([*ids[:60], 4]), [])  # and after it
     check(TokenTree(ids[:98]), [7, 8, 9, 10, 11])  # crosses over with a path of nodes
+
+
+# Several devices ------------------------------------------------------------------------------
+
+
+def test_a_model_whose_weights_are_in_several_places_shares_passes(tmp_path: Path) -> None:
+    recipe = Recipe("llama", seed=10)
+    spread = copy.deepcopy(model(recipe))
+    places = dict.fromkeys(["model.embed_tokens", "model.rotary_emb", "model.norm"], "cpu")
+    layers = [f"model.layers.{number}" for number in range(len(spread.model.layers))]
+    places |= {**dict.fromkeys(layers, "disk"), "lm_head": "cpu"}
+    dispatch_model(spread, places, main_device="cpu", offload_dir=tmp_path, force_hooks=True)
+    kept = set()
+    spread.register_forward_pre_hook(
+        lambda module, args, kwargs: kept.add(type(kwargs.get("logits_to_keep"))), with_kwargs=True
+    )
+    made = HuggingFaceBackend(spread, tokenizer(recipe.kind), recipe.name)
+    assert made.shares_passes
+    with AdaFuseEngine([made]) as engine, AdaFuseEngine([member(recipe)]) as usual:
+        texts = [each.text for each in engine.generate_batch(PROMPTS, max_new_tokens=12)]
+        assert texts == [each.text for each in usual.generate_batch(PROMPTS, max_new_tokens=12)]
+    assert list in kept
+    assert torch.Tensor not in kept
+
+
+def test_the_device_that_is_full_first_says_how_much_is_free(monkeypatch) -> None:
+    made = member(Recipe("llama", seed=10))
+    monkeypatch.setattr(
+        backend, "_free_bytes", lambda device: {"cpu": 1000, "meta": 300}[device.type]
+    )
+    assert made.free_bytes() == 1000
+    layers = [
+        types.SimpleNamespace(keys=rows, values=rows)
+        for rows in (torch.empty(1, 2, 5, 8), *[torch.empty(1, 2, 5, 8, device="meta")] * 3)
+    ]
+    assert backend._shares([*layers, types.SimpleNamespace(keys=None)]) == {
+        torch.device("cpu"): 0.25,
+        torch.device("meta"): 0.75,
+    }
+    monkeypatch.setattr(made, "_shares", backend._shares(layers))
+    assert made.free_bytes() == 400

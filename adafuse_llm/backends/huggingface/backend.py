@@ -7,6 +7,7 @@ import sys
 import threading
 import traceback
 import weakref
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -143,6 +144,7 @@ class HuggingFaceBackend:
         self._ends = torch.tensor(sorted(self._end_ids), device=self._decoder.device).long()
         self._passes: Passes | None = None
         self._row_bytes = 0
+        self._shares = {self._decoder.device: 1.0}
         renewed(self._renew)
         self._prefixes = PrefixCache(prefix_cache_bytes)
         self._space = RelativeSpace(model, tokenizer)
@@ -179,11 +181,8 @@ class HuggingFaceBackend:
         return tokens * self._row_bytes * copies
 
     def free_bytes(self) -> int:
-        device = self._decoder.device
-        module = torch.get_device_module(device)
-        if hasattr(module, "mem_get_info"):  # asks this device alone: no context on others
-            return int(module.mem_get_info(device)[0])
-        return int(psutil.virtual_memory().available)
+        """Of layers on several devices, what can be kept before the first device is full."""
+        return min(int(_free_bytes(device) / share) for device, share in self._shares.items())
 
     def draft_limit(self, length: int) -> int:
         if self.form == "path":
@@ -463,6 +462,7 @@ class HuggingFaceBackend:
             memory.follow()
         check([[t.child(left, 5 % vocabulary)] for t, (left, _) in zip(trees, forks, strict=True)])
         self._row_bytes = memories[0].form.row_bytes
+        self._shares = _shares(memories[0].form.layers) or {self._decoder.device: 1.0}
         return torch.stack(found), torch.stack(expected)
 
     def _plain(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -547,6 +547,23 @@ def _tree_attention(model: Any, device: torch.device) -> Attention | None:
         dtype=model.dtype,
         device=device,
     )
+
+
+def _free_bytes(device: torch.device) -> int:
+    module = torch.get_device_module(device)
+    if hasattr(module, "mem_get_info"):  # asks this device alone: no context on others
+        return int(module.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
+def _shares(layers: Sequence[Any]) -> dict[torch.device, float]:
+    """The part of a token's key/value bytes that lies on each device; empty without such rows."""
+    found: Counter[torch.device] = Counter()
+    for layer in layers:
+        for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None)):
+            if isinstance(tensor, torch.Tensor) and tensor.ndim == 4:
+                found[tensor.device] += tensor.shape[1] * tensor.shape[3] * tensor.element_size()
+    return {device: size / found.total() for device, size in found.items()}
 
 
 def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -45,6 +45,7 @@ class Decoder:
         self.device = torch.device(model.get_input_embeddings().weight.device)
         if self.device.type == "meta":  # offloaded: accelerate moves inputs where they belong
             self.device = torch.device("cpu")
+        self._spread = len({parameter.device for parameter in model.parameters()}) > 1
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT
         parameters = inspect.signature(inner.forward).parameters
         self._takes_keep = "logits_to_keep" in parameters
@@ -109,6 +110,8 @@ class Decoder:
         last = max(1, len(keep))
         if list(keep[:1]) in ([], [len(tokens) - last]):  # the last ones: keep is ascending
             kept: Any = last
+        elif self._spread:  # a list serves whichever device the last layer is on
+            kept = list(keep)
         else:
             kept = sent(torch.tensor(keep), self.device)
         if self._takes_keep:
@@ -265,6 +268,11 @@ class TreeForm:
         return self.cache.row_bytes
 
     @property
+    def layers(self) -> Sequence[Any]:
+        """The cache's layers, with their keys and values."""
+        return getattr(self.cache, "layers", ())
+
+    @property
     def trunk(self) -> torch.Tensor:
         """Rows of the first `committed` tokens, in order."""
         return torch.from_numpy(np.flatnonzero(self._trunk))
@@ -288,7 +296,7 @@ class TreeForm:
         return [*pieces, self._piece(pending, below)]
 
     def reroot(self) -> None:
-        """The tree's root has moved: forget what is not below it."""
+        """The tree has lost nodes, or its root has moved: forget what is gone."""
         line: list[int] = []
         for node in walked(self._root, self._tree):
             line = self._lines.get(node, line)  # the new root may have been scored only
@@ -384,7 +392,7 @@ class PathForm:
         return torch.cat(logits)
 
     def reroot(self) -> None:
-        """The tree's root has moved: forget what is not below it."""
+        """The tree has lost nodes, or its root has moved: forget what is gone."""
         for node in walked(self._root, self._tree):
             if node in self._tips:
                 self._trunk, self._committed = self._tips[node], node.length
@@ -395,14 +403,18 @@ class PathForm:
     @property
     def row_bytes(self) -> int:
         """Bytes that a token takes in one state; states of fixed size count nothing."""
-        layers = getattr(self._trunk, "layers", None) or ()
         tensors = [
             tensor
-            for layer in layers
+            for layer in self.layers
             for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None))
             if isinstance(tensor, torch.Tensor) and tensor.ndim == 4
         ]
         return sum(t.shape[0] * t.shape[1] * t.shape[3] * t.element_size() for t in tensors)
+
+    @property
+    def layers(self) -> Sequence[Any]:
+        """The layers of the trunk's state."""
+        return getattr(self._trunk, "layers", None) or ()
 
     def _advance_trunk(self) -> torch.Tensor:
         """Read the committed tokens not read yet; logits after the root, [1, v]."""
