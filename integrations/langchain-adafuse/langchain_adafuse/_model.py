@@ -107,7 +107,8 @@ class EnsembleModel(Serializable):
         known = check_options(said, also=(*cls.model_fields, *ACCEPTED))
         known = {name: value for name, value in known.items() if name not in ACCEPTED}
         if known.get("engine") is None and not known.get("members"):
-            known["members"] = [m for m in os.environ.get(MEMBERS_VARIABLE, "").split(",") if m]
+            named = os.environ.get(MEMBERS_VARIABLE, "").split(",")
+            known["members"] = [each.strip() for each in named if each.strip()]
         return known
 
     @model_validator(mode="after")
@@ -249,7 +250,7 @@ class EnsembleModel(Serializable):
         update = check_options(said, also=(*PER_CALL, *ACCEPTED))
         update = {name: value for name, value in update.items() if name not in ACCEPTED}
         if stop is not None:
-            update["stop"] = list(stop)
+            update["stop"] = [stop] if isinstance(stop, str) else list(stop)
         if "members" in update:
             update["model"] = update.pop("members")
         if (detail := update.get("round_detail", "full")) not in get_args(RoundDetail):

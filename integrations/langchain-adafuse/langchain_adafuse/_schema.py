@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from adafuse_llm.errors import InvalidInputError
+
 Schema = Mapping[str, Any]
 
 TYPES: Mapping[str, tuple[type, ...]] = {
@@ -47,10 +49,28 @@ def _problems(value: Any, schema: Any, root: Schema, place: str) -> Iterator[str
 
 def _references(value: Any, schema: Schema, root: Schema, place: str) -> Iterator[str]:
     if "$ref" in schema:
-        target: Any = root
-        for part in schema["$ref"].removeprefix("#/").split("/"):
-            target = target[part]
-        yield from _problems(value, target, root, place)
+        yield from _problems(value, _target(schema["$ref"], root), root, place)
+
+
+def _target(reference: str, root: Schema) -> Any:
+    """What a reference within the schema (``#``, ``#/$defs/Name``) stands for.
+
+    Raises:
+        InvalidInputError: there is no such thing in the schema.
+    """
+    target: Any = root
+    for part in reference.split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if not (isinstance(target, Mapping) and name in target):
+            target = None
+            break
+        target = target[name]
+    if not reference.startswith("#") or target is None:
+        raise InvalidInputError(
+            f"the schema refers to {reference!r}, which it does not hold; references must be to "
+            "parts of the schema itself, such as '#/$defs/Name'"
+        )
+    return target
 
 
 def _alternatives(value: Any, schema: Schema, root: Schema, place: str) -> Iterator[str]:

@@ -115,6 +115,8 @@ def test_a_call_overrides_every_option(model):
     assert whole.startswith(short)
     assert len(short) < len(whole)
     assert text(model.invoke("Hi", stop=[" day"])).endswith("Good")
+    assert text(model.invoke("Hi", stop=" day")).endswith("Good")
+    assert text(model.bind(stop=" day").invoke("Hi")).endswith("Good")
     assert text(model.invoke("Hi", members=["quill"])) == whole
     with pytest.raises(TypeError, match="Did you mean 'max_words'"):
         model.invoke("Hi", max_word=1)
@@ -122,6 +124,12 @@ def test_a_call_overrides_every_option(model):
         model.invoke("Hi", round_detail="some")
     with pytest.raises(ValueError, match=r"there is no member 'quil'.*Did you mean 'quill'"):
         model.invoke("Hi", model="quil")
+
+
+@BOTH
+def test_members_may_be_named_in_the_environment(kind, monkeypatch):
+    monkeypatch.setenv("ADAFUSE_MEMBERS", " ink, quill,")
+    assert kind().members == ["ink", "quill"]
 
 
 @BOTH

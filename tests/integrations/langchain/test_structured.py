@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from scripted import scripted_engine
 from typing_extensions import TypedDict
 
+from adafuse_llm import InvalidInputError
 from langchain_adafuse import ChatAdaFuse, get_round_callback
 from langchain_adafuse._schema import problems
 
@@ -170,6 +171,19 @@ def test_unknown_methods_are_refused(chat):
             {"properties": {"a": {"$ref": "#/$defs/S"}}, "$defs": {"S": {"type": "string"}}},
             r"\['a'\] must be of type string",
         ),
+        (
+            {"next": {"next": 1}},
+            {
+                "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+                "type": "object",
+            },
+            r"none of its alternatives",
+        ),
+        (
+            {"next": None},
+            {"properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}},
+            None,
+        ),
     ],
 )
 def test_problems_of_values(value, schema, wrong):
@@ -178,3 +192,9 @@ def test_problems_of_values(value, schema, wrong):
         assert not found
     else:
         assert re.search(wrong, found[0])
+
+
+@pytest.mark.parametrize("reference", ["#/$defs/S", "https://example.org/s.json", "#/type/x"])
+def test_a_schema_that_refers_to_what_it_does_not_hold_is_refused(reference):
+    with pytest.raises(InvalidInputError, match=f"refers to '{re.escape(reference)}'"):
+        problems(1, {"$ref": reference, "type": "object"})
