@@ -24,8 +24,8 @@ class Summary(BaseModel):
             it counts for each.
         words_per_round: rounds by the number of words they committed (the paper's distribution);
             a round that only ended the response counts as 0.
-        agreement: share of rounds in which every member had proposed the winner; None without
-            rounds.
+        agreement: share of unanimous rounds (:func:`is_unanimous`), 0 for a lone member; None
+            without rounds.
         mean_margin: by member, mean margin Δ over the words it considered (equation 1); members
             that considered none are left out.
         seconds: of all rounds together.
@@ -75,8 +75,13 @@ def proposers(done: Round) -> Sequence[str]:
 
 
 def is_unanimous(done: Round) -> bool:
-    """Whether every member had proposed what was committed."""
-    return set(proposers(done)) >= set(done.margins)
+    """Whether all of several members proposed one and the same span, and nothing else.
+
+    A member that is unsure proposes alternatives, so a round with more than one candidate is not
+    unanimous, even if all members listed the winner. Nor is one that a single member decided.
+    """
+    members = set(done.margins)
+    return len(members) > 1 and len(done.candidates) == 1 and set(proposers(done)) == members
 
 
 def record(done: Round, detail: RoundDetail = "full") -> dict[str, Any]:
@@ -84,8 +89,9 @@ def record(done: Round, detail: RoundDetail = "full") -> dict[str, Any]:
 
     Args:
         done: the round.
-        detail: ``"summary"`` for what was committed, by whom, and its score; ``"full"`` for every
-            candidate and the margins besides; ``"none"`` for an empty record.
+        detail: ``"summary"`` for what was committed, by whom, its score, and whether the round was
+            ``unanimous`` (:func:`is_unanimous`); ``"full"`` for every candidate and the margins
+            besides; ``"none"`` for an empty record.
     """
     if detail == "none":
         return {}

@@ -24,8 +24,9 @@ def copy_cookbooks(source: Path, target: Path) -> None:
 
 
 def fill(markdown: str) -> str:
-    """Put what is generated where a page asks for it."""
-    return PLACE.sub(lambda found: GENERATORS[found[1]](), markdown)
+    """Put what is generated where a page asks for it, and make links to notebooks hold there."""
+    linked = markdown.replace("](../../cookbooks/", "](../cookbooks/")
+    return PLACE.sub(lambda found: GENERATORS[found[1]](), linked)
 
 
 def configuration() -> str:

@@ -21,7 +21,8 @@ from adafuse_llm import (
 from adafuse_llm.adapters.ensembles import Ensemble, configured
 from adafuse_llm.config_file import write_config
 from adafuse_llm.loading import as_spec
-from adafuse_llm.summary import Summary, record
+from adafuse_llm.report.looks import owner
+from adafuse_llm.summary import Summary, is_unanimous, record
 
 # Ensembles ------------------------------------------------------------------------------------
 
@@ -115,12 +116,40 @@ def test_a_summary_of_rounds():
         "rounds": 2,
         "wins": {"x": 2, "y": 1},
         "words_per_round": {1: 1, 2: 1},
-        "agreement": 0.5,
+        "agreement": 0,
         "mean_margin": {"x": pytest.approx(0.6), "y": pytest.approx(0.1)},
         "seconds": 0.5,
     }
     nothing = Summary.of([])
     assert (nothing.rounds, nothing.agreement, nothing.wins) == (0, None, {})
+
+
+def decided(*spans: tuple[str, tuple[str, ...]], members: tuple[str, ...] = ("x", "y")) -> Round:
+    """A round with these candidates and who proposed them; the first one is committed."""
+    candidates = [
+        {"text": text, "stops": False, "proposers": who, "nll": {}, "score": 0.1}
+        for text, who in spans
+    ]
+    margins = dict.fromkeys(members, (0.9,))
+    told = {"index": 0, "winner": 0, "text": spans[0][0], "margins": margins, "elapsed": 0.1}
+    return Round.model_validate({"candidates": candidates, **told})
+
+
+@pytest.mark.parametrize(
+    ("done", "unanimous"),
+    [
+        pytest.param(decided((" a", ("x", "y"))), True, id="one candidate, of all"),
+        pytest.param(decided((" a", ("x", "y")), (" b", ("y",))), False, id="y was unsure"),
+        pytest.param(decided((" a", ("x",)), (" b", ("y",))), False, id="they differ"),
+        pytest.param(decided((" a", ("x",))), False, id="y proposed nothing"),
+        pytest.param(decided((" a", ("x",)), members=("x",)), False, id="a lone member"),
+    ],
+)
+def test_a_round_is_unanimous_if_all_proposed_one_span_and_nothing_else(done, unanimous):
+    assert is_unanimous(done) is unanimous
+    assert record(done)["unanimous"] is unanimous
+    assert Summary.of([done]).agreement == unanimous
+    assert (owner(done, list(done.margins)) is None) is unanimous
 
 
 def test_a_record_is_plain_json_in_three_details():

@@ -13,6 +13,7 @@ from rich.console import Console
 from adafuse_llm import AdaFuseEngine, FakeBackend, Generation
 from adafuse_llm.report.looks import looks, owner
 from adafuse_llm.report.page import fragment, page
+from adafuse_llm.summary import Summary
 
 NASTY = '<b>bold</b> & "quotes"\n\n  <script>alert(1)</script> 中文 🙂 \x1b[31m'
 
@@ -110,6 +111,19 @@ def test_a_span_belongs_to_the_surest_of_its_proposers(generation):
         winner = decided.candidates[decided.winner]
         assert found is None or winner.nll[found] == min(winner.nll[n] for n in winner.proposers)
     assert len({look.mark for look in looks(names).values()}) == 2
+
+
+def test_all_ways_to_show_rounds_count_the_same_ones_as_unanimous():
+    sure, unsure = writes("one", "a b c"), writes("two", "a b c", sure=0.8)
+    for other, branches, agreed in ((sure, 3, 4), (unsure, 3, 0), (unsure, 1, 4)):
+        engine = AdaFuseEngine([writes("first", "a b c"), other])
+        generation = engine.generate(">", max_words=1, branching_factor=branches)
+        console = Console(width=120, record=True, file=io.StringIO())
+        console.print(generation)
+        count = len(generation.rounds)
+        assert f"all agreed in {agreed} of {count}" in console.export_text()
+        assert Summary.of(generation.rounds).agreement == pytest.approx(agreed / count)
+        assert html.unescape(page(generation)).count("all agree ·") == agreed
 
 
 @pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium is not installed")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from adafuse_llm.results import Candidate, FinishReason, Generation, Round
+from adafuse_llm.summary import is_unanimous
 
 COLOURS = ("#56b4e9", "#e69f00", "#cc79a7", "#009e73", "#d55e00", "#0072b2")
 """Of Okabe and Ito, which can be told apart without colour vision and differ in lightness too."""
@@ -51,20 +52,14 @@ def members_of(generation: Generation) -> tuple[str, ...]:
     return tuple(generation.usage.prompt_tokens)
 
 
-def agreed(decided: Round, members: Sequence[str]) -> bool:
-    """Whether several members proposed one and the same span, and nothing else."""
-    proposers = decided.candidates[decided.winner].proposers
-    return len(decided.candidates) == 1 and len(proposers) == len(members) > 1
-
-
 def owner(decided: Round, members: Sequence[str]) -> str | None:
-    """The member that what a round committed belongs to: of those that proposed it, the one that
-    is surest of it; where nobody did, of all. None where all agreed.
+    """The member that what a round committed belongs to: of those that proposed it, or of all if
+    none did, the one that finds it likeliest. None for a unanimous round.
     """
-    if agreed(decided, members):
+    if is_unanimous(decided):
         return None
     winner = decided.candidates[decided.winner]
-    return min(winner.proposers or winner.nll, key=lambda name: winner.nll.get(name, float("inf")))
+    return min(winner.proposers or members, key=lambda name: winner.nll.get(name, float("inf")))
 
 
 def quoted(candidate: Candidate) -> str:

@@ -11,6 +11,7 @@ from rich.text import Text
 from adafuse_llm.report import looks
 from adafuse_llm.report.looks import printable
 from adafuse_llm.results import Candidate, Generation, Round
+from adafuse_llm.summary import is_unanimous
 
 TYPES = ("", "underline", "italic", "bold", "", "")
 """Neighbours differ in type besides colour."""
@@ -40,12 +41,8 @@ class Display:
         self._initials = dict(zip(self.members, initials, strict=True))
 
     def owner(self, decided: Round) -> str | None:
-        """The member that what a round committed belongs to; None where all agreed."""
+        """The member that what a round committed belongs to; None for a unanimous round."""
         return looks.owner(decided, self.members)
-
-    def agreed(self, decided: Round) -> bool:
-        """Whether several members proposed one and the same span, and nothing else."""
-        return looks.agreed(decided, self.members)
 
     def style(self, member: str | None) -> str:
         """The style of a member's spans."""
@@ -118,7 +115,7 @@ class Display:
         if seconds is None:
             seconds = sum(decided.elapsed for decided in generation.rounds)
         rounds = generation.rounds
-        agreed = sum(self.agreed(decided) for decided in rounds)
+        agreed = sum(map(is_unanimous, rounds))
         words = sum(len(decided.text.split()) for decided in rounds)
         passes = generation.usage.forward_passes
         parts = [

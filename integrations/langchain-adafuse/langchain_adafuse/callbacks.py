@@ -51,7 +51,8 @@ class RoundCallbackHandler(BaseCallbackHandler):
             self.rounds.append({"run_id": str(run_id), **data})
 
     def summary(self) -> Summary:
-        """The rounds in figures: wins per member, words per round, agreement, mean margins.
+        """The rounds in figures: wins per member, words per round, agreement (the share of records
+        that are ``unanimous``: one candidate, proposed by all of several members), mean margins.
 
         Members that never won, and margins, are known with ``round_detail="full"`` only.
         """

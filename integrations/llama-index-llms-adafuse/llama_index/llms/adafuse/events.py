@@ -39,7 +39,8 @@ class AdaFuseRoundEvent(BaseEvent):
         text: what it committed.
         proposers: members that proposed it.
         score: its fused score, nats per token.
-        unanimous: whether every member proposed it.
+        unanimous: whether all of several members proposed it, and nothing else was proposed
+            (``adafuse_llm.summary.is_unanimous``).
         winner: its place among the candidates.
         candidates: the pool.
         margins: by member, its margin at the start of each word that it considered.
