@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from adafuse_llm.evaluation.suite.layout import count
 from adafuse_llm.evaluation.suite.report import Line, Report, Section, verdicts
 from adafuse_llm.evaluation.suite.sheets import Sheet, shares, sheets
 from adafuse_llm.report.charts import Bar, Point, Series, bar_chart, line_chart
 from adafuse_llm.report.looks import COLOURS
-from adafuse_llm.report.page import DASHES, environment, style, whole
+from adafuse_llm.report.page import DASHES, count, environment, style, whole
 
 SHADES = {"member": COLOURS[1], "peer": None, "adafuse": COLOURS[0]}
 """Of bars, by the kind of a row."""
