@@ -87,9 +87,9 @@ def _bars(report: Report, section: Section) -> Iterator[dict[str, Any]]:
 
 
 def _score(line: Line, task: str) -> Bar:
-    score = line.cells[task].score
-    shade = SHADES[line.kind]
-    return Bar(line.name, score.value, f"{score.value:.1f}", score.low, score.high, shade)
+    cell, shade = line.cells[task], SHADES[line.kind]
+    score, shown = cell.score, f"{cell.score.value:.1f}{cell.failures}"
+    return Bar(line.name, score.value, shown, score.low, score.high, shade)
 
 
 def _time(line: Line, task: str) -> Bar:
@@ -134,8 +134,8 @@ def _lines(report: Report, section: Section) -> Iterator[dict[str, Any]]:
 
 
 def _point(line: Line, task: str) -> Point:
-    score = line.cells[task].score
-    told = f"{line.name}: {score.value:.1f} [{score.low:.1f}, {score.high:.1f}]"
+    cell = line.cells[task]
+    score, told = cell.score, f"{line.name}: {cell.score.shown()}{cell.failures}"
     return Point(line.at or 0.0, score.value, told, score.low, score.high)
 
 

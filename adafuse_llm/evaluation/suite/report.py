@@ -46,6 +46,12 @@ class Cell(_Plain):
         """The main metric."""
         return next(iter(self.evaluation.scores.values()))
 
+    @property
+    def failures(self) -> str:
+        """As in `` (3 failed)``, to stand after a score; empty if none failed."""
+        failed = self.evaluation.failed
+        return f" ({failed} failed)" if failed else ""
+
 
 class Line(_Plain):
     """A row of a part, with a cell per task."""

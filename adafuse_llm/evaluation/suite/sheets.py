@@ -78,8 +78,7 @@ def _scores(report: Report, section: Section) -> Sheet:
         for task in report.tasks:
             cell = line.cells[task]
             row += [f"{cell.evaluation.groups[each].value:.1f}" for each in _groups(section, task)]
-            failed = cell.evaluation.failed
-            row.append(f"{cell.score.value:.1f}{f' ({failed} failed)' if failed else ''}")
+            row.append(f"{cell.score.value:.1f}{cell.failures}")
         if len(report.tasks) > 1:
             row.append(f"{fmean(cell.score.value for cell in line.cells.values()):.1f}")
         rows.append(tuple(row))
