@@ -467,8 +467,8 @@ def _comparisons(comparisons: dict[str, list[Comparison]]) -> Table:
 
 def _untold(name: str, failed: int) -> str:
     return (
-        f"Nothing is said about {printable(name)}: {count(failed, 'answer')} failed. The same "
-        "command asks again."
+        f"Nothing is said about {printable(name)}: {count(failed, 'answer')} failed. The command "
+        "that wrote them asks again."
     )
 
 
