@@ -39,7 +39,6 @@ from adafuse_llm import (
     AdaFuseEngine,
     AdaFuseError,
     Generation,
-    InvalidInputError,
     InvalidOptionError,
     RuntimeConfig,
     StreamEvent,
@@ -323,16 +322,18 @@ def cancel_on_interrupt() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, previous)
 
 
-def read_text(path: Path) -> str:
-    """The text of a file.
-
-    Raises:
-        InvalidInputError: it is not UTF-8.
-    """
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Within `cancel_on_interrupt`, while nothing heeds its event: Ctrl-C interrupts at once."""
+    ours = signal.getsignal(signal.SIGINT)
+    if ours is signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InvalidInputError(f"{path} is not UTF-8 text: {error}") from error
+        yield
+    finally:
+        signal.signal(signal.SIGINT, ours)
 
 
 def last(

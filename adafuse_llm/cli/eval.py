@@ -24,14 +24,14 @@ from adafuse_llm.cli.common import (
     INTERRUPTED,
     Setup,
     cancel_on_interrupt,
+    interruptible,
     one_line,
     print_json,
     progress_bar,
-    read_text,
     stdout_console,
 )
 from adafuse_llm.cli.suite import Typed, run_suite
-from adafuse_llm.evaluation.files import Results
+from adafuse_llm.evaluation.files import Results, read_text
 from adafuse_llm.evaluation.metrics import Metric, load_metric
 from adafuse_llm.evaluation.runner import (
     Evaluation,
@@ -39,17 +39,23 @@ from adafuse_llm.evaluation.runner import (
     System,
     answer_all,
     compared,
+    lost,
+    merged,
     read_records,
     singly,
+    unanswered,
 )
-from adafuse_llm.evaluation.statistics import Comparison, Score
-from adafuse_llm.evaluation.tasks import Question, Task, load_task
+from adafuse_llm.evaluation.statistics import Comparison, p_value
+from adafuse_llm.evaluation.tasks import Question, Task, load_task, strategy_identity
 from adafuse_llm.report.looks import printable
+from adafuse_llm.report.page import count
 
 OPEN: dict[str, Any] = {"stop": None, "max_new_tokens": None}
 """Options that the task decides where nothing is typed."""
 
-SIGNIFICANT = 0.05
+
+MAX_REQUESTS = 16
+"""Questions that are answered at the same time, where nothing is typed."""
 
 
 class _Interrupted(Exception):  # noqa: N818
@@ -65,6 +71,7 @@ class Job:
     metrics: Sequence[Metric]
     header: str
     form: str
+    chat: bool
     rounds: bool
     overwrite: bool
     config: AdaFuseConfig
@@ -110,6 +117,10 @@ def evaluate(
             "examples in --prompts do it, else the task's."
         ),
     ] = None,
+    chat: Annotated[
+        bool,
+        typer.Option("--chat", help="Send the prompt as a message; embedded always does."),
+    ] = False,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Only so many questions, from the first.")
     ] = None,
@@ -152,8 +163,9 @@ def evaluate(
     or on a folder of the paper's benchmarks (--data). Its folder holds every answer, suite.json and
     suite.html.
 
-    Exit codes: 0 all questions answered; 1 some failed (they count as wrong); 2 nothing could be
-    run; 130 interrupted.
+    Exit codes: 0 all questions answered; 1 some failed (they count as wrong; those that failed of
+    the run, out of memory, say, are asked again by the same command, and until then nothing is
+    compared); 2 nothing could be run; 130 interrupted.
     """
     if suite is not None:
         _refuse_beside_suite(
@@ -165,7 +177,7 @@ def evaluate(
             overwrite=overwrite,
         )
         tasks = [task] if task is not None else []
-        typed = Typed(suite, output, data, tasks, metric or [], limit, max_requests)
+        typed = Typed(suite, output, data, tasks, metric or [], limit, max_requests, chat)
         return run_suite(setup, typed, html=html, as_json=as_json)
     if task is None or html is not None:
         raise InvalidInputError(
@@ -184,6 +196,8 @@ def evaluate(
         metric=metric,
         rounds=rounds,
         overwrite=overwrite,
+        chat=chat,
+        max_requests=max_requests or MAX_REQUESTS,
     )
     read = [path for path in (data, prompts, *(compare or ())) if path is not None]
     if any(Results(output).is_at(path) for path in read):
@@ -193,7 +207,9 @@ def evaluate(
     found: dict[str, list[Record]] = {}
     try:
         with ExitStack() as stack, cancel_on_interrupt() as cancel:
-            engine = _Lazily(setup, RuntimeConfig(max_requests=max_requests or 16), stack)
+            engine = _Lazily(
+                setup, job.task, RuntimeConfig(max_requests=max_requests or MAX_REQUESTS), stack
+            )
             ensemble = System()
             found[ensemble.name] = _run(job, ensemble, output, engine.together, cancel)
             members = _members(found[ensemble.name], engine) if alone else ()
@@ -212,7 +228,11 @@ def evaluate(
     ]
     ours = next(iter(found.values()))
     theirs = {**{name: found[name] for name in list(found)[1:]}, **others}
-    comparisons = {name: compared(ours, each, job.metrics) for name, each in theirs.items()}
+    failed = {name: lost(ours) + lost(each) for name, each in theirs.items()}
+    comparisons = {
+        name: [] if failed[name] else compared(ours, each, job.metrics)
+        for name, each in theirs.items()
+    }
     if as_json:
         print_json(
             {
@@ -224,7 +244,7 @@ def evaluate(
             }
         )
     else:
-        stdout_console().print(_shown(evaluations, comparisons))
+        stdout_console().print(_shown(evaluations, comparisons, failed))
     return FAILED if any(each.failed for each in evaluations) else 0
 
 
@@ -249,6 +269,8 @@ def prepare(
     metric: Sequence[str] | None,
     rounds: bool,
     overwrite: bool,
+    chat: bool,
+    max_requests: int,
 ) -> Job:
     """Everything that is wrong with what was typed is found here, before a model is loaded."""
     found = load_task(task)
@@ -267,10 +289,13 @@ def prepare(
         "template": form,
         "metrics": names,
         "models": list(setup.models) or "embedded",
-        "strategy": setup.strategy,
+        **strategy_identity(setup.strategy),
         "dtype": setup.dtype,
         "revision": setup.revision,
+        "device_map": setup.device_map,
         "rounds": rounds,
+        "max_requests": max_requests,
+        **({"chat": True} if chat and found.reads_file else {}),
     }
     return Job(
         task=found,
@@ -278,6 +303,7 @@ def prepare(
         metrics=[load_metric(each) for each in names],
         header=header,
         form=form,
+        chat=chat,
         rounds=rounds,
         overwrite=overwrite,
         config=config,
@@ -286,14 +312,21 @@ def prepare(
 
 
 class _Lazily:
-    """The engines, made when they are first needed."""
+    """The engines for a task, made when they are first needed."""
 
-    def __init__(self, setup: Setup, runtime: RuntimeConfig, stack: ExitStack) -> None:
-        self._setup, self._runtime, self._stack = setup, runtime, stack
+    def __init__(self, setup: Setup, task: Task, runtime: RuntimeConfig, stack: ExitStack) -> None:
+        self._setup, self._task, self._runtime, self._stack = setup, task, runtime, stack
 
     @cached_property
     def _together(self) -> AdaFuseEngine:
-        return self._stack.enter_context(self._setup.engine(self._runtime))
+        with interruptible():
+            engine = self._stack.enter_context(self._setup.engine(self._runtime))
+        strategy = self._task.fitted(engine.strategy)
+        if strategy is engine.strategy:
+            return engine
+        return self._stack.enter_context(
+            AdaFuseEngine(engine.backends, engine.config, strategy=strategy, runtime=engine.runtime)
+        )
 
     @cached_property
     def _singly(self) -> AdaFuseEngine:
@@ -317,9 +350,10 @@ def _run(
     identity = {**job.identity, **options}
     numbers = [question.number for question in job.questions]
     done = [] if job.overwrite else [Record(**each) for each in results.done(identity, numbers)]
-    todo = job.questions[len(done) :]
+    todo = unanswered(job.questions, done)
+    there = len(numbers) - len(todo)
     if done and todo:
-        typer.echo(f"{path}: resuming, {len(done)} of {len(numbers)} are done", err=True)
+        typer.echo(f"{path}: resuming, {there} of {len(numbers)} are done", err=True)
     if not todo:
         return done
     running = answer_all(
@@ -330,21 +364,24 @@ def _run(
         system=system,
         header=job.header,
         form=job.form,
+        chat=job.chat,
         rounds=job.rounds,
         cancel=cancel,
     )
-    results.keep(len(done), identity)
+    results.begin(identity, afresh=not done)
+    new = []
     with progress_bar() as progress:
-        shown = progress.add_task(system.name, total=len(numbers), completed=len(done))
+        shown = progress.add_task(system.name, total=len(numbers), completed=there)
         for record in running:
             results.append(record.model_dump(mode="json", exclude_none=True))
             if record.error is not None:
                 progress.console.print(f"line {record.line}: {one_line(record.error)}")
             progress.advance(shown)
-            done.append(record)
-    if len(done) < len(numbers):
+            new.append(record)
+    if len(new) < len(todo):
         raise _Interrupted
-    return done
+    results.tidy()
+    return merged(done, new)
 
 
 def _members(records: Sequence[Record], engine: _Lazily) -> Sequence[str]:
@@ -359,7 +396,11 @@ def _safe(name: str) -> str:
     return re.sub(r"[^\w.-]", "_", name)
 
 
-def _shown(evaluations: Sequence[Evaluation], comparisons: dict[str, list[Comparison]]) -> Group:
+def _shown(
+    evaluations: Sequence[Evaluation],
+    comparisons: dict[str, list[Comparison]],
+    failed: dict[str, int],
+) -> Group:
     first = evaluations[0]
     title = Text(f"{first.task}: {first.answers} questions", "bold")
     title.append("; seconds, tokens and passes per answer, all members together", "not bold dim")
@@ -367,8 +408,12 @@ def _shown(evaluations: Sequence[Evaluation], comparisons: dict[str, list[Compar
     if first.groups:
         parts += ["", Text(f"{next(iter(first.scores))} by group", "bold"), _groups(evaluations)]
     if comparisons:
-        parts += ["", Text(f"{first.system} against", "bold"), _comparisons(comparisons)]
-        parts += [Text(verdict(name, found[0])) for name, found in comparisons.items()]
+        parts += ["", Text(f"{first.system} against", "bold")]
+        parts += [_comparisons(comparisons)] if any(comparisons.values()) else []
+        parts += [
+            Text(verdict(name, found[0]) if found else _untold(name, failed[name]))
+            for name, found in comparisons.items()
+        ]
     return Group(*parts)
 
 
@@ -380,9 +425,9 @@ def _scores(evaluations: Sequence[Evaluation]) -> Table:
     for each in evaluations:
         table.add_row(
             printable(each.system),
-            *(_score(each.scores[name]) for name in names),
+            *(each.scores[name].shown() for name in names),
             f"{each.seconds:.2f}",
-            f"{sum(each.tokens_processed.values()):.0f}",
+            f"{each.tokens:.0f}",
             f"{sum(each.forward_passes.values()):.1f}",
             str(each.failed),
         )
@@ -395,7 +440,7 @@ def _groups(evaluations: Sequence[Evaluation]) -> Table:
     for each in evaluations:
         table.add_column(printable(each.system), justify="right")
     for group in evaluations[0].groups:
-        row = [_score(each.groups[group]) for each in evaluations]
+        row = [each.groups[group].shown() for each in evaluations]
         table.add_row(printable(group).replace("_", " "), *row)
     return table
 
@@ -412,21 +457,25 @@ def _comparisons(comparisons: dict[str, list[Comparison]]) -> Table:
                 each.metric,
                 f"{each.ours:.1f}",
                 f"{each.theirs:.1f}",
-                _score(each.difference, sign="+"),
-                f"{each.p_value:.4f}" if each.p_value >= 1e-4 else "< 0.0001",
+                each.difference.shown("+"),
+                p_value(each.p_value),
                 each.test,
                 str(each.questions),
             )
     return table
 
 
-def _score(score: Score, sign: str = "") -> str:
-    return f"{score.value:{sign}.1f} [{score.low:{sign}.1f}, {score.high:{sign}.1f}]"
+def _untold(name: str, failed: int) -> str:
+    return (
+        f"Nothing is said about {printable(name)}: {count(failed, 'answer')} failed. The command "
+        "that wrote them asks again."
+    )
 
 
 def verdict(name: str, found: Comparison) -> str:
     """What a comparison shows, in a sentence."""
-    if found.p_value >= SIGNIFICANT:
-        return f"No difference from {printable(name)} is shown (p = {found.p_value:.3f})."
-    side = "above" if found.difference.value > 0 else "below"
-    return f"The score ({found.metric}) is {side} that of {printable(name)} (p < {SIGNIFICANT})."
+    if found.verdict == "not shown":
+        return f"No difference from {printable(name)} is shown ({found.chance})."
+    return (
+        f"The score ({found.metric}) is {found.verdict} that of {printable(name)} ({found.chance})."
+    )

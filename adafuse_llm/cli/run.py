@@ -18,9 +18,16 @@ from adafuse_llm.cli.common import (
     cancel_on_interrupt,
     one_line,
     progress_bar,
+)
+from adafuse_llm.evaluation.files import (
+    Line,
+    Results,
+    is_lost,
+    put,
+    question_form,
+    read_lines,
     read_text,
 )
-from adafuse_llm.evaluation.files import Line, Results, question_form, read_lines
 
 DEFAULTS: dict[str, Any] = {"stop": (r"\nQuestion:",)}
 """A base model goes on with a question of its own after its answer."""
@@ -44,6 +51,7 @@ def run(
             r"examples in --prompts do it, else 'Question: {question}\nAnswer:'."
         ),
     ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a message.")] = False,
     rounds: Annotated[
         bool, typer.Option("--rounds", help="Add the rounds and the usage to every result.")
     ] = False,
@@ -53,11 +61,12 @@ def run(
 ) -> int:
     """Answer a test set, one result line per line; resumes where it was interrupted.
 
-    The prompt is the text of --prompts, a blank line, and the question. A result holds line,
+    The prompt is the text of --prompts, a blank line, and the question; with --chat it is sent as
+    one user message, in each member's own template. A result holds line,
     question, pred (the answer without surrounding whitespace), label and finish_reason; that of
     a line which failed has finish_reason "error" and the error. Results are written as they
-    come; the same command goes on after the last whole one, and OUTPUT.run.json beside them
-    makes sure that it is the same.
+    come; the same command goes on after the last whole one, asks again what failed of the run
+    (out of memory, say), and OUTPUT.run.json beside them makes sure that it is the same.
 
     Exit codes: 0 all lines answered; 1 some failed; 2 nothing could be run; 130 interrupted.
     """
@@ -78,22 +87,31 @@ def run(
         "models": list(setup.models) or "embedded",
         "dtype": setup.dtype,
         "revision": setup.revision,
+        "device_map": setup.device_map,
         "rounds": rounds,
         "strategy": setup.strategy,
+        **({"chat": True} if chat else {}),
         **setup.config.model_dump(mode="json"),
     }
     done = [] if overwrite else results.done(identity, [line.number for line in lines])
-    failed = sum(record.get("finish_reason") == "error" for record in done)
-    todo = lines[len(done) :]
+    answered = {record["line"]: record.get("error") for record in done}
+    todo = [
+        line
+        for line in lines
+        if line.number not in answered or (line.problem is None and is_lost(answered[line.number]))
+    ]
+    for line in todo:
+        answered.pop(line.number, None)
+    failed = sum(error is not None for error in answered.values())
     if done:
-        typer.echo(f"resuming: {len(done)} of {len(lines)} lines are done", err=True)
+        typer.echo(f"resuming: {len(answered)} of {len(lines)} lines are done", err=True)
     if todo:
         with setup.engine() as engine, cancel_on_interrupt() as cancel, progress_bar() as progress:
-            results.keep(len(done), identity)
-            task = progress.add_task("", total=len(lines), completed=len(done))
+            results.begin(identity, afresh=not done)
+            task = progress.add_task("", total=len(lines), completed=len(answered))
             for line in todo:
                 prompt = before + form.replace("{question}", line.question or "")
-                record = _answer(engine, line, prompt, rounds, cancel)
+                record = _answer(engine, line, put(prompt, chat=chat), rounds, cancel)
                 if record is None:
                     progress.console.print("interrupted: the same command resumes")
                     return INTERRUPTED
@@ -102,12 +120,13 @@ def run(
                     failed += 1
                     progress.console.print(f"line {line.number}: {problem}", soft_wrap=True)
                 progress.advance(task)
+            results.tidy()
     typer.echo(f"{len(lines)} lines: {len(lines) - failed} answered, {failed} failed", err=True)
     return FAILED if failed else 0
 
 
 def _answer(
-    engine: AdaFuseEngine, line: Line, prompt: str, rounds: bool, cancel: Event
+    engine: AdaFuseEngine, line: Line, request: dict[str, Any], rounds: bool, cancel: Event
 ) -> dict[str, Any] | None:
     """The result for a line; None if interrupted."""
     record: dict[str, Any] = {
@@ -120,7 +139,7 @@ def _answer(
     if line.problem is not None:
         return {**record, "error": one_line(line.problem)}
     try:
-        generation = engine.generate(prompt, cancel=cancel)
+        generation = engine.generate(**request, cancel=cancel)
     except Exception as error:  # whatever is wrong with one line must not stop the others
         return {**record, "error": one_line(f"{type(error).__name__}: {error}")}
     if generation.finish_reason == "cancelled":

@@ -6,6 +6,8 @@ import dataclasses
 import json
 import os
 import platform
+import shlex
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,16 +29,18 @@ from adafuse_llm.cli.common import (
     INTERRUPTED,
     Setup,
     cancel_on_interrupt,
+    interruptible,
     one_line,
     print_json,
     progress_bar,
     stdout_console,
 )
 from adafuse_llm.evaluation.runner import Record
-from adafuse_llm.evaluation.suite.layout import Part, Suite, load_suite, parts_of
+from adafuse_llm.evaluation.suite.layout import OF_TASKS, Part, Suite, load_suite, parts_of
 from adafuse_llm.evaluation.suite.page import suite_page
 from adafuse_llm.evaluation.suite.report import Report, make_report, verdicts
 from adafuse_llm.evaluation.suite.run import (
+    Cancelled,
     Job,
     Runner,
     Work,
@@ -46,9 +50,6 @@ from adafuse_llm.evaluation.suite.run import (
 )
 from adafuse_llm.evaluation.suite.sheets import Sheet, sheets
 from adafuse_llm.report.looks import printable
-
-TYPED = ("max_new_tokens", "stop", "members")
-"""Options of decoding that a suite takes; the others belong to its rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +61,6 @@ class Wanted:
     works: dict[str, Work]
     absent: dict[str, str]
     output: Path
-    command: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,25 +74,7 @@ class Typed:
     metrics: Sequence[str]
     limit: int | None
     max_requests: int | None
-
-    @property
-    def command(self) -> str:
-        """The flags that were typed."""
-        flags = {
-            "--suite": [self.name],
-            "--task": self.tasks,
-            "--data": [self.data],
-            "--metric": self.metrics,
-            "--limit": [self.limit],
-            "--max-requests": [self.max_requests],
-            "--output": [self.output],
-        }
-        return " ".join(
-            f"{flag} {value}"
-            for flag, values in flags.items()
-            for value in values
-            if value is not None
-        )
+    chat: bool
 
 
 def run_suite(setup: Setup, typed: Typed, *, html: Path | None, as_json: bool) -> int:
@@ -115,6 +97,7 @@ def run_suite(setup: Setup, typed: Typed, *, html: Path | None, as_json: bool) -
                 "models": list(setup.models) or "embedded",
                 "dtype": setup.dtype,
                 "revision": setup.revision,
+                "device_map": setup.device_map,
             },
             members=None if setup.config.members is None else members,
         )
@@ -134,12 +117,17 @@ def run_suite(setup: Setup, typed: Typed, *, html: Path | None, as_json: bool) -
                     progress.console.print(f"line {record.line}: {one_line(record.error)}")
 
             for job in jobs:
-                with notes.processor_time():
-                    answers[job.name] = runner.records(job, cancel=cancel, came=came)
-                if len(answers[job.name]) < job.questions:
+                try:
+                    if not runner.missing(job):
+                        answers[job.name] = runner.records(job)
+                        continue
+                    with notes.run():
+                        answers[job.name] = runner.records(job, cancel=cancel, came=came)
+                except Cancelled:
                     typer.echo("interrupted: the same command resumes", err=True)
                     return INTERRUPTED
-    about = _about(wanted, setup, members) | {"processor_seconds": notes.processor_seconds}
+    about = _about(wanted, setup, members) | notes.provenance
+    about["processor_seconds"] = notes.processor_seconds
     report = make_report(wanted.suite, parts, wanted.works, answers, refused=refused, about=about)
     text = report.model_dump_json(indent=1) + "\n"
     (output / "suite.json").write_text(text, encoding="utf-8")
@@ -159,13 +147,15 @@ def _wanted(setup: Setup, typed: Typed) -> tuple[Wanted, Setup]:
     suite, output = load_suite(typed.name).limited(typed.limit), typed.output
     if typed.max_requests is not None:
         suite = suite.model_copy(update={"max_requests": typed.max_requests})
+    if typed.chat:
+        suite = suite.model_copy(update={"chat": True})
     own = AdaFuseConfig()
+    taken = ", ".join("--" + each.replace("_", "-") for each in OF_TASKS)
     for option, value in setup.options.items():
-        if option not in TYPED and value != getattr(own, option):
+        if option not in OF_TASKS and value != getattr(own, option):
             raise InvalidInputError(
                 f"--{option.replace('_', '-')} is said by the rows of a suite; of the options of "
-                f"decoding it takes {', '.join('--' + each.replace('_', '-') for each in TYPED)}. "
-                "For other rows, write a suite file."
+                f"decoding it takes {taken}. For other rows, write a suite file."
             )
     if setup.strategy != "adafuse":
         raise InvalidInputError("--strategy is said by the rows of a suite: leave it out")
@@ -174,7 +164,7 @@ def _wanted(setup: Setup, typed: Typed) -> tuple[Wanted, Setup]:
     given = {
         option: value
         for option, value in setup.options.items()
-        if option in TYPED and option != "members"
+        if option in OF_TASKS and option != "members"
     }
     works, absent = load_work(
         suite, typed.data, tasks=typed.tasks, metrics=typed.metrics, options=given
@@ -185,9 +175,7 @@ def _wanted(setup: Setup, typed: Typed) -> tuple[Wanted, Setup]:
         dtype=suite.dtype if setup.dtype == "auto" else setup.dtype,
         device_map=setup.device_map or suite.device_map,
     )
-    models = [f"--model {each}" for each in setup.models if each not in suite.models]
-    command = " ".join(["adafuse eval", typed.command, *models])
-    return Wanted(typed.name, suite, works, absent, output, command), setup
+    return Wanted(typed.name, suite, works, absent, output), setup
 
 
 class _Lazily:
@@ -199,7 +187,8 @@ class _Lazily:
 
     @cached_property
     def _engine(self) -> AdaFuseEngine:
-        return self._stack.enter_context(self._setup.engine())
+        with interruptible():
+            return self._stack.enter_context(self._setup.engine())
 
     def __call__(self) -> AdaFuseEngine:
         return self._engine
@@ -232,14 +221,52 @@ class Notes:
         self._path.write_text(json.dumps(self._told) + "\n", encoding="utf-8")
 
     @contextmanager
-    def processor_time(self) -> Iterator[None]:
-        """Add the processor time of this process."""
+    def run(self) -> Iterator[None]:
+        """While something is decoded: adds the processor time of this process, and notes when,
+        with which version and on what it was.
+        """
         before = time.process_time()
         try:
             yield
         finally:
             taken = time.process_time() - before
-            self.note(processor_seconds=round(self.processor_seconds + taken, 2))
+            made = {"version": version("adafuse-llm"), "machine": _machine()}
+            others = [
+                each for each in self._made if {**each, "date": None} != {**made, "date": None}
+            ]
+            self.note(
+                processor_seconds=round(self.processor_seconds + taken, 2),
+                made=[*others, {**made, "date": _now()}],
+            )
+
+    @property
+    def _made(self) -> list[dict[str, str]]:
+        """Version, machine and last date of the runs that decoded something."""
+        found: list[dict[str, str]] = self._told.get("made", [])
+        return found
+
+    @property
+    def provenance(self) -> dict[str, str]:
+        """Of all answers: the date of the last, every version and machine."""
+        made = self._made or [
+            {"version": version("adafuse-llm"), "machine": _machine(), "date": _now()}
+        ]
+        return {
+            "date": max(each["date"] for each in made),
+            "version": ", ".join(dict.fromkeys(each["version"] for each in made)),
+            "machine": "; ".join(dict.fromkeys(each["machine"] for each in made)),
+        }
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _machine() -> str:
+    return (
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+        f"torch {version('torch')}, transformers {version('transformers')}"
+    )
 
 
 def _members(notes: Notes, setup: Setup, engine: _Lazily) -> tuple[str, ...]:
@@ -274,12 +301,7 @@ def _tell_absent(parts: Sequence[Part], refused: dict[str, str]) -> None:
 def _about(wanted: Wanted, setup: Setup, members: Sequence[str]) -> dict[str, Any]:
     return {
         "suite": wanted.name,
-        "command": wanted.command,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "version": version("adafuse-llm"),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python "
-        f"{platform.python_version()}, torch {version('torch')}, "
-        f"transformers {version('transformers')}",
+        "command": shlex.join(["adafuse", *sys.argv[1:]]),
         "models": setup.models,
         "members": tuple(members),
         "max_requests": wanted.suite.max_requests,

@@ -66,6 +66,7 @@ def tune(
         str | None,
         typer.Option(help=r"How a question is put, with {question}; \n is understood."),
     ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a message.")] = False,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Only so many questions, from the first.")
     ] = None,
@@ -116,6 +117,8 @@ def tune(
         metric=None if metric is None else [metric],
         rounds=False,
         overwrite=overwrite,
+        chat=chat,
+        max_requests=max_requests,
     )
     results = Results(output.with_name(f"{output.name}.trials.jsonl"))
     if output.exists() and not overwrite and not results.path.exists():
@@ -134,7 +137,7 @@ def tune(
         cancel_on_interrupt() as cancel,
         progress_bar() as progress,
     ):
-        results.keep(len(known), identity)
+        results.begin(identity, afresh=not known)
         members = len(engine.config.members or engine.members)
         watch = _Watch(progress, (members + trials) * searched + 2 * tested, searched, within)
         try:
@@ -150,6 +153,7 @@ def tune(
                 fixed=setup.options,
                 header=job.header,
                 form=job.form,
+                chat=job.chat,
                 known=known,
                 log=results.append,
                 cancel=cancel,
@@ -161,6 +165,7 @@ def tune(
                 raise
             typer.echo(f"{error}; the same command goes on", err=True)
             return INTERRUPTED
+    results.tidy()
     options = found.ensemble if keep_ensemble else found.options
     write_config(output, _said(setup, options), comment=_comment(found))
     if as_json:
@@ -195,8 +200,11 @@ class _Watch:
 
 
 def _said(setup: Setup, options: dict[str, Any]) -> dict[str, Any]:
-    """What the configuration file says: only members that decode are loaded with it."""
-    options = {**setup.options, **options}
+    """What the configuration file says: only members that decode are loaded with it. Of weights it
+    says those of the chosen setting, which are relative to the largest.
+    """
+    typed = {name: value for name, value in setup.options.items() if name != "weights"}
+    options = {**typed, **options}
     said: dict[str, Any] = {}
     if setup.models:
         names = member_names([as_spec(model) for model in setup.models])
@@ -228,13 +236,13 @@ def _comment(found: Tuning) -> str:
 
 def _shown(found: Tuning, options: dict[str, Any], output: Path) -> Group:
     title = Text(f"{found.task}: {found.searched} questions to search on", "bold")
-    title.append(f"; {found.metric}, tokens processed per answer", "not bold dim")
+    title.append(f"; {found.metric}, tokens per answer", "not bold dim")
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("", found.metric, "tokens", "setting"):
         left = column in ("", "setting")
         table.add_column(column, justify="left" if left else "right", overflow="fold")
     for name, trial in found.alone.items():
-        table.add_row(f"{printable(name)} alone", f"{trial.score:.1f}", f"{trial.tokens:.0f}", "")
+        table.add_row(f"{printable(name)} alone", *_cells(trial)[:-1], "")
     for trial in _best(found):
         table.add_row("ensemble", *_cells(trial))
     parts: list[Any] = [title, table, ""]
@@ -254,15 +262,16 @@ def _best(found: Tuning) -> list[Trial]:
 
 def _tested(found: Tuning) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("", found.metric, "tokens", "seconds"):
+    for column in ("", found.metric, "tokens", "seconds", "failed"):
         table.add_column(column, justify="right" if column else "left")
     for name, each in (found.tested or {}).items():
         score = each.scores[found.metric]
         table.add_row(
             printable(name),
-            f"{score.value:.1f} [{score.low:.1f}, {score.high:.1f}]",
-            f"{sum(each.tokens_processed.values()):.0f}",
+            score.shown(),
+            f"{each.tokens:.0f}",
             f"{each.seconds:.2f}",
+            str(each.failed),
         )
     return table
 
@@ -271,12 +280,16 @@ def _cells(trial: Trial) -> tuple[str, str, str]:
     options = {name: value for name, value in trial.options.items() if name != "members"}
     said = [f"{name} {_plain(value)}" for name, value in options.items()]
     setting = f"{'+'.join(trial.options['members'])}; {', '.join(said)}"
-    return f"{trial.score:.1f}", f"{trial.tokens:.0f}", printable(setting)
+    return f"{trial.score:.1f}{_failed(trial)}", f"{trial.tokens:.0f}", printable(setting)
 
 
 def _line(trial: Trial) -> str:
-    score, tokens, setting = _cells(trial)
-    return f"{score} %, {tokens} tokens: {setting}"
+    _, tokens, setting = _cells(trial)
+    return f"{trial.score:.1f} %{_failed(trial)}, {tokens} tokens: {setting}"
+
+
+def _failed(trial: Trial) -> str:
+    return f" ({trial.failed} failed)" if trial.failed else ""
 
 
 def _plain(value: Any) -> str:

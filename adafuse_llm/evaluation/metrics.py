@@ -77,17 +77,26 @@ def normalize(text: str) -> str:
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", plain).split())
 
 
+def _normal(text: str) -> str:
+    """The same; where nothing is left ("A", "---"), the text in lower case, so that it is not taken
+    for an empty answer.
+    """
+    return normalize(text) or " ".join(text.lower().split())
+
+
 def exact_match(prediction: str, accepted: Iterable[str]) -> bool:
-    """Whether an answer equals an accepted one, both normalised."""
-    found = normalize(prediction)
-    return any(found == normalize(each) for each in accepted)
+    """Whether an answer equals an accepted one, both normalised. Where normalisation leaves nothing
+    of a text, as of "A" or "---", the text itself is compared.
+    """
+    found = _normal(prediction)
+    return any(found == _normal(each) for each in accepted)
 
 
 def f1(prediction: str, accepted: Iterable[str]) -> float:
-    """Harmonic mean of precision and recall of the words of an answer, both normalised; the best
-    over the accepted ones, from 0 to 1. Two empty answers agree.
+    """Harmonic mean of precision and recall of the words of an answer, both normalised as for
+    `exact_match`; the best over the accepted ones, from 0 to 1. Two empty answers agree.
     """
-    return max((_overlap(normalize(prediction), normalize(each)) for each in accepted), default=0.0)
+    return max((_overlap(_normal(prediction), _normal(each)) for each in accepted), default=0.0)
 
 
 def _overlap(left: str, right: str) -> float:
@@ -105,10 +114,11 @@ def verbatim(prediction: str, accepted: Iterable[str]) -> bool:
 def lenient_match(prediction: str, accepted: Iterable[str]) -> bool:
     """The paper's match: some of the words are enough.
 
-    Lower case, ASCII punctuation and `FUNCTION_WORDS` removed, an answer is accepted if it is equal
-    to an accepted one, or if every word of the shorter of the two occurs in the longer, unless the
-    shorter has three words or more and the lengths differ by more than `SLACK`. So "war" counts
-    for "World War I", and so does "the war of the worlds".
+    Lower case, ASCII punctuation and `FUNCTION_WORDS` removed (unless that leaves nothing, as of
+    "The Who"), an answer is accepted if it is equal to an accepted one, or if every word of the
+    shorter of the two occurs in the longer, unless the shorter has three words or more and the
+    lengths differ by more than `SLACK`. So "war" counts for "World War I", and so does "the war of
+    the worlds".
 
     The authors' scripts differ from each other (which words are dropped, a slack of 5 for SQuAD)
     and take numbers in words for their digits and plurals for singulars in some; none of that is
@@ -119,7 +129,7 @@ def lenient_match(prediction: str, accepted: Iterable[str]) -> bool:
 
 def _content(text: str) -> list[str]:
     words = text.lower().translate(_PUNCTUATION).split()
-    return [word for word in words if word not in FUNCTION_WORDS]
+    return [word for word in words if word not in FUNCTION_WORDS] or text.lower().split()
 
 
 def _lenient(left: list[str], right: list[str]) -> bool:

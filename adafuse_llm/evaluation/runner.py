@@ -7,7 +7,6 @@ compared     two systems' records, question by question
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import Counter, deque
@@ -18,14 +17,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidInputError
+from adafuse_llm.evaluation.files import is_lost
 from adafuse_llm.evaluation.metrics import Metric, Statistics
 from adafuse_llm.evaluation.statistics import Comparison, Score, compare, interval
 from adafuse_llm.evaluation.tasks import Question, Task
+from adafuse_llm.report.lines import read_json_lines
 from adafuse_llm.results import Generation, Usage
 
 Item = TypeVar("Item")
@@ -67,7 +68,7 @@ class Record(BaseModel):
         label: the accepted answers.
         metrics: score in percent by metric; of spBLEU and chrF, that of the sentence.
         finish_reason: why the response ended; "error" if it failed.
-        error: what failed; the answer then counts as empty.
+        error: what failed; the answer then counts as wrong.
         seconds: the answer's share of the run: wall-clock seconds since the record before it.
             Requests run at the same time, so these add up to the time that the run took.
         latency: wall-clock seconds from the request to its end.
@@ -91,6 +92,11 @@ class Record(BaseModel):
     usage: Usage | None = None
     rounds: tuple[dict[str, Any], ...] | None = None
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether it failed of the run and not of the question: a run that goes on asks again."""
+        return is_lost(self.error)
+
     def statistics(self, metric: Metric) -> Statistics:
         """What a metric makes of the answer."""
         return metric.statistics(self.answer, self.label)
@@ -111,6 +117,7 @@ def answer_all(
     system: System | None = None,
     header: str = "",
     form: str | None = None,
+    chat: bool = False,
     rounds: bool = False,
     cancel: threading.Event | None = None,
 ) -> Iterator[Record]:
@@ -128,6 +135,7 @@ def answer_all(
         system: which of the engine's members answer, and how.
         header: comes before every question.
         form: how a question is put; None for the task's.
+        chat: whether the prompt is sent as a message.
         rounds: whether records carry their rounds.
         cancel: set it from anywhere to end with the records that are whole.
     """
@@ -136,7 +144,7 @@ def answer_all(
     engine.config.override(options)  # wrong options are the caller's error, not every question's
 
     def ask(question: Question) -> tuple[Question, Generation | Exception, float]:
-        request = task.request(question, header, form or task.form)
+        request = task.request(question, header, form or task.form, chat=chat)
         started = time.perf_counter()
         outcome = respond(engine, request, cancel=cancel, **options)
         return question, outcome, time.perf_counter() - started
@@ -242,6 +250,8 @@ class Evaluation(BaseModel):
         task, system: whose.
         answers: questions asked.
         failed: of these, how many have an error; they count as wrong.
+        lost: of these, how many failed of the run and not of the question, such as for want of
+            memory. Nothing can be said of a system's score before they are answered.
         scores: by metric, the main one first.
         groups: the main metric by group, where the task has groups.
         finish_reasons: answers by the reason why they ended.
@@ -256,6 +266,7 @@ class Evaluation(BaseModel):
     system: str
     answers: int
     failed: int
+    lost: int = 0
     scores: dict[str, Score]
     groups: dict[str, Score]
     finish_reasons: dict[str, int]
@@ -264,6 +275,11 @@ class Evaluation(BaseModel):
     tokens_processed: dict[str, float]
     forward_passes: dict[str, float]
     cached_tokens: dict[str, float]
+
+    @property
+    def tokens(self) -> float:
+        """As `tokens` counts them, per answer."""
+        return sum(self.tokens_processed.values()) + sum(self.cached_tokens.values())
 
     @classmethod
     def of(
@@ -292,6 +308,7 @@ class Evaluation(BaseModel):
             system=system,
             answers=len(records),
             failed=sum(record.error is not None for record in records),
+            lost=lost(records),
             scores=scores,
             groups={
                 name: interval(metrics[0], _statistics(own, metrics[0]))
@@ -336,21 +353,34 @@ def read_records(path: Path) -> list[Record]:
     Raises:
         InvalidInputError: it is not such a file, or holds none.
     """
-    whole, _, _ = path.read_bytes().rpartition(b"\n")
-    records = []
-    for number, line in enumerate(whole.split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            records.append(Record(**json.loads(line)))
-        except (ValueError, TypeError, ValidationError) as error:
-            reason = str(error).splitlines()[0]
-            raise InvalidInputError(
-                f"{path}, line {number}, is no result of adafuse eval: {reason}"
-            ) from error
-    if not records:
-        raise InvalidInputError(f"{path} holds no results of adafuse eval")
-    return records
+    return read_json_lines(path, Record, "adafuse eval")
+
+
+def tokens(usage: Usage) -> int:
+    """What an answer takes, all members together: the tokens that were processed, and those of a
+    prompt that were kept of an earlier request, as if they had not been. So a system that comes
+    later is no cheaper for it.
+    """
+    return sum(usage.tokens_processed.values()) + sum(usage.cached_tokens.values())
+
+
+def lost(records: Iterable[Record]) -> int:
+    """How many failed of the run and not of the question; no claim may rest on them."""
+    return sum(record.is_lost for record in records)
+
+
+def unanswered(questions: Sequence[Question], done: Iterable[Record]) -> list[Question]:
+    """The questions that a run which goes on has to ask: the new ones, and those that failed of
+    the run.
+    """
+    answered = {record.line for record in done if not record.is_lost}
+    return [question for question in questions if question.number not in answered]
+
+
+def merged(done: Iterable[Record], new: Iterable[Record]) -> list[Record]:
+    """Records in the order of their lines, new ones in place of those of the same question."""
+    by_line = {record.line: record for record in (*done, *new)}
+    return [by_line[line] for line in sorted(by_line)]
 
 
 def _statistics(records: Sequence[Record], metric: Metric) -> list[Statistics]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,9 @@ from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.evaluation.metrics import Metric, Statistics
 
 LEVEL = 0.95
+SIGNIFICANT = 0.05
+"""A difference is shown where the p-value is below."""
+
 SAMPLES = 2000
 SEED = 1
 
@@ -38,6 +42,10 @@ class Score(BaseModel):
     value: float
     low: float
     high: float
+
+    def shown(self, sign: str = "") -> str:
+        """As in ``81.7 [78.0, 85.1]``; with sign ``+``, as a difference."""
+        return f"{self.value:{sign}.1f} [{self.low:{sign}.1f}, {self.high:{sign}.1f}]"
 
 
 class Comparison(BaseModel):
@@ -62,6 +70,24 @@ class Comparison(BaseModel):
     difference: Score
     p_value: float
     test: str
+
+    @property
+    def verdict(self) -> Literal["above", "not shown", "below"]:
+        """What is shown of ours, at p < `SIGNIFICANT`."""
+        if self.p_value >= SIGNIFICANT:
+            return "not shown"
+        return "above" if self.difference.value > 0 else "below"
+
+    @property
+    def chance(self) -> str:
+        """The p-value, as in ``p = 0.012``."""
+        shown = p_value(self.p_value)
+        return f"p {shown}" if shown.startswith("<") else f"p = {shown}"
+
+
+def p_value(value: float) -> str:
+    """Three digits, or that it is smaller."""
+    return f"{value:.3f}" if value >= 0.0005 else "< 0.001"
 
 
 def interval(

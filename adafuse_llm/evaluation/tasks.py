@@ -18,10 +18,13 @@ from itertools import count, islice
 from types import MappingProxyType
 from typing import Any
 
+from adafuse_llm.decoding.strategies import find_strategy
+from adafuse_llm.decoding.strategies.answers import MajorityVote, plain
+from adafuse_llm.decoding.strategy import Strategy
 from adafuse_llm.documents import Passage, question_messages
 from adafuse_llm.embedded.world import SKILLS, Case, Names, draw_case, final_answer
 from adafuse_llm.errors import InvalidInputError, nearest
-from adafuse_llm.evaluation.files import QUESTION_FORM, question_form, read_lines
+from adafuse_llm.evaluation.files import QUESTION_FORM, put, question_form, read_lines
 from adafuse_llm.evaluation.metrics import final_number
 
 EMBEDDED_SEED = 1
@@ -106,7 +109,7 @@ class Task:
             return 'its "answer" must be a text or a list of texts'
         if not all(isinstance(each, str) and each.strip() for each in accepted):
             return 'its "answer" must hold texts that are not empty'
-        if "number" in self.metrics and not any(map(final_number, accepted)):
+        if "number" in self.metrics and all(final_number(each) is None for each in accepted):
             return 'its "answer" holds no number'
         return None
 
@@ -132,11 +135,46 @@ class Task:
             raise InvalidInputError(f"the template must contain {{question}}; got {template!r}")
         return (f"{header.rstrip()}\n\n" if header.strip() else ""), form
 
-    def request(self, question: Question, header: str, form: str) -> dict[str, Any]:
-        """What an engine is asked: its ``prompt`` or ``messages``."""
+    def same(self, text: str) -> str:
+        """What texts have in common that give the same answer: what is read off them, without case
+        and punctuation, or as a number where a number is asked for; of a text that gives none, all
+        its words.
+        """
+        answer = self.read(text)
+        found = final_number(answer) if "number" in self.metrics else None
+        return plain(answer) or plain(text) if found is None else str(found.normalize())
+
+    def fitted(self, strategy: Strategy) -> Strategy:
+        """The strategy as it is used for this task: a majority vote counts answers, not texts."""
+        if isinstance(strategy, MajorityVote) and strategy.key is plain:
+            return MajorityVote(key=self.same)
+        return strategy
+
+    def request(
+        self, question: Question, header: str, form: str, *, chat: bool = False
+    ) -> dict[str, Any]:
+        """What an engine is asked: its ``prompt`` or ``messages``.
+
+        Args:
+            question: of this task.
+            header: comes before it.
+            form: how it is put.
+            chat: whether the prompt is sent as a user's message, which every member reads in its
+                own template. ``embedded`` always asks by messages.
+        """
         if not self.reads_file:
             return {"messages": question_messages(question.text, question.passages)}
-        return {"prompt": header + form.replace("{question}", question.text)}
+        return put(header + form.replace("{question}", question.text), chat=chat)
+
+
+def strategy_identity(name: str) -> dict[str, str]:
+    """What tells a strategy's answers to a task from those of others, `Task.fitted` included.
+
+    Raises:
+        InvalidOptionError: there is no such strategy.
+    """
+    votes = isinstance(find_strategy(name), MajorityVote)
+    return {"strategy": name, **({"votes": "answers as the task reads them"} if votes else {})}
 
 
 def embedded_questions(

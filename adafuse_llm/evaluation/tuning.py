@@ -29,18 +29,21 @@ from adafuse_llm.evaluation.runner import (
     System,
     answer_all,
     compared,
+    lost,
+    merged,
     singly,
+    tokens,
+    unanswered,
 )
 from adafuse_llm.evaluation.statistics import Comparison
 from adafuse_llm.evaluation.tasks import Question, Task
+from adafuse_llm.report.page import count
 
 if TYPE_CHECKING:
     import optuna
 
 FEWEST: Final = 10
 """Questions that each part needs at least."""
-
-SIGNIFICANT: Final = 0.05
 
 THRESHOLDS: Final = (0.1, 0.3, 0.5, 0.7, 0.9)
 WORDS: Final = (1, 2, 3, 4)
@@ -58,7 +61,8 @@ class Trial(BaseModel):
     Attributes:
         options: of `AdaFuseConfig`; what is left out has its default.
         score: in percent.
-        tokens: processed per answer, all members together.
+        tokens: per answer, all members together, as `runner.tokens` counts them.
+        failed: answers that have an error; they count as wrong.
         known: whether the setting had been decoded before; it then cost nothing.
     """
 
@@ -67,6 +71,7 @@ class Trial(BaseModel):
     options: dict[str, Any]
     score: float
     tokens: float
+    failed: int = 0
     known: bool = False
 
 
@@ -102,7 +107,12 @@ class Tuning(BaseModel):
     def pays(self) -> bool:
         """Whether the ensemble is above the best member on held-out questions, at p < 0.05."""
         found = self.comparison
-        return found is not None and found.difference.value > 0 and found.p_value < SIGNIFICANT
+        return found is not None and found.verdict == "above" and not self.lost
+
+    @property
+    def lost(self) -> int:
+        """Answers to held-out questions that failed of the run; with one, nothing is shown."""
+        return sum(each.lost for each in (self.tested or {}).values())
 
     @property
     def options(self) -> dict[str, Any]:
@@ -128,12 +138,14 @@ class Tuning(BaseModel):
                 "Interrupted before the held-out questions: nothing is shown about the ensemble "
                 f"against {self.best_member} alone."
             )
-        chance = f"p = {found.p_value:.3f}" if found.p_value >= 0.001 else "p < 0.001"
+        if self.lost:
+            return (
+                f"{count(self.lost, 'answer')} to held-out questions failed, so nothing is shown "
+                f"about the ensemble against {self.best_member} alone. The same command asks again."
+            )
         figures = (
             f"({found.ours:.1f} against {found.theirs:.1f} % {found.metric} on {found.questions} "
-            f"held-out questions, difference {found.difference.value:+.1f} "
-            f"[{found.difference.low:+.1f}, {found.difference.high:+.1f}], "
-            f"{chance})"
+            f"held-out questions, difference {found.difference.shown('+')}, {found.chance})"
         )
         if self.pays:
             return f"The ensemble beats its best member, {self.best_member} {figures}."
@@ -162,6 +174,7 @@ def tune(
     fixed: Mapping[str, Any] | None = None,
     header: str = "",
     form: str | None = None,
+    chat: bool = False,
     known: Iterable[Mapping[str, Any]] = (),
     log: Callable[[dict[str, Any]], None] | None = None,
     cancel: threading.Event | None = None,
@@ -185,7 +198,9 @@ def tune(
         fixed: options of `AdaFuseConfig` that are kept; ``members`` are those that may take part.
         header: comes before every question.
         form: how a question is put; None for the task's.
-        known: what `log` was told in an earlier call; it is not decoded again.
+        chat: whether the prompt is sent as a message.
+        known: what `log` was told in an earlier call; it is not decoded again, except for answers
+            that failed of the run.
         log: told the answers of every setting that was decoded, as JSON-safe data.
         cancel: set it from anywhere to end with what was found so far.
         on_record: told of every answer, with the names of the members that gave it.
@@ -209,8 +224,8 @@ def tune(
     study = optimiser(seed)
     space = _Space(members, fixed)
     with singly(engine) as single:
-        desk = _Desk(engine, single, task, metric, {"header": header, "form": form})
-        desk.known = {line["key"]: [Record(**r) for r in line["records"]] for line in known}
+        desk = _Desk(engine, single, task, metric, {"header": header, "form": form, "chat": chat})
+        desk.recall(known)
         desk.log, desk.on_record = log or desk.log, on_record or desk.on_record
         desk.cancel = cancel or desk.cancel
         found = _Found(on_trial or (lambda _trial: None))
@@ -314,11 +329,25 @@ def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _by_name(engine: AdaFuseEngine, fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """Fixed options, weights by name."""
+    """Fixed options, weights by name.
+
+    Raises:
+        InvalidOptionError: one is out of range, or there is not a weight for every member.
+    """
     weights = engine.config.override(fixed).weights
-    if isinstance(weights, tuple) and "weights" in fixed:
-        return {**fixed, "weights": dict(zip(engine.members, weights, strict=True))}
-    return dict(fixed)
+    if weights is None or "weights" not in fixed:
+        return dict(fixed)
+    if isinstance(weights, tuple) and len(weights) == len(engine.members):
+        weights = dict(zip(engine.members, weights, strict=True))
+    taking_part = fixed.get("members") or engine.config.members or engine.members
+    if isinstance(weights, tuple) or any(name not in weights for name in taking_part):
+        raise InvalidOptionError(
+            f"weights that are kept must be one number for each member ({', '.join(taking_part)}), "
+            f"by name or in the order of all; got {fixed['weights']!r}"
+        )
+    if not any(weights[name] for name in taking_part):
+        raise InvalidOptionError(f"weights leave none to the members ({', '.join(taking_part)})")
+    return {**fixed, "weights": weights}
 
 
 def candidates(
@@ -375,10 +404,12 @@ class _Space:
     """
 
     def __init__(self, members: Sequence[str], fixed: Mapping[str, Any]) -> None:
+        weights = fixed.get("weights")
         self._sets = {
             "+".join(chosen): chosen
             for size in range(len(members), 1, -1)
             for chosen in itertools.combinations(members, size)
+            if weights is None or any(weights[name] for name in chosen)
         }
         self._fixed = {name: value for name, value in fixed.items() if name != "members"}
 
@@ -444,7 +475,6 @@ class _Desk:
     """Answers questions under settings, none twice.
 
     Attributes:
-        known: answers by setting.
         log, on_record, cancel: as for `tune`.
     """
 
@@ -458,21 +488,31 @@ class _Desk:
     ) -> None:
         self._engine, self._single = engine, single
         self._task, self._metric, self._prompt = task, metric, prompt
-        self.known: dict[str, list[Record]] = {}
+        self._known: dict[str, list[Record]] = {}
+        self._begun: dict[str, list[Record]] = {}
+        self._lines: dict[str, int] = {}
         self.log: Callable[[dict[str, Any]], None] = lambda _line: None
         self.on_record: Callable[[str, Record], None] = lambda _name, _record: None
         self.cancel = threading.Event()
 
+    def recall(self, told: Iterable[Mapping[str, Any]]) -> None:
+        """Take up what an earlier call has told its `log`."""
+        for line in told:
+            key, records = line["key"], [Record(**each) for each in line["records"]]
+            self._lines[key] = line["line"]
+            (self._begun if lost(records) else self._known)[key] = records
+
     def trial(self, questions: Sequence[Question], options: dict[str, Any]) -> Trial:
         """A setting on the search part."""
-        known = _key(questions, options) in self.known
+        known = _key(questions, options) in self._known
         records = self.records(questions, options)
         statistics = [record.statistics(self._metric) for record in records]
-        spent = [sum(r.usage.tokens_processed.values()) for r in records if r.usage is not None]
+        spent = [tokens(record.usage) for record in records if record.usage is not None]
         return Trial(
             options=options,
             score=self._metric.score([sum(each) for each in zip(*statistics, strict=True)]),
             tokens=fmean(spent) if spent else 0.0,
+            failed=sum(record.error is not None for record in records),
             known=known,
         )
 
@@ -483,11 +523,14 @@ class _Desk:
             _Stopped: before all were there.
         """
         key = _key(questions, options)
-        if key not in self.known:
-            self.known[key] = self._decoded(questions, options)
-            said = [each.model_dump(mode="json", exclude_none=True) for each in self.known[key]]
-            self.log({"line": len(self.known), "key": key, "records": said})
-        return self.known[key]
+        if key not in self._known:
+            done = self._begun.pop(key, [])
+            new = self._decoded(unanswered(questions, done), options)
+            self._known[key] = merged(done, new)
+            said = [each.model_dump(mode="json", exclude_none=True) for each in self._known[key]]
+            line = self._lines.setdefault(key, len(self._lines) + 1)
+            self.log({"line": line, "key": key, "records": said})
+        return self._known[key]
 
     def _decoded(self, questions: Sequence[Question], options: dict[str, Any]) -> list[Record]:
         name = "+".join(options["members"])

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from adafuse_llm.errors import InvalidInputError
+from adafuse_llm.report.lines import read_json_lines
 from adafuse_llm.report.looks import looks
 from adafuse_llm.report.page import Shown, bars, count, environment, figures, style, whole
 from adafuse_llm.results import Round, Usage
@@ -105,27 +105,12 @@ def read_results(path: Path) -> list[Answer]:
     Raises:
         InvalidInputError: the file is not one of results, or they have no rounds.
     """
-    lines = list(_read(path))
+    lines = read_json_lines(path, Answer, "adafuse run")
     if not any(line.rounds for line in lines):
         raise InvalidInputError(
             f"{path} holds no rounds: run again with --rounds, which adds them to every result"
         )
     return lines
-
-
-def _read(path: Path) -> Iterator[Answer]:
-    line_type = TypeAdapter(Answer)
-    whole_lines, _, _ = path.read_bytes().rpartition(b"\n")
-    for number, line in enumerate(whole_lines.split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            yield line_type.validate_python(json.loads(line))
-        except (ValueError, ValidationError) as error:
-            reason = str(error).splitlines()[0]
-            raise InvalidInputError(
-                f"{path}, line {number}, is no result of adafuse run: {reason}"
-            ) from error
 
 
 def run_page(lines: list[Answer], *, title: str) -> str:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine, MemberError
+from adafuse_llm import AdaFuseEngine, ContextWindowError, MemberError, MemberOutOfMemoryError
 
 
 @pytest.fixture
@@ -167,6 +167,87 @@ def test_a_question_that_fails_counts_and_is_told(adafuse, job, tmp_path, monkey
     (told,) = json.loads(result.stdout)["evaluations"]
     assert told["failed"] == 1
     assert told["scores"]["exact_match"]["value"] == pytest.approx(200 / 3)
+
+
+def test_what_failed_of_the_run_is_asked_again_and_nothing_is_said_before(
+    adafuse, job, tmp_path, monkeypatch
+):
+    whole, other = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    assert adafuse(*job[:-1], whole, "--members", "heron").exit_code == 0
+    real, asked = AdaFuseEngine.generate, []
+
+    def generate(self, prompt, **options):
+        asked.append(prompt)
+        if "mill 0" in prompt and len(asked) < 4:
+            raise MemberOutOfMemoryError("wren", "no memory")
+        if "mill 1" in prompt:
+            raise ContextWindowError("too long")
+        return real(self, prompt, **options)
+
+    monkeypatch.setattr(AdaFuseEngine, "generate", generate)
+    first = adafuse(*job, "--compare", whole)
+    assert first.exit_code == 1
+    assert f"Nothing is said about {whole}: 1 answer failed." in " ".join(first.stdout.split())
+    assert "McNemar" not in first.stdout
+    told = json.loads(adafuse(*job[:-1], other, "--compare", whole, "--json").stdout)
+    assert len(asked) == 4  # the line that was too long is not asked again
+    assert [each["line"] for each in records(other)] == [1, 2, 3]
+    assert ["error" in each for each in records(other)] == [False, True, False]
+    assert told["evaluations"][0]["failed"] == 1
+    assert told["evaluations"][0]["lost"] == 0
+    assert told["comparisons"][str(whole)][0]["questions"] == 3
+
+
+def test_seconds_and_answers_of_other_settings_are_not_taken_over(adafuse, job):
+    adafuse(*job)
+    for flags in (["--max-requests", 2], ["--device-map", "auto"], ["--chat"]):
+        refused = adafuse(*job, *flags)
+        assert refused.exit_code == 2
+        assert "belongs to a run with" in refused.stderr
+
+
+def test_prompts_are_sent_as_messages_on_request(adafuse, job, monkeypatch):
+    real, asked = AdaFuseEngine.generate, []
+
+    def generate(self, prompt=None, **options):
+        asked.append(options["messages"])
+        return real(self, prompt, **options)
+
+    monkeypatch.setattr(AdaFuseEngine, "generate", generate)
+    assert adafuse(*job, "--chat", "--limit", 1).exit_code == 0
+    content = "Question: Who founded mill 0?\nAnswer:"
+    assert asked == [[{"role": "user", "content": content}]]
+
+
+def test_a_majority_vote_is_on_answers(adafuse, tmp_path, fakes, monkeypatch):
+    data = tmp_path / "sums.jsonl"
+    data.write_text('{"question": "9+9?", "answer": "18"}\n')
+    job = ["eval", "--task", "gsm8k", "--data", data, "--output", tmp_path / "out.jsonl"]
+    real, keys = AdaFuseEngine.generate, []
+
+    def generate(self, prompt, **options):
+        keys.append(self.strategy.key)
+        return real(self, prompt, **options)
+
+    monkeypatch.setattr(AdaFuseEngine, "generate", generate)
+    result = adafuse(*job, "--strategy", "vote")
+    assert result.exit_code == 0, result.output
+    assert keys[0]("9+9=18") == keys[0]("The answer is 18.0")
+    identity = json.loads((tmp_path / "out.jsonl.run.json").read_text())
+    assert identity["votes"] == "answers as the task reads them"
+
+
+def test_ctrl_c_while_members_load_ends_the_command(adafuse, job, monkeypatch):
+    import signal
+
+    def load(*_arguments, **_options):
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("went on")
+
+    monkeypatch.setattr(AdaFuseEngine, "from_pretrained", load)
+    result = adafuse(*job)
+    assert result.exit_code == 130
+    assert "interrupted" in result.stderr
 
 
 @pytest.mark.parametrize(

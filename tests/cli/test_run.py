@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine, MemberError
+from adafuse_llm import AdaFuseEngine, ContextWindowError, MemberError, MemberOutOfMemoryError
 from adafuse_llm.evaluation.files import question_form, read_lines
 
 BENCHMARKS = Path(__file__).parents[3] / "shared" / "data" / "benchmarks"
@@ -119,6 +119,44 @@ def test_other_files_are_not_touched(adafuse, job, tmp_path, content, message):
     assert result.exit_code == 2
     assert message in result.stderr
     assert output.read_bytes() == content
+
+
+def test_what_failed_of_the_run_is_asked_again(adafuse, job, tmp_path, monkeypatch):
+    output, asked = tmp_path / "out.jsonl", []
+    real = AdaFuseEngine.generate
+
+    def generate(self, prompt, **options):
+        asked.append(prompt)
+        if "is bo?" in prompt and len(asked) < 5:
+            raise MemberOutOfMemoryError("otter", "no memory")
+        if "is cy?" in prompt:
+            raise ContextWindowError("too long")
+        return real(self, prompt, **options)
+
+    monkeypatch.setattr(AdaFuseEngine, "generate", generate)
+    assert adafuse(*job, "--output", output).exit_code == 1
+    again = adafuse(*job, "--output", output)
+    assert again.exit_code == 1
+    assert len(asked) == 5
+    assert "resuming: 3 of 4 lines are done" in again.stderr
+    assert "4 lines: 3 answered, 1 failed" in again.stderr
+    found = records(output)
+    assert [record["line"] for record in found] == [1, 2, 3, 4]
+    assert ["error" in record for record in found] == [False, False, True, False]
+
+
+def test_prompts_are_sent_as_messages_on_request(adafuse, job, tmp_path, models):
+    output = tmp_path / "out.jsonl"
+    assert adafuse(*job, "--output", output, "--chat").exit_code == 0
+    prompt = "Answer briefly.\n\nQuestion: who?\nAnswer: ada\n\nQuestion: who is bo?\nAnswer:"
+    with AdaFuseEngine.from_pretrained(models) as engine:
+        whole = engine.generate(
+            messages=[{"role": "user", "content": prompt}], max_new_tokens=6, stop="\nQuestion:"
+        )
+    assert records(output)[1]["pred"] == whole.text.strip()
+    refused = adafuse(*job, "--output", output)
+    assert refused.exit_code == 2
+    assert "chat True, not None" in refused.stderr
 
 
 def test_the_output_cannot_be_the_input(adafuse, job):

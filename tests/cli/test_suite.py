@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine, MemberError
+from adafuse_llm import AdaFuseEngine, MemberError, MemberOutOfMemoryError
+from adafuse_llm.cli import suite
 from adafuse_llm.decoding.strategies import NAMED
 
 PEERS = ["majority vote", "likelihood reranker", "SweetSpan", "UniTE", "GaC", "GaC, gated"]
@@ -177,6 +178,78 @@ def test_a_question_that_fails_counts_and_is_told(adafuse, short, monkeypatch):
     }
 
 
+def test_what_failed_of_the_run_is_asked_again(adafuse, short, asked, monkeypatch):
+    real, failing = AdaFuseEngine.generate, [True]
+
+    def generate(self, prompt, **options):
+        if "mill 1" in prompt and self.strategy.name == "fixed-2" and failing:
+            raise MemberOutOfMemoryError("wren", "no memory")
+        return real(self, prompt, **options)
+
+    monkeypatch.setattr(AdaFuseEngine, "generate", generate)
+    result = adafuse(*short)
+    assert result.exit_code == 1
+    assert "asked again by the same command" in " ".join(result.stdout.split())
+    failing.clear()
+    asked.clear()
+    again = adafuse(*short, "--json")
+    assert again.exit_code == 0, again.output
+    assert "20 of 21 answers are there" in again.stderr
+    assert [(name, "mill 1" in prompt) for name, _, _, prompt in asked] == [("fixed-2", True)]
+    lines = json.loads(again.stdout)["sections"][1]["lines"]
+    assert {line["cells"]["nq"]["evaluation"]["failed"] for line in lines} == {0}
+
+
+def test_a_report_says_when_and_by_what_its_answers_were_made(
+    adafuse, short, tmp_path, monkeypatch
+):
+    argv = ["/bin/adafuse", "eval", "--stop", "a b", "--dtype", "float32"]
+    monkeypatch.setattr("sys.argv", argv)
+    monkeypatch.setattr(suite, "_now", lambda: "2026-01-01T00:00:00+00:00")
+    first = json.loads(adafuse(*short, "--json").stdout)
+    assert first["command"] == "adafuse eval --stop 'a b' --dtype float32"
+    monkeypatch.setattr(suite, "_now", lambda: "2026-02-02T00:00:00+00:00")
+    monkeypatch.setattr(suite, "version", lambda _name: "9.9")
+    shown = json.loads(adafuse(*short, "--json").stdout)
+    told = ("date", "version", "machine", "processor_seconds")
+    assert [shown[name] for name in told] == [first[name] for name in told]
+    more = json.loads(adafuse(*short[:-1], 4, "--json").stdout)
+    assert more["date"].startswith("2026-02-02")
+    assert more["version"] == f"{first['version']}, 9.9"
+
+
+def test_prompts_are_sent_as_messages_on_request(adafuse, short, tmp_path, monkeypatch):
+    real, asked = AdaFuseEngine.generate, []
+
+    def generate(self, prompt=None, **options):
+        asked.append(options["messages"][0])
+        return real(self, prompt, **options)
+
+    monkeypatch.setattr(AdaFuseEngine, "generate", generate)
+    short[2].write_text("chat: true\nparts: [figure-2]\n")
+    result = adafuse(*short[:-1], 1)
+    assert result.exit_code == 0, result.output
+    assert {each["role"] for each in asked} == {"user"}
+    asked.clear()
+    short[2].write_text("parts: [figure-2]\n")
+    assert adafuse(*short[:-1], 1, "--chat").exit_code == 0
+    assert not asked  # it is the same
+    refused = adafuse(*short[:-1], 1)
+    assert refused.exit_code == 2
+    assert "chat True, not None. Pass another --output, or delete that file." in refused.stderr
+
+
+def test_ctrl_c_while_members_load_ends_the_command(adafuse, job, monkeypatch):
+    import signal
+
+    def load(*_arguments, **_options):
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("went on")
+
+    monkeypatch.setattr(AdaFuseEngine, "from_pretrained", load)
+    assert adafuse(*job).exit_code == 130
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -187,6 +260,8 @@ def test_a_question_that_fails_counts_and_is_told(adafuse, short, monkeypatch):
         (["--max-words", "2"], "--max-words is said by the rows of a suite"),
         (["--strategy", "unite"], "--strategy is said by the rows of a suite"),
         (["--metric", "bleu"], "Did you mean 'spbleu'"),
+        (["--metric", "number", "--task", "nq"], "--metric number: none of the tasks"),
+        (["--task", "embedded"], "leave --data out"),
         (["--alone"], "--alone does not go with --suite"),
         (["--output", __file__], "must be a folder"),
     ],
@@ -211,18 +286,24 @@ def test_what_cannot_be_run_is_one_error_before_anything_is_loaded(
         ("parts: [table-3]", "there is no part 'table-3'"),
         ("tasks: [nqq]", "Did you mean 'nq'"),
         ("questions: {table: 0}", "questions.table"),
+        ("metrics: {nq: []}", "metrics.nq"),
+        ("metrics: {nq: [bleu]}", "Did you mean 'spbleu'"),
+        ("max_new_tokens: {nq: 0}", "max_new_tokens.nq"),
+        ("rows: [{name: x, members: [wrn]}]", "row 'x': option 'members': there is no member"),
+        ("rows: [{name: x, options: {weights: [1]}}]", "row 'x': option 'weights' must have one"),
         ("question: {table: 1}", "question"),
         ("- paper", "names and values"),
         ("a: [", "not YAML"),
     ],
 )
-def test_a_file_that_is_no_suite_is_one_error(adafuse, job, fakes, tmp_path, text, message):
+def test_a_file_that_is_no_suite_is_one_error(adafuse, job, fakes, asked, tmp_path, text, message):
     path = tmp_path / "own.yaml"
     path.write_text(text)
     result = adafuse(*job[:2], path, *job[3:])
     assert result.exit_code == 2
     assert message in result.stderr
-    assert not fakes
+    assert "row 'x'" in message or not fakes
+    assert not asked
 
 
 def test_a_member_that_there_is_not_is_an_error_before_a_question_is_asked(adafuse, job, asked):
@@ -267,8 +348,6 @@ def test_the_papers_members_have_a_suite(monkeypatch):
 def test_ctrl_c_keeps_what_is_there(adafuse, short, asked, monkeypatch):
     from contextlib import contextmanager
     from threading import Event
-
-    from adafuse_llm.cli import suite
 
     real, cancel = AdaFuseEngine.generate, Event()
 

@@ -15,8 +15,10 @@ from adafuse_llm import (
     InvalidInputError,
     InvalidOptionError,
     RuntimeConfig,
+    Usage,
 )
 from adafuse_llm.backends.fake import END
+from adafuse_llm.evaluation.files import Results
 from adafuse_llm.evaluation.metrics import load_metric
 from adafuse_llm.evaluation.runner import (
     Evaluation,
@@ -25,8 +27,12 @@ from adafuse_llm.evaluation.runner import (
     answer_all,
     compared,
     in_order,
+    lost,
+    merged,
     read_records,
     singly,
+    tokens,
+    unanswered,
 )
 from adafuse_llm.evaluation.tasks import Question, load_task
 
@@ -114,6 +120,11 @@ def test_a_question_that_fails_counts_as_wrong_and_stops_nobody():
     told = Evaluation.of(records, METRICS, task="nq", system="ensemble")
     assert (told.answers, told.failed, told.scores["exact_match"].value) == (4, 2, 50)
     assert told.finish_reasons == {"stop": 2, "error": 2}
+    assert [record.is_lost for record in records] == [False, True, False, False]
+    assert (told.lost, lost(records)) == (1, 1)  # what does not fit will not fit next time
+    assert [each.number for each in unanswered(questions(*"abcdef"), records)] == [2, 5, 6]
+    again = records[1].model_copy(update={"error": None, "answer": "bo"})
+    assert merged(records, [again]) == [records[0], again, *records[2:]]
 
 
 def test_wrong_options_are_one_error():
@@ -180,8 +191,20 @@ def test_figures_are_means_over_answers():
     assert told.latency == 2.0
     assert told.tokens_processed == {"a": 13.5}
     assert told.forward_passes == {"a": 4.5}
+    assert told.tokens == 13.5
     assert {name: score.value for name, score in told.groups.items()} == {"one": 100, "two": 50}
     assert list(told.scores) == ["exact_match", "f1"]
+
+
+def test_tokens_count_prompts_that_were_kept():
+    usage = Usage(
+        prompt_tokens={"a": 50, "b": 40}, completion_tokens={"a": 1, "b": 1},
+        forward_passes={"a": 2, "b": 2}, tokens_processed={"a": 12, "b": 45},
+        cached_tokens={"a": 40, "b": 0},
+    )  # fmt: skip
+    assert tokens(usage) == 12 + 45 + 40
+    told = Evaluation.of([made(1, True, usage=usage)], METRICS, task="t", system="s")
+    assert told.tokens == tokens(usage)
 
 
 def test_systems_are_compared_on_the_questions_of_both():
@@ -191,6 +214,60 @@ def test_systems_are_compared_on_the_questions_of_both():
     assert (exact.questions, exact.ours, exact.theirs) == (10, 100, 50)
     assert exact.p_value == pytest.approx(2 / 2**5)
     assert f1.test == "approximate randomisation"
+
+
+def test_results_that_are_written_again_take_the_place_of_the_earlier_ones(tmp_path):
+    results = Results(tmp_path / "out" / "results.jsonl")
+    results.begin({"x": 1}, afresh=True)
+    for line in ({"line": 1, "error": "MemberError: out"}, {"line": 2}):
+        results.append(line)
+    with results.path.open("ab") as file:
+        file.write(b'{"line": 3')  # cut off
+    results.begin({"x": 1}, afresh=False)
+    results.append({"line": 1, "pred": "a"})
+    assert results.done({"x": 1}, range(1, 9)) == [{"line": 1, "pred": "a"}, {"line": 2}]
+    results.tidy()
+    assert results.path.read_text() == '{"line": 1, "pred": "a"}\n{"line": 2}\n'
+    assert results.done({"x": 1}, range(1, 9)) == [{"line": 1, "pred": "a"}, {"line": 2}]
+    with pytest.raises(InvalidInputError, match=r"another --output\.$"):
+        results.done({"x": 2}, range(1, 9))
+    with pytest.raises(InvalidInputError, match=r"x 1, not 2\. Delete it\.$"):
+        Results(results.path, "Delete it.").done({"x": 2}, range(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (None, False),
+        ("ContextWindowError: too long", False),
+        ("CacheMemoryError: too large", False),
+        ("MemberOutOfMemoryError: member 'a' failed", True),
+        ("EngineClosedError: closed", True),
+        ("KeyError: 'x'", True),
+    ],
+)
+def test_what_failed_of_the_run_is_lost_and_not_what_failed_of_the_question(error, again):
+    assert made(1, False, error=error).is_lost is again
+
+
+def test_prompts_are_sent_as_messages_on_request():
+    asked = questions("is it ada")
+    seen = []
+
+    def rule(text):
+        seen.append(text)
+        return {END: 1.0}
+
+    with ensemble(FakeBackend("one", rule)) as engine:
+        list(answer_all(engine, NQ, asked, METRICS))
+        plain = seen.pop()
+        list(answer_all(engine, NQ, asked, METRICS, chat=True))
+        with_roles = engine.generate(messages=[{"role": "user", "content": plain}])
+    assert plain == "Question: is it ada\nAnswer:"
+    assert plain in seen[0]
+    assert seen[0] != plain
+    assert seen[0] == seen[1]
+    assert with_roles.finish_reason == "stop"
 
 
 def test_different_test_sets_are_not_compared():
@@ -207,6 +284,9 @@ def test_records_are_read_back_without_a_line_that_was_cut_off(tmp_path):
     text = "".join(record.model_dump_json(exclude_none=True) + "\n" for record in records)
     path.write_text(text + '{"line": 3')
     assert read_records(path) == records
+    again = records[0].model_copy(update={"answer": "z"})
+    path.write_text(text + again.model_dump_json(exclude_none=True) + "\n")
+    assert read_records(path) == [again, records[1]]  # the later one counts
     path.write_text(text + '{"line": 3}\n')
     with pytest.raises(InvalidInputError, match="line 3, is no result"):
         read_records(path)

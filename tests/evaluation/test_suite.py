@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 from models import CHATML, Recipe, backend
 
-from adafuse_llm import AdaFuseEngine, Usage
+from adafuse_llm import AdaFuseEngine, FakeBackend, InvalidInputError, Usage
+from adafuse_llm.backends.fake import END
 from adafuse_llm.evaluation.metrics import load_metric
 from adafuse_llm.evaluation.runner import Record
 from adafuse_llm.evaluation.statistics import holm
 from adafuse_llm.evaluation.suite.layout import PAPER_TASKS, Part, Row, Sizes, Suite, paper
 from adafuse_llm.evaluation.suite.page import suite_charts, suite_page
 from adafuse_llm.evaluation.suite.report import Report, make_report, verdicts
-from adafuse_llm.evaluation.suite.run import Runner, Work, jobs_of, load_work
+from adafuse_llm.evaluation.suite.run import Job, Runner, Work, jobs_of, load_work
 from adafuse_llm.evaluation.suite.sheets import Sheet, markdown, sheets
 from adafuse_llm.evaluation.tasks import Question, load_task
 from adafuse_llm.report.charts import Bar, Point, Series, bar_chart, line_chart
@@ -73,7 +74,7 @@ def spoken(text, *proposers, others=()):
         "candidates": candidates,
         "winner": 0,
         "text": text,
-        "margins": {"one": [0.9], "two": [0.9]},
+        "margins": {"one": [0.9], "two": [0.7 if proposers == ("one",) else 0.2]},
         "elapsed": 0.1,
     }
 
@@ -84,6 +85,11 @@ ROUNDS = ({**spoken("yes, indeed", "one", others=["no"])}, {**spoken(" so", "one
 @pytest.fixture(scope="module")
 def report():
     """One member that is right in 2 of 40, a peer in 20 and one in 38; AdaFuse in 38."""
+    return reported()
+
+
+def reported(**lost):
+    """The report, with as many lost answers of rows by their name."""
     questions = [Question(n, f"question {n}", ("yes",)) for n in range(1, 41)]
     work = Work(
         task=load_task("nq"),
@@ -119,6 +125,11 @@ def report():
         for row in rows
         if row.name in right
     }
+    for row in rows:
+        for place in range(lost.get(row.name, 0)):
+            failed = {"finish_reason": "error", "error": "MemberOutOfMemoryError: x", "answer": ""}
+            records = answers["nq", row.key, False]
+            records[place] = records[place].model_copy(update={**failed, "usage": None})
     refused = {"deepen": "it needs embeddings"}
     return make_report(Suite(), [part], {"nq": work}, answers, refused=refused, about=ABOUT)
 
@@ -128,6 +139,52 @@ def test_rows_of_the_same_decisions_have_the_same_key():
     assert Row(name="a", options={"branching_factor": 1}).key == "adafuse branching_factor=1"
     assert Row(name="a", strategy="single", members=("x",)).key == "single by x"
     assert Row(name="a", strategy="unite").key == "unite"
+
+
+def test_rows_of_different_decisions_have_different_keys():
+    rows = [
+        Row(name="the task's limit"),
+        Row(name="the usual limit", options={"max_new_tokens": 256}),
+        Row(name="no stop", options={"stop": ()}),
+        Row(name="all", options={"members": None}),
+        Row(name="two", members=("a", "b")),
+        Row(name="one", members=("a+b",)),
+        Row(name="a path", members=("org/a",)),
+        Row(name="no path", members=("org_a",)),
+        Row(name="spaced", members=("org a",)),
+    ]
+    assert len({row.key for row in rows}) == len(rows)
+    assert len({Job("nq", row, 1).path(Path("out")) for row in rows}) == len(rows)
+    assert Job("nq", rows[0], 1).path(Path("out")) == Path("out/nq/adafuse.jsonl")
+
+
+def test_nothing_is_claimed_of_answers_that_were_lost():
+    report = reported(UniTE=3)
+    claims = {claim.theirs: claim for claim in report.claims}
+    lost = claims["UniTE"]
+    assert (lost.verdict, lost.lost, lost.comparison) == ("failed", (0, 3), None)
+    assert claims["one alone"].verdict == "above"
+    assert claims["one alone"].adjusted == pytest.approx(2 * 2 / 2**36)  # of two rivals
+    assert "nothing is said about UniTE (3 answers failed)" in verdicts(report)[1]
+    made = {sheet.title: sheet for sheet in sheets(report)}
+    assert dict(made["Table 1"].rows)["UniTE"] == "42.5 (3 failed)"
+    tests = made["Table 1: nq, intervals, cost and tests"]
+    row = dict(zip(tests.columns, tests.rows[1], strict=True))
+    assert (row["failed"], row["p, peer"], row["p, member"], row["gain"]) == ("3", "-", "-", "-")
+    assert "asked again by the same command" in tests.note
+    claimed = made["Is AdaFuse above? nq"].rows[1]
+    assert claimed[1:5] == ("UniTE", "-", "-", "-")
+    assert claimed[-1] == "nothing: 3 answers failed"
+    assert "42.5 (3 failed)" in suite_page(report)
+    assert Report.model_validate_json(report.model_dump_json()) == report
+
+
+def test_nothing_is_claimed_where_our_own_answers_were_lost_or_the_best_rivals():
+    ours = reported(AdaFuse=1)
+    assert {claim.verdict for claim in ours.claims} == {"failed"}
+    assert ours.claims[0].lost == (1, 0)
+    best = reported(vote=1).section("table-1").best("nq", "peer")
+    assert best.name == "UniTE"  # of those that can be compared
 
 
 def test_parts_share_what_they_have_in_common(report):
@@ -178,6 +235,7 @@ def test_what_a_strategy_cannot_is_left_out(report):
 
 def test_rounds_are_words_and_brackets(report):
     assert report.words == {"nq": {"AdaFuse": {1: 40, 2: 40}}}
+    assert report.sure == {"nq": {"AdaFuse": 75.0}}
     (trace,) = report.traces
     assert trace.bracketed == "[yes, indeed]one [so]all"
 
@@ -231,6 +289,61 @@ def test_lines_and_bars_are_placed_in_percent():
     (short, long) = bar_chart([Bar("a", 1, "1", 0.5, 2), Bar("b", 4, "4")])
     assert (short["share"], short["whisker"]) == (25, {"left": 12.5, "width": 37.5})
     assert (long["share"], long["whisker"]) == (100, None)
+
+
+def test_what_a_suite_cannot_read_is_an_error_with_the_file(tmp_path):
+    (tmp_path / "nq.jsonl").write_text('{"question": "who?"}\n')
+    with pytest.raises(InvalidInputError, match=r"nq\.jsonl: line 1 .* it has no \"answer\""):
+        load_work(Suite(), tmp_path)
+    (tmp_path / "nq.jsonl").write_text('{"question": "who?", "answer": "x"}\n')
+    (tmp_path / "nq.prompt.txt").write_bytes(b"\xff")
+    with pytest.raises(InvalidInputError, match=r"nq\.prompt\.txt is not UTF-8 text"):
+        load_work(Suite(), tmp_path)
+    with pytest.raises(InvalidInputError, match="--metric chrf: none of the tasks"):
+        load_work(Suite(), None, metrics=["chrf"])
+    with pytest.raises(InvalidInputError, match="embedded makes its own questions"):
+        load_work(Suite(), tmp_path, tasks=["embedded"])
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (Row(name="x", members=("lama",)), "row 'x': option 'members': there is no member 'lama'"),
+        (Row(name="x", options={"weights": (1, 2, 3)}), "one value per member"),
+    ],
+)
+def test_a_row_that_does_not_fit_the_members_is_an_error_before_anything_is_decoded(
+    tmp_path, row, message
+):
+    works, _ = load_work(Suite(questions=Sizes(table=1, sweep=1, time=1)), None)
+    with AdaFuseEngine([FakeBackend("one", {}), FakeBackend("two", {})]) as engine:
+        runner = Runner(lambda: engine, tmp_path, works, Suite(), identity={})
+        with pytest.raises(InvalidInputError, match=message):
+            runner.refusal(Job("embedded", row, 1))
+        optional = row.model_copy(update={"optional": True})
+        assert message in runner.refusal(Job("embedded", optional, 1))
+    assert not list(tmp_path.iterdir())
+
+
+def says(name, reply):
+    """Writes this reply to whatever is asked."""
+
+    def rule(text):
+        written = text.rpartition("step by step\n")[2]
+        return {reply[len(written)] if len(written) < len(reply) else END: 1.0}
+
+    return FakeBackend(name, rule)
+
+
+def test_a_majority_vote_is_on_answers_and_not_on_texts(tmp_path):
+    (tmp_path / "gsm8k.jsonl").write_text('{"question": "9+9?", "answer": "18"}\n')
+    suite = Suite(max_new_tokens={"gsm8k": 40})
+    works, _ = load_work(suite, tmp_path, tasks=["gsm8k"])
+    members = [says("a", "So it is 17."), says("b", "9+9=18"), says("c", "The answer is 18.0")]
+    with AdaFuseEngine(members) as engine:
+        runner = Runner(lambda: engine, tmp_path / "out", works, suite, identity={})
+        (record,) = runner.records(Job("gsm8k", Row(name="vote", strategy="vote"), 1))
+    assert (record.pred, record.metrics["number"]) == ("9+9=18", 100)
 
 
 BENCHMARKS = Path(__file__).parents[3] / "shared" / "data" / "benchmarks"

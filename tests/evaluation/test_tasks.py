@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from adafuse_llm import AdaFuseConfig, InvalidInputError
+from adafuse_llm.decoding.strategies import MajorityVote, find_strategy
 from adafuse_llm.embedded.world import SKILLS
 from adafuse_llm.evaluation.metrics import METRICS
-from adafuse_llm.evaluation.tasks import TASKS, embedded_questions, load_task
+from adafuse_llm.evaluation.suite.layout import OF_TASKS
+from adafuse_llm.evaluation.tasks import TASKS, embedded_questions, load_task, strategy_identity
 
 BENCHMARKS = Path(__file__).parents[3] / "shared" / "data" / "benchmarks"
 FROM_FILES = [name for name, task in TASKS.items() if task.reads_file]
@@ -71,6 +73,47 @@ def test_translation_says_between_which_languages_unless_told():
 )
 def test_answers_are_read_off_the_text(name, text, answer):
     assert load_task(name).read(text) == answer
+
+
+def test_a_number_may_be_zero():
+    (question,) = load_task("gsm8k").questions(lines({"question": "2-2?", "answer": "0"}))
+    assert question.accepted == ("0",)
+
+
+def test_a_prompt_is_sent_as_a_message_on_request():
+    task = load_task("nq")
+    question = task.questions(lines({"question": "who?", "answer": "x"}))[0]
+    prompt = task.request(question, "Be brief.\n\n", task.form)["prompt"]
+    assert task.request(question, "Be brief.\n\n", task.form, chat=True) == {
+        "messages": [{"role": "user", "content": prompt}]
+    }
+    own = load_task("embedded")
+    asked = own.questions(limit=1)[0]
+    assert own.request(asked, "", "", chat=True) == own.request(asked, "", "")
+
+
+def test_answers_are_the_same_as_the_task_reads_them():
+    gsm8k, nq = load_task("gsm8k"), load_task("nq")
+    assert gsm8k.same("2*9=18. The answer is 18.00") == gsm8k.same("She has 9+9=18")
+    assert gsm8k.same("The answer is -5") != gsm8k.same("The answer is 5")
+    assert gsm8k.same("I cannot say") != gsm8k.same("Who knows")
+    assert nq.same(" Ada Brook.\nShe") == nq.same("ada brook\n\nQuestion")
+    assert load_task("embedded").same("12 plus 7. The answer is 19.") == "19"
+
+
+def test_a_majority_vote_counts_answers():
+    task = load_task("gsm8k")
+    fitted = task.fitted(find_strategy("vote"))
+    assert fitted.key("so 9+9=18") == fitted.key("The answer is 18")
+    own = MajorityVote(key=str.strip)
+    assert task.fitted(own) is own
+    assert task.fitted(find_strategy("unite")).name == "unite"
+    assert strategy_identity("vote") != {"strategy": "vote"}
+    assert strategy_identity("unite") == {"strategy": "unite"}
+
+
+def test_tasks_decide_what_keys_of_rows_do_not_leave_out():
+    assert {name for task in TASKS.values() for name in task.options} <= set(OF_TASKS)
 
 
 def test_one_accepted_answer_or_several():

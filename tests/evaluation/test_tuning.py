@@ -12,6 +12,7 @@ from adafuse_llm import (
     FakeBackend,
     InvalidInputError,
     InvalidOptionError,
+    MemberOutOfMemoryError,
     MissingDependencyError,
     RuntimeConfig,
 )
@@ -174,6 +175,55 @@ def test_fixed_options_are_kept_and_members_restricted():
         assert trial.options["weights"] == {"odd": 1.0, "even": 0.5}
 
 
+def test_members_without_weight_make_no_ensemble():
+    fixed = {"weights": {"odd": 1, "even": 0, "idle": 0}}
+    found = search(complementary(), fixed=fixed, trials=5)
+    assert {"odd" in trial.options["members"] for trial in found.trials} == {True}
+    assert set(found.alone) == {"odd", "even", "idle"}
+
+
+def test_nothing_is_shown_by_answers_that_were_lost_and_they_are_asked_again():
+    held = divide(questions(40), 0.5, seed=1)[1][0]
+    engine, asked, lines = complementary(), [], []
+    real = engine.generate
+
+    def generate(prompt, **options):
+        if f"{held.text}\n" in prompt:
+            raise MemberOutOfMemoryError("odd", "no memory")
+        return real(prompt, **options)
+
+    engine.generate = generate
+    found = search(engine, log=lines.append)
+    assert (found.lost, found.tested["ensemble"].failed) == (1, 1)
+    assert not found.pays
+    assert found.verdict.startswith("1 answer to held-out questions failed, so nothing is shown")
+    assert found.options == found.single
+    before = len(lines)
+    again = search(
+        complementary(),
+        known=lines,
+        log=lines.append,
+        on_record=lambda _name, record: asked.append(record.line),
+    )
+    assert asked == [held.number]
+    assert again.pays
+    (line,) = lines[before:]
+    assert line["line"] in {each["line"] for each in lines[:before]}  # it takes that one's place
+
+
+def test_failures_of_the_search_are_counted():
+    def rule(text):
+        if "w7\n" in text:
+            raise RuntimeError("boom")
+        return {END: 1.0}
+
+    engine = AdaFuseEngine([FakeBackend("one", rule), FakeBackend("two", rule)])
+    held = {each.number for each in divide(questions(40), 0.5, seed=1)[1]}
+    found = search(engine, trials=1)
+    assert found.trials[0].failed == (7 not in held)
+    assert found.lost == 2 * (7 in held)
+
+
 def test_what_the_engine_is_set_to_is_no_part_of_a_setting():
     plain = search(complementary(), trials=2)
     engine = complementary()
@@ -235,6 +285,13 @@ def test_settings_that_decode_differently_keep_different_forms():
         ({"trials": 0}, InvalidOptionError, "trials must be 1 or more"),
         ({"within": -1}, InvalidOptionError, "within"),
         ({"fixed": {"max_words": 0}}, InvalidOptionError, "max_words"),
+        ({"fixed": {"weights": (1, 2)}}, InvalidOptionError, "one number for each member"),
+        ({"fixed": {"weights": {"odd": 1}}}, InvalidOptionError, "one number for each member"),
+        (
+            {"fixed": {"members": ("even", "idle"), "weights": (1, 0, 0)}},
+            InvalidOptionError,
+            r"leave none to the members \(even, idle\)",
+        ),
         ({"fixed": {"members": ("odd",)}}, InvalidInputError, "at least two members; got odd"),
     ],
 )

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -17,7 +18,9 @@ from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.strategies import find_strategy
 from adafuse_llm.decoding.strategy import Strategy, check_options
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest
+from adafuse_llm.evaluation.metrics import METRICS
 from adafuse_llm.evaluation.tasks import TASKS
+from adafuse_llm.report.page import count
 
 PAPER_TASKS = ("nq", "squad", "triviaqa", "gsm8k", "flores_en_de", "flores_de_en")
 """Of the paper's Table 1."""
@@ -28,6 +31,9 @@ ALL_SUBSETS = 3
 BRANCHES = (1, 2, 3, 4, 5)
 THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
 WIDTHS = (2, 3, 5)
+
+OF_TASKS = ("max_new_tokens", "stop", "members")
+"""Options that tasks and flags decide where a row says nothing."""
 
 Kind = Literal["member", "peer", "adafuse"]
 Size = Literal["table", "sweep", "time"]
@@ -63,15 +69,17 @@ class Row(_Plain):
 
     @property
     def key(self) -> str:
-        """What decides the answers: rows of the same key are decoded once."""
+        """What decides the answers: rows of the same key are decoded once. An option at its default
+        is left out, unless a row without it may get another value.
+        """
         fields = AdaFuseConfig.model_fields
         given = [
             f"{name}={value}"
             for name, value in sorted(self.options.items())
-            if name not in fields or value != fields[name].default
+            if name in OF_TASKS or name not in fields or value != fields[name].default
         ]
-        parts = [self.strategy, *given]
-        return " ".join([*parts, *([f"by {'+'.join(self.members)}"] if self.members else [])])
+        members = "+".join(quote(each, safe="") for each in self.members or ())
+        return " ".join([self.strategy, *given, *([f"by {members}"] if members else [])])
 
 
 class Part(_Plain):
@@ -119,6 +127,7 @@ class Suite(_Plain):
         models: folders or hub ids; none for the embedded members.
         dtype: data type of the weights.
         device_map: where accelerate places them.
+        chat: whether prompts are sent as messages.
         tasks: which; none for all that there are data for, or ``embedded`` without data.
         metrics: metrics of a task, the main one first, where its own are not wanted.
         questions: how many.
@@ -132,11 +141,14 @@ class Suite(_Plain):
     models: tuple[str, ...] = ()
     dtype: str = "auto"
     device_map: str | None = None
+    chat: bool = False
     tasks: tuple[str, ...] = ()
-    metrics: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
+    metrics: Mapping[str, Annotated[tuple[str, ...], Field(min_length=1)]] = Field(
+        default_factory=dict
+    )
     questions: Sizes = Sizes()
     max_requests: int = Field(default=16, ge=1)
-    max_new_tokens: Mapping[str, int] = Field(default_factory=dict)
+    max_new_tokens: Mapping[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
     parts: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     rows: tuple[Row, ...] = ()
@@ -174,14 +186,22 @@ def load_suite(name: str) -> Suite:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise InvalidInputError(f"{path} is no suite: not YAML: {reason}") from error
+    _check(suite, path)
+    return suite
+
+
+def _check(suite: Suite, path: Path) -> None:
+    """Refuse names that there are not."""
     for each in (*suite.tasks, *suite.metrics, *suite.max_new_tokens):
         if each not in TASKS:
             raise InvalidInputError(f"{path}: there is no task {each!r}.{nearest(each, TASKS)}")
+    for each in (name for names in suite.metrics.values() for name in names):
+        if each not in METRICS:
+            raise InvalidInputError(f"{path}: there is no metric {each!r}.{nearest(each, METRICS)}")
     _check_names("part", suite.parts, [part.name for part in paper((), suite.rows)])
     for row in suite.rows:
         if not row.optional:
             settled(row)
-    return suite
 
 
 def _first_problem(error: ValidationError) -> str:
@@ -375,8 +395,3 @@ def _beams() -> list[Row]:
     except InvalidOptionError:
         return []
     return [BRANCHED.model_copy(update={"name": "1 beam (AdaFuse)", "at": 1.0}), *wider]
-
-
-def count(number: int, thing: str) -> str:
-    """``1 word``, ``2 words``."""
-    return f"{number:,} {thing}{'s' * (number != 1)}"

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from adafuse_llm.evaluation.suite.layout import count
 from adafuse_llm.evaluation.suite.report import Line, Report, Section, verdicts
 from adafuse_llm.evaluation.suite.sheets import Sheet, shares, sheets
 from adafuse_llm.report.charts import Bar, Point, Series, bar_chart, line_chart
 from adafuse_llm.report.looks import COLOURS
-from adafuse_llm.report.page import DASHES, environment, style, whole
+from adafuse_llm.report.page import DASHES, count, environment, style, whole
 
 SHADES = {"member": COLOURS[1], "peer": None, "adafuse": COLOURS[0]}
 """Of bars, by the kind of a row."""
@@ -88,9 +87,9 @@ def _bars(report: Report, section: Section) -> Iterator[dict[str, Any]]:
 
 
 def _score(line: Line, task: str) -> Bar:
-    score = line.cells[task].score
-    shade = SHADES[line.kind]
-    return Bar(line.name, score.value, f"{score.value:.1f}", score.low, score.high, shade)
+    cell, shade = line.cells[task], SHADES[line.kind]
+    score, shown = cell.score, f"{cell.score.value:.1f}{cell.failures}"
+    return Bar(line.name, score.value, shown, score.low, score.high, shade)
 
 
 def _time(line: Line, task: str) -> Bar:
@@ -135,8 +134,8 @@ def _lines(report: Report, section: Section) -> Iterator[dict[str, Any]]:
 
 
 def _point(line: Line, task: str) -> Point:
-    score = line.cells[task].score
-    told = f"{line.name}: {score.value:.1f} [{score.low:.1f}, {score.high:.1f}]"
+    cell = line.cells[task]
+    score, told = cell.score, f"{line.name}: {cell.score.shown()}{cell.failures}"
     return Point(line.at or 0.0, score.value, told, score.low, score.high)
 
 

@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from adafuse_llm.evaluation.runner import Evaluation, Record, compared
+from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.evaluation.runner import Evaluation, Record, compared, lost
 from adafuse_llm.evaluation.statistics import Comparison, Score, holm
 from adafuse_llm.evaluation.suite.layout import Kind, Part, Row, Suite
 from adafuse_llm.evaluation.suite.run import WARM_UP, Answers, Work, asked
 from adafuse_llm.report.looks import owner
+from adafuse_llm.report.page import count
 from adafuse_llm.results import Round
 from adafuse_llm.summary import Summary
-
-SIGNIFICANT = 0.05
 
 Rival = Literal["best member", "best peer", "reference"]
 
@@ -30,10 +30,10 @@ class Cell(_Plain):
 
     Attributes:
         evaluation: scores, seconds and counts per answer.
-        tokens: processed per answer, by all members together; tokens of prompts that were read
-            before count as if they had not been.
+        tokens: per answer, by all members together, as `runner.tokens` counts them.
         decoding_tokens: of these, those that are no prompt.
-        versus: tests against the best member, the best peer, or the part's reference.
+        versus: tests against the best member, the best peer, or the part's reference; none where
+            answers of either were lost.
     """
 
     evaluation: Evaluation
@@ -45,6 +45,12 @@ class Cell(_Plain):
     def score(self) -> Score:
         """The main metric."""
         return next(iter(self.evaluation.scores.values()))
+
+    @property
+    def failures(self) -> str:
+        """As in `` (3 failed)``, to stand after a score; empty if none failed."""
+        failed = self.evaluation.failed
+        return f" ({failed} failed)" if failed else ""
 
 
 class Line(_Plain):
@@ -72,8 +78,14 @@ class Section(_Plain):
     absent: dict[str, str]
 
     def best(self, task: str, kind: Kind) -> Line | None:
-        """The line of a kind with the highest score; of equal ones the cheapest."""
-        lines = [each for each in self.lines if each.kind == kind]
+        """The line of a kind with the highest score; of equal ones the cheapest. A line with lost
+        answers is none.
+        """
+        lines = [
+            each
+            for each in self.lines
+            if each.kind == kind and not each.cells[task].evaluation.lost
+        ]
         if not lines:
             return None
         return max(lines, key=lambda e: (e.cells[task].score.value, -e.cells[task].tokens))
@@ -83,7 +95,9 @@ class Claim(_Plain):
     """Whether a row of AdaFuse is above a rival on a task.
 
     Attributes:
-        tokens: processed per answer, ours and theirs.
+        tokens: per answer, ours and theirs.
+        lost: answers that failed of the run, ours and theirs; with one of these there is neither
+            a comparison nor a verdict.
         adjusted: the p-value, by Holm's method over the rivals of this row and task.
         verdict: what is shown at p < 0.05, before adjustment.
     """
@@ -93,9 +107,10 @@ class Claim(_Plain):
     theirs: str
     kind: Kind
     tokens: tuple[float, float]
-    comparison: Comparison
-    adjusted: float
-    verdict: Literal["above", "not shown", "below"]
+    lost: tuple[int, int] = (0, 0)
+    comparison: Comparison | None
+    adjusted: float | None
+    verdict: Literal["above", "not shown", "below", "failed"]
 
 
 class Trace(_Plain):
@@ -131,6 +146,8 @@ class Report(_Plain):
         sections: tables and figures.
         claims: is AdaFuse above the best member, and above every peer?
         words: rounds by the number of words they committed, by task and row.
+        sure: percent of the words that members have begun with a margin of at least τ, by task and
+            row.
         traces: one per task.
     """
 
@@ -149,6 +166,7 @@ class Report(_Plain):
     sections: tuple[Section, ...]
     claims: tuple[Claim, ...]
     words: dict[str, dict[str, dict[int, int]]]
+    sure: dict[str, dict[str, float]] = Field(default_factory=dict)
     traces: tuple[Trace, ...]
 
     @property
@@ -190,6 +208,12 @@ def make_report(
     first = next((each for each in sections if each.name == "table-1"), None)
     ours = [] if first is None else [each for each in first.lines if each.kind == "adafuse"]
     records = {(task, line.name): answers[task, line.key, False] for task in works for line in ours}
+    sure_from = {
+        row.key: AdaFuseConfig(**row.options).margin_threshold
+        for part in parts
+        for row in part.rows
+        if row.kind == "adafuse" and row.key not in refused
+    }
     return Report(
         **about,
         seconds=sum(record.seconds for each in answers.values() for record in each),
@@ -210,6 +234,11 @@ def make_report(
                 ).words_per_round
                 for line in ours
             }
+            for task in works
+            if ours
+        },
+        sure={
+            task: {line.name: _sure(records[task, line.name], sure_from[line.key]) for line in ours}
             for task in works
             if ours
         },
@@ -266,33 +295,26 @@ def _section(
     for task, work in works.items():
         for rival, other in _rivals(section, task).items():
             for line in section.lines:
-                if line.key != other.key:
-                    ours, theirs = records[task, line.key], records[task, other.key]
+                ours, theirs = records[task, line.key], records[task, other.key]
+                if line.key != other.key and not lost((*ours, *theirs)):
                     found = compared(ours, theirs, work.metrics[:1])[0]
                     line.cells[task].versus[rival] = found
     return section
 
 
-def _read(answers: Answers, task: str, row: Row, count: int, *, timed: bool) -> Sequence[Record]:
+def _read(answers: Answers, task: str, row: Row, size: int, *, timed: bool) -> Sequence[Record]:
     found = answers[task, row.key, timed]
-    return found[: count + WARM_UP][-count:] if timed else found[:count]
+    return found[: size + WARM_UP][-size:] if timed else found[:size]
 
 
 def _cell(records: Sequence[Record], row: Row, work: Work) -> Cell:
     used = [record.usage for record in records if record.usage is not None]
-    tokens, decoding = [0.0], [0.0]
-    if used:
-        read = [sum(each.prompt_tokens.values()) for each in used]
-        spared = [sum(each.cached_tokens.values()) for each in used]
-        tokens = [
-            sum(each.tokens_processed.values()) + cached
-            for each, cached in zip(used, spared, strict=True)
-        ]
-        decoding = [whole - prompt for whole, prompt in zip(tokens, read, strict=True)]
+    prompts = [sum(each.prompt_tokens.values()) for each in used]
+    evaluation = Evaluation.of(records, work.metrics, task=work.task.name, system=row.name)
     return Cell(
-        evaluation=Evaluation.of(records, work.metrics, task=work.task.name, system=row.name),
-        tokens=fmean(tokens),
-        decoding_tokens=fmean(decoding),
+        evaluation=evaluation,
+        tokens=evaluation.tokens,
+        decoding_tokens=evaluation.tokens - (fmean(prompts) if prompts else 0.0),
         versus={},
     )
 
@@ -314,13 +336,16 @@ def _claims(section: Section, task: str, line: Line, work: Work, answers: Answer
     rivals = [each for each in section.lines if each.kind == "peer"]
     if best := section.best(task, "member"):
         rivals.insert(0, best)
-    count = section.questions[task]
-    ours = answers[task, line.key, False][:count]
-    found = [
-        compared(ours, answers[task, each.key, False][:count], work.metrics[:1])[0]
-        for each in rivals
-    ]
-    adjusted = holm([each.p_value for each in found])
+    size = section.questions[task]
+    ours = answers[task, line.key, False][:size]
+    found: dict[str, Comparison] = {}
+    failed = {}
+    for rival in rivals:
+        theirs = answers[task, rival.key, False][:size]
+        failed[rival.key] = lost(ours), lost(theirs)
+        if not any(failed[rival.key]):
+            found[rival.key] = compared(ours, theirs, work.metrics[:1])[0]
+    adjusted = dict(zip(found, holm([each.p_value for each in found.values()]), strict=True))
     return [
         Claim(
             task=task,
@@ -328,23 +353,29 @@ def _claims(section: Section, task: str, line: Line, work: Work, answers: Answer
             theirs=rival.name,
             kind=rival.kind,
             tokens=(line.cells[task].tokens, rival.cells[task].tokens),
-            comparison=comparison,
-            adjusted=p_value,
-            verdict=verdict_of(comparison),
+            lost=failed[rival.key],
+            comparison=found.get(rival.key),
+            adjusted=adjusted.get(rival.key),
+            verdict=found[rival.key].verdict if rival.key in found else "failed",
         )
-        for rival, comparison, p_value in zip(rivals, found, adjusted, strict=True)
+        for rival in rivals
     ]
-
-
-def verdict_of(found: Comparison) -> Literal["above", "not shown", "below"]:
-    """What a comparison shows."""
-    if found.p_value >= SIGNIFICANT:
-        return "not shown"
-    return "above" if found.difference.value > 0 else "below"
 
 
 def _rounds(record: Record) -> tuple[Round, ...]:
     return TypeAdapter(tuple[Round, ...]).validate_python(record.rounds or ())
+
+
+def _sure(records: Sequence[Record], threshold: float) -> float:
+    """Percent of the words that members have considered which began with at least this margin."""
+    margins = [
+        margin
+        for record in records
+        for each in _rounds(record)
+        for found in each.margins.values()
+        for margin in found
+    ]
+    return 100 * fmean(margin >= threshold for margin in margins) if margins else 0.0
 
 
 def _trace(task: str, system: str, records: Sequence[Record], members: Sequence[str]) -> Trace:
@@ -390,11 +421,12 @@ def verdicts(report: Report) -> list[str]:
     return sentences
 
 
-ABOVE, DEARER, UNSHOWN, BELOW = OUTCOMES = (
+ABOVE, DEARER, UNSHOWN, BELOW, UNTOLD = OUTCOMES = (
     "above, with no more tokens than",
     "above, with more tokens than",
     "no difference is shown from",
     "below",
+    "nothing is said about",
 )
 """What a claim may come to, in words, at p < 0.05 each."""
 
@@ -402,14 +434,16 @@ ABOVE, DEARER, UNSHOWN, BELOW = OUTCOMES = (
 def _outcome(claim: Claim) -> str:
     if claim.verdict == "above":
         return ABOVE if claim.tokens[0] <= claim.tokens[1] else DEARER
-    return BELOW if claim.verdict == "below" else UNSHOWN
+    return {"below": BELOW, "not shown": UNSHOWN, "failed": UNTOLD}[claim.verdict]
 
 
 def _described(claim: Claim) -> str:
-    ours, theirs = claim.tokens
     found = claim.comparison
-    p_value = f"p = {found.p_value:.3f}" if found.p_value >= 0.0005 else "p < 0.001"
+    if found is None:
+        return f"{claim.theirs} ({count(sum(claim.lost), 'answer')} failed)"
+    ours, theirs = claim.tokens
     share = 100 * (ours / theirs - 1) if theirs else 0.0
     return (
-        f"{claim.theirs} ({found.difference.value:+.1f} points, {p_value}, {share:+.1f} % tokens)"
+        f"{claim.theirs} ({found.difference.value:+.1f} points, {found.chance}, "
+        f"{share:+.1f} % tokens)"
     )

@@ -18,11 +18,11 @@ from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
 from adafuse_llm.decoding.strategy import Strategy
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import AdaFuseError, InvalidInputError, nearest
-from adafuse_llm.evaluation.files import Results
+from adafuse_llm.evaluation.files import Results, read_text
 from adafuse_llm.evaluation.metrics import Metric, load_metric
-from adafuse_llm.evaluation.runner import Record, answer_all
+from adafuse_llm.evaluation.runner import Record, answer_all, merged, unanswered
 from adafuse_llm.evaluation.suite.layout import PAPER_TASKS, Part, Row, Suite, settled
-from adafuse_llm.evaluation.tasks import Question, Task, load_task
+from adafuse_llm.evaluation.tasks import Question, Task, load_task, strategy_identity
 
 ENDLESS = range(1, 10**9)
 """Numbers of questions that a task makes itself."""
@@ -77,7 +77,10 @@ class Job:
 
     def path(self, folder: Path) -> Path:
         """The file of its records."""
-        safe = re.sub(r"[^\w.=+-]+", "_", self.row.key)
+        key = self.row.key
+        safe = re.sub(r"[^\w.=+-]+", "_", key)
+        if re.search(r"[^\w.=+ -]", key):  # another key could give the same name
+            safe += f"_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
         return folder / self.task / f"{safe}{'_timed' if self.timed else ''}.jsonl"
 
 
@@ -111,6 +114,15 @@ def load_work(
         raise InvalidInputError(f"--data {data}: there is no such folder of TASK.jsonl files")
     for name in metrics:
         load_metric(name)
+        if not any(name in _metric_names(suite, load_task(each)) for each in names):
+            raise InvalidInputError(
+                f"--metric {name}: none of the tasks of this suite ({', '.join(names)}) has it; a "
+                "suite file can give a task other metrics"
+            )
+    if data is not None and not any(load_task(each).reads_file for each in names):
+        raise InvalidInputError(
+            f"--data {data}: {', '.join(names)} makes its own questions; leave --data out"
+        )
     works: dict[str, Work] = {}
     absent: dict[str, str] = {}
     for name in names:
@@ -135,14 +147,19 @@ def _work(
     options: Mapping[str, Any],
 ) -> Work:
     content = header = None
-    if task.reads_file and data is not None:
-        content = (data / f"{task.name}.jsonl").read_bytes()
-        prompts = data / f"{task.name}.prompt.txt"
-        header = prompts.read_text(encoding="utf-8-sig") if prompts.is_file() else None
     most = max(suite.questions.model_dump().values()) + WARM_UP
-    questions = task.questions(content, None if task.reads_file else most)
+    if task.reads_file and data is not None:
+        file, prompts = data / f"{task.name}.jsonl", data / f"{task.name}.prompt.txt"
+        content = file.read_bytes()
+        header = read_text(prompts) if prompts.is_file() else None
+        try:
+            questions = task.questions(content)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{file}: {error}") from error
+    else:
+        questions = task.questions(limit=most)
     before, form = task.header_and_form(header)
-    own = suite.metrics.get(task.name, task.metrics)
+    own = _metric_names(suite, task)
     names = list(dict.fromkeys([*(each for each in preferred if each in own), *own]))
     limits = suite.max_new_tokens.get(task.name)
     return Work(
@@ -158,8 +175,13 @@ def _work(
             "test set": "embedded" if content is None else hashlib.sha256(content).hexdigest(),
             "prompts": hashlib.sha256(before.encode()).hexdigest(),
             "template": form,
+            **({"chat": True} if suite.chat and task.reads_file else {}),
         },
     )
+
+
+def _metric_names(suite: Suite, task: Task) -> tuple[str, ...]:
+    return suite.metrics.get(task.name, task.metrics)
 
 
 def _metrics(names: Sequence[str], preferred: Sequence[str]) -> list[Metric]:
@@ -194,6 +216,10 @@ def asked(part: Part, suite: Suite, work: Work) -> int:
     there = len(work.questions) - (WARM_UP if part.size == "time" else 0)
     wanted: int = getattr(suite.questions, part.size)
     return max(1, min(there, wanted))
+
+
+class Cancelled(Exception):  # noqa: N818
+    """A job was cancelled; the records so far are in its file."""
 
 
 class Runner:
@@ -231,6 +257,7 @@ class Runner:
         """
         try:
             strategy, config = self._settled(job)
+            self._check_members(job, config)
         except AdaFuseError as error:
             if not job.row.optional:
                 raise
@@ -247,24 +274,40 @@ class Runner:
             return str(error)
         return None
 
+    def _check_members(self, job: Job, config: AdaFuseConfig) -> None:
+        """Refuse members that there are not, and weights that do not fit, before anything is
+        decoded.
+        """
+        named = job.row.members or {"members", "weights"} & set(job.row.options)
+        if not named or not self._done(job, config)[1]:
+            return
+        try:
+            AdaFuseEngine(self._engine().backends, config, strategy=job.row.strategy).close()
+        except InvalidInputError as error:
+            raise InvalidInputError(f"row {job.row.name!r}: {error}") from error
+
     def _settled(self, job: Job) -> tuple[Strategy, AdaFuseConfig]:
         members = job.row.members or self._members
-        options = {**self._works[job.task].options, "members": members}
-        return settled(job.row, options)
+        work = self._works[job.task]
+        strategy, config = settled(job.row, {**work.options, "members": members})
+        return work.task.fitted(strategy), config
 
     def _done(self, job: Job, config: AdaFuseConfig) -> tuple[list[Record], Sequence[Question]]:
         """Records that are there, and questions that are not answered yet."""
         work, identity = self._works[job.task], self._identity_of(job, config)
-        found = Results(job.path(self._folder)).done(identity, work.numbers)
+        found = self._results(job).done(identity, work.numbers)
         done = [Record(**each) for each in found]
-        return done, work.questions[len(done) : job.questions]
+        return done, unanswered(work.questions[: job.questions], done)
+
+    def _results(self, job: Job) -> Results:
+        return Results(job.path(self._folder), "Pass another --output, or delete that file.")
 
     def _identity_of(self, job: Job, config: AdaFuseConfig) -> dict[str, Any]:
         return {
             **self._identity,
             **self._works[job.task].identity,
             "metrics": [metric.name for metric in self._works[job.task].metrics],
-            "strategy": job.row.strategy,
+            **strategy_identity(job.row.strategy),
             "rounds": job.rounds,
             "max_requests": self._at_once(job),
             **config.model_dump(mode="json"),
@@ -281,25 +324,32 @@ class Runner:
         cancel: threading.Event | None = None,
         came: Callable[[Record], object] = lambda _: None,
     ) -> list[Record]:
-        """The records of a job; fewer than it has questions if it was cancelled.
+        """The records of a job.
 
         Args:
             job: what to decode.
             cancel: set it from anywhere to end with what is there.
             came: called with every record that was not there before, once it is in the file.
+
+        Raises:
+            Cancelled: before all were there.
         """
         strategy, config = self._settled(job)
         done, todo = self._done(job, config)
         if todo:
-            results = Results(job.path(self._folder))
-            results.keep(len(done), self._identity_of(job, config))
+            results, new = self._results(job), []
+            results.begin(self._identity_of(job, config), afresh=not done)
             runtime = RuntimeConfig(max_requests=self._at_once(job))
             backends = self._engine().backends
             with AdaFuseEngine(backends, config, strategy=strategy, runtime=runtime) as engine:
                 for record in self._decode(job, engine, todo, cancel):
                     results.append(record.model_dump(mode="json", exclude_none=True))
-                    done.append(record)
+                    new.append(record)
                     came(record)
+            if len(new) < len(todo):
+                raise Cancelled
+            results.tidy()
+            done = merged(done, new)
         return done[: job.questions]
 
     def _decode(
@@ -317,6 +367,7 @@ class Runner:
             work.metrics,
             header=work.header,
             form=work.form,
+            chat=self._suite.chat,
             rounds=job.rounds,
             cancel=cancel,
         )

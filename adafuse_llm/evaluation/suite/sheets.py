@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean
 
-from adafuse_llm.evaluation.statistics import Comparison, Score
-from adafuse_llm.evaluation.suite.layout import count
+from adafuse_llm.evaluation.statistics import SIGNIFICANT, Comparison, p_value
 from adafuse_llm.evaluation.suite.report import Cell, Line, Report, Section
+from adafuse_llm.report.page import count
 
 NO_BREAK = "\u00a0"
 
@@ -78,7 +78,7 @@ def _scores(report: Report, section: Section) -> Sheet:
         for task in report.tasks:
             cell = line.cells[task]
             row += [f"{cell.evaluation.groups[each].value:.1f}" for each in _groups(section, task)]
-            row.append(f"{cell.score.value:.1f}")
+            row.append(f"{cell.score.value:.1f}{cell.failures}")
         if len(report.tasks) > 1:
             row.append(f"{fmean(cell.score.value for cell in line.cells.values()):.1f}")
         rows.append(tuple(row))
@@ -105,11 +105,12 @@ def _tests(report: Report, section: Section) -> Iterator[Sheet]:
         rows = [
             (
                 line.name,
-                interval(line.cells[task].score),
+                line.cells[task].score.shown(),
                 _gain(line, best, task),
                 *_costs(line.cells[task]),
                 _p_value(line.cells[task].versus.get("best member")),
                 _p_value(line.cells[task].versus.get("best peer")),
+                *_failures(section, line, task),
             )
             for line in section.lines
         ]
@@ -126,14 +127,35 @@ def _tests(report: Report, section: Section) -> Iterator[Sheet]:
                 "passes",
                 "p, member",
                 "p, peer",
+                *_failed_column(section, task),
             ),
             tuple(rows),
             "Score with its 95 % interval; relative gain over the best peer"
             f"{f' ({best.name})' if best else ''}; per answer: seconds with "
-            f"{count(report.max_requests, 'question')} at a time, tokens processed, those beyond "
-            "the prompt, forward passes, all members together; p-values of paired tests against "
-            f"the best member{f' ({member.name})' if member else ''} and the best peer.",
+            f"{count(report.max_requests, 'question')} at a time, tokens (processed, or kept of "
+            "an earlier prompt), those beyond the prompt, forward passes, all members together; "
+            "p-values of paired tests against "
+            f"the best member{f' ({member.name})' if member else ''} and the best peer."
+            f"{_about_failures(section, task)}",
         )
+
+
+def _failed_column(section: Section, task: str) -> tuple[str, ...]:
+    """A column for answers that failed, where there are any."""
+    return ("failed",) if any(line.cells[task].evaluation.failed for line in section.lines) else ()
+
+
+def _failures(section: Section, line: Line, task: str) -> tuple[str, ...]:
+    return tuple(str(line.cells[task].evaluation.failed) for _ in _failed_column(section, task))
+
+
+def _about_failures(section: Section, task: str) -> str:
+    if not any(line.cells[task].evaluation.lost for line in section.lines):
+        return " Failed answers count as wrong." if _failed_column(section, task) else ""
+    return (
+        " Failed answers count as wrong. Those that failed of the run (out of memory, say) are "
+        "asked again by the same command; until then the row is not tested."
+    )
 
 
 def _costs(cell: Cell) -> tuple[str, ...]:
@@ -146,14 +168,18 @@ def _costs(cell: Cell) -> tuple[str, ...]:
 
 
 def _gain(line: Line, best: Line | None, task: str) -> str:
+    cell = line.cells[task]
     if best is None or line.key == best.key or not best.cells[task].score.value:
         return "-"
-    return f"{100 * (line.cells[task].score.value / best.cells[task].score.value - 1):+.1f} %"
+    if cell.evaluation.lost:
+        return "-"
+    return f"{100 * (cell.score.value / best.cells[task].score.value - 1):+.1f} %"
 
 
 def _claims(report: Report) -> Iterator[Sheet]:
     for task in report.tasks:
         claims = [claim for claim in report.claims if claim.task == task]
+        tests = [f"{claim.comparison.test}, " for claim in claims if claim.comparison][:1]
         if claims:
             yield Sheet(
                 "table-1",
@@ -163,17 +189,20 @@ def _claims(report: Report) -> Iterator[Sheet]:
                     (
                         claim.ours,
                         claim.theirs,
-                        interval(claim.comparison.difference, "+"),
-                        p_value(claim.comparison.p_value),
-                        p_value(claim.adjusted),
+                        "-" if found is None else found.difference.shown("+"),
+                        _p_value(found),
+                        "-" if claim.adjusted is None else p_value(claim.adjusted),
                         f"{claim.tokens[0]:.0f} to {claim.tokens[1]:.0f}",
-                        claim.verdict,
+                        claim.verdict
+                        if found
+                        else f"nothing: {count(sum(claim.lost), 'answer')} failed",
                     )
                     for claim in claims
+                    for found in [claim.comparison]
                 ),
-                f"{claims[0].comparison.test}, two-sided; shown at p < 0.05. Holm's p-value is "
-                "adjusted for all the rivals of a row. Tokens: processed per answer, ours to "
-                "theirs.",
+                f"{''.join(tests) or 'Paired tests, '}two-sided; shown at p < {SIGNIFICANT:g}. "
+                "Holm's p-value is adjusted for all the rivals of a row. Tokens: per answer, ours "
+                "to theirs.",
                 names=2,
             )
 
@@ -185,14 +214,14 @@ def _sweep(report: Report, section: Section) -> Iterator[Sheet]:
         rows = []
         for line in section.lines:
             cell = line.cells[task]
-            row = [line.name, interval(cell.score)]
+            row = [line.name, cell.score.shown()]
             if tested:
                 found = cell.versus.get("reference")
                 row += [f"{found.difference.value:+.1f}" if found else "-", _p_value(found)]
             costs = list(_costs(cell))
             if section.timed:
                 costs[0] = f"{cell.evaluation.latency:.3f}"
-            rows.append((*row, *costs))
+            rows.append((*row, *costs, *_failures(section, line, task)))
         against = (f"against {section.reference}", "p") if tested else ()
         title = f"{section.title} ({task})" if len(report.tasks) > 1 else section.title
         yield Sheet(
@@ -206,30 +235,39 @@ def _sweep(report: Report, section: Section) -> Iterator[Sheet]:
                 "tokens",
                 "decoding",
                 "passes",
+                *_failed_column(section, task),
             ),
             tuple(rows),
             f"{section.about} {count(section.questions[task], 'question')}"
-            f"{'' if section.name == 'figure-5' else ', the first of those of Table 1'}.",
+            f"{'' if section.name == 'figure-5' else ', the first of those of Table 1'}."
+            f"{_about_failures(section, task)}",
         )
+
+
+ABOUT_SURE = " Sure: of the words that members considered, those begun with a margin of at least τ."
 
 
 def _words(report: Report) -> Iterator[Sheet]:
     for task, systems in report.words.items():
+        sure = report.sure.get(task, {})
+        sure_column = ("sure",) if sure else ()
         sizes = sorted({size for found in systems.values() for size in found})
         if sizes:
             yield Sheet(
                 "words",
                 f"Words per round, {task}",
-                ("system", *(count(size, "word") for size in sizes), "rounds"),
+                ("system", *(count(size, "word") for size in sizes), "rounds", *sure_column),
                 tuple(
                     (
                         name,
                         *(f"{share:.1f} %" for share in shares(found, sizes)),
                         f"{sum(found.values()):,}",
+                        *(f"{sure[name]:.1f} %" for _ in sure_column),
                     )
                     for name, found in systems.items()
                 ),
-                "Share of the rounds of Table 1's answers. A round of no word ended the response.",
+                "Share of the rounds of Table 1's answers. A round of no word ended the response."
+                f"{ABOUT_SURE if sure else ''}",
             )
 
 
@@ -239,15 +277,5 @@ def shares(found: Mapping[int, int], sizes: Sequence[int]) -> list[float]:
     return [100 * found.get(size, 0) / total for size in sizes]
 
 
-def interval(score: Score, sign: str = "") -> str:
-    """As in ``81.7 [78.0, 85.1]``."""
-    return f"{score.value:{sign}.1f} [{score.low:{sign}.1f}, {score.high:{sign}.1f}]"
-
-
 def _p_value(found: Comparison | None) -> str:
     return "-" if found is None else p_value(found.p_value)
-
-
-def p_value(value: float) -> str:
-    """Three digits, or that it is smaller."""
-    return f"{value:.3f}" if value >= 0.0005 else "< 0.001"
