@@ -241,7 +241,7 @@ def test_free_memory_is_asked_of_the_members_device_only(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda d: asked.append(d) or (7, 9))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: pytest.fail("looks at every GPU"))
     assert 0 < member.free_bytes() <= psutil.virtual_memory().total
-    monkeypatch.setattr(member._decoder, "device", torch.device("cuda:1"))
+    monkeypatch.setattr(member, "_shares", {torch.device("cuda:1"): 1.0})
     assert member.free_bytes() == 7
     assert asked == [torch.device("cuda:1")]
 

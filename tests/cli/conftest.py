@@ -114,6 +114,20 @@ def _heed_interrupts():
 
 
 @pytest.fixture
+def interrupted_while_loading(monkeypatch):
+    """Ctrl-C comes while members are loaded."""
+
+    def load(*_arguments, **_options):
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("went on")
+
+    monkeypatch.setattr(AdaFuseEngine, "from_pretrained", load)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
 def start():
     """Start `adafuse` as a process of its own; whatever is left is killed."""
     processes = []

@@ -237,14 +237,7 @@ def test_a_majority_vote_is_on_answers(adafuse, tmp_path, fakes, monkeypatch):
     assert identity["votes"] == "answers as the task reads them"
 
 
-def test_ctrl_c_while_members_load_ends_the_command(adafuse, job, monkeypatch):
-    import signal
-
-    def load(*_arguments, **_options):
-        signal.raise_signal(signal.SIGINT)
-        pytest.fail("went on")
-
-    monkeypatch.setattr(AdaFuseEngine, "from_pretrained", load)
+def test_ctrl_c_while_members_load_ends_the_command(adafuse, job, interrupted_while_loading):
     result = adafuse(*job)
     assert result.exit_code == 130
     assert "interrupted" in result.stderr

@@ -239,14 +239,7 @@ def test_prompts_are_sent_as_messages_on_request(adafuse, short, tmp_path, monke
     assert "chat True, not None. Pass another --output, or delete that file." in refused.stderr
 
 
-def test_ctrl_c_while_members_load_ends_the_command(adafuse, job, monkeypatch):
-    import signal
-
-    def load(*_arguments, **_options):
-        signal.raise_signal(signal.SIGINT)
-        pytest.fail("went on")
-
-    monkeypatch.setattr(AdaFuseEngine, "from_pretrained", load)
+def test_ctrl_c_while_members_load_ends_the_command(adafuse, job, interrupted_while_loading):
     assert adafuse(*job).exit_code == 130
 
 
