@@ -38,7 +38,7 @@ docs: $(SETUP) ## the documentation site, in site/; warnings are errors
 	$(BIN)/sphinx-build -W --keep-going -q docs site
 
 cookbooks: $(SETUP) ## run the cookbooks again and store their outputs
-	$(BIN)/python tests/notebooks.py
+	$(BIN)/python -m tests.support.notebooks
 
 bench: $(SETUP) ## the figures the README quotes
 	$(BIN)/python benchmarks/embedded_skills.py

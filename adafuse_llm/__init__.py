@@ -33,19 +33,6 @@ if TYPE_CHECKING:
     from adafuse_llm.backends.base import Answer, Ask, Backend, Drafted, Placed, Relative
     from adafuse_llm.backends.fake import FakeBackend
     from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
-    from adafuse_llm.decoding.strategies import (
-        AdaFuse,
-        BeamSearch,
-        DeePEn,
-        FixedWords,
-        GaC,
-        MajorityVote,
-        Rerank,
-        Single,
-        SweetSpan,
-        UniTE,
-    )
-    from adafuse_llm.decoding.strategy import Strategy
     from adafuse_llm.engine import AdaFuseEngine
     from adafuse_llm.errors import (
         AdaFuseError,
@@ -62,8 +49,7 @@ if TYPE_CHECKING:
         MissingDependencyError,
         UnsupportedModelError,
     )
-    from adafuse_llm.loading import MemberSpec
-    from adafuse_llm.ranking import PairRanker
+    from adafuse_llm.loading.members import MemberSpec
     from adafuse_llm.results import (
         Candidate,
         Generation,
@@ -73,12 +59,26 @@ if TYPE_CHECKING:
         StreamEvent,
         Usage,
     )
+    from adafuse_llm.strategies import (
+        AdaFuse,
+        BeamSearch,
+        DeePEn,
+        FixedWords,
+        GaC,
+        MajorityVote,
+        Rerank,
+        Single,
+        SweetSpan,
+        UniTE,
+    )
+    from adafuse_llm.strategies.base import Strategy
+    from adafuse_llm.strategies.pair_ranker import PairRanker
 
 _HOMES = {
     "backends.base": ("Answer", "Ask", "Backend", "Drafted", "Placed", "Relative"),
     "backends.fake": ("FakeBackend",),
     "config": ("AdaFuseConfig", "RuntimeConfig"),
-    "decoding.strategies": (
+    "strategies": (
         "AdaFuse",
         "BeamSearch",
         "DeePEn",
@@ -90,7 +90,7 @@ _HOMES = {
         "SweetSpan",
         "UniTE",
     ),
-    "decoding.strategy": ("Strategy",),
+    "strategies.base": ("Strategy",),
     "engine": ("AdaFuseEngine",),
     "errors": (
         "AdaFuseError",
@@ -107,8 +107,8 @@ _HOMES = {
         "MissingDependencyError",
         "UnsupportedModelError",
     ),
-    "loading": ("MemberSpec",),
-    "ranking": ("PairRanker",),
+    "loading.members": ("MemberSpec",),
+    "strategies.pair_ranker": ("PairRanker",),
     "results": (
         "Candidate",
         "Generation",

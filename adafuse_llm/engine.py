@@ -15,19 +15,20 @@ from typing_extensions import Self
 
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
-from adafuse_llm.config_file import read_config
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.decoding.rounds import cancelled, decode, score_texts
-from adafuse_llm.decoding.strategies import find_strategy
-from adafuse_llm.decoding.strategy import Strategy, check_options
 from adafuse_llm.errors import (
     ContextWindowError,
     InvalidInputError,
     MemberError,
 )
-from adafuse_llm.memory import CacheMemory, give_back
+from adafuse_llm.loading.config_file import read_config
 from adafuse_llm.results import Generation, Round, Scores, StreamEvent
-from adafuse_llm.scheduler import Outbox, Request, Scheduler
+from adafuse_llm.runtime.budget import CacheMemory
+from adafuse_llm.runtime.heap import give_back
+from adafuse_llm.runtime.scheduler import Outbox, Request, Scheduler
+from adafuse_llm.strategies import find_strategy
+from adafuse_llm.strategies.base import Strategy, check_options
 from adafuse_llm.text.chat import as_plain_text, check_messages
 from adafuse_llm.text.stops import Transcript
 from adafuse_llm.text.words import check_text
@@ -35,7 +36,7 @@ from adafuse_llm.text.words import check_text
 if TYPE_CHECKING:
     import torch
 
-    from adafuse_llm.loading import MemberSpec
+    from adafuse_llm.loading.members import MemberSpec
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ class AdaFuseEngine:
             LoadError: a member cannot be loaded, or cannot take part in an ensemble.
             InvalidInputError: no members, or two explicit names are the same.
         """
-        from adafuse_llm.loading import load_members
+        from adafuse_llm.loading.members import load_members
 
         loaded, weights = load_members(
             members,
@@ -177,7 +178,7 @@ class AdaFuseEngine:
         """The ensemble that a configuration file describes, such as one by ``adafuse tune``.
 
         Args:
-            path: YAML or JSON; see :mod:`adafuse_llm.config_file`.
+            path: YAML or JSON; see :mod:`adafuse_llm.loading.config_file`.
             runtime: as for `from_pretrained`.
             trust_remote_code: as for `from_pretrained`; a file cannot allow it.
             on_round: as for `from_pretrained`.

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from adafuse_llm.embedded import handbook_questions, member_paths
-from adafuse_llm.embedded.agents import TOOLS
-from adafuse_llm.embedded.dialogues import FORMS, Form, act, is_same_turn, turns_of
-from adafuse_llm.embedded.world import NEEDS, AgentCase, Names, draw_agent_case, final_answer
+from adafuse_llm.embedded.tools import TOOLS
+from training.dialogues import FORMS, Form, act, is_same_turn, turns_of
+from training.world import NEEDS, AgentCase, Names, draw_agent_case, final_answer
 
 ENSEMBLE: Final = "ensemble"
 MAX_NEW_TOKENS: Final = 160

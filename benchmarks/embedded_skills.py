@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from adafuse_llm.embedded import member_paths
-from adafuse_llm.embedded.world import SKILLS
 from adafuse_llm.evaluation.metrics import verbatim
 from adafuse_llm.evaluation.tasks import TASKS, Question, embedded_questions
+from training.world import SKILLS
 
 ENSEMBLE: Final = "ensemble"
 COSTS: Final = ("forward_passes", "tokens_processed", "prompt_tokens")

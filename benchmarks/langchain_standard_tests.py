@@ -23,7 +23,7 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(ROOT))
 
 MISSING = "needs langchain-huggingface: pip install --no-deps langchain-huggingface"
 
@@ -32,8 +32,9 @@ MISSING = "needs langchain-huggingface: pip install --no-deps langchain-huggingf
 def pipeline() -> Any:
     """A text-generation pipeline over a scripted member."""
     from langchain_huggingface import HuggingFacePipeline
-    from obliging import answer
-    from scripted import save_scripted
+
+    from tests.support.obliging import answer
+    from tests.support.scripted import save_scripted
 
     return HuggingFacePipeline.from_model_id(
         save_scripted(tempfile.mkdtemp(), answer),

@@ -93,7 +93,7 @@ def _command(name: str, command: Any) -> str:
 @cache
 def _suite() -> Any:
     """The stored results of ``adafuse eval --suite paper`` on the embedded members."""
-    from adafuse_llm.evaluation.suite.report import Report
+    from benchmarks.paper.report import Report
 
     stored = Path(__file__).parent / "results" / "embedded-suite.json"
     return Report.model_validate_json(stored.read_text(encoding="utf-8"))
@@ -112,14 +112,14 @@ def suite_run() -> str:
 
 def suite_verdicts() -> str:
     """What the tests say."""
-    from adafuse_llm.evaluation.suite.report import verdicts
+    from benchmarks.paper.report import verdicts
 
     return "\n".join(f"- {sentence}" for sentence in verdicts(_suite()))
 
 
 def suite_part(part: str) -> str:
     """The tables of a part, and what is left out of it."""
-    from adafuse_llm.evaluation.suite.sheets import markdown, sheets
+    from benchmarks.paper.sheets import markdown, sheets
 
     tables = [
         f"**{sheet.title}**\n\n{markdown(sheet)}"
@@ -140,7 +140,7 @@ def suite_trace() -> str:
 
 def suite_charts() -> str:
     """All charts."""
-    from adafuse_llm.evaluation.suite.page import suite_charts as charts
+    from benchmarks.paper.page import suite_charts as charts
 
     return f"````{{raw}} html\n{charts(_suite())}\n````"
 

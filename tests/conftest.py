@@ -12,10 +12,11 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.pop("COLUMNS", None)  # which workers of pytest-xdist have
 os.environ["TERM"] = "dumb"  # rich keeps the codes of a style in the first colours it is shown in
 
-import compare
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from tests.support import compare
 
 torch.set_num_threads(1)
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from reference import UNFINISHED, ReferenceMember, has_ink, leading_whitespace
+
+from tests.reference import UNFINISHED, ReferenceMember, has_ink, leading_whitespace
 
 NEGLIGIBLE = -25.0
 """Natural log of a probability that never wins."""

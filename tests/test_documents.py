@@ -154,7 +154,7 @@ def test_question_messages_is_one_user_message_with_numbered_passages() -> None:
 
 def test_importing_documents_loads_no_model_library() -> None:
     code = (
-        "import sys, adafuse_llm.documents, adafuse_llm.embedded, adafuse_llm.embedded.world; "
+        "import sys, adafuse_llm.documents, adafuse_llm.embedded, training.world; "
         "print(sorted({'torch', 'transformers', 'bm25s', 'numpy'} & set(sys.modules)))"
     )
     output = subprocess.run(

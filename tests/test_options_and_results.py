@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compare import approximately, as_data
-from models import Recipe, engine
 
 import adafuse_llm
 from adafuse_llm import (
@@ -31,6 +29,8 @@ from adafuse_llm import (
     MemberError,
     MemberOutOfMemoryError,
 )
+from tests.support.compare import approximately, as_data
+from tests.support.models import Recipe, engine
 
 # Options --------------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ def test_options_are_frozen_and_changed_by_copy() -> None:
 
 
 def test_the_options_of_the_reference_are_the_options_of_the_engine() -> None:
-    from reference import Options
+    from tests.reference import Options
 
     assert vars(Options()) == AdaFuseConfig().model_dump(exclude={"members"})
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from adafuse_llm import __version__
 from adafuse_llm.config import RuntimeConfig
-from adafuse_llm.config_file import read_config
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
-from adafuse_llm.loading import MemberSpec, as_spec, member_names
-from adafuse_llm.memory import give_back
+from adafuse_llm.loading.config_file import read_config
+from adafuse_llm.loading.members import MemberSpec, as_spec, member_names
+from adafuse_llm.runtime.heap import give_back
 
 if TYPE_CHECKING:
     from os import PathLike

@@ -43,9 +43,9 @@ from adafuse_llm import (
     RuntimeConfig,
     StreamEvent,
 )
-from adafuse_llm.config_file import LOADING, ConfigFile, read_config
-from adafuse_llm.decoding.strategies import NAMED
+from adafuse_llm.loading.config_file import LOADING, ConfigFile, read_config
 from adafuse_llm.report.looks import printable
+from adafuse_llm.strategies import NAMED
 
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
 """Exit codes besides 0; see the package."""

@@ -30,7 +30,6 @@ from adafuse_llm.cli.common import (
     progress_bar,
     stdout_console,
 )
-from adafuse_llm.cli.suite import Typed, run_suite
 from adafuse_llm.evaluation.files import Results, read_text
 from adafuse_llm.evaluation.metrics import Metric, load_metric
 from adafuse_llm.evaluation.runner import (
@@ -49,6 +48,7 @@ from adafuse_llm.evaluation.statistics import Comparison, p_value
 from adafuse_llm.evaluation.tasks import Question, Task, load_task, strategy_identity
 from adafuse_llm.report.looks import printable
 from adafuse_llm.report.page import count
+from benchmarks.paper.command import Typed, run_suite
 
 OPEN: dict[str, Any] = {"stop": None, "max_new_tokens": None}
 """Options that the task decides where nothing is typed."""

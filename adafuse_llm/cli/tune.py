@@ -25,13 +25,13 @@ from adafuse_llm.cli.common import (
     stdout_console,
 )
 from adafuse_llm.cli.eval import prepare
-from adafuse_llm.config_file import write_config
 from adafuse_llm.evaluation import tuning
 from adafuse_llm.evaluation.files import Results
 from adafuse_llm.evaluation.metrics import load_metric
 from adafuse_llm.evaluation.runner import Record
 from adafuse_llm.evaluation.tuning import Trial, Tuning, candidates, cheapest, divide, optimiser
-from adafuse_llm.loading import as_spec, member_names
+from adafuse_llm.loading.config_file import write_config
+from adafuse_llm.loading.members import as_spec, member_names
 from adafuse_llm.report.looks import printable
 
 OPEN: dict[str, Any] = dict.fromkeys(

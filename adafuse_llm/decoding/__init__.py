@@ -2,5 +2,5 @@
 
 Every function here that needs a model is a generator: it yields `Asking`s (which member, which
 nodes) and is resumed once the trees hold the answers. Who evaluates, when, and together with what,
-is the driver's business (`adafuse_llm.scheduler`).
+is the driver's business (`adafuse_llm.runtime.scheduler`).
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from itertools import count
 from math import inf, isfinite
 
@@ -12,7 +13,6 @@ from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.draft import Drafting
 from adafuse_llm.decoding.member import Asking, Member, Steps, together
 from adafuse_llm.decoding.score import Candidate, Pool, fuse
-from adafuse_llm.decoding.strategy import Outcome, Play
 from adafuse_llm.errors import DecodingError
 from adafuse_llm.results import (
     FinishReason,
@@ -24,6 +24,23 @@ from adafuse_llm.results import (
     Usage,
 )
 from adafuse_llm.text.stops import Transcript
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a round decided: the pool as scored, and its winner, already committed."""
+
+    pool: tuple[Candidate, ...]
+    scored: tuple[results.Candidate, ...]
+    winner: int
+    margins: dict[str, tuple[float, ...]]
+    elapsed: float
+
+
+Play = Callable[[bool], Steps[Outcome]]
+"""Plays one round, given whether the response is still empty. What a request learns from round to
+round lives in the play."""
+
 
 Judge = Callable[[Candidate, Sequence[Member]], results.Candidate]
 """Tells a candidate's score from what the members make of it."""

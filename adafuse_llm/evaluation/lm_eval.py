@@ -42,10 +42,10 @@ from typing import Any
 from tqdm import tqdm
 
 from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
-from adafuse_llm.config_file import ConfigFile, read_config
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, MissingDependencyError
 from adafuse_llm.evaluation.runner import in_order
+from adafuse_llm.loading.config_file import ConfigFile, read_config
 
 try:
     from lm_eval.api.model import LM
@@ -78,7 +78,8 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         engine: a loaded ensemble; or
         models: paths or hub ids, in a list or separated by ";". Where nothing names any, the
             embedded members answer.
-        config: a configuration file (`adafuse_llm.config_file`); other arguments come before it.
+        config: a configuration file (`adafuse_llm.loading.config_file`); other
+            arguments come before it.
         strategy: how loaded members decode, by name; likelihoods do not depend on it.
         batch_size: requests at the same time, which share forward passes; "auto" for 16.
         max_batch_size: the same where `batch_size` is "auto".

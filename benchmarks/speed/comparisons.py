@@ -17,7 +17,6 @@ import transformers
 from adafuse_llm import AdaFuseEngine, Generation
 from adafuse_llm.documents import question_messages
 from adafuse_llm.embedded import member_paths
-from adafuse_llm.embedded.world import Case, Names, Skill, draw_case
 from benchmarks.speed import memory
 from benchmarks.speed.measure import Outcome, Report, Row, System, Target, take_turns
 from benchmarks.speed.members import (
@@ -40,6 +39,7 @@ from benchmarks.speed.peers import (
     run_generate,
 )
 from benchmarks.speed.script import make_scripted, write_script
+from training.world import Case, Names, Skill, draw_case
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import transformers
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, RuntimeConfig
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.embedded import member_paths
-from adafuse_llm.embedded.world import Names, draw_scene
+from training.world import Names, draw_scene
 
 NEVER: Final = -1e4
 SPACE_BIAS: Final = 0.5  # makes words of about three tokens

@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 from adafuse_llm import AdaFuseEngine, FakeBackend
 from adafuse_llm.backends.fake import END
 from adafuse_llm.cli import create_app
-
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
 
 WORDS = (
     "the mill was founded by Ada Brook in the year 1874 and stands at the river; "

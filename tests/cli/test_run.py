@@ -1,14 +1,12 @@
 """`adafuse run`: one result per line, in order, whatever happens in between."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from adafuse_llm import AdaFuseEngine, ContextWindowError, MemberError, MemberOutOfMemoryError
 from adafuse_llm.evaluation.files import question_form, read_lines
-
-BENCHMARKS = Path(__file__).parents[3] / "shared" / "data" / "benchmarks"
+from tests.support.paths import BENCHMARKS
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from adafuse_llm import AdaFuseEngine, MemberError, MemberOutOfMemoryError
-from adafuse_llm.cli import suite
-from adafuse_llm.decoding.strategies import NAMED
+from benchmarks.paper import command as suite
+from adafuse_llm.strategies import NAMED
+from tests.support.paths import ROOT
 
 PEERS = ["majority vote", "likelihood reranker", "SweetSpan", "UniTE", "GaC", "GaC, gated"]
 OURS = ["AdaFuse, B = 1", "AdaFuse, B = 3"]
@@ -313,17 +314,17 @@ def test_neither_task_nor_suite(adafuse, tmp_path, fakes):
 
 
 def test_every_strategy_by_name_is_in_a_table_or_left_out_on_purpose():
-    from adafuse_llm.evaluation.suite.layout import paper
+    from benchmarks.paper.layout import paper
 
     rows = {row.strategy for part in paper(("one", "two")) for row in part.rows}
     assert rows | {"beam"} >= set(NAMED)  # beams of several widths
 
 
 def test_the_papers_members_have_a_suite(monkeypatch):
-    from adafuse_llm.evaluation.suite.layout import load_suite, parts_of, settled
     from adafuse_llm.evaluation.tasks import TASKS
+    from benchmarks.paper.layout import load_suite, parts_of, settled
 
-    suite = load_suite(str(Path(__file__).parents[2] / "benchmarks" / "paper_8b.yaml"))
+    suite = load_suite(str(ROOT / "benchmarks" / "paper_8b.yaml"))
     assert len(suite.models) == 4
     assert suite.dtype == "bfloat16"
     members = tuple(model.rpartition("/")[2] for model in suite.models)

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from adafuse_llm import AdaFuseEngine, MemberOutOfMemoryError
-from adafuse_llm.config_file import read_config
 from adafuse_llm.evaluation import tuning
+from adafuse_llm.loading.config_file import read_config
 
 
 @pytest.fixture

@@ -9,9 +9,6 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from models import Recipe, backend, model, reference, tokenizer
-from reference import Options, decode, mean_nll
-from scripted import scripted_engine
 
 from adafuse_llm import (
     AdaFuseEngine,
@@ -21,6 +18,9 @@ from adafuse_llm import (
     MissingDependencyError,
 )
 from adafuse_llm.backends.fake import END
+from tests.reference import Options, decode, mean_nll
+from tests.support.models import Recipe, backend, model, reference, tokenizer
+from tests.support.scripted import scripted_engine
 
 pytest.importorskip("lm_eval")
 

@@ -23,8 +23,7 @@ from adafuse_llm.evaluation.metrics import (
     number,
     verbatim,
 )
-
-BENCHMARKS = Path(__file__).parents[3] / "shared" / "data" / "benchmarks"
+from tests.support.paths import BENCHMARKS
 
 
 @pytest.mark.parametrize(

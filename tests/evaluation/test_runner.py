@@ -6,7 +6,6 @@ import threading
 import time
 
 import pytest
-from scripted import scripted_engine
 
 from adafuse_llm import (
     AdaFuseConfig,
@@ -35,6 +34,7 @@ from adafuse_llm.evaluation.runner import (
     unanswered,
 )
 from adafuse_llm.evaluation.tasks import Question, load_task
+from tests.support.scripted import scripted_engine
 
 METRICS = [load_metric("exact_match"), load_metric("f1")]
 NQ = load_task("nq")

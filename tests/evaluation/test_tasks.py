@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from itertools import islice
-from pathlib import Path
 
 import pytest
 
 from adafuse_llm import AdaFuseConfig, InvalidInputError
-from adafuse_llm.decoding.strategies import MajorityVote, find_strategy
-from adafuse_llm.embedded.world import SKILLS
 from adafuse_llm.evaluation.metrics import METRICS
-from adafuse_llm.evaluation.suite.layout import OF_TASKS
 from adafuse_llm.evaluation.tasks import TASKS, embedded_questions, load_task, strategy_identity
+from adafuse_llm.strategies import MajorityVote, find_strategy
+from benchmarks.paper.layout import OF_TASKS
+from tests.support.paths import BENCHMARKS
+from training.world import SKILLS
 
-BENCHMARKS = Path(__file__).parents[3] / "shared" / "data" / "benchmarks"
 FROM_FILES = [name for name, task in TASKS.items() if task.reads_file]
 
 

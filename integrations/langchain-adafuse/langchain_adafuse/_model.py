@@ -133,7 +133,7 @@ class EnsembleModel(Serializable):
         """What a configuration file describes, such as one that ``adafuse tune`` wrote.
 
         Args:
-            path: YAML or JSON; see `adafuse_llm.config_file`.
+            path: YAML or JSON; see `adafuse_llm.loading.config_file`.
             **fields: any other fields; they come before what the file says.
 
         Raises:

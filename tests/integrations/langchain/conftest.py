@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import pytest_socket
-from obliging import answer
-from scripted import scripted_engine
 
 from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
+from tests.support.obliging import answer
+from tests.support.scripted import scripted_engine
 
 
 @pytest.fixture(autouse=True)

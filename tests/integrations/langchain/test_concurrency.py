@@ -9,11 +9,11 @@ from contextlib import aclosing, closing
 
 import pytest
 from langchain_core.exceptions import ContextOverflowError
-from obliging import answer
-from scripted import save_scripted, scripted_engine
 
 from adafuse_llm import AdaFuseEngine, ContextWindowError, FakeBackend, MemberError
 from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
+from tests.support.obliging import answer
+from tests.support.scripted import save_scripted, scripted_engine
 
 BOTH = pytest.mark.parametrize("kind", [AdaFuseLLM, ChatAdaFuse])
 

@@ -11,11 +11,11 @@ import pytest
 from langchain_core.caches import InMemoryCache
 from langchain_core.load import dumpd, dumps, load, loads
 from langchain_core.runnables import ConfigurableField
-from obliging import answer
-from scripted import save_scripted, scripted_engine
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, FakeBackend, MemberSpec, RuntimeConfig
 from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
+from tests.support.obliging import answer
+from tests.support.scripted import save_scripted, scripted_engine
 
 BOTH = pytest.mark.parametrize("kind", [AdaFuseLLM, ChatAdaFuse])
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from errands import ERRANDS
 from langchain.agents import create_agent
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 
-from adafuse_llm.embedded.agents import calculate, look_up
+from adafuse_llm.embedded.tools import calculate, look_up
 from langchain_adafuse import ChatAdaFuse
+from tests.support.errands import ERRANDS
 
 TOOLS = [look_up, calculate]
 

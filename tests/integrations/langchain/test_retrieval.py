@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any, TypedDict
 
 import pytest
@@ -18,8 +17,9 @@ from langgraph.graph import END, START, StateGraph
 from adafuse_llm.documents import INSTRUCTION, Retriever, read_documents
 from adafuse_llm.embedded import handbook_path, handbook_questions
 from langchain_adafuse import ChatAdaFuse, get_round_callback
+from tests.support.paths import ROOT
 
-README = Path(__file__).parents[3] / "integrations" / "langchain-adafuse" / "README.md"
+README = ROOT / "integrations" / "langchain-adafuse" / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
 ASKED = handbook_questions()[::8]
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
-from models import STRICT
-from obliging import answer
-from scripted import save_scripted
 
 from langchain_adafuse import ChatAdaFuse
+from tests.support.models import STRICT
+from tests.support.obliging import answer
+from tests.support.scripted import save_scripted
 
 
 @functools.cache

@@ -9,9 +9,9 @@ import pytest
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import PromptTemplate
 from langgraph.graph import END, START, StateGraph
-from scripted import scripted_engine
 
 from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
+from tests.support.scripted import scripted_engine
 
 REPLIES = {
     "words": "The lamp was lit,  and so  it was.\n\n- bread\n- salt",

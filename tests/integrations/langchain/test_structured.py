@@ -9,14 +9,14 @@ import pydantic.v1
 import pytest
 from langchain_core.exceptions import OutputParserException
 from langchain_core.prompts import ChatPromptTemplate
-from obliging import call
 from pydantic import BaseModel
-from scripted import scripted_engine
 from typing_extensions import TypedDict
 
 from adafuse_llm import InvalidInputError
 from langchain_adafuse import ChatAdaFuse, get_round_callback
 from langchain_adafuse._schema import problems
+from tests.support.obliging import call
+from tests.support.scripted import scripted_engine
 
 GOOD = {"name": "Orrin", "people": 1200}
 

@@ -14,10 +14,10 @@ from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.outputs import LLMResult
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import ConfigurableField
-from obliging import answer
-from scripted import scripted_engine
 
 from langchain_adafuse import AdaFuseLLM
+from tests.support.obliging import answer
+from tests.support.scripted import scripted_engine
 
 PROMPT = "Hello.\nAnswer:"
 

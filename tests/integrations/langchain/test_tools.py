@@ -14,14 +14,14 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 from langchain_core.tools import tool
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
-from models import CHATML
-from obliging import call
 from pydantic import BaseModel
-from scripted import scripted, scripted_engine
-from templates import FAMILIES
 
 from adafuse_llm import AdaFuseEngine
 from langchain_adafuse import ChatAdaFuse, get_round_callback
+from tests.support.models import CHATML
+from tests.support.obliging import call
+from tests.support.scripted import scripted, scripted_engine
+from tests.support.templates import FAMILIES
 
 
 @tool

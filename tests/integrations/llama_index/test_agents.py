@@ -6,7 +6,6 @@ import contextlib
 import io
 
 import pytest
-from llama_calls import recorded
 from llama_index.core.agent.react import ReActChatFormatter
 from llama_index.core.agent.workflow import (
     AgentStream,
@@ -19,9 +18,10 @@ from llama_index.core.agent.workflow import (
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.adafuse import AdaFuseLLM
-from scripted import scripted_engine
 
 from adafuse_llm import AdaFuseEngine, FakeBackend, MalformedReplyError, MemberError
+from tests.support.llama_calls import recorded
+from tests.support.scripted import scripted_engine
 
 STOP = ["\nObservation:"]
 CALL = 'Thought: I have to add.\nAction: add\nAction Input: {"a": 12, "b": 7}'

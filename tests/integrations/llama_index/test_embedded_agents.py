@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from errands import ERRANDS
 from llama_index.core.agent.react import ReActChatFormatter
 from llama_index.core.agent.workflow import ReActAgent, ToolCallResult
 from llama_index.llms.adafuse import AdaFuseLLM
 
-from adafuse_llm.embedded.agents import REACT_HEADER, calculate, look_up
+from adafuse_llm.embedded.tools import REACT_HEADER, calculate, look_up
+from tests.support.errands import ERRANDS
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import itertools
 import types
 
 import pytest
-from llama_calls import PATHS, ask, prompt_of, recorded
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock, MessageRole, ThinkingBlock
 from llama_index.core.callbacks import (
     CallbackManager,
@@ -16,9 +15,10 @@ from llama_index.core.callbacks import (
 )
 from llama_index.core.prompts import PromptTemplate
 from llama_index.llms.adafuse import AdaFuseLLM
-from scripted import scripted, scripted_engine
 
 from adafuse_llm import AdaFuseEngine, InvalidInputError, InvalidOptionError
+from tests.support.llama_calls import PATHS, ask, prompt_of, recorded
+from tests.support.scripted import scripted, scripted_engine
 
 READS: list[str] = []
 """Prompts that members read."""

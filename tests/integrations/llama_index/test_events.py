@@ -6,7 +6,6 @@ import asyncio
 import json
 
 import pytest
-from llama_calls import PATHS, ask, counting_engine, prompt_of, recorded
 from llama_index.core import get_response_synthesizer
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.instrumentation import get_dispatcher
@@ -26,6 +25,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from adafuse_llm import MemberError
 from adafuse_llm.summary import Summary
+from tests.support.llama_calls import PATHS, ask, counting_engine, prompt_of, recorded
 
 WORDS = 5
 EVENTS = ("AdaFuseGenerationStartEvent", "AdaFuseRoundEvent", "AdaFuseGenerationEndEvent")

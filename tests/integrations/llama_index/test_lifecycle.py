@@ -10,12 +10,10 @@ import threading
 import time
 
 import pytest
-from llama_calls import PATHS, ask, counting_engine, prompt_of, recorded
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms import CustomLLM
 from llama_index.core.prompts import PromptTemplate
 from llama_index.llms.adafuse import AdaFuseLLM
-from scripted import save_scripted, scripted, scripted_engine
 
 from adafuse_llm import (
     AdaFuseConfig,
@@ -29,6 +27,8 @@ from adafuse_llm import (
     RuntimeConfig,
 )
 from adafuse_llm.embedded import member_paths
+from tests.support.llama_calls import PATHS, ask, counting_engine, prompt_of, recorded
+from tests.support.scripted import save_scripted, scripted, scripted_engine
 
 # Making -----------------------------------------------------------------------------------------
 
@@ -38,7 +38,7 @@ def no_loading(monkeypatch):
     def load(*args, **kwargs):
         raise AssertionError("something was loaded")
 
-    monkeypatch.setattr("adafuse_llm.loading.load_members", load)
+    monkeypatch.setattr("adafuse_llm.loading.members.load_members", load)
 
 
 def test_making_copying_and_pickling_load_nothing(no_loading):

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from hatchling.builders.wheel import WheelBuilder
@@ -18,8 +17,8 @@ from llama_index.llms.huggingface import HuggingFaceLLM
 
 from adafuse_llm import AdaFuseEngine, FakeBackend, InvalidInputError
 from benchmarks import llama_index_yardstick
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "integrations" / "llama-index-llms-adafuse"
 BUILDER = WheelBuilder(str(PACKAGE))
 README = (PACKAGE / "README.md").read_text(encoding="utf-8")

@@ -6,7 +6,6 @@ import os
 
 import pytest
 import pytest_socket
-from hashing import HashingEmbedding
 from llama_index.core import SimpleKeywordTableIndex, VectorStoreIndex
 from llama_index.core.chat_engine import ContextChatEngine
 from llama_index.core.memory import ChatMemoryBuffer
@@ -16,10 +15,11 @@ from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.schema import TextNode
 from llama_index.llms.adafuse import AdaFuseLLM, DecisionHandler
 from llama_index.retrievers.bm25 import BM25Retriever
-from scripted import scripted_engine
 
 from adafuse_llm.documents import INSTRUCTION, read_documents
 from adafuse_llm.embedded import handbook_path, handbook_questions
+from tests.support.hashing import HashingEmbedding
+from tests.support.scripted import scripted_engine
 
 QUESTIONS = [each for each in handbook_questions() if each.source is not None]
 TEMPLATE = PromptTemplate(f"{INSTRUCTION}\n\n{{context_str}}\n\nQuestion: {{query_str}}")

@@ -6,14 +6,14 @@ import json
 from typing import Literal
 
 import pytest
-from llama_calls import recorded
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.bridge.pydantic import BaseModel, Field
 from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
 from llama_index.llms.adafuse import AdaFuseLLM
-from scripted import scripted, scripted_engine
 
 from adafuse_llm import AdaFuseEngine, MalformedReplyError
+from tests.support.llama_calls import recorded
+from tests.support.scripted import scripted, scripted_engine
 
 
 class Ship(BaseModel):

@@ -162,7 +162,7 @@ class AdaFuseLLM(CustomLLM):
         """What a configuration file describes, such as one that ``adafuse tune`` wrote.
 
         Args:
-            path: YAML or JSON; see `adafuse_llm.config_file`.
+            path: YAML or JSON; see `adafuse_llm.loading.config_file`.
             **kwargs: as for the constructor; they come before what the file says.
 
         Raises:

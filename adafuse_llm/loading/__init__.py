@@ -1,0 +1,1 @@
+"""From names, folders and configuration files to loaded members."""

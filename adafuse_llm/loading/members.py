@@ -1,0 +1,457 @@
+"""From names to members: loading Hugging Face models, and placing them."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from adafuse_llm.errors import (
+    InvalidInputError,
+    InvalidOptionError,
+    LoadError,
+    UnsupportedModelError,
+)
+from adafuse_llm.loading.quantization import (
+    bits_per_weight,
+    is_quantization,
+    kept_modules,
+    method,
+    missing_packages,
+)
+from adafuse_llm.text.codec import TokenizerCodec
+
+RESERVE = 0.1
+"""Share of the free memory that is not given to weights when members share devices."""
+
+if TYPE_CHECKING:
+    import torch
+
+    from adafuse_llm.backends.huggingface import HuggingFaceBackend
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberSpec:
+    """A member to load, where more than its path matters.
+
+    What is None is taken from the call that loads it.
+
+    Args:
+        path: local folder or hub id.
+        name: shown in results; by default the last part of the path, lengthened until unique.
+        dtype: dtype of the weights, such as ``"bfloat16"`` or ``"auto"``.
+        device: device such as ``"cuda:1"``, for a member that goes to one device as a whole.
+        device_map: accelerate's device map, for a member spread over several.
+        revision: revision of a hub model.
+        trust_remote_code: allow code that comes with the model to run.
+        quantization_config: as taken by ``AutoModelForCausalLM.from_pretrained``: an object such
+            as ``BitsAndBytesConfig``, or a mapping as in ``config.json``. A checkpoint that is
+            quantized already needs none.
+        prefix_cache_bytes: most bytes of key/value rows kept of finished requests, for those that
+            begin with the same tokens; 0 to keep none. Default: 256 MiB.
+        static_cache: run decoding passes in fixed sizes, on a GPU as CUDA graphs; see
+            ``HuggingFaceBackend`` for what it takes.
+        compile: compile these passes with ``torch.compile``.
+        allow_pickle: accept weights in pickle format, which can run code when loaded.
+        weight: w in the fused score.
+    """
+
+    path: str
+    name: str | None = None
+    dtype: str | torch.dtype | None = None
+    device: str | None = None
+    device_map: str | Mapping[str, Any] | None = None
+    revision: str | None = None
+    trust_remote_code: bool | None = None
+    quantization_config: Any = None
+    prefix_cache_bytes: int | None = None
+    static_cache: bool = False
+    compile: bool = False
+    allow_pickle: bool = False
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.device is not None and self.device_map is not None:
+            raise InvalidOptionError(
+                f"member {self.path!r}: pass device (one for the whole member) or device_map, "
+                "not both"
+            )
+        if self.prefix_cache_bytes is not None and self.prefix_cache_bytes < 0:
+            raise InvalidOptionError(
+                f"member {self.path!r}: prefix_cache_bytes must be 0 or more; "
+                f"got {self.prefix_cache_bytes}"
+            )
+        if self.compile and not self.static_cache:
+            raise InvalidOptionError(
+                f"member {self.path!r}: compile=True compiles the passes of a static cache; pass "
+                "static_cache=True, too"
+            )
+        if not math.isfinite(self.weight) or self.weight < 0:
+            raise InvalidOptionError(
+                f"member {self.path!r}: weight must be finite and not negative; got {self.weight}"
+            )
+        if self.quantization_config is not None and not is_quantization(self.quantization_config):
+            raise InvalidOptionError(
+                f"member {self.path!r}: quantization_config must be one of transformers' "
+                "configurations, such as BitsAndBytesConfig(load_in_4bit=True) or "
+                "TorchAoConfig(...), or the mapping it is saved as; got "
+                f"{self.quantization_config!r}"
+            )
+
+
+def load_members(
+    members: Sequence[str | MemberSpec],
+    *,
+    dtype: str | torch.dtype = "auto",
+    device_map: str | None = None,
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+) -> tuple[list[HuggingFaceBackend], dict[str, float] | None]:
+    """Load members in order.
+
+    Returns:
+        The members, and their weights by name if any differs from 1.
+
+    Raises:
+        LoadError: a member cannot be loaded, or cannot take part in an ensemble.
+        InvalidInputError: no members, or two explicit names are the same.
+    """
+    if isinstance(members, (str, MemberSpec)):
+        raise InvalidInputError(f"members must be a list; got one member: {members!r}")
+    specs = [as_spec(member) for member in members]
+    if not specs:
+        raise InvalidInputError("an ensemble needs at least one member; got none")
+    names = member_names(specs)
+    defaults = {
+        "dtype": dtype,
+        "device_map": device_map,
+        "trust_remote_code": trust_remote_code,
+        "revision": revision,
+    }
+    settings = [
+        {
+            key: default if (own := getattr(spec, key)) is None else own
+            for key, default in defaults.items()
+        }
+        for spec in specs
+    ]
+    for setting in settings:
+        _check_dtype(setting["dtype"])
+    configs = [
+        _load_config(spec, name, setting)
+        for spec, name, setting in zip(specs, names, settings, strict=True)
+    ]
+    budgets = _memory_budgets(specs, names, configs, settings)
+    loaded = [
+        _load(spec, name, setting, budget)
+        for spec, name, setting, budget in zip(specs, names, settings, budgets, strict=True)
+    ]
+    weights = {name: float(spec.weight) for name, spec in zip(names, specs, strict=True)}
+    return loaded, weights if set(weights.values()) != {1.0} else None
+
+
+def member_names(specs: Sequence[MemberSpec]) -> list[str]:
+    """A unique name per member: its own, or the last parts of its path, as many as it takes.
+
+    A path that occurs twice is numbered (``gpt2``, ``gpt2#2``).
+
+    Raises:
+        InvalidInputError: two explicit names are the same.
+    """
+    given = Counter(spec.name for spec in specs if spec.name is not None)
+    if twice := [name for name, times in given.items() if times > 1]:
+        raise InvalidInputError(
+            f"members need different names; got {twice[0]!r} {given[twice[0]]} times"
+        )
+    unnamed = {spec.path for spec in specs if spec.name is None}
+    parts = {
+        path: [p for p in Path(path).parts if p not in ("/", ".")] or [path] for path in unnamed
+    }
+    sizes = dict.fromkeys(unnamed, 1)
+    while True:
+        short = {path: "/".join(parts[path][-sizes[path] :]) for path in unnamed}
+        uses = Counter([*short.values(), *given])
+        longer = [p for p in unnamed if uses[short[p]] > 1 and sizes[p] < len(parts[p])]
+        if not longer:
+            break
+        for path in longer:
+            sizes[path] += 1
+    names: list[str] = []
+    for spec in specs:
+        name = base = spec.name if spec.name is not None else short[spec.path]
+        number = 2
+        while spec.name is None and (name in names or name in given):
+            name, number = f"{base}#{number}", number + 1
+        names.append(name)
+    return names
+
+
+def divide_memory(
+    free: Mapping[int | str, int], sizes: Sequence[int]
+) -> list[dict[int | str, int]]:
+    """Bytes of each device that each member may use, in proportion to the members' sizes.
+
+    Args:
+        free: free bytes by device.
+        sizes: bytes of the weights of each member.
+    """
+    total = sum(sizes) or 1
+    return [{device: room * size // total for device, room in free.items()} for size in sizes]
+
+
+def as_spec(member: str | MemberSpec | os.PathLike[str]) -> MemberSpec:
+    """A member said as a path, a hub id or a `MemberSpec`.
+
+    Raises:
+        InvalidInputError: it is none of them.
+    """
+    if isinstance(member, (str, os.PathLike)) and str(member).strip():
+        member = MemberSpec(path=str(member))
+    if isinstance(member, MemberSpec):
+        path = str(member.path)
+        return replace(member, path=str(Path(path).expanduser())) if path[:1] == "~" else member
+    raise InvalidInputError(f"a member must be a path, a hub id or a MemberSpec; got {member!r}")
+
+
+def _check_dtype(dtype: Any) -> None:
+    import torch
+
+    known = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if dtype != "auto" and not isinstance(known, torch.dtype):
+        raise InvalidOptionError(
+            "option 'dtype' must be 'auto' or a torch dtype such as 'float32', 'bfloat16' or "
+            f"'float16'; got {dtype!r}"
+        )
+
+
+def _load_config(spec: MemberSpec, name: str, setting: Mapping[str, Any]) -> Any:
+    """The model's configuration, with the checks that need no weights."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    )
+
+    folder = Path(spec.path)
+    if folder.exists() and not (folder / "config.json").is_file():
+        raise LoadError(
+            f"member {name!r}: {spec.path} is not a model folder (it has no config.json). "
+            "Pass a folder written by save_pretrained, or a hub id."
+        )
+    if not folder.exists() and (folder.is_absolute() or spec.path.startswith((".", "~"))):
+        raise LoadError(f"member {name!r}: the folder {spec.path} does not exist")
+    try:
+        config = AutoConfig.from_pretrained(
+            spec.path,
+            revision=setting["revision"],
+            trust_remote_code=setting["trust_remote_code"],
+        )
+    except Exception as error:
+        raise _load_error(spec, name, error) from error
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(
+            f"member {name!r}: {spec.path} is an encoder-decoder model ({config.model_type}); "
+            "an ensemble takes causal (decoder-only) language models"
+        )
+    remote = bool(getattr(config, "auto_map", None)) and setting["trust_remote_code"]
+    registered = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING  # with AutoModelForCausalLM.register
+    if not (config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or registered or remote):
+        raise UnsupportedModelError(
+            f"member {name!r}: {spec.path} has type {config.model_type!r}, which is no causal "
+            "language model in transformers"
+        )
+    if folder.exists() and not spec.allow_pickle:
+        _refuse_pickle(spec, name, folder)
+    _check_quantization(spec, name, config)
+    return config
+
+
+def _quantization(spec: MemberSpec, config: Any) -> Any:
+    """The quantization of the checkpoint, else the one asked for; None without any."""
+    own = getattr(config, "quantization_config", None)
+    return spec.quantization_config if own is None else own
+
+
+def _check_quantization(spec: MemberSpec, name: str, config: Any) -> None:
+    """Refuse what transformers would leave out with a warning, or stumble over after the members
+    before have been loaded.
+    """
+    quantization = _quantization(spec, config)
+    if quantization is None:
+        return
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+    known = ["bitsandbytes", *AUTO_QUANTIZATION_CONFIG_MAPPING]
+    if (used := method(quantization)) not in known:
+        raise LoadError(
+            f"member {name!r}: {spec.path} cannot be loaded: its quantization_config must have a "
+            f"quant_method that transformers knows ({', '.join(sorted(known))}); got {used!r}"
+        )
+    if missing := missing_packages(quantization):
+        raise LoadError(
+            f"member {name!r}: {spec.path} cannot be loaded: {used} quantization needs packages "
+            f"that are not installed; run: pip install {' '.join(missing)}"
+        )
+
+
+def _refuse_pickle(spec: MemberSpec, name: str, folder: Path) -> None:
+    if not any(folder.glob("*.safetensors")) and any(
+        path.suffix in (".bin", ".pt", ".pth") for path in folder.iterdir()
+    ):
+        raise LoadError(
+            f"member {name!r}: {spec.path} has its weights in pickle format only, which can run "
+            "code when loaded. Convert them to safetensors, or pass "
+            "MemberSpec(path=..., allow_pickle=True) if you trust them."
+        )
+
+
+def _load(
+    spec: MemberSpec,
+    name: str,
+    setting: Mapping[str, Any],
+    budget: Mapping[int | str, int] | None,
+) -> HuggingFaceBackend:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from adafuse_llm.backends.huggingface import HuggingFaceBackend
+
+    source = {
+        "revision": setting["revision"],
+        "trust_remote_code": setting["trust_remote_code"],
+    }
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(spec.path, **source)
+    except Exception as error:
+        raise LoadError(
+            f"member {name!r}: {spec.path} has no usable tokenizer "
+            f"({type(error).__name__}: {_first_line(error)})"
+        ) from error
+    _check_tokenizer(tokenizer, name, spec.path)
+    options: dict[str, Any] = {**source, "dtype": setting["dtype"]}
+    if spec.device is not None:
+        options["device_map"] = {"": spec.device}
+    elif setting["device_map"] is not None:
+        options["device_map"] = setting["device_map"]
+        if budget is not None:
+            options["max_memory"] = dict(budget)
+    if spec.quantization_config is not None:
+        options["quantization_config"] = copy.deepcopy(spec.quantization_config)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            spec.path, use_safetensors=None if spec.allow_pickle else True, **options
+        )
+    except Exception as error:
+        raise _load_error(spec, name, error) from error
+    own: dict[str, Any] = {"static_cache": spec.static_cache, "compile": spec.compile}
+    if spec.prefix_cache_bytes is not None:
+        own["prefix_cache_bytes"] = spec.prefix_cache_bytes
+    return HuggingFaceBackend(model.eval(), tokenizer, name, **own)
+
+
+def _check_tokenizer(tokenizer: Any, name: str, path: str) -> None:
+    reason = "it turns text into no tokens"
+    try:
+        usable = bool(TokenizerCodec(tokenizer).encode_continuation((), "a b")[0])
+    except Exception as error:  # tokenizers fail in any way
+        usable, reason = False, f"{type(error).__name__}: {_first_line(error)}"
+    if not usable:
+        raise LoadError(
+            f"member {name!r}: {path} has no usable tokenizer ({reason}). Put the tokenizer's "
+            "files beside the weights; a SentencePiece tokenizer.model needs the packages "
+            "sentencepiece and protobuf."
+        )
+
+
+def _memory_budgets(
+    specs: Sequence[MemberSpec],
+    names: Sequence[str],
+    configs: Sequence[Any],
+    settings: Sequence[Mapping[str, Any]],
+) -> list[dict[int | str, int] | None]:
+    """For members that accelerate places over the devices, the share of memory each may take."""
+    placed = [
+        i
+        for i, (spec, setting) in enumerate(zip(specs, settings, strict=True))
+        if spec.device is None and isinstance(setting["device_map"], str)
+    ]
+    budgets: list[dict[int | str, int] | None] = [None] * len(specs)
+    if not placed or len(specs) < 2:
+        return budgets
+    import torch
+    from accelerate.utils import get_max_memory
+
+    free = {device: int(room * (1 - RESERVE)) for device, room in get_max_memory().items()}
+    sizes = [
+        _weight_bytes(spec, name, config, setting)
+        for spec, name, config, setting in zip(specs, names, configs, settings, strict=True)
+    ]
+    for spec, size in zip(specs, sizes, strict=True):
+        if spec.device is not None:  # goes there as a whole
+            device = torch.device(spec.device)
+            key = device.type if device.type == "cpu" else device.index or 0
+            if key in free:
+                free[key] = max(0, free[key] - size)
+    for i, budget in zip(placed, divide_memory(free, [sizes[i] for i in placed]), strict=True):
+        budgets[i] = budget
+    return budgets
+
+
+def _weight_bytes(spec: MemberSpec, name: str, config: Any, setting: Mapping[str, Any]) -> int:
+    """Bytes of a model's weights, from its configuration alone."""
+    import torch
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with init_empty_weights():
+            model = AutoModelForCausalLM.from_config(
+                config, trust_remote_code=setting["trust_remote_code"]
+            )
+    except Exception as error:
+        raise _load_error(spec, name, error) from error
+    wanted = setting["dtype"] if setting["dtype"] != "auto" else getattr(config, "dtype", None)
+    dtype = getattr(torch, str(wanted).removeprefix("torch."), None) or torch.float32
+    return _bytes_of(model, 8 * dtype.itemsize, _quantization(spec, config))
+
+
+def _bytes_of(model: Any, bits: int, quantization: Any) -> int:
+    """Bytes of a model's weights at `bits` each; quantized ones take what their method gives them.
+
+    Methods quantize the matrices of layers, not embeddings, output layer, norms and biases. Their
+    scales are not counted (2 to 12 % of the quantized weights).
+    """
+    narrow = None if quantization is None else bits_per_weight(quantization)
+    kept = () if quantization is None else kept_modules(quantization)
+    ends = {
+        id(layer.weight)
+        for layer in (model.get_input_embeddings(), model.get_output_embeddings())
+        if layer is not None
+    }
+    total = 0
+    for name, weight in model.named_parameters():
+        quantized = weight.ndim >= 2 and id(weight) not in ends and not any(k in name for k in kept)
+        total += weight.numel() * (narrow if narrow is not None and quantized else bits)
+    return total // 8
+
+
+def _load_error(spec: MemberSpec, name: str, error: Exception) -> LoadError:
+    text = str(error)
+    if "trust_remote_code" in text:
+        advice = "it needs code of its own: pass trust_remote_code=True if you trust it"
+    elif "safetensors" in text and not any(Path(spec.path).glob("*.safetensors*")):
+        advice = (
+            "it has no safetensors weights; weights in pickle format can run code when loaded, "
+            "pass MemberSpec(path=..., allow_pickle=True) if you trust them"
+        )
+    else:
+        advice = f"{type(error).__name__}: {_first_line(error)}"
+    return LoadError(f"member {name!r}: {spec.path} cannot be loaded: {advice}")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0]

@@ -1,0 +1,1 @@
+"""Run requests: the scheduler, the budget for caches, and the heap."""

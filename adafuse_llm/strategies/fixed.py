@@ -1,0 +1,98 @@
+"""A fixed number of greedy words per round: Figure 2 of the paper, and a single member."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from typing_extensions import override
+
+from adafuse_llm.backends.base import Backend
+from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
+from adafuse_llm.decoding.member import Member
+from adafuse_llm.decoding.rounds import Judge, Play, score
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError
+from adafuse_llm.strategies.adafuse import branch_tokens, rounds_of_words
+from adafuse_llm.strategies.base import Strategy
+
+
+class GreedyWords(Strategy):
+    """What strategies share whose members propose greedy words, so many a round.
+
+    Args:
+        words: words per round.
+
+    Raises:
+        InvalidOptionError: it is less than one.
+    """
+
+    options = frozenset({"max_word_tokens", "weights"})
+    judge: Judge = staticmethod(score)
+
+    def __init__(self, words: int) -> None:
+        if words < 1:
+            raise InvalidOptionError(f"words per round must be 1 or more; got {words!r}")
+        self.words = words
+
+    @override
+    def spare(self, members: int, config: AdaFuseConfig) -> int:
+        return branch_tokens(members, self._always_sure(config))
+
+    @override
+    def begin(
+        self,
+        members: Sequence[Member],
+        config: AdaFuseConfig,
+        runtime: RuntimeConfig,
+        crowded: Callable[[], bool],
+    ) -> Play:
+        sure = self._always_sure(config)
+        return rounds_of_words(members, sure, runtime, crowded, self.judge)
+
+    def _always_sure(self, config: AdaFuseConfig) -> AdaFuseConfig:
+        """The options by which nobody branches or stops early."""
+        return config.override(
+            {"margin_threshold": 0.0, "max_words": self.words, "branching_factor": 1}
+        )
+
+
+class FixedWords(GreedyWords):
+    """AdaFuse with the same number of words in every round (the paper's Figure 2).
+
+    Every member proposes its greedy continuation of so many words, sure or not; nothing branches.
+    Score and NLL are AdaFuse's. A span is shorter where the response ends.
+
+    Args:
+        words: words per round.
+
+    Raises:
+        InvalidOptionError: it is less than one.
+    """
+
+    @property
+    @override
+    def name(self) -> str:
+        return f"fixed-{self.words}"
+
+
+class Single(GreedyWords):
+    """One member alone, greedy: what a fusion has to beat.
+
+    Its tokens are those of its own greedy ``generate()``, a word a round, through the same caches.
+    Where the engine has several members, the option ``members=("name",)`` says which. Score and
+    NLL: mean nats per token of the word.
+    """
+
+    name = "single"
+    options = frozenset({"max_word_tokens"})
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    @override
+    def check(self, members: Sequence[Backend]) -> None:
+        if len(members) != 1:
+            raise InvalidInputError(
+                f"strategy 'single' decodes with one member; got {len(members)} "
+                f"({', '.join(member.name for member in members)}). Choose one with the option "
+                f"members=({members[0].name!r},)."
+            )

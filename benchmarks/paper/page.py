@@ -1,0 +1,158 @@
+"""A report as one self-contained HTML page: tables, charts, no scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from adafuse_llm.report.charts import Bar, Point, Series, bar_chart, line_chart
+from adafuse_llm.report.looks import COLOURS
+from adafuse_llm.report.page import DASHES, count, environment, style, whole
+from benchmarks.paper.report import Line, Report, Section, verdicts
+from benchmarks.paper.sheets import Sheet, shares, sheets
+
+SHADES = {"member": COLOURS[1], "peer": None, "adafuse": COLOURS[0]}
+"""Of bars, by the kind of a row."""
+
+
+def suite_page(report: Report) -> str:
+    """The whole page."""
+    return whole("Does it pay?" if report.claims else "Tables and figures", _body(report))
+
+
+def suite_charts(report: Report) -> str:
+    """The charts alone, to put into another page."""
+    return f'<div class="adafuse">{_body(report, only_charts=True)}</div>'
+
+
+def _body(report: Report, *, only_charts: bool = False) -> str:
+    absent = dict(report.absent)
+    for section in report.sections:
+        absent |= section.absent
+    told = " · ".join(
+        [
+            f"suite {report.suite}",
+            ", ".join(report.members),
+            f"decoding took {report.time}",
+            report.machine,
+            f"{report.date[:10]}",
+            f"adafuse-llm {report.version}",
+        ]
+    )
+    return (
+        environment()
+        .get_template("suite.jinja")
+        .render(
+            css=style(),
+            heading=not only_charts,
+            told=told,
+            command=report.command,
+            verdicts=[] if only_charts else verdicts(report),
+            blocks=list(_blocks(report, only_charts)),
+            traces=[] if only_charts else report.traces,
+            absent={} if only_charts else absent,
+        )
+    )
+
+
+def _blocks(report: Report, only_charts: bool) -> Iterator[dict[str, Any]]:
+    """Tables of a part, and its charts."""
+    found = [] if only_charts else sheets(report)
+    for name in dict.fromkeys([*(s.name for s in report.sections), "words"]):
+        section = report.section(name)
+        own: list[Sheet] = [sheet for sheet in found if sheet.section == name]
+        yield {
+            "sheets": own,
+            "bars": [
+                *(_bars(report, section) if section is not None and section.axis is None else ()),
+                *(_words(report) if name == "words" else ()),
+            ],
+            "lines": list(_lines(report, section)) if section is not None else [],
+        }
+
+
+def _bars(report: Report, section: Section) -> Iterator[dict[str, Any]]:
+    for task in report.tasks if section.lines else ():
+        bars = [
+            _time(line, task) if section.timed else _score(line, task) for line in section.lines
+        ]
+        yield {
+            "caption": _caption(report, section, task),
+            "rows": bar_chart(bars, None if section.timed else 100.0),
+            "note": "Seconds per answer."
+            if section.timed
+            else f"{report.tasks[task].replace('_', ' ')} in percent, 95 % interval, "
+            f"{count(section.questions[task], 'question')}.",
+        }
+
+
+def _score(line: Line, task: str) -> Bar:
+    cell, shade = line.cells[task], SHADES[line.kind]
+    score, shown = cell.score, f"{cell.score.value:.1f}{cell.failures}"
+    return Bar(line.name, score.value, shown, score.low, score.high, shade)
+
+
+def _time(line: Line, task: str) -> Bar:
+    seconds = line.cells[task].evaluation.latency
+    return Bar(line.name, seconds, f"{seconds:.3f}", colour=SHADES[line.kind])
+
+
+def _lines(report: Report, section: Section) -> Iterator[dict[str, Any]]:
+    """Score over the part's axis, a line per series."""
+    if section.axis is None:
+        return
+    names = list(dict.fromkeys(line.series for line in section.lines))
+    places = {line.at: f"{line.at:g}" for line in section.lines if line.at is not None}
+    for task in report.tasks:
+        series = [
+            Series(
+                [
+                    _point(line, task)
+                    for line in section.lines
+                    if line.series == name and line.at is not None
+                ],
+                COLOURS[place],
+                DASHES[place],
+                name,
+            )
+            for place, name in enumerate(names)
+        ]
+        bounds = [line.cells[task].score for line in section.lines]
+        chart = line_chart(
+            series,
+            least=max(0.0, 10 * ((min(each.low for each in bounds) - 1) // 10)) if bounds else 0.0,
+            most=min(100.0, 10 * (max(each.high for each in bounds) // 10 + 1)) if bounds else None,
+            labels=places,
+            axis=section.axis,
+        )
+        yield {
+            "caption": _caption(report, section, task),
+            "chart": chart,
+            "note": f"{report.tasks[task].replace('_', ' ')} in percent, 95 % interval, "
+            f"{count(section.questions[task], 'question')}.",
+        }
+
+
+def _point(line: Line, task: str) -> Point:
+    cell = line.cells[task]
+    score, told = cell.score, f"{line.name}: {cell.score.shown()}{cell.failures}"
+    return Point(line.at or 0.0, score.value, told, score.low, score.high)
+
+
+def _words(report: Report) -> Iterator[dict[str, Any]]:
+    for task, systems in report.words.items():
+        for name, found in systems.items():
+            sizes = sorted(found)
+            bars = [
+                Bar(count(size, "word"), share, f"{share:.1f} %")
+                for size, share in zip(sizes, shares(found, sizes), strict=True)
+            ]
+            yield {
+                "caption": f"Words per round: {name}, {task}",
+                "rows": bar_chart(bars, 100.0),
+                "note": "",
+            }
+
+
+def _caption(report: Report, section: Section, task: str) -> str:
+    return f"{section.title} ({task})" if len(report.tasks) > 1 else section.title

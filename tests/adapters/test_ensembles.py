@@ -1,0 +1,228 @@
+"""What the framework integrations share."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import threading
+
+import pytest
+
+from adafuse_llm import (
+    AdaFuseEngine,
+    FakeBackend,
+    InvalidInputError,
+    InvalidOptionError,
+    LoadError,
+    MemberSpec,
+    Round,
+)
+from adafuse_llm.adapters.ensembles import Ensemble, configured
+from adafuse_llm.loading.config_file import write_config
+from adafuse_llm.loading.members import as_spec
+from adafuse_llm.report.looks import owner
+from adafuse_llm.summary import Summary, is_unanimous, record
+
+# Ensembles ------------------------------------------------------------------------------------
+
+
+def test_ensembles_that_say_the_same_share_one_engine_loaded_on_first_use(monkeypatch):
+    loads = []
+    load = AdaFuseEngine.from_pretrained.__func__
+    monkeypatch.setattr(
+        AdaFuseEngine,
+        "from_pretrained",
+        classmethod(lambda cls, *args, **kwargs: loads.append(1) or load(cls, *args, **kwargs)),
+    )
+    one, other = Ensemble.of(), pickle.loads(pickle.dumps(copy.deepcopy(Ensemble.of())))
+    one.unload()
+    assert not one.is_loaded
+    assert one.names == ("wren", "heron", "finch")
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(other.engine())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(loads) == 1
+    assert {id(engine) for engine in found} == {id(one.engine())}
+    one.unload()
+    assert not other.is_loaded
+    assert other.engine() is not found[0]
+    other.unload()
+
+
+def test_an_ensemble_whose_engine_was_closed_loads_again():
+    ensemble = Ensemble.of()
+    with ensemble.engine() as engine:
+        assert not engine.closed
+    assert engine.closed
+    assert ensemble.engine() is not engine
+    assert ensemble.engine().generate("What is 2 + 3?", max_new_tokens=2).text
+    ensemble.unload()
+
+
+def test_what_cannot_be_loaded_is_said_and_can_be_tried_again(tmp_path):
+    ensemble = Ensemble.of([tmp_path])
+    for _ in range(2):
+        with pytest.raises(LoadError, match="not a model folder"):
+            ensemble.engine()
+    assert not ensemble.is_loaded
+
+
+def test_what_tells_ensembles_apart():
+    engines = [AdaFuseEngine([FakeBackend("one", lambda text: {"a": 1.0})]) for _ in range(2)]
+    identities = [
+        Ensemble.of().identity,
+        Ensemble.of(["a", "b"]).identity,
+        Ensemble.of(["b", "a"]).identity,
+        Ensemble.of(["a", "b"], revision="v1").identity,
+        Ensemble.of(["a", MemberSpec(path="b", weight=2)]).identity,
+        Ensemble.of(["a", {"path": "b", "quantization_config": {"bits": 4}}]).identity,
+        *(Ensemble(given=engine).identity for engine in engines),
+    ]
+    assert len({json.dumps(each) for each in identities}) == len(identities)
+    assert Ensemble(given=engines[0]).identity == Ensemble(given=engines[0]).identity
+
+
+def test_members_are_a_list_of_members():
+    with pytest.raises(InvalidInputError, match="must be a list"):
+        Ensemble.of("a")
+    with pytest.raises(InvalidInputError, match="must be a path"):
+        Ensemble.of([3])
+
+
+# Rounds ---------------------------------------------------------------------------------------
+
+
+def rounds() -> list[Round]:
+    candidates = (
+        {"text": " a b", "stops": False, "proposers": ("x",), "nll": {"x": 0.1, "y": 0.2}},
+        {"text": " c", "stops": False, "proposers": ("x", "y"), "nll": {"y": 0.2}},
+    )
+    full = [{**each, "score": 0.15} for each in candidates]
+    margins = {"x": (0.5, 0.7), "y": (0.1,)}
+    told = {"candidates": full, "margins": margins, "elapsed": 0.25}
+    return [
+        Round.model_validate({"index": 0, "winner": 0, "text": " a b", **told}),
+        Round.model_validate({"index": 1, "winner": 1, "text": " c", **told}),
+    ]
+
+
+def test_a_summary_of_rounds():
+    summary = Summary.of(rounds())
+    assert summary.model_dump() == {
+        "rounds": 2,
+        "wins": {"x": 2, "y": 1},
+        "words_per_round": {1: 1, 2: 1},
+        "agreement": 0,
+        "mean_margin": {"x": pytest.approx(0.6), "y": pytest.approx(0.1)},
+        "seconds": 0.5,
+    }
+    nothing = Summary.of([])
+    assert (nothing.rounds, nothing.agreement, nothing.wins) == (0, None, {})
+
+
+def decided(*spans: tuple[str, tuple[str, ...]], members: tuple[str, ...] = ("x", "y")) -> Round:
+    """A round with these candidates and who proposed them; the first one is committed."""
+    candidates = [
+        {"text": text, "stops": False, "proposers": who, "nll": {}, "score": 0.1}
+        for text, who in spans
+    ]
+    margins = dict.fromkeys(members, (0.9,))
+    told = {"index": 0, "winner": 0, "text": spans[0][0], "margins": margins, "elapsed": 0.1}
+    return Round.model_validate({"candidates": candidates, **told})
+
+
+@pytest.mark.parametrize(
+    ("done", "unanimous"),
+    [
+        pytest.param(decided((" a", ("x", "y"))), True, id="one candidate, of all"),
+        pytest.param(decided((" a", ("x", "y")), (" b", ("y",))), False, id="y was unsure"),
+        pytest.param(decided((" a", ("x",)), (" b", ("y",))), False, id="they differ"),
+        pytest.param(decided((" a", ("x",))), False, id="y proposed nothing"),
+        pytest.param(decided((" a", ("x",)), members=("x",)), False, id="a lone member"),
+    ],
+)
+def test_a_round_is_unanimous_if_all_proposed_one_span_and_nothing_else(done, unanimous):
+    assert is_unanimous(done) is unanimous
+    assert record(done)["unanimous"] is unanimous
+    assert Summary.of([done]).agreement == unanimous
+    assert (owner(done, list(done.margins)) is None) is unanimous
+
+
+def test_a_record_is_plain_json_in_three_details():
+    first = rounds()[0]
+    full = record(first)
+    assert json.loads(json.dumps(full, allow_nan=False)) == full
+    assert set(record(first, "summary")) < set(full)
+    assert full["proposers"] == ["x"]
+    assert record(first, "none") == {}
+
+
+# Configuration files --------------------------------------------------------------------------
+
+
+def test_a_configuration_file_names_members_that_decode_and_their_weights(tmp_path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "models: [org/one, org/two, org/three]\nmembers: [three, one]\nweights: [1, 2, 3]\n"
+        "max_words: 2\ndtype: bfloat16\n"
+    )
+    found = configured(path)
+    assert [(spec.path, spec.name) for spec in found.pop("members")] == [
+        ("org/one", "one"),
+        ("org/three", "three"),
+    ]
+    assert found == {
+        "weights": {"one": 1.0, "three": 3.0},
+        "max_words": 2,
+        "dtype": "bfloat16",
+        "device_map": None,
+        "revision": None,
+    }
+
+
+def test_a_configuration_file_is_held_to_what_an_engine_takes(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = tmp_path / "config.yaml"
+    path.write_text("models: [~/one, org/two]\n")
+    assert [spec.path for spec in configured(path)["members"]] == [f"{tmp_path}/one", "org/two"]
+    assert as_spec(MemberSpec(path="~/one")).path == f"{tmp_path}/one"
+    for weights, message in [
+        ("[2, 1]", r"config.yaml: option 'weights' must have one value per member \(3\); got 2"),
+        ("[1, 2, 3, 4]", "got 4"),
+        ("{one: 1, too: 2}", "no member 'too'.*Did you mean 'two'"),
+        ("{one: 1, three: 2}", "two is missing"),
+    ]:
+        path.write_text(
+            f"models: [a/one, a/two, a/three]\nmembers: [one, two]\nweights: {weights}\n"
+        )
+        with pytest.raises(InvalidOptionError, match=message):
+            configured(path)
+
+
+def test_a_configuration_that_could_not_be_read_back_is_not_written(tmp_path) -> None:
+    path = tmp_path / "config.yaml"
+    write_config(path, {"max_words": 2}, comment="kept")
+    before = path.read_text()
+    for wrong in ({"max_words": 0}, {"max_word": 2}):
+        with pytest.raises(InvalidOptionError):
+            write_config(path, wrong)
+    assert path.read_text() == before
+
+
+def test_a_configuration_file_may_choose_among_the_embedded_members(tmp_path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("members: [heron]\nbranching_factor: 1\n")
+    found = configured(path)
+    assert [spec.name for spec in found["members"]] == ["heron"]
+    path.write_text("branching_factor: 1\n")
+    assert "members" not in configured(path)
+    path.write_text("members: [herron]\n")
+    with pytest.raises(InvalidOptionError, match=r"no member 'herron'\. Did you mean 'heron'"):
+        configured(path)
+    path.write_text("strategy: unite\n")
+    with pytest.raises(InvalidOptionError, match=r"engine=AdaFuseEngine.from_config"):
+        configured(path)

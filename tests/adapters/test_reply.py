@@ -1,0 +1,184 @@
+"""Replies taken apart as they stream."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adafuse_llm.adapters.conversation import Tool, to_messages
+from adafuse_llm.adapters.reply import InvalidToolCall, Reasoning, ReplyParser, Text, ToolCall
+from tests.support.scripted import scripted_engine
+
+ADD = '\n{"name": "add", "arguments": {"a": 1}}\n'
+MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+
+
+def parsed(*pieces, **options):
+    """The parts of a reply, neighbouring texts of one kind joined."""
+    parser = ReplyParser(**options)
+    parts = [part for piece in pieces for part in parser.feed(piece)] + parser.close()
+    joined = []
+    for part in parts:
+        kind = type(part)
+        if kind in (Text, Reasoning) and joined and type(joined[-1]) is kind:
+            part = kind(joined.pop().text + part.text)  # noqa: PLW2901
+        joined.append(part)
+    return joined
+
+
+def test_text_reasoning_and_calls():
+    assert parsed(f"\n<think>hm, <tool_call>?</think>\nSo:\n<tool_call>{ADD}</tool_call> done",
+                  tools=True) == [
+        Text("\n"),
+        Reasoning("hm, <tool_call>?"),
+        Text("\nSo:\n"),
+        ToolCall("add", {"a": 1}, ADD),
+        Text(" done"),
+    ]  # fmt: skip
+
+
+def test_calls_are_text_where_there_are_no_tools_and_reasoning_where_it_is_not_wanted():
+    said = f"<think>a</think><tool_call>{ADD}</tool_call>"
+    assert parsed(said, reasoning=False) == [Text(said)]
+    assert parsed(said) == [Reasoning("a"), Text(f"<tool_call>{ADD}</tool_call>")]
+
+
+def test_reasoning_comes_first_or_it_is_text():
+    said = "Write <think>x</think> in your prompt."
+    assert parsed(said, tools=True) == [Text(said)]
+    call = f"<tool_call>{ADD}</tool_call>"
+    assert parsed(f"{call}\n<think>x</think>", tools=True)[1:] == [Text("\n"), Reasoning("x")]
+
+
+def test_what_may_be_a_marker_is_held_back_and_nothing_else():
+    parser = ReplyParser(tools=True)
+    assert parser.feed("a <b> <tool_") == [Text("a <b> ")]
+    assert parser.feed("x <tool_call") == [Text("<tool_x ")]
+    assert parser.feed(">") == []
+    assert parser.feed('{"name": "add", ') == []
+    assert parser.feed('"arguments": {}}</tool_call') == []
+    assert parser.feed(">\n") == [
+        ToolCall("add", {}, '{"name": "add", "arguments": {}}'),
+        Text("\n"),
+    ]
+    assert parser.feed("<") == []
+    assert parser.close() == [Text("<")]
+    assert parser.close() == []
+
+
+def test_reasoning_streams():
+    parser = ReplyParser()
+    assert parser.feed(" <thi") == [Text(" ")]
+    assert parser.feed("nk>a b") == [Reasoning("a b")]
+    assert parser.feed(" c</th") == [Reasoning(" c")]
+    assert parser.close() == [Reasoning("</th")]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "error"),
+    [
+        ("", None, "not JSON"),
+        ('{"name": "add", "arguments": {"a": 1}', None, "not JSON"),
+        ("{'name': 'add', 'arguments': {}}", None, "not JSON"),
+        ('[{"name": "add", "arguments": {}}]', None, '"name"'),
+        ('{"name": 3, "arguments": {}}', None, '"name"'),
+        ('{"name": "add"}', "add", '"arguments"'),
+        ('{"name": "add", "arguments": "{}"}', "add", '"arguments"'),
+        ('{"name": "add", "arguments": {"a": NaN}}', None, "NaN"),
+        ('{"name": "add", "arguments": {}} {"name": "b", "arguments": {}}', None, "not JSON"),
+        ("[" * 100_000, None, "not JSON"),
+    ],
+)
+def test_malformed_calls_are_told_and_never_repaired(text, name, error):
+    (part,) = parsed(f"<tool_call>{text}</tool_call>", tools=True)
+    assert isinstance(part, InvalidToolCall)
+    assert (part.name, part.text) == (name, text)
+    assert error in part.error
+
+
+def test_a_reply_that_ends_inside_a_call():
+    (text, call) = parsed(f"So: <tool_call>{ADD}</tool", tools=True)
+    assert text == Text("So: ")
+    assert call == InvalidToolCall(None, f"{ADD}</tool", "the call is not closed by </tool_call>")
+
+
+replies = st.lists(
+    st.sampled_from([*MARKERS, ADD, "<", "</", "<tool", "text", " ", "\n", "\U0001f600"]),
+    max_size=12,
+).map("".join)  # fmt: skip
+
+
+@given(replies, st.data(), st.booleans(), st.booleans())
+def test_the_parts_do_not_depend_on_how_a_reply_is_cut(reply, data, tools, reasoning):
+    options = {"tools": tools, "reasoning": reasoning}
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(reply)))))
+    pieces = [reply[a:b] for a, b in zip([0, *cuts], [*cuts, len(reply)], strict=True)]
+    assert parsed(*pieces, **options) == parsed(reply, **options)
+
+
+@given(replies, st.booleans(), st.booleans())
+def test_the_parts_are_those_of_a_whole_reply_matched_at_once(reply, tools, reasoning):
+    """Against regular expressions over the whole text; also, nothing is lost but markers."""
+    rest, parts = reply, []
+    while rest:
+        written = "".join(part.text for part in parts if type(part) is Text).strip()
+        match = re.match(r"(\s*)<think>(.*?)(?:</think>|\Z)", rest, re.DOTALL)
+        if reasoning and not written and match:
+            parts += [Text(match[1]), Reasoning(match[2])]
+            rest = rest[match.end() :]
+            continue
+        if tools and (match := re.match(r"<tool_call>(.*?)(</tool_call>|\Z)", rest, re.DOTALL)):
+            valid = match[1] == ADD and match[2]
+            invalid = InvalidToolCall(None, match[1], "")
+            parts.append(ToolCall("add", {"a": 1}, ADD) if valid else invalid)
+            rest = rest[match.end() :]
+            continue
+        parts.append(Text(rest[0]))
+        rest = rest[1:]
+
+    def joined(parts):
+        text = []
+        for part in parts:
+            kind = type(part)
+            if kind in (Text, Reasoning) and text and text[-1][0] is kind:
+                text[-1] = (kind, text[-1][1] + part.text)
+            elif part.text or kind not in (Text, Reasoning):
+                text.append((kind, part.text))
+        return text
+
+    found = parsed(reply, tools=tools, reasoning=reasoning)
+    assert joined(found) == joined(parts)
+    markers = [m for m, on in zip(MARKERS, (tools, tools, reasoning, reasoning), strict=True) if on]
+    kept = "".join(part.text for part in found)
+    assert len(kept) >= len(reply) - sum(reply.count(m) * len(m) for m in markers)
+
+
+def test_a_conversation_with_a_tool_from_members_and_back():
+    def script(prompt):
+        if '{"name": "add", "content": "3"}' in prompt:
+            return "<think>3, then</think>It is 3."
+        call = {"name": "add", "arguments": {"a": 1, "b": 2}}
+        return f"Let me add.\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
+
+    tool = Tool("add", "Add two numbers.", {"type": "object"})
+    turns = [{"role": "user", "content": "What is 1 + 2?"}]
+    with scripted_engine(script) as engine:
+
+        def reply():
+            parser = ReplyParser(tools=True)
+            messages = to_messages(turns, tools=[tool])
+            parts = [p for e in engine.stream(messages=messages) for p in parser.feed(e.text)]
+            return parts + parser.close()
+
+        first = reply()
+        (call,) = (part for part in first if isinstance(part, ToolCall))
+        assert (call.name, call.arguments) == ("add", {"a": 1, "b": 2})
+        said = {"role": "assistant", "content": "".join(p.text for p in first if type(p) is Text)}
+        said["tool_calls"] = [{"id": "7", "name": call.name, "arguments": call.arguments}]
+        assert to_messages([said])[0]["content"] == script("")
+        turns += [said, {"role": "tool", "tool_call_id": "7", "content": "3"}]
+        assert "".join(part.text for part in reply() if type(part) is Text) == "It is 3."

@@ -1,0 +1,151 @@
+"""Structured output, and options of calls."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adafuse_llm import InvalidInputError, InvalidOptionError
+from adafuse_llm.adapters.options import check_options
+from adafuse_llm.adapters.structured import correction, find_json, schema_instructions
+from tests.support.scripted import scripted_engine
+
+OBJECT = '{"a": [1, {"b": "}```"}], "c": "</think> \\" ["}'
+VALUE = json.loads(OBJECT)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        OBJECT,
+        f"\n {OBJECT}\n",
+        f"```json\n{OBJECT}\n```",
+        f"```\n{OBJECT}```",
+        f"As asked [1]:\n\n```json\n{OBJECT}\n```\nThat is {{all}} I know [2].",
+        f"Sure! {OBJECT} Hope that helps, it's (not) {{much}}.",
+        f"The set {{1}} and {OBJECT}",
+        f"{OBJECT} {{}}",
+    ],
+)
+def test_json_is_found_whatever_stands_around_it(text):
+    assert find_json(text) == VALUE
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("42", 42),
+        ('"text"', "text"),
+        ("```json\nnull\n```", None),
+        ("[]", []),
+        ('<think>{"no": 1}, or [1, 2, 3, 4]?</think>\n{"a": 1}', {"a": 1}),
+        ('or {"no": 1}?\n</think>\n\n{"a": 1}', {"a": 1}),
+        ('<think>{"no": 1}</think>```json\n[1]\n```', [1]),
+        ('It is:\n[{"a": 1}]', [{"a": 1}]),
+    ],
+)
+def test_reasoning_is_none_of_it_and_values_may_be_of_any_kind(text, value):
+    assert find_json(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", "it is empty"),
+        ("I cannot say.", "no JSON object or array; it begins with 'I cannot say.'"),
+        ("42 is it", "no JSON object"),
+        ('{"a": [1, 2], "b": ', 'cut off: it ends with .*"b":\''),
+        ('```json\n{"a": [1, 2], "b": "', "cut off"),
+        ('{"a": "x}', "cut off"),
+        ('So: {"a": 1,, "b": [1, 2]}', "malformed: .*line 1 column 9"),
+        ("So: {'a': [1, 2]}", "malformed"),
+        ("{a: 1} or [1]", "malformed"),
+        ('{"a": NaN}', "malformed: NaN"),
+        ("<think>{}", "it is empty"),
+        ("[" * 100_000 + "]" * 100_000, "malformed: it is nested too deeply"),
+    ],
+)
+def test_what_is_wrong_is_told_and_no_part_is_taken_for_the_whole(text, error):
+    with pytest.raises(ValueError, match=error):
+        find_json(text)
+
+
+JSON = st.recursive(
+    st.integers() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=50)
+@given(st.dictionaries(st.text(max_size=6), JSON), st.sampled_from(["So: ", "", "```json\n"]))
+def test_any_object_is_found_and_no_beginning_of_it(value, before):
+    text = json.dumps(value)
+    assert find_json(before + text + "\n```") == value
+    with pytest.raises(ValueError, match="JSON"):
+        find_json(before + text[:-1])
+
+
+def test_what_members_are_told():
+    schema = {"type": "object", "title": "Größe", "properties": {"a": {"type": "integer"}}}
+    text = schema_instructions(schema)
+    assert find_json(text) == schema
+    assert "Größe" in text
+    assert ": " not in text.splitlines()[-1]
+    with pytest.raises(InvalidInputError, match="cannot be written as JSON"):
+        schema_instructions({"default": object()})
+
+
+def test_a_corrected_reply_can_be_asked_for():
+    def script(prompt):
+        return '{"a": 1}' if "cannot be used: the JSON is cut off" in prompt else '{"a": '
+
+    with scripted_engine(script) as engine:
+        messages = [{"role": "user", "content": schema_instructions({"type": "object"})}]
+        reply = engine.generate(messages=messages).text
+        with pytest.raises(ValueError, match="cut off") as caught:
+            find_json(reply)
+        messages += [
+            {"role": "assistant", "content": reply},
+            {"role": "user", "content": correction(str(caught.value))},
+        ]
+        assert find_json(engine.generate(messages=messages).text) == {"a": 1}
+
+
+def test_options_have_the_names_that_frameworks_use():
+    assert check_options({}) == {}
+    assert check_options({"max_tokens": 5, "stop": "x", "temperature": 0}) == {
+        "max_new_tokens": 5,
+        "stop": "x",
+        "temperature": 0,
+    }
+    given = {"max_completion_tokens": 5, "max_new_tokens": 5, "stop": ["x"], "max_words": None}
+    assert check_options(given) == {"max_new_tokens": 5, "stop": ["x"]}
+    assert check_options({"stop": None, "weights": None, "members": None}) == {
+        "weights": None,
+        "members": None,
+    }
+    assert check_options({"tools": None, "max_tokens": None}, also=["tools"]) == {"tools": None}
+
+
+def test_options_that_are_none():
+    with pytest.raises(TypeError, match=r"'max_word'.* Did you mean 'max_words'\?.*stop"):
+        check_options({"max_word": 3})
+    with pytest.raises(TypeError, match=r"Did you mean 'max_tokens'"):
+        check_options({"max_token": 3})
+    with pytest.raises(TypeError, match=r"'tool'.*Did you mean 'tools'.*tools\."):
+        check_options({"tool": 3}, also=["tools"])
+    with pytest.raises(InvalidOptionError, match="max_tokens=5 and max_new_tokens=6"):
+        check_options({"max_tokens": 5, "max_new_tokens": 6})
+
+
+def test_checked_options_are_the_engines():
+    with scripted_engine(lambda _: "one two three four") as engine:
+        messages = [{"role": "user", "content": "?"}]
+        options = check_options({"max_tokens": 60, "stop": "three", "temperature": None})
+        assert engine.generate(messages=messages, **options).text == "one two "
+        with pytest.raises(InvalidOptionError, match="temperature"):
+            engine.generate(messages=messages, **check_options({"temperature": 1}))

@@ -1,0 +1,432 @@
+"""Requests that run at the same time share forward passes, and their prompts' beginnings."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import types
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import dispatch_model
+
+from adafuse_llm import (
+    AdaFuseEngine,
+    Ask,
+    InvalidOptionError,
+    MemberOutOfMemoryError,
+    RuntimeConfig,
+)
+from adafuse_llm.backends.huggingface import HuggingFaceBackend, backend, forms, packing
+from adafuse_llm.backends.huggingface.memory import Memory
+from adafuse_llm.tree import TokenTree
+from tests.reference import Options, decode
+from tests.support.compare import SINGLE_TOLERANCE, TOLERANCE, assert_same
+from tests.support.models import SINGLE_PRECISION, Recipe, model, reference, tokenizer
+
+HEADER = "The keeper said that the light is the light, and that the night is long. "
+PROMPTS = (
+    "The ferry to Orrin leaves at nine.",
+    HEADER + "Who keeps the light?",
+    "x",
+    HEADER + "And so it was.\n\n - bread",
+    "Caf\u00e9 \U0001f600 Orrin",
+    HEADER * 2,
+    "\u4e2d\u6587\u6ca1\u6709",
+)
+
+
+def member(recipe: Recipe, **options: Any) -> HuggingFaceBackend:
+    """A member of its own, which no other test has used."""
+    return HuggingFaceBackend(model(recipe), tokenizer(recipe.kind), recipe.name, **options)
+
+
+@contextlib.contextmanager
+def counted_calls(recipe: Recipe) -> Iterator[list[int]]:
+    """Tokens of every forward pass of the model while in the block."""
+    calls: list[int] = []
+    hook = model(recipe).register_forward_pre_hook(
+        lambda module, args, kwargs: calls.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    try:
+        yield calls
+    finally:
+        hook.remove()
+
+
+def check_batch(
+    recipes: Sequence[Recipe], prompts: Sequence[str] = PROMPTS, **options: Any
+) -> list[Any]:
+    """Decode all prompts at once; each must be what the reference makes of it alone."""
+    tolerance = SINGLE_TOLERANCE if any(r.arch in SINGLE_PRECISION for r in recipes) else TOLERANCE
+    members = [member(recipe) for recipe in recipes]
+    with AdaFuseEngine(members) as engine:
+        generations = engine.generate_batch(prompts, **options)
+    for prompt, generation in zip(prompts, generations, strict=True):
+        expected = decode([reference(recipe) for recipe in recipes], prompt, Options(**options))
+        assert_same(generation, expected, tolerance)
+    return generations
+
+
+@pytest.mark.parametrize(
+    "arch",
+    ["llama", "mistral", "qwen3", "gemma2", "gemma3", "gpt2", "phi3", "gptj", "falcon", "mamba"],
+)
+def test_many_requests_at_once_equal_the_reference(arch: str) -> None:
+    kinds = ("bytelevel", "sentencepiece", "unigram")
+    kind = kinds[len(arch) % 3]
+    pair = Recipe(arch, kind, seed=7), Recipe("olmo2", "bytelevel", seed=8)
+    check_batch(pair, margin_threshold=0.2, max_new_tokens=14)
+
+
+@pytest.mark.parametrize("fold_rows", [0, 8])
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_grouped_heads_give_the_same_numbers_folded_or_not(
+    arch: str, fold_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "FOLD_ROWS", fold_rows)
+    monkeypatch.setattr(forms, "PREFILL_TOKENS", 16)
+    monkeypatch.setattr(backend, "PREFILL_TOKENS", 40)
+    check_batch([Recipe(arch, seed=3)], margin_threshold=0.2, max_new_tokens=10)
+
+
+def test_requests_share_forward_passes() -> None:
+    recipe = Recipe("llama", seed=5, end_bias=-30.0)
+    options: dict[str, Any] = {"max_new_tokens": 20, "margin_threshold": 0.2}
+    with AdaFuseEngine([member(recipe, prefix_cache_bytes=0)]) as engine:
+        with counted_calls(recipe) as calls:
+            generations = engine.generate_batch(["The ferry to Orrin leaves"] * 8, **options)
+        passes = [g.usage.forward_passes[recipe.name] for g in generations]
+        tokens = sum(g.usage.tokens_processed[recipe.name] for g in generations)
+    assert len(set(passes)) == 1, "the same prompt takes the same passes"
+    assert len(calls) == passes[0], "eight requests in step need the passes of one"
+    assert sum(calls) == tokens
+
+
+def test_a_pass_holds_no_more_tokens_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "PREFILL_TOKENS", 32)
+    monkeypatch.setattr(backend, "PREFILL_TOKENS", 32)
+    recipe = Recipe("llama", seed=5)
+    alone = AdaFuseEngine([member(recipe, prefix_cache_bytes=0)])
+    with alone as engine, counted_calls(recipe) as calls:
+        engine.generate_batch([HEADER * 3, HEADER * 5, "x", HEADER], max_new_tokens=2)
+    assert max(calls) <= 32
+
+
+@pytest.mark.parametrize("static_cache", [False, True])
+def test_requests_of_several_pieces_share_as_many_passes_as_they_can(
+    static_cache: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forms, "PREFILL_TOKENS", 128)
+    monkeypatch.setattr(backend, "PREFILL_TOKENS", 128)
+    made = member(Recipe("llama", seed=10), static_cache=static_cache, prefix_cache_bytes=0)
+    passes: list[list[int]] = []
+    run = made._passes.run  # type: ignore[union-attr]
+    made._passes.run = lambda pieces: (  # type: ignore[union-attr, method-assign]
+        passes.append([len(piece.tokens) for piece in pieces]),
+        run(pieces),
+    )[1]
+
+    def evaluate(*lengths: int) -> list[list[int]]:
+        passes.clear()
+        trees = [TokenTree(range(3 + 20 * i, 3 + 20 * i + n)) for i, n in enumerate(lengths)]
+        asks = [Ask(tree, (tree.root, tree.grow([5])), (), 2) for tree in trees]
+        made.evaluate(asks)
+        return list(passes)
+
+    assert evaluate(148, 150) == [[128], [128], [21, 23]]
+    if static_cache:  # a request has one piece in a pass
+        assert evaluate(66, 60, 66) == [[66, 61], [66, 1], [1]]
+        assert evaluate(100, 60, 20) == [[100, 21], [61, 1]]
+    else:
+        assert evaluate(66, 60, 66) == [[66, 61, 1], [66, 1]]
+        assert evaluate(100, 60, 20) == [[100, 21, 1], [61]]
+
+
+def test_models_whose_positions_depend_on_the_whole_pass_share_none() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    for kind in ("default", "dynamic"):
+        config = LlamaConfig(
+            vocab_size=len(tokenizer("bytelevel")),
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            max_position_embeddings=16,
+            rope_parameters={"rope_type": kind, "factor": 2.0, "rope_theta": 10000.0},
+        )
+        torch.manual_seed(0)
+        made = LlamaForCausalLM(config).eval()
+        backend_ = HuggingFaceBackend(made, tokenizer("bytelevel"), kind)
+        assert backend_.shares_passes == (kind == "default")
+        with AdaFuseEngine([backend_]) as engine:
+            usage = engine.generate("Orrin " * 6, max_new_tokens=200).usage
+        assert usage.prompt_tokens[kind] + usage.completion_tokens[kind] == 16
+        assert made.model.rotary_emb.max_seq_len_cached == 16, "it went beyond its window"
+
+
+def test_a_request_keeps_no_logits_of_the_requests_it_shared_a_pass_with() -> None:
+    shared = member(Recipe("llama", seed=6))
+    trees = [TokenTree(range(5 + n, 12 + n)) for n in range(8)]
+    shared.evaluate([Ask(tree, (tree.root,), (), 2) for tree in trees])
+    tips = [tree.grow([30, 31, 32]) for tree in trees]
+    asks = [Ask(tree, tuple(tree.path(tip)), (), 2) for tree, tip in zip(trees, tips, strict=True)]
+    expected = shared.evaluate(asks)
+    for tree in trees:
+        tree.commit(tree.grow([30]))
+    for ask, answer in zip(asks, expected, strict=True):
+        (again,) = shared.evaluate([Ask(ask.tree, ask.evaluate[1:], (), 2)])
+        assert (again.next, again.tokens) == (answer.next[1:], 0)
+        assert isinstance(ask.tree.memory, Memory)
+        passes = {logits for logits, _ in ask.tree.memory.rows.values()}
+        kept = sum(logits.values.untyped_storage().nbytes() for logits in passes)
+        assert kept <= 2 * 3 * 8 * shared._decoder.vocabulary
+
+
+# Beginnings -----------------------------------------------------------------------------------
+
+
+def prompt_length(recipe: Recipe, text: str) -> int:
+    return len(tokenizer(recipe.kind).encode(text))
+
+
+def test_a_prompt_that_begins_like_an_earlier_one_is_read_from_there() -> None:
+    recipe = Recipe("qwen3", seed=9)
+    options: dict[str, Any] = {"max_new_tokens": 12, "margin_threshold": 0.2}
+    with AdaFuseEngine([member(recipe)]) as engine:
+        first = engine.generate(HEADER + "Who keeps it?", **options)
+        again = engine.generate(HEADER + "And so it was.", **options)
+        same = engine.generate(HEADER + "And so it was.", **options)
+    header = prompt_length(recipe, HEADER.rstrip())
+    name = recipe.name
+    assert first.usage.cached_tokens[name] == 0
+    assert header <= again.usage.cached_tokens[name] < again.usage.prompt_tokens[name]
+    assert same.usage.cached_tokens[name] == same.usage.prompt_tokens[name] - 1
+    assert again.usage.tokens_processed[name] < first.usage.tokens_processed[name]
+    expected = decode([reference(recipe)], HEADER + "And so it was.", Options(**options))
+    for generation in (again, same):
+        assert_same(generation, expected, TOLERANCE)
+
+
+def test_a_conversation_goes_on_from_the_rows_of_its_last_reply() -> None:
+    """Rows of a finished response are in order, whatever was tried and dropped on the way."""
+    kept = member(Recipe("llama", seed=12))
+    tree = TokenTree(range(5, 25))
+    kept.evaluate([Ask(tree, (tree.root,), (), 2)])
+    for step in range(12):
+        tips = [tree.grow([30 + step, token]) for token in range(40 + step, 45 + step)]
+        kept.evaluate([Ask(tree, tuple(node for tip in tips for node in tree.path(tip)), (), 2)])
+        tree.commit(tips[step % 5])
+    kept.release(tree)
+    longer = TokenTree([*tree.ids, 7, 8, 9])
+    (answer,) = kept.evaluate([Ask(longer, (longer.root,), (), 2)])
+    assert answer.reused == len(tree.ids)
+    assert answer.tokens == 3
+    with torch.inference_mode():
+        plain = model(Recipe("llama", seed=12))(torch.tensor([longer.ids])).logits[0, -1]
+    assert answer.next[0].logprobs[0] == pytest.approx(float(plain.log_softmax(-1).max()))
+
+
+def test_prompts_of_one_batch_that_begin_alike_are_read_once() -> None:
+    recipe = Recipe("llama", seed=13)
+    prompts = [HEADER * 2 + end for end in ("One", "Two", "Three", "Four")]
+    alone = prompt_length(recipe, prompts[0])
+    with AdaFuseEngine([member(recipe)]) as engine, counted_calls(recipe) as calls:
+        generations = engine.generate_batch(prompts, max_new_tokens=4)
+    cached = sorted(g.usage.cached_tokens[recipe.name] for g in generations)
+    assert cached[0] == 0
+    rest = sum(g.usage.prompt_tokens[recipe.name] for g in generations) - alone - sum(cached)
+    assert calls[1] == rest, "all but the first are read in one pass"
+    assert all(tokens > 0.8 * alone for tokens in cached[1:])
+    check_batch([recipe], prompts, max_new_tokens=4)
+
+
+def test_rows_of_a_request_that_is_still_running_serve_another() -> None:
+    recipe = Recipe("llama", seed=14, end_bias=-30.0)
+    with AdaFuseEngine([member(recipe)]) as engine:
+        running = engine.stream(HEADER + "One", max_new_tokens=200)
+        next(running)
+        other = engine.generate(HEADER + "Two", max_new_tokens=4)
+        running.close()
+    assert other.usage.cached_tokens[recipe.name] > 0
+    expected = decode([reference(recipe)], HEADER + "Two", Options(max_new_tokens=4))
+    assert_same(other, expected, TOLERANCE)
+
+
+def test_kept_rows_are_bounded_and_the_oldest_go_first() -> None:
+    recipe = Recipe("llama", seed=15)
+    row = member(recipe).cache_bytes(1) // 2
+    limit = 400 * row
+    kept = member(recipe, prefix_cache_bytes=limit)
+    texts = [f"{word} " * 60 for word in ("bread", "salt", "rope", "oil", "goats", "post", "tea")]
+    with AdaFuseEngine([kept]) as engine:
+        for text in texts:
+            engine.generate(text, max_new_tokens=2)
+            with kept._lock:  # the request is released after its answer has come
+                sizes = [each.size for each in kept._prefixes._kept]
+                assert kept._prefixes.size == sum(sizes) <= limit
+        usage = engine.generate(texts[-1], max_new_tokens=2).usage
+        assert usage.cached_tokens[recipe.name] > 0
+        usage = engine.generate(texts[0], max_new_tokens=2).usage
+        assert usage.cached_tokens[recipe.name] == 0
+        kept.clear_prefix_cache()
+        usage = engine.generate(texts[-1], max_new_tokens=2).usage
+        assert usage.cached_tokens[recipe.name] == 0
+
+
+def test_of_a_prompt_too_long_to_keep_the_beginning_is_kept() -> None:
+    recipe = Recipe("llama", seed=16)
+    row = member(recipe).cache_bytes(1) // 2
+    small = member(recipe, prefix_cache_bytes=50 * row)
+    with AdaFuseEngine([small]) as engine:
+        engine.generate(HEADER * 4, max_new_tokens=2)
+        usage = engine.generate(HEADER * 4, max_new_tokens=2).usage
+    assert usage.cached_tokens[recipe.name] == 50
+
+
+@pytest.mark.parametrize("form", ["tree", "path"])
+def test_nothing_is_kept_where_nothing_may_or_can_be(form: str) -> None:
+    recipe = Recipe("llama", seed=17)
+    forgetful = member(recipe, form=form, prefix_cache_bytes=0 if form == "tree" else 2**20)
+    with AdaFuseEngine([forgetful]) as engine:
+        for _ in range(2):
+            usage = engine.generate(HEADER, max_new_tokens=2).usage
+            assert usage.cached_tokens[recipe.name] == 0
+        batch = engine.generate_batch([HEADER] * 3, max_new_tokens=2)
+    assert all(g.usage.cached_tokens[recipe.name] == 0 for g in batch)
+    with pytest.raises(InvalidOptionError, match="prefix_cache_bytes must be 0 or more; got -1"):
+        member(recipe, prefix_cache_bytes=-1)
+
+
+def test_a_request_whose_pass_failed_leaves_no_rows_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe = Recipe("llama", seed=18)
+    kept = member(recipe)
+    layer = model(recipe).model.layers[1]
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise torch.OutOfMemoryError("in the second layer")
+
+    with AdaFuseEngine([kept]) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(layer, "forward", fail)
+            with pytest.raises(Exception, match="out of memory"):
+                engine.generate(HEADER, max_new_tokens=2)
+        generation = engine.generate(HEADER, max_new_tokens=2)
+    assert generation.usage.cached_tokens[recipe.name] == 0
+    assert_same(generation, decode([reference(recipe)], HEADER, Options(max_new_tokens=2)), 1e-6)
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_kept_rows_make_room_for_a_pass_that_runs_out_of_memory(
+    failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = Recipe("llama", seed=19)
+    kept = member(recipe)
+    layer = model(recipe).model.layers[1]
+    forward = layer.forward
+    sizes: list[int] = []
+
+    def scarce(*args: Any, **kwargs: Any) -> Any:
+        sizes.append(kept._prefixes.size)
+        if len(sizes) <= failures:
+            raise torch.OutOfMemoryError("in the second layer")
+        return forward(*args, **kwargs)
+
+    with AdaFuseEngine([kept], runtime=RuntimeConfig(drafting=False)) as engine:
+        engine.generate(HEADER, max_new_tokens=2)
+        monkeypatch.setattr(layer, "forward", scarce)
+        if failures > 1:
+            with pytest.raises(MemberOutOfMemoryError):
+                engine.generate(PROMPTS[0], max_new_tokens=2)
+            return
+        generation = engine.generate(PROMPTS[0], max_new_tokens=2)
+    assert sizes[0] > 0
+    assert not any(sizes[1:])
+    expected = decode([reference(recipe)], PROMPTS[0], Options(max_new_tokens=2))
+    assert_same(generation, expected, TOLERANCE)
+
+
+def test_rows_of_a_longrope_prompt_past_its_first_window_serve_no_shorter_one() -> None:
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    factors = {"short_factor": [1.0] * 4, "long_factor": [3.0, 5.0, 7.0, 9.0]}
+    config = Phi3Config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        original_max_position_embeddings=100,
+        rope_scaling={"type": "longrope", **factors},
+        pad_token_id=0,
+        eos_token_id=None,
+    )
+    torch.manual_seed(0)
+    made = Phi3ForCausalLM(config).double().eval()
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    kept = HuggingFaceBackend(made, tokenizer("bytelevel"), "phi", form="tree")
+    ids = [(5 * i + 1) % 60 for i in range(120)]
+
+    def check(tree: TokenTree, tokens: Sequence[int]) -> None:
+        tip = tree.grow(tokens)
+        (answer,) = kept.evaluate([Ask(tree, (tree.root, *tree.path(tip)), (), 2)])
+        with torch.inference_mode():
+            plain = kept._plain([*tree.ids, *tokens]).log_softmax(-1)
+        assert answer.next[-1].logprobs[0] == pytest.approx(float(plain.max()), abs=1e-9)
+
+    long, short = TokenTree(ids), TokenTree([*ids[:60], 3])
+    check(long, [])
+    check(short, [])  # while the long one runs
+    kept.release(long)
+    check(TokenTree([*ids[:60], 4]), [])  # and after it
+    check(TokenTree(ids[:98]), [7, 8, 9, 10, 11])  # crosses over with a path of nodes
+
+
+# Several devices ------------------------------------------------------------------------------
+
+
+def test_a_model_whose_weights_are_in_several_places_shares_passes(tmp_path: Path) -> None:
+    recipe = Recipe("llama", seed=10)
+    spread = copy.deepcopy(model(recipe))
+    places = dict.fromkeys(["model.embed_tokens", "model.rotary_emb", "model.norm"], "cpu")
+    layers = [f"model.layers.{number}" for number in range(len(spread.model.layers))]
+    places |= {**dict.fromkeys(layers, "disk"), "lm_head": "cpu"}
+    dispatch_model(spread, places, main_device="cpu", offload_dir=tmp_path, force_hooks=True)
+    kept = set()
+    spread.register_forward_pre_hook(
+        lambda module, args, kwargs: kept.add(type(kwargs.get("logits_to_keep"))), with_kwargs=True
+    )
+    made = HuggingFaceBackend(spread, tokenizer(recipe.kind), recipe.name)
+    assert made.shares_passes
+    with AdaFuseEngine([made]) as engine, AdaFuseEngine([member(recipe)]) as usual:
+        texts = [each.text for each in engine.generate_batch(PROMPTS, max_new_tokens=12)]
+        assert texts == [each.text for each in usual.generate_batch(PROMPTS, max_new_tokens=12)]
+    assert list in kept
+    assert torch.Tensor not in kept
+
+
+def test_the_device_that_is_full_first_says_how_much_is_free(monkeypatch) -> None:
+    made = member(Recipe("llama", seed=10))
+    monkeypatch.setattr(
+        backend, "_free_bytes", lambda device: {"cpu": 1000, "meta": 300}[device.type]
+    )
+    assert made.free_bytes() == 1000
+    layers = [
+        types.SimpleNamespace(keys=rows, values=rows)
+        for rows in (torch.empty(1, 2, 5, 8), *[torch.empty(1, 2, 5, 8, device="meta")] * 3)
+    ]
+    assert backend._shares([*layers, types.SimpleNamespace(keys=None)]) == {
+        torch.device("cpu"): 0.25,
+        torch.device("meta"): 0.75,
+    }
+    monkeypatch.setattr(made, "_shares", backend._shares(layers))
+    assert made.free_bytes() == 400

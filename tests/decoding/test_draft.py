@@ -1,0 +1,331 @@
+"""Drafts change what a decode costs, and nothing else."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, FakeBackend, Generation, RuntimeConfig
+from adafuse_llm.backends.base import Answer, Ask, Drafted
+from adafuse_llm.decoding.draft import Drafts, Lead, Lookup
+from adafuse_llm.decoding.member import Member
+from adafuse_llm.decoding.score import Candidate
+from adafuse_llm.tree import Node
+from tests.support.compare import approximately, as_data
+from tests.support.models import Recipe, backend, engine
+
+WORDS = [f" w{number}" for number in range(200)]
+PAIR = (
+    Recipe("llama", "bytelevel", seed=1),
+    Recipe("qwen2", "sentencepiece", seed=2),
+)
+PROMPT = "The ferry to Orrin leaves at nine."
+
+
+class Bulk(FakeBackend):
+    """A fake whose passes take any number of tokens.
+
+    Attributes:
+        sizes: tokens of every pass.
+    """
+
+    def __init__(
+        self, name: str, rule: Callable[[str], dict[str, float]], pause: float = 0.0
+    ) -> None:
+        super().__init__(name, rule, vocabulary=WORDS)
+        self.sizes: list[int] = []
+        self.pause = pause
+
+    def evaluate(self, asks: Sequence[Ask]) -> list[Answer]:
+        time.sleep(self.pause)
+        self.sizes += [len(ask.evaluate) for ask in asks]
+        return super().evaluate(asks)
+
+
+class OnDevice(Bulk):
+    """A fake that tells its device."""
+
+    def __init__(self, name: str, rule: Callable[[str], dict[str, float]], device: str) -> None:
+        super().__init__(name, rule)
+        self.device = device
+
+    def cache_bytes(self, tokens: int) -> int:
+        return 0
+
+    def free_bytes(self) -> int:
+        return 1
+
+
+def counting(text: str) -> dict[str, float]:
+    """The words in order, after a prompt that holds none."""
+    return {WORDS[text.count(" w") % 200]: 0.9, " x": 0.1}
+
+
+def scattered(seed: int) -> Callable[[str], dict[str, float]]:
+    """Words that no other seed and no earlier place tells."""
+
+    def rule(text: str) -> dict[str, float]:
+        word = random.Random(f"{seed} {text}").choice(WORDS)
+        return {word: 0.6, " x": 0.4}
+
+    return rule
+
+
+def decode(
+    members: Sequence[Any], prompt: str = "Go:", *, drafting: bool = True, **options: Any
+) -> Generation:
+    with AdaFuseEngine(members, runtime=RuntimeConfig(drafting=drafting)) as ensemble:
+        return ensemble.generate(prompt, **options)
+
+
+def passes(members: Sequence[Bulk]) -> list[int]:
+    return [len(member.sizes) for member in members]
+
+
+def test_members_that_agree_check_several_rounds_in_one_pass():
+    members = [Bulk("a", counting), *(Bulk(name, counting, pause=0.003) for name in "bc")]
+    plain = [Bulk(name, counting) for name in "abc"]
+    generation = decode(members, max_new_tokens=150)
+    assert as_data(decode(plain, drafting=False, max_new_tokens=150)) == as_data(generation)
+    rounds = len(generation.rounds)
+    assert rounds == 50
+    lead, *others = passes(members)
+    assert lead <= 151
+    assert all(count < 0.5 * rounds for count in others)
+    assert all(count >= 150 for count in passes(plain))
+
+
+@pytest.mark.parametrize("branches", [1, 3])
+def test_a_member_that_quotes_its_prompt_needs_fewer_passes_than_tokens(branches: int):
+    def quoting(text: str) -> dict[str, float]:
+        passage, _, answer = text.partition(" :")
+        word = passage.split()[answer.count(" w") + 3]
+        return {" " + word: 0.8, " x": 0.1, " y": 0.1}
+
+    prompt = "".join(WORDS) + " : w0 w1 w2"
+    options = {"max_new_tokens": 64, "branching_factor": branches}
+    member, plain = Bulk("a", quoting), Bulk("a", quoting)
+    generation = decode([member], prompt, **options)
+    assert as_data(decode([plain], prompt, drafting=False, **options)) == as_data(generation)
+    assert len(member.sizes) < 0.4 * len(plain.sizes)
+    assert len(member.sizes) < 40 < 64 <= len(plain.sizes)
+
+
+@pytest.mark.parametrize("branches", [1, 3])
+def test_what_is_drafted_in_vain_is_bounded(branches: int):
+    """Members that hardly ever agree, and repeat nothing."""
+    options: dict[str, Any] = {"max_new_tokens": 150, "branching_factor": branches}
+    pauses = (0.002, 0.0, 0.0)  # the first leads: its passes cost most, and a lead needs fewest
+    members = [Bulk(n, scattered(i), p) for i, (n, p) in enumerate(zip("abc", pauses, strict=True))]
+    plain = [Bulk(name, scattered(seed)) for seed, name in enumerate("abc")]
+    generation = decode(members, **options)
+    assert as_data(decode(plain, drafting=False, **options)) == as_data(generation)
+    tokens, needed = (sum(sum(m.sizes) for m in each) for each in (members, plain))
+    assert tokens <= 1.25 * needed
+    assert sum(passes(members)) < sum(passes(plain))
+
+
+class WildDrafts(Drafts):
+    """Drafts anything, below whatever is evaluated."""
+
+    choices = random.Random(0)
+
+    def beside(self, member: Member, wanted: Sequence[Node]) -> list[Node]:
+        drafted: list[Node] = []
+        for _ in range(self.choices.randrange(8)):
+            above = self.choices.choice([*wanted, *drafted])
+            if not member.is_full(above):
+                drafted.append(member.tree.child(above, self.choices.randrange(1, 250)))
+        return [n for n in dict.fromkeys(drafted) if n.next is None and n not in wanted]
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 10_000),
+    branches=st.sampled_from([1, 3]),
+    threshold=st.sampled_from([0.0, 0.2, 0.7]),
+)
+def test_a_wrong_draft_never_changes_a_result(seed: int, branches: int, threshold: float):
+    options = {"branching_factor": branches, "margin_threshold": threshold, "max_new_tokens": 12}
+    expected = engine(*PAIR, drafting=False).generate(PROMPT, **options)
+    WildDrafts.choices.seed(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("adafuse_llm.strategies.adafuse.Drafts", WildDrafts)
+        drafted = engine(*PAIR).generate(PROMPT, **options)
+    assert as_data(drafted) == approximately(as_data(expected))
+
+
+def test_a_draft_that_fails_does_not_fail_the_request(monkeypatch: pytest.MonkeyPatch):
+    def delicate(text: str) -> dict[str, float]:
+        response = text.removeprefix("Go:").split()
+        if response != [word.strip() for word in WORDS[: len(response)]]:
+            raise RuntimeError("nobody asked for this")
+        return {WORDS[len(response)]: 0.9, " x": 0.1}
+
+    monkeypatch.setattr("adafuse_llm.strategies.adafuse.Drafts", WildDrafts)
+    assert decode([Bulk("a", delicate)], max_new_tokens=30).text == "".join(WORDS[:30])
+
+
+def test_a_token_that_ends_a_response_needs_no_text():
+    def first_stops(text: str) -> dict[str, float]:
+        return {"<end>": 0.6, " no": 0.4} if text == ">" else {"<end>": 1.0}
+
+    def goes_on(text: str) -> dict[str, float]:
+        return {" yes": 0.9, "<end>": 0.1} if text == ">" else {"<end>": 1.0}
+
+    one, two = Bulk("one", first_stops), Bulk("two", goes_on)
+    decode = one.codec.decode_continuation
+
+    def words_only(context: Sequence[int], tokens: Sequence[int]) -> str:
+        assert one.codec.end_id not in tokens
+        return decode(context, tokens)
+
+    one.codec.decode_continuation = words_only  # type: ignore[method-assign]
+    assert AdaFuseEngine([two, one]).generate(">").finish_reason == "stop"
+
+
+def test_who_leads_follows_from_cost_and_agreement():
+    members = [Member(Bulk(name, counting), [1], 2, 1.0) for name in "ab"]
+    same, other = Candidate(" w", stops=False), Candidate(" v", stops=False)
+    lead = Lead(members)
+
+    def after(rounds: int, seconds: Sequence[float], said: Sequence[Candidate]) -> Member:
+        for member, each in zip(members, seconds, strict=True):
+            member.pass_seconds = each
+        for _ in range(rounds):
+            lead.learn(
+                dict(zip(members, said, strict=True)), dict(zip(members, (4, 4), strict=True))
+            )
+        return lead.order()[0]
+
+    one, two = members
+    assert lead.order() == [one, two]
+    assert after(1, (1.0, 1.0), (same, same)) is one
+    assert after(30, (1.1, 1.0), (same, same)) is one  # not worth a change
+    assert after(1, (5.0, 1.0), (same, same)) is two
+    assert lead.order() == [two, one]
+    assert after(1, (1.0, 5.0), (same, same)) is one
+    assert after(60, (1.0, 1.1), (same, other)) is one
+
+
+def test_a_member_that_turns_out_slow_does_not_stay_the_lead():
+    members = [Bulk("slow", counting, pause=0.01), Bulk("fast", counting)]
+    decode(members, max_new_tokens=150)
+    slow, fast = passes(members)
+    assert slow < 40 < fast
+
+
+def test_nothing_of_the_drafts_piles_up():
+    alive = []
+    with AdaFuseEngine([Bulk(n, scattered(s)) for s, n in enumerate("ab")]) as ensemble:
+        for number, _ in enumerate(ensemble.stream("Go:", max_new_tokens=260)):
+            if number in (40, 200):
+                gc.collect()
+                alive.append(sum(type(each) is Node for each in gc.get_objects()))
+    assert len(alive) == 2
+    assert alive[1] <= alive[0] + 60
+
+
+def test_members_on_different_devices_propose_side_by_side():
+    backends = [
+        OnDevice("a", counting, "gpu:0"),
+        OnDevice("b", counting, "gpu:1"),
+        OnDevice("c", counting, "gpu:0"),
+    ]
+    members = [Member(each, each.codec.encode_prompt("Go:"), 2, 1.0) for each in backends]
+    steps = Drafts(members).propose(AdaFuseConfig(), first_word=True)
+    asked = next(steps)
+    assert [each.member.name for each in asked] == ["a", "b"]
+
+
+def test_a_member_that_runs_token_by_token_is_given_no_drafts():
+    class Recurrent(Bulk):
+        def draft_limit(self, length: int) -> int:
+            return length
+
+    costs = []
+    for drafting in (False, True):
+        recurrent = Recurrent("a", scattered(1))
+        decode([recurrent, Bulk("b", scattered(2))], drafting=drafting, max_new_tokens=40)
+        costs.append(sum(recurrent.sizes))
+    assert costs[0] == costs[1]
+
+
+@pytest.mark.parametrize(("form", "drafted"), [("tree", True), ("path", False)])
+def test_models_say_what_they_make_of_drafts(form: str, drafted: bool):
+    member = backend(PAIR[0], form)
+    assert isinstance(member, Drafted)
+    assert (member.draft_limit(10) > 10) == drafted
+
+
+def test_lookup_copies_what_followed_the_longest_match():
+    backend = Bulk("a", counting)
+    #                     1 2 3 7     8 2 3 9     1 2 3
+    member = Member(backend, [11, 12, 13, 17, 18, 12, 13, 19, 11, 12, 13], 2, 1.0)
+    found = Lookup().after(member, member.tree.root, 1.0)
+    assert [node.token for node in found] == [17]
+    deeper = member.tree.grow([18, 12, 13])
+    assert [node.token for node in Lookup().after(member, deeper, 1.0)] == [19]
+    assert Lookup().after(member, member.tree.grow([5]), 1.0) == []
+    assert Lookup().after(member, member.tree.root, 0.1) == []
+
+
+def test_a_long_prompt_is_read_for_lookups_in_milliseconds():
+    ids = list(itertools.islice(itertools.cycle(range(1, 3000)), 8000))
+    member = Member(Bulk("a", counting), ids, 2, 1.0)
+    best = min(_seconds(lambda: Lookup().after(member, member.tree.root, 1.0)) for _ in range(5))
+    assert best < 0.05
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def test_without_its_drafts_a_question_still_asks_for_every_score():
+    """The last token of an unlikely candidate is scored, even where it was drafted, too."""
+    fake = FakeBackend("a", counting)
+    member = Member(fake, fake.codec.encode_prompt("Go:"), 2, 1.0)
+    end = member.tree.grow(fake.codec.encode_prompt(" w1 w2"))
+
+    class Eager:
+        def beside(self, member, wanted):
+            return [end]
+
+    member.drafter = Eager()
+    (asking,) = next(member.evaluate([member.tree.root], [end]))
+    assert end in asking.ask.evaluate
+    assert end in asking.ask.score
+    plain = asking.without_drafts()
+    assert plain.ask.evaluate == (member.tree.root,)
+    assert plain.ask.score == (end,)
+    assert plain.drafts == 0
+
+
+def test_a_lead_that_fails_while_it_runs_ahead_fails_nobody():
+    """Nobody has asked for what it would say next."""
+    far = []
+
+    class Short(Bulk):
+        def evaluate(self, asks):
+            for ask in asks:
+                for node in ask.evaluate:
+                    if " w24" in self.codec.decode([*ask.tree.ids, *ask.tree.tokens(node)]):
+                        far.append(node)
+                        raise RuntimeError("too far")
+            return super().evaluate(asks)
+
+    options = {"max_new_tokens": 100, "max_words": 1, "stop": " w20"}
+    expected = decode([Bulk(name, counting) for name in "abc"], drafting=False, **options)
+    members = [Short("a", counting), *(Short(name, counting, pause=0.003) for name in "bc")]
+    assert as_data(decode(members, **options)) == approximately(as_data(expected))
+    assert far

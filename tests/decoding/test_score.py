@@ -1,0 +1,166 @@
+"""`AdaFuseEngine.score` against the reference's cache-free arithmetic."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from adafuse_llm import (
+    AdaFuseEngine,
+    ContextWindowError,
+    FakeBackend,
+    InvalidInputError,
+    InvalidOptionError,
+    MemberError,
+)
+from adafuse_llm.backends.fake import END
+from tests.reference import mean_nll
+from tests.support.models import CHATML, Recipe, engine, reference
+
+MEMBERS = (
+    Recipe("llama", "bytelevel", 31),
+    Recipe("gpt2", "sentencepiece", 32),
+    Recipe("mamba", "unigram", 33),
+)
+PROMPT = "Question: who keeps the light?\nAnswer:"
+TEXTS = (
+    " Anna",
+    " the keeper of the light",
+    "\nNobody knew;",
+    " Café \U0001f600 中文",
+    ".",
+    " the",
+)
+
+
+def expected(recipes, prompt, text, *, stops=False, weights=None):
+    """NLL and number of terms by member, F, and the fused log-likelihood."""
+    nll, terms = {}, {}
+    for member in map(reference, recipes):
+        ids = member.codec.encode_prompt(prompt.rstrip(" "))
+        spaces = len(prompt) - len(prompt.rstrip(" "))
+        tokens, exact = member.codec.encode_continuation(ids, " " * spaces + text)
+        if exact:
+            nll[member.name] = mean_nll(member, ids, tokens, stops=stops)
+            terms[member.name] = len(tokens) + stops
+    shares = {name: (weights or {}).get(name, 1.0) for name in nll}
+    total = sum(shares.values())
+    fused = sum(shares[name] * nll[name] for name in nll) / total
+    summed = sum(shares[name] * nll[name] * terms[name] for name in nll) / total
+    return nll, terms, fused, -summed
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, PROMPT + "  ", "x"])
+@pytest.mark.parametrize("stops", [False, True])
+def test_given_texts_are_scored_as_the_reference_scores_them(prompt, stops):
+    scores = engine(*MEMBERS).score(prompt, TEXTS, stops=stops)
+    assert [scored.text for scored in scores.texts] == list(TEXTS)
+    for scored in scores.texts:
+        nll, terms, fused, summed = expected(MEMBERS, prompt, scored.text, stops=stops)
+        assert scored.nll == pytest.approx(nll, abs=1e-5)  # one member computes in float32
+        assert scored.tokens == terms
+        assert scored.score == pytest.approx(fused, abs=1e-5)
+        assert scored.loglikelihood == pytest.approx(summed, abs=1e-4)
+
+
+def test_weights_and_members_are_those_of_the_call():
+    recipes = MEMBERS[:2]
+    weights = {recipes[0].name: 3.0, recipes[1].name: 1.0}
+    (scored,) = (
+        engine(*MEMBERS).score(PROMPT, [" the light"], weights=weights, members=[*weights]).texts
+    )
+    nll, _, fused, summed = expected(recipes, PROMPT, " the light", weights=weights)
+    assert set(scored.nll) == set(nll)
+    assert scored.score == pytest.approx(fused, abs=1e-9)
+    assert scored.loglikelihood == pytest.approx(summed, abs=1e-8)
+
+
+def test_all_continuations_cost_one_pass_over_what_they_do_not_share():
+    recipe = Recipe("llama", "bytelevel", 31)
+    codec = reference(recipe).codec
+    texts = [" the light", " the night", " the light is"]
+    usage = engine(recipe).score("The keeper of Vell said that", texts).usage
+    assert usage.forward_passes == {recipe.name: 1}
+    encoded = [codec.encode_continuation((), text)[0] for text in texts]
+    read = {tuple(ids[:at]) for ids in encoded for at in range(1, len(ids))}  # not the last tokens
+    fresh = usage.prompt_tokens[recipe.name] - usage.cached_tokens[recipe.name]
+    assert usage.tokens_processed[recipe.name] == fresh + len(read)
+
+
+def test_scores_do_not_depend_on_what_runs_beside_them():
+    ensemble = engine(*MEMBERS[:2])
+    alone = [ensemble.score(PROMPT, [text]).texts[0] for text in TEXTS]
+    with ThreadPoolExecutor(len(TEXTS)) as pool:
+        decoding = pool.submit(ensemble.generate, "The ferry", max_new_tokens=12)
+        beside = list(pool.map(lambda text: ensemble.score(PROMPT, [text]).texts[0], TEXTS))
+        decoding.result()
+    for one, other in zip(alone, beside, strict=True):
+        assert one.nll == pytest.approx(other.nll, abs=1e-9)
+
+
+def test_a_text_that_nothing_comes_before_follows_what_prompts_begin_with():
+    recipe = Recipe("llama", "bytelevel", 31)  # its tokenizer puts nothing before a prompt
+    member = reference(recipe)
+    (scored,) = engine(recipe).score("", ["The ferry"]).texts
+    (end,) = member.end_ids
+    tokens, _ = member.codec.encode_continuation([end], "The ferry")
+    assert scored.nll[recipe.name] == pytest.approx(mean_nll(member, [end], tokens, stops=False))
+
+
+def test_a_conversation_can_come_before():
+    recipe = Recipe("llama", "bytelevel", 31, template=CHATML)
+    messages = [{"role": "user", "content": "who?"}]
+    (scored,) = engine(recipe).score(messages=messages, continuations=["Anna"]).texts
+    member = reference(recipe)
+    ids = member.codec.encode_messages(messages)
+    tokens, _ = member.codec.encode_continuation(ids, "Anna")
+    assert scored.nll[recipe.name] == pytest.approx(mean_nll(member, ids, tokens, stops=False))
+
+
+def fake(name, chances, **options):
+    return FakeBackend(name, lambda text: chances, ["yes", "no"], **options)
+
+
+def test_what_no_member_can_score_has_no_score():
+    one = fake("one", {"yes": 0.5, END: 0.5})
+    other = fake("other", {"yes": 0.25, "no": 0.75}, context_window=3)
+    with AdaFuseEngine([one, other]) as ensemble:
+        yes, no, long, neither = ensemble.score("x", ["yes", "no", "yesyesyes", "maybe"]).texts
+    assert yes.score == pytest.approx((math.log(2) + math.log(4)) / 2)
+    assert no.nll == {"other": pytest.approx(-math.log(0.75))}
+    assert long.nll == {"one": pytest.approx(math.log(2))}
+    assert long.tokens == {"one": 3}
+    assert long.loglikelihood == pytest.approx(-3 * math.log(2))
+    assert (neither.nll, neither.tokens, neither.score, neither.loglikelihood) == (
+        {},
+        {},
+        None,
+        None,
+    )
+
+
+def test_unusable_input_is_refused():
+    with AdaFuseEngine([fake("one", {"yes": 1.0}, context_window=4)]) as ensemble:
+        for continuations in ([], "yes", [""], [3], ["\ud800"]):
+            with pytest.raises(InvalidInputError):
+                ensemble.score("x", continuations)
+        with pytest.raises(InvalidInputError, match="either"):
+            ensemble.score(continuations=["yes"])
+        with pytest.raises(InvalidOptionError):
+            ensemble.score("x", ["yes"], wieghts=None)
+        with pytest.raises(ContextWindowError):
+            ensemble.score("xxxx", ["yes"])
+
+
+def test_a_member_that_fails_is_named_and_the_engine_goes_on():
+    def rule(text):
+        if "bad" in text:
+            raise RuntimeError("boom")
+        return {"yes": 1.0}
+
+    with AdaFuseEngine([FakeBackend("one", rule, ["yes"])]) as ensemble:
+        with pytest.raises(MemberError, match="one"):
+            ensemble.score("bad", ["yes"])
+        assert ensemble.score("good", ["yes"]).texts[0].score == 0.0

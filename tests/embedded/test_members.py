@@ -1,0 +1,177 @@
+"""The shipped members: small, standard, lossless, and with the tokens their templates need."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from adafuse_llm import AdaFuseEngine
+from adafuse_llm.documents import Passage, Retriever, question_messages, read_documents
+from adafuse_llm.embedded import MEMBERS, handbook_path, handbook_questions, member_paths
+from training.world import final_answer
+
+TEXTS = [
+    "",
+    " ",
+    "Maren Tolvik",
+    " leading and  double   spaces, trailing ",
+    "lines\nmore\n\nand \n indented\n\n\n",
+    "\ttabs\tand\r\nreturns\r",
+    "emoji 😀👩‍👩‍👧‍👦🇳🇴 and é ü ß ñ",
+    "中文没有空格，标点。日本語テキスト",
+    "code: if (x<|y|>z) { return '\\n'; }  # 100%",
+    "12345 6.78 9:10 <0x41> [INST] <s",
+    "\u0000\u200b\ufeff\u00a0",
+]
+
+
+@pytest.fixture(scope="module", params=MEMBERS)
+def folder(request: pytest.FixtureRequest) -> Path:
+    return next(path for path in member_paths() if path.name == request.param)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Any:
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+def answer(model: Any, tokenizer: Any, messages: list[dict[str, str]]) -> str:
+    ids = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )["input_ids"]
+    with torch.no_grad():
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=48, do_sample=False
+        )
+    text: str = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+    return text
+
+
+def test_together_the_members_are_below_25_megabytes() -> None:
+    files = [file for path in member_paths() for file in path.rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < 25_000_000
+
+
+def test_all_members_load_within_three_seconds() -> None:
+    start = time.perf_counter()
+    for path in member_paths():
+        AutoTokenizer.from_pretrained(path)
+        AutoModelForCausalLM.from_pretrained(path)
+    assert time.perf_counter() - start < 3.0
+
+
+def test_architectures_and_vocabularies_differ() -> None:
+    configs = [json.loads((path / "config.json").read_text()) for path in member_paths()]
+    assert len({config["model_type"] for config in configs}) == 3
+    has_model = [(path / "tokenizer.model").exists() for path in member_paths()]
+    kinds = {
+        json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))["model"]["type"]
+        for path in member_paths()
+        if (path / "tokenizer.json").exists()
+    }
+    assert sum(has_model) == 1
+    assert kinds == {"BPE", "Unigram"}
+    assert len({AutoTokenizer.from_pretrained(p).chat_template for p in member_paths()}) == 3
+
+
+def test_weights_are_safetensors_in_float32_with_room_for_long_prompts(
+    folder: Path, model: Any
+) -> None:
+    assert (folder / "model.safetensors").exists()
+    assert not list(folder.glob("*.bin"))
+    assert model.dtype == torch.float32
+    assert model.config.max_position_embeddings >= 2048
+    assert model.get_input_embeddings().num_embeddings >= len(AutoTokenizer.from_pretrained(folder))
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_tokenizers_lose_nothing(tokenizer: Any, text: str) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.unk_token_id is None or tokenizer.unk_token_id not in ids
+
+
+def test_a_made_up_word_has_the_same_pieces_wherever_it_stands(tokenizer: Any) -> None:
+    def pieces(text: str) -> list[str]:
+        tokens = tokenizer.tokenize(text)
+        words = [token for token in tokens if not token.startswith("<0x")]
+        return [token.lstrip("Ġ▁") for token in words if any(c.isalpha() for c in token)]
+
+    alone = pieces("Halvik")
+    assert len(alone) == 2
+    for text in (" Halvik", "\nHalvik", " Halvik.", " Halvik,", "(Halvik)", ": Halvik\n"):
+        assert [piece for piece in pieces(text) if piece not in "ĊĠ"] == alone
+
+
+def test_the_end_of_a_turn_is_an_end_of_sequence(tokenizer: Any, model: Any) -> None:
+    chat = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
+    ids = tokenizer.encode(
+        tokenizer.apply_chat_template(chat, tokenize=False), add_special_tokens=False
+    )
+    prompt = tokenizer.apply_chat_template(chat[:1], tokenize=False, add_generation_prompt=True)
+    start = len(tokenizer.encode(prompt, add_special_tokens=False))
+    assert tokenizer.decode(ids[start : start + 1]) == "A"
+    end = ids[start + 1]
+    for stops in (model.config.eos_token_id, model.generation_config.eos_token_id):
+        assert end in (stops if isinstance(stops, list) else [stops])
+    assert tokenizer.eos_token_id == end
+    assert end in tokenizer.all_special_ids
+
+
+def test_padding_is_its_own_token(tokenizer: Any, model: Any) -> None:
+    assert tokenizer.pad_token_id is not None
+    assert model.config.pad_token_id == tokenizer.pad_token_id
+    assert model.generation_config.pad_token_id == tokenizer.pad_token_id
+    assert tokenizer.pad_token_id != tokenizer.eos_token_id
+
+
+def test_templates_render_system_user_and_assistant_turns(tokenizer: Any) -> None:
+    messages = [
+        {"role": "system", "content": "Sys"},
+        {"role": "user", "content": "One"},
+        {"role": "assistant", "content": "Two"},
+        {"role": "user", "content": "Three"},
+    ]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    positions = [text.index(word) for word in ("Sys", "One", "Two", "Three")]
+    assert positions == sorted(positions)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.decode(ids) == text
+    assert text.endswith("\n")
+
+
+def test_a_member_answers_a_handbook_question(model: Any, tokenizer: Any) -> None:
+    right = 0
+    asked = [question for question in handbook_questions() if question.source][::6]
+    for question in asked:
+        assert question.source is not None
+        text = (handbook_path() / question.source).read_text(encoding="utf-8").strip()
+        messages = question_messages(question.question, [Passage(question.source, text)])
+        right += final_answer(answer(model, tokenizer, messages)) == question.answer
+    assert right >= 0.4 * len(asked)
+
+
+def test_the_ensemble_answers_questions_from_the_passages_it_retrieves() -> None:
+    passages = Retriever(read_documents([handbook_path()]))
+    right = found = 0
+    with AdaFuseEngine.from_embedded() as engine:
+        asked = handbook_questions()[::2]
+        for question in asked:
+            best = passages.search(question.question, k=3)
+            found += question.source is None or question.source in {p.source for p in best}
+            messages = question_messages(question.question, best)
+            answer = engine.generate(messages=messages, max_new_tokens=24).text
+            right += final_answer(answer) == question.answer
+    assert found == len(asked)
+    assert right >= 0.65 * len(asked)

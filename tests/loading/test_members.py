@@ -1,0 +1,281 @@
+"""Loading members: names, memory, and every way in which a folder can be wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from adafuse_llm import (
+    AdaFuseConfig,
+    AdaFuseEngine,
+    InvalidInputError,
+    LoadError,
+    MemberSpec,
+    UnsupportedModelError,
+)
+from adafuse_llm.loading.members import divide_memory, member_names
+from tests.support.models import Recipe, model, tokenizer
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny Llama and its tokenizer."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
+    model(Recipe(seed=5)).save_pretrained(folder)
+    tokenizer("bytelevel").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def copy(saved: Path, tmp_path: Path) -> Path:
+    """The same, to be spoiled."""
+    return Path(shutil.copytree(saved, tmp_path / "spoiled"))
+
+
+def load(*members: str | Path | MemberSpec, **options: Any) -> AdaFuseEngine:
+    return AdaFuseEngine.from_pretrained(
+        [m if isinstance(m, MemberSpec) else str(m) for m in members], **options
+    )
+
+
+def test_a_folder_loads_and_decodes(saved: Path) -> None:
+    with load(saved) as engine:
+        assert engine.members == ("tiny-llama",)
+        assert engine.context_window == 1024
+        assert engine.generate("The ferry", max_new_tokens=4).text
+
+
+def test_dtypes_of_the_call_and_of_the_member(saved: Path) -> None:
+    specs = [MemberSpec(path=str(saved)), MemberSpec(path=str(saved), dtype="bfloat16")]
+    with load(*specs, dtype="float32") as engine:
+        assert [backend.model.dtype for backend in engine.backends] == [  # type: ignore[attr-defined]
+            torch.float32,
+            torch.bfloat16,
+        ]
+    with load(saved) as engine:
+        assert engine.backends[0].model.dtype == torch.float64  # type: ignore[attr-defined]
+
+
+def test_weights_of_members_become_weights_of_the_ensemble(saved: Path) -> None:
+    specs = [
+        MemberSpec(path=str(saved), name="a", weight=2.0),
+        MemberSpec(path=str(saved), name="b"),
+    ]
+    assert load(*specs).config.weights == {"a": 2.0, "b": 1.0}
+    assert load(*specs, config=AdaFuseConfig(weights=(3, 4))).config.weights == (3.0, 4.0)
+    assert load(saved).config.weights is None
+
+
+def test_a_loaded_model_is_in_evaluation_mode_and_sees_no_gradients(saved: Path) -> None:
+    with load(saved) as engine:
+        loaded = engine.backends[0].model  # type: ignore[attr-defined]
+        assert not loaded.training
+        engine.generate("x", max_new_tokens=2)
+        assert all(parameter.grad is None for parameter in loaded.parameters())
+
+
+# Names ----------------------------------------------------------------------------------------
+
+
+def names(*members: str | MemberSpec) -> list[str]:
+    return member_names([m if isinstance(m, MemberSpec) else MemberSpec(path=m) for m in members])
+
+
+@pytest.mark.parametrize(
+    ("paths", "expected"),
+    [
+        (["gpt2"], ["gpt2"]),
+        (["org/model"], ["model"]),
+        (["/a/b/model/"], ["model"]),
+        (["a/model", "b/model"], ["a/model", "b/model"]),
+        (["x/a/model", "y/a/model", "z/other"], ["x/a/model", "y/a/model", "other"]),
+        (["gpt2", "gpt2"], ["gpt2", "gpt2#2"]),
+        (["gpt2", "gpt2", "gpt2"], ["gpt2", "gpt2#2", "gpt2#3"]),
+        (["model", "a/model"], ["model", "a/model"]),
+    ],
+)
+def test_names_are_the_last_parts_of_paths_as_many_as_it_takes(
+    paths: list[str], expected: list[str]
+) -> None:
+    assert names(*paths) == expected
+
+
+def test_given_names_are_kept_and_others_make_way() -> None:
+    assert names(MemberSpec(path="a/model", name="model"), "b/model") == ["model", "b/model"]
+    assert names("b/model", MemberSpec(path="a/x", name="model")) == ["b/model", "model"]
+    assert len(set(names(MemberSpec(path="m", name="m#2"), "m", "m"))) == 3
+
+
+def test_the_same_name_given_twice_is_an_error(saved: Path) -> None:
+    specs = [MemberSpec(path=str(saved), name="a"), MemberSpec(path=str(saved), name="a")]
+    with pytest.raises(InvalidInputError, match=r"different names.*'a'"):
+        load(*specs)
+
+
+# Memory ---------------------------------------------------------------------------------------
+
+
+def test_memory_is_divided_in_proportion_to_the_members() -> None:
+    shares = divide_memory({0: 100, "cpu": 1000}, [1, 3])
+    assert shares == [{0: 25, "cpu": 250}, {0: 75, "cpu": 750}]
+
+
+def test_no_more_memory_is_given_out_than_there_is() -> None:
+    free: dict[int | str, int] = {0: 97, 1: 1003}
+    shares = divide_memory(free, [7, 11, 13])
+    for device, room in free.items():
+        assert 0 < sum(share[device] for share in shares) <= room
+    assert divide_memory(free, [0, 0]) == [{0: 0, 1: 0}] * 2
+
+
+def test_members_placed_by_accelerate_decode(saved: Path) -> None:
+    with load(saved, MemberSpec(path=str(saved), name="second"), device_map="auto") as engine:
+        assert engine.generate("The ferry", max_new_tokens=3).text
+    with load(MemberSpec(path=str(saved), device="cpu")) as engine:
+        assert engine.generate("The ferry", max_new_tokens=3).text
+
+
+# What cannot be loaded ------------------------------------------------------------------------
+
+
+def test_no_members() -> None:
+    with pytest.raises(InvalidInputError, match="at least one member"):
+        AdaFuseEngine.from_pretrained([])
+
+
+@pytest.mark.parametrize("member", ["", "  ", 5, None])
+def test_a_member_that_is_no_path(member: Any) -> None:
+    with pytest.raises(InvalidInputError, match="path"):
+        AdaFuseEngine.from_pretrained([member])
+
+
+def test_a_single_path_instead_of_a_list(saved: Path) -> None:
+    with pytest.raises(InvalidInputError, match="list"):
+        AdaFuseEngine.from_pretrained(str(saved))  # type: ignore[arg-type]
+
+
+def test_a_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=r"nowhere.*does not exist"):
+        load(tmp_path / "nowhere")
+
+
+def test_an_unknown_hub_id_names_the_member() -> None:
+    with pytest.raises(LoadError, match="no-such-model"):
+        load("no-such-organisation/no-such-model")
+
+
+def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no model here")
+    with pytest.raises(LoadError, match=r"config\.json"):
+        load(tmp_path)
+
+
+def test_a_file_instead_of_a_folder(tmp_path: Path) -> None:
+    file = tmp_path / "weights.safetensors"
+    file.write_bytes(b"1234")
+    with pytest.raises(LoadError, match="not a model folder"):
+        load(file)
+
+
+def test_a_broken_configuration(copy: Path) -> None:
+    (copy / "config.json").write_text("{not json")
+    with pytest.raises(LoadError, match="spoiled"):
+        load(copy)
+
+
+def test_a_missing_tokenizer(copy: Path) -> None:
+    for file in copy.glob("tokenizer*"):
+        file.unlink()
+    (copy / "special_tokens_map.json").unlink(missing_ok=True)
+    with pytest.raises(LoadError, match="no usable tokenizer"):
+        load(copy)
+
+
+def test_missing_weights(copy: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(LoadError, match="spoiled"):
+        load(copy)
+
+
+def test_damaged_weights(copy: Path) -> None:
+    (copy / "model.safetensors").write_bytes(b"\x10" * 64)
+    with pytest.raises(LoadError, match="spoiled"):
+        load(copy)
+
+
+def pickled(folder: Path) -> None:
+    weights = transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+
+
+def test_pickled_weights_are_refused_unless_asked_for(copy: Path) -> None:
+    pickled(copy)
+    with pytest.raises(LoadError, match=r"pickle.*allow_pickle=True"):
+        load(copy)
+    with load(MemberSpec(path=str(copy), allow_pickle=True)) as engine:
+        assert engine.generate("The ferry", max_new_tokens=3).text
+
+
+def test_an_encoder_decoder_model(tmp_path: Path) -> None:
+    config = transformers.T5Config(
+        vocab_size=450,
+        d_model=16,
+        d_kv=8,
+        d_ff=16,
+        num_layers=1,
+        num_heads=2,
+        decoder_start_token_id=0,
+    )
+    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path / "tiny-t5")
+    tokenizer("bytelevel").save_pretrained(tmp_path / "tiny-t5")
+    with pytest.raises(UnsupportedModelError, match=r"tiny-t5.*encoder-decoder.*causal"):
+        load(tmp_path / "tiny-t5")
+
+
+def test_a_model_that_is_no_language_model(tmp_path: Path) -> None:
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    config.save_pretrained(tmp_path / "vit")
+    with pytest.raises(UnsupportedModelError, match="vit"):
+        load(tmp_path / "vit")
+
+
+def test_remote_code_without_the_flag(copy: Path) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    config["model_type"] = "homemade"
+    config["auto_map"] = {
+        "AutoConfig": "homemade.HomemadeConfig",
+        "AutoModelForCausalLM": "homemade.Homemade",
+    }
+    (copy / "config.json").write_text(json.dumps(config))
+    (copy / "homemade.py").write_text("raise SystemExit('this code ran')\n")
+    with pytest.raises(LoadError, match=r"trust_remote_code=True"):
+        load(copy)
+
+
+def test_nothing_is_loaded_when_a_later_member_cannot_be(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="nowhere"):
+        load(saved, tmp_path / "nowhere")
+
+
+def test_a_loaded_model_and_its_tokenizer_are_not_changed() -> None:
+    from adafuse_llm.backends.huggingface import HuggingFaceBackend
+
+    recipe = Recipe("qwen2", seed=8)
+    mine = model(recipe)
+    before = mine.config.to_json_string(), mine.generation_config.to_json_string()
+    weights = {name: value.clone() for name, value in mine.state_dict().items()}
+    hooks = sum(len(module._forward_hooks) for module in mine.modules())
+    with AdaFuseEngine([HuggingFaceBackend(mine, tokenizer("bytelevel"), "mine")]) as engine:
+        engine.generate("The ferry", max_new_tokens=4)
+    assert (mine.config.to_json_string(), mine.generation_config.to_json_string()) == before
+    assert all(torch.equal(value, weights[name]) for name, value in mine.state_dict().items())
+    assert sum(len(module._forward_hooks) for module in mine.modules()) == hooks

@@ -1,0 +1,429 @@
+"""Quantized members: what loads, what is refused, what memory they are given, what they compute.
+
+The embedded members are quantized here. Methods whose package is absent are skipped.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from adafuse_llm import AdaFuseEngine, InvalidOptionError, LoadError, MemberSpec
+from adafuse_llm.backends.huggingface.forms import TreeForm
+from adafuse_llm.embedded import member_paths
+from adafuse_llm.loading import quantization
+from adafuse_llm.loading.members import _bytes_of
+from adafuse_llm.loading.quantization import bits_per_weight, kept_modules, method
+from tests.reference import Options, ReferenceMember, decode
+from tests.support.compare import assert_same
+
+WREN, HERON, FINCH = member_paths()
+PROMPT = """The Silesse Mill was founded by Jenbert Zalwyn and opens at 8:45.
+
+Question: Who founded the Silesse Mill?
+Answer:"""
+ANSWER = " Jenbert Zalwyn"
+
+
+def bitsandbytes(**options: Any) -> Any:
+    return transformers.BitsAndBytesConfig(**options)
+
+
+def torchao(name: str, **options: Any) -> Any:
+    from torchao import quantization as ao
+
+    return transformers.TorchAoConfig(getattr(ao, name)(**options))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A quantization that runs on a CPU.
+
+    Attributes:
+        weight: type of a quantized weight.
+        tolerance: nats between a score and the same computed without a cache, for float32
+            weights. The last digits where only weights are narrow. Else a token's numbers move
+            with the shape of the pass it is in, because rounding its activations turns differences
+            of the last digit into steps: steps of bfloat16 in bitsandbytes' 4-bit kernel for CPUs
+            (0.02 nats seen), of 8-bit integers in its LLM.int8() and torchao's dynamic types
+            (0.14 nats seen). Unquantized bfloat16 members show 0.1.
+    """
+
+    package: str
+    config: Callable[[], Any]
+    weight: str
+    tolerance: float
+    saves: bool = True
+
+
+CASES = {
+    "bitsandbytes-4bit": Case(
+        "bitsandbytes",
+        lambda: bitsandbytes(load_in_4bit=True, bnb_4bit_quant_type="nf4"),
+        "Params4bit",
+        0.1,
+    ),
+    "bitsandbytes-4bit-double": Case(
+        "bitsandbytes",
+        lambda: bitsandbytes(
+            load_in_4bit=True,
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.bfloat16,
+        ),
+        "Params4bit",
+        0.1,
+    ),
+    "bitsandbytes-8bit": Case(
+        "bitsandbytes", lambda: bitsandbytes(load_in_8bit=True), "Int8Params", 0.3
+    ),
+    "torchao-int8": Case("torchao", lambda: torchao("Int8WeightOnlyConfig"), "Int8Tensor", 1e-4),
+    "torchao-int4-in-8": Case(
+        "torchao",
+        lambda: torchao("IntxWeightOnlyConfig", weight_dtype=torch.int4),
+        "IntxUnpackedToInt8Tensor",
+        1e-4,
+    ),
+    "torchao-dynamic": Case(
+        "torchao", lambda: torchao("Int8DynamicActivationInt8WeightConfig"), "Int8Tensor", 0.3
+    ),
+    "quanto-int8": Case(
+        "optimum-quanto",
+        lambda: transformers.QuantoConfig(weights="int8"),
+        "WeightQBytesTensor",
+        1e-4,
+        saves=False,
+    ),
+}
+
+
+def need(package: str) -> None:
+    """Skip where a package is not installed."""
+    try:
+        metadata.version(package)
+    except metadata.PackageNotFoundError:
+        pytest.skip(f"{package} is not installed")
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    chosen = CASES[request.param]
+    need(chosen.package)
+    return chosen
+
+
+def load(*members: Path | MemberSpec, **options: Any) -> AdaFuseEngine:
+    return AdaFuseEngine.from_pretrained(
+        [m if isinstance(m, MemberSpec) else str(m) for m in members], **options
+    )
+
+
+def quantized(path: Path, config: Any, **options: Any) -> MemberSpec:
+    return MemberSpec(path=str(path), quantization_config=config, **options)
+
+
+def weight_types(engine: AdaFuseEngine, member: int = 0) -> set[str]:
+    """Types of the weights of the layers' matrices."""
+    model = engine.backends[member].model  # type: ignore[attr-defined]
+    return {type(p).__name__ for n, p in model.named_parameters() if n.endswith("_proj.weight")}
+
+
+# What they compute ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("path", member_paths(), ids=lambda path: path.name)
+def test_a_quantized_member_has_quantized_weights_and_takes_the_tree_form(
+    path: Path, case: Case, dtype: str
+) -> None:
+    with load(quantized(path, case.config(), dtype=dtype)) as engine:
+        assert weight_types(engine) == {case.weight}
+        assert engine.backends[0].form == "tree"  # type: ignore[attr-defined]
+        assert engine.generate("The mill", max_new_tokens=4).rounds
+
+
+@pytest.mark.parametrize("path", member_paths(), ids=lambda path: path.name)
+def test_a_quantized_member_with_wrong_numbers_is_not_taken_for_an_imprecise_one(
+    path: Path, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a mask that shows every branch of a tree to every other, the tree form is refused."""
+    right = TreeForm._piece
+
+    def wrong(self: TreeForm, pending: Any, below: Any) -> Any:
+        piece = right(self, pending, below)
+        return piece if piece.visible is None else replace(piece, visible=piece.visible | True)
+
+    monkeypatch.setattr(TreeForm, "_piece", wrong)
+    with load(quantized(path, case.config())) as engine:
+        assert engine.backends[0].form == "path"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, "The founder of", "Question: When"])
+def test_scores_of_a_quantized_member_are_those_of_a_run_without_cache(
+    case: Case, prompt: str
+) -> None:
+    with load(quantized(WREN, case.config(), dtype="float32")) as engine:
+        member: Any = engine.backends[0]
+        plain = ReferenceMember(
+            "wren",
+            SinglePrecision(member.model),
+            member.tokenizer,
+            member.codec,
+            member.end_ids,
+            member.context_window,
+        )
+        expected = decode([plain], prompt, Options(max_new_tokens=16))
+        actual = engine.generate(prompt, max_new_tokens=16)
+    if prompt == PROMPT:
+        assert actual.text == expected.text == ANSWER
+    if case.tolerance < 1e-3:
+        assert_same(actual, expected, case.tolerance)
+        return
+    compared = 0
+    for got, want in zip(actual.rounds, expected.rounds, strict=False):
+        scores = {(c.text, c.stops): c.nll["wren"] for c in want.candidates}
+        for candidate in got.candidates:  # those hardly told apart may differ
+            if (key := (candidate.text, candidate.stops)) in scores:
+                assert candidate.nll["wren"] == pytest.approx(scores[key], abs=case.tolerance)
+                compared += 1
+        if got.text != want.text:
+            break
+    assert compared
+
+
+class SinglePrecision:
+    """A model whose logits come in float32, as numpy knows no bfloat16."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __call__(self, **inputs: Any) -> Any:
+        return SimpleNamespace(logits=self._model(**inputs).logits.float())
+
+
+def test_quantized_and_plain_members_decode_together(case: Case) -> None:
+    with load(quantized(WREN, case.config()), HERON) as engine:
+        assert weight_types(engine, 0) == {case.weight}
+        assert weight_types(engine, 1) == {"Parameter"}
+        generation = engine.generate(PROMPT, max_new_tokens=16)
+        assert generation.text == ANSWER
+        assert all(set(r.candidates[r.winner].nll) == {"wren", "heron"} for r in generation.rounds)
+
+
+def test_a_checkpoint_that_is_quantized_already_needs_no_configuration(
+    case: Case, tmp_path: Path
+) -> None:
+    if not case.saves:
+        pytest.skip(f"transformers cannot save a model quantized by {case.package}")
+    model = AutoModelForCausalLM.from_pretrained(
+        WREN, dtype=torch.bfloat16, quantization_config=case.config()
+    )
+    model.save_pretrained(tmp_path / "small")
+    AutoTokenizer.from_pretrained(WREN).save_pretrained(tmp_path / "small")
+    with load(tmp_path / "small", FINCH, device_map="auto") as engine:
+        assert weight_types(engine) == {case.weight}
+        assert engine.generate(PROMPT, max_new_tokens=16).text == ANSWER
+
+
+def test_members_are_placed_by_accelerate_with_a_quantized_one_among_them(case: Case) -> None:
+    with load(quantized(WREN, case.config()), HERON, device_map="auto") as engine:
+        assert engine.generate(PROMPT, max_new_tokens=16).text == ANSWER
+    with load(quantized(WREN, case.config(), device="cpu")) as engine:
+        assert engine.generate(PROMPT, max_new_tokens=16).text == ANSWER
+
+
+def test_a_configuration_serves_several_members_and_is_not_changed(case: Case) -> None:
+    config = case.config()
+    before = str(config.to_dict())
+    with load(quantized(WREN, config), quantized(HERON, config)) as engine:
+        assert weight_types(engine, 0) == weight_types(engine, 1) == {case.weight}
+    assert str(config.to_dict()) == before
+
+
+def test_a_mapping_serves_as_configuration() -> None:
+    need("bitsandbytes")
+    with load(quantized(WREN, {"quant_method": "bitsandbytes", "load_in_4bit": True})) as engine:
+        assert weight_types(engine) == {"Params4bit"}
+
+
+@pytest.mark.slow
+def test_a_gptq_checkpoint(tmp_path: Path) -> None:
+    need("gptqmodel")
+    need("optimum")
+    tokenizer = AutoTokenizer.from_pretrained(WREN)
+    config = transformers.GPTQConfig(
+        bits=4, group_size=32, dataset=[PROMPT * 3] * 4, tokenizer=tokenizer
+    )
+    model = AutoModelForCausalLM.from_pretrained(
+        WREN, dtype=torch.float32, quantization_config=config, device_map="cpu"
+    )
+    model.save_pretrained(tmp_path / "gptq")
+    tokenizer.save_pretrained(tmp_path / "gptq")
+    with load(tmp_path / "gptq", HERON) as engine:
+        member: Any = engine.backends[0]
+        layers = [m for n, m in member.model.named_modules() if n.endswith("up_proj")]
+        assert member.form == "tree"
+        assert all(hasattr(layer, "qweight") for layer in layers)
+        assert engine.generate(PROMPT, max_new_tokens=16).text == ANSWER
+
+
+def test_int4_weights_of_torchao() -> None:
+    need("torchao")
+    if not torch.cuda.is_available():
+        pytest.skip("torchao packs int4 weights on a GPU only")
+    config = torchao("Int4WeightOnlyConfig", group_size=32)
+    with load(quantized(WREN, config, dtype="bfloat16", device="cuda")) as engine:
+        assert weight_types(engine) == {"Int4Tensor"}
+        assert engine.generate(PROMPT, max_new_tokens=16).text == ANSWER
+
+
+# What cannot be loaded ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", ["4bit", 4, transformers.BitsAndBytesConfig, object()])
+def test_what_is_no_quantization_configuration_is_refused_at_once(wrong: Any) -> None:
+    with pytest.raises(InvalidOptionError, match=r"wren.*quantization_config.*BitsAndBytesConfig"):
+        quantized(WREN, wrong)
+
+
+@pytest.mark.parametrize("wrong", [{}, {"bits": 4}, {"quant_method": "made-up"}])
+def test_a_method_that_transformers_does_not_know_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(LoadError, match=r"'wren'.*quant_method.*bitsandbytes.*got"):
+        load(quantized(WREN, wrong))
+
+
+def spoiled(folder: Path, quantization_config: dict[str, Any]) -> Path:
+    """A copy of a member that says it is quantized."""
+    shutil.copytree(WREN, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = quantization_config
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_checkpoint_of_an_unknown_method_is_refused(tmp_path: Path) -> None:
+    """transformers would warn and load its packed weights as if they were plain."""
+    with pytest.raises(LoadError, match=r"'strange'.*quant_method.*got 'made-up'"):
+        load(spoiled(tmp_path / "strange", {"quant_method": "made-up"}))
+
+
+@pytest.mark.parametrize(
+    ("config", "packages"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+        ({"quant_method": "torchao", "quant_type": {}}, "torchao"),
+        ({"quant_method": "gptq", "bits": 4}, "gptqmodel optimum"),
+        ({"quant_method": "awq", "bits": 4}, "gptqmodel"),
+        ({"quant_method": "compressed-tensors"}, "compressed-tensors"),
+    ],
+    ids=lambda value: value["quant_method"] if isinstance(value, dict) else "",
+)
+def test_a_missing_package_is_named_before_anything_is_loaded(
+    config: dict[str, Any], packages: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing_loads(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("a member was loaded")
+
+    monkeypatch.setattr(quantization, "_installed", lambda package: False)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", nothing_loads)
+    for member in (spoiled(tmp_path / "packed", config), quantized(WREN, config, name="packed")):
+        with pytest.raises(LoadError, match=rf"member 'packed'.*pip install {packages}$"):
+            load(FINCH, member)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("gptqmodel") is not None, reason="gptqmodel is installed"
+)
+def test_packages_are_looked_up_where_pip_puts_them() -> None:
+    assert quantization.missing_packages({"quant_method": "awq"}) == ["gptqmodel"]
+    assert quantization.missing_packages({"quant_method": "fp8"}) == []
+
+
+# Memory ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "bits"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4),
+        ({"load_in_8bit": True}, 8),
+        ({"quant_method": "bitsandbytes"}, 4),  # as transformers loads it
+        ({"quant_method": "gptq", "bits": 3}, 3),
+        ({"quant_method": "awq", "bits": 4}, 4),
+        ({"quant_method": "awq"}, 4),
+        ({"quant_method": "torchao", "quant_type": "int4_weight_only"}, 4),
+        ({"quant_method": "torchao", "quant_type": {"default": {"_type": "A"}}}, None),
+        *(
+            ({"quant_method": "torchao", "quant_type": {"default": {"_type": name}}}, bits)
+            for name, bits in (
+                ("Int4WeightOnlyConfig", 4),
+                ("Int8WeightOnlyConfig", 8),
+                ("Int8DynamicActivationInt4WeightConfig", 4),
+                ("Float8DynamicActivationFloat8WeightConfig", 8),
+                ("Int8DynamicActivationIntxWeightConfig", 8),
+            )
+        ),
+        ({"quant_method": "quanto", "weights": "int2"}, 2),
+        ({"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4}}}, 4),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4}}},
+            },
+            4,
+        ),
+        ({"quant_method": "fp8"}, 8),
+        ({"quant_method": "mxfp4"}, 4),
+        ({"quant_method": "mxfp4", "dequantize": True}, None),
+        ({"quant_method": "higgs"}, None),
+    ],
+)
+def test_bits_per_weight(config: dict[str, Any], bits: int | None) -> None:
+    assert bits_per_weight(config) == bits
+
+
+def test_configuration_objects_are_read_as_mappings_are() -> None:
+    config = transformers.GPTQConfig(bits=4)
+    assert (method(config), bits_per_weight(config)) == ("gptq", 4)
+    eight = transformers.BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=["head"])
+    assert (method(eight), bits_per_weight(eight), kept_modules(eight)) == (
+        "bitsandbytes",
+        8,
+        ("head",),
+    )
+
+
+def test_memory_is_counted_by_what_is_quantized() -> None:
+    model = AutoModelForCausalLM.from_pretrained(WREN, dtype=torch.bfloat16)
+    total = sum(p.numel() for p in model.parameters())
+    matrices = sum(p.numel() for n, p in model.named_parameters() if n.endswith("_proj.weight"))
+    down = sum(p.numel() for n, p in model.named_parameters() if n.endswith("down_proj.weight"))
+    four = {"load_in_4bit": True}
+    assert _bytes_of(model, 16, None) == 2 * total
+    assert _bytes_of(model, 16, {"quant_method": "higgs"}) == 2 * total
+    assert _bytes_of(model, 16, four) == 2 * (total - matrices) + matrices // 2
+    assert _bytes_of(model, 16, {**four, "llm_int8_skip_modules": ["down_proj"]}) == (
+        2 * (total - matrices + down) + (matrices - down) // 2
+    )
+
+
+def test_the_count_is_what_a_loaded_model_takes() -> None:
+    need("bitsandbytes")
+    plain = AutoModelForCausalLM.from_pretrained(WREN, dtype=torch.bfloat16)
+    for options in ({"load_in_4bit": True}, {"load_in_8bit": True}):
+        config = bitsandbytes(**options)
+        loaded = AutoModelForCausalLM.from_pretrained(
+            WREN, dtype=torch.bfloat16, quantization_config=config
+        )
+        assert _bytes_of(plain, 16, config) == pytest.approx(loaded.get_memory_footprint(), rel=0.1)

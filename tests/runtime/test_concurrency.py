@@ -1,0 +1,589 @@
+"""Many requests at once, cancelled requests, failing members: the rest goes on unharmed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from adafuse_llm import (
+    AdaFuseEngine,
+    AdaFuseError,
+    Answer,
+    Ask,
+    Backend,
+    EngineClosedError,
+    FakeBackend,
+    Generation,
+    MemberError,
+    MemberOutOfMemoryError,
+    Round,
+)
+from adafuse_llm.backends.huggingface import HuggingFaceBackend
+from tests.support.compare import approximately, as_data
+from tests.support.models import Recipe, backend, engine, model, tokenizer
+from tests.support.paths import ROOT
+
+MEMBERS = (
+    Recipe("llama", "bytelevel", seed=31, end_bias=2.0),
+    Recipe("gpt2", "sentencepiece", seed=32, space_bias=1.5),
+    Recipe("qwen3", "unigram", seed=33),
+)
+PATH_MEMBERS = (Recipe("lfm2", "unigram", seed=36), MEMBERS[0])
+PROMPTS = [
+    "The ferry to Orrin leaves at nine.",
+    "Who keeps the light?",
+    "Bread",
+    "In winter the harbour freezes. " * 6,
+    "One, two,",
+    "The post\n\n",
+    "She wrote",
+    "Caf\u00e9",
+]
+OPTIONS: dict[str, Any] = {"margin_threshold": 0.3, "max_new_tokens": 20}
+
+
+class Wrapped:
+    """A backend around another one, with something to do before every evaluation."""
+
+    def __init__(self, inner: Backend, before: Callable[[int, Sequence[Ask]], None]) -> None:
+        self.inner = inner
+        self.before = before
+        self.calls = 0
+        self.released = 0
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def codec(self) -> Any:
+        return self.inner.codec
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        return self.inner.end_ids
+
+    @property
+    def context_window(self) -> int | None:
+        return self.inner.context_window
+
+    def evaluate(self, asks: Sequence[Ask]) -> list[Answer]:
+        self.calls += 1
+        self.before(self.calls, asks)
+        return self.inner.evaluate(asks)
+
+    def release(self, tree: Any) -> None:
+        self.released += 1
+        self.inner.release(tree)
+
+
+def nothing(call: int, asks: Sequence[Ask]) -> None:
+    pass
+
+
+def endless(text: str) -> Mapping[str, float]:
+    """Always another word; never sure."""
+    if text[-1] == " ":
+        return {"a": 0.5, "b": 0.3, "c": 0.2}
+    return {" ": 0.9, "a": 0.1}
+
+
+def endless_fake(name: str = "endless") -> FakeBackend:
+    return FakeBackend(name, endless)
+
+
+@pytest.fixture(scope="module")
+def serial() -> list[dict[str, Any]]:
+    return [as_data(engine(*MEMBERS).generate(prompt, **OPTIONS)) for prompt in PROMPTS]
+
+
+@pytest.fixture
+def ensemble() -> Iterator[AdaFuseEngine]:
+    with AdaFuseEngine([backend(member) for member in MEMBERS]) as made:
+        yield made
+
+
+def test_eight_threads_give_what_one_gives(
+    ensemble: AdaFuseEngine, serial: list[dict[str, Any]]
+) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda prompt: ensemble.generate(prompt, **OPTIONS), PROMPTS))
+    assert [as_data(result) for result in results] == approximately(serial)
+
+
+async def test_eight_tasks_give_what_one_gives(
+    ensemble: AdaFuseEngine, serial: list[dict[str, Any]]
+) -> None:
+    results = await asyncio.gather(*(ensemble.agenerate(prompt, **OPTIONS) for prompt in PROMPTS))
+    assert [as_data(result) for result in results] == approximately(serial)
+
+
+def test_a_batch_gives_what_single_requests_give(
+    ensemble: AdaFuseEngine, serial: list[dict[str, Any]]
+) -> None:
+    results = ensemble.generate_batch(PROMPTS, **OPTIONS)
+    assert [as_data(result) for result in results] == approximately(serial)
+
+
+def test_threads_and_batches_give_the_same_in_the_path_form() -> None:
+    options: dict[str, Any] = {"margin_threshold": 0.3, "max_new_tokens": 8}
+    expected = [as_data(engine(*PATH_MEMBERS).generate(prompt, **options)) for prompt in PROMPTS]
+    with AdaFuseEngine([backend(member) for member in PATH_MEMBERS]) as ensemble:
+        batch = ensemble.generate_batch(PROMPTS, **options)
+        with ThreadPoolExecutor(8) as pool:
+            threads = list(pool.map(lambda prompt: ensemble.generate(prompt, **options), PROMPTS))
+    assert [as_data(result) for result in batch] == approximately(expected)
+    assert [as_data(result) for result in threads] == approximately(expected)
+
+
+def test_a_batch_of_conversations_gives_what_single_ones_give(ensemble: AdaFuseEngine) -> None:
+    conversations = [[{"role": "user", "content": prompt}] for prompt in PROMPTS[:3]]
+    results = ensemble.generate_batch(messages=conversations, **OPTIONS)
+    expected = [
+        as_data(ensemble.generate(messages=messages, **OPTIONS)) for messages in conversations
+    ]
+    assert [as_data(result) for result in results] == approximately(expected)
+
+
+def test_a_batch_takes_fewer_passes_than_its_requests_one_by_one() -> None:
+    alone = Wrapped(backend(MEMBERS[0]), nothing)
+    with AdaFuseEngine([alone]) as ensemble:
+        for prompt in PROMPTS:
+            ensemble.generate(prompt, **OPTIONS)
+    together = Wrapped(backend(MEMBERS[0]), nothing)
+    with AdaFuseEngine([together]) as ensemble:
+        ensemble.generate_batch(PROMPTS, **OPTIONS)
+    assert together.calls < alone.calls / 2
+
+
+async def test_the_event_loop_stays_free_while_a_response_is_decoded(
+    ensemble: AdaFuseEngine,
+) -> None:
+    beats: list[float] = []
+
+    async def heart() -> None:
+        while True:
+            beats.append(time.perf_counter())
+            await asyncio.sleep(0.005)
+
+    def slow(call: int, asks: Sequence[Ask]) -> None:
+        time.sleep(0.02)
+
+    member = Wrapped(endless_fake(), slow)
+    task = asyncio.create_task(heart())
+    with AdaFuseEngine([member]) as slow_ensemble:
+        await slow_ensemble.agenerate("x", max_new_tokens=20)
+    task.cancel()
+    assert member.calls >= 10
+    assert len(beats) >= member.calls  # several beats per pass, less some for a busy machine
+
+
+# Cancellation ---------------------------------------------------------------------------------
+
+
+def passes_settle(count: Callable[[], int], seconds: float = 0.15) -> bool:
+    """Whether the number of passes stays the same for a while."""
+    before = count()
+    time.sleep(seconds)
+    return count() == before
+
+
+def one_round_of_passes() -> int:
+    member = Wrapped(endless_fake(), nothing)
+    with AdaFuseEngine([member]) as ensemble:
+        ensemble.generate("x", max_new_tokens=1)
+    return member.calls
+
+
+def paced(call: int, asks: Sequence[Ask]) -> None:
+    time.sleep(0.002)
+
+
+@pytest.fixture
+def slow_member() -> Wrapped:
+    return Wrapped(endless_fake(), paced)
+
+
+@pytest.fixture
+def slow_ensemble(slow_member: Wrapped) -> Iterator[AdaFuseEngine]:
+    with AdaFuseEngine([slow_member]) as made:
+        yield made
+
+
+def stopped_within_a_round(member: Wrapped, at: int) -> None:
+    """After at most one more round, and what was running at the time, nothing runs."""
+    time.sleep(0.1)
+    assert member.calls - at <= 2 * one_round_of_passes() + 2
+    assert passes_settle(lambda: member.calls)
+    assert member.released == 1
+
+
+def test_closing_a_stream_stops_forward_passes(
+    slow_ensemble: AdaFuseEngine, slow_member: Wrapped
+) -> None:
+    stream = slow_ensemble.stream("x", max_new_tokens=100_000)
+    for _ in range(3):
+        next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    stopped_within_a_round(slow_member, slow_member.calls)
+
+
+def test_leaving_a_loop_over_a_stream_stops_forward_passes(
+    slow_ensemble: AdaFuseEngine, slow_member: Wrapped
+) -> None:
+    for event in slow_ensemble.stream("x", max_new_tokens=100_000):
+        if event.round is not None and event.round.index == 2:
+            break
+    stopped_within_a_round(slow_member, slow_member.calls)
+
+
+def test_a_stream_that_is_never_read_runs_nothing(
+    slow_ensemble: AdaFuseEngine, slow_member: Wrapped
+) -> None:
+    stream = slow_ensemble.stream("x", max_new_tokens=100_000)
+    time.sleep(0.05)
+    assert slow_member.calls == 0
+    del stream
+
+
+async def test_cancelling_a_task_stops_forward_passes(
+    slow_ensemble: AdaFuseEngine, slow_member: Wrapped
+) -> None:
+    task = asyncio.create_task(slow_ensemble.agenerate("x", max_new_tokens=100_000))
+    await asyncio.sleep(0.1)
+    assert slow_member.calls
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    stopped_within_a_round(slow_member, slow_member.calls)
+
+
+async def test_closing_an_asynchronous_stream_stops_forward_passes(
+    slow_ensemble: AdaFuseEngine, slow_member: Wrapped
+) -> None:
+    stream = slow_ensemble.astream("x", max_new_tokens=100_000)
+    async for event in stream:
+        if event.round is not None and event.round.index == 2:
+            break
+    await stream.aclose()  # type: ignore[attr-defined]
+    stopped_within_a_round(slow_member, slow_member.calls)
+
+
+def test_a_cancel_event_ends_a_decode_with_the_text_so_far(
+    slow_ensemble: AdaFuseEngine, slow_member: Wrapped
+) -> None:
+    cancel = threading.Event()
+    seen: list[Round] = []
+
+    def observe(finished: Round) -> None:
+        seen.append(finished)
+        if finished.index == 3:
+            cancel.set()
+
+    generation = slow_ensemble.generate(
+        "x", max_new_tokens=100_000, cancel=cancel, on_round=observe
+    )
+    assert generation.finish_reason == "cancelled"
+    assert 4 <= len(generation.rounds) <= 6
+    assert generation.text == "".join(r.text for r in generation.rounds)
+    assert tuple(seen) == generation.rounds
+    stopped_within_a_round(slow_member, slow_member.calls)
+
+
+def test_a_stream_that_is_cancelled_shows_all_its_text(slow_ensemble: AdaFuseEngine) -> None:
+    cancel = threading.Event()
+    events = []
+    for event in slow_ensemble.stream(
+        "x", max_new_tokens=100_000, cancel=cancel, stop=["zz", "a b c d e f"]
+    ):
+        events.append(event)
+        if len(events) == 4:
+            cancel.set()
+    last = events[-1].generation
+    assert last is not None
+    assert last.finish_reason == "cancelled"
+    assert "".join(event.text for event in events) == last.text
+
+
+def test_a_request_cancelled_beforehand_computes_nothing(
+    slow_ensemble: AdaFuseEngine, slow_member: Wrapped
+) -> None:
+    cancel = threading.Event()
+    cancel.set()
+    generation = slow_ensemble.generate("x", cancel=cancel)
+    assert (generation.text, generation.rounds) == ("", ())
+    assert generation.finish_reason == "cancelled"
+    assert slow_member.calls <= one_round_of_passes()
+
+
+def test_cancelling_a_batch_ends_all_its_requests(slow_ensemble: AdaFuseEngine) -> None:
+    cancel = threading.Event()
+    threading.Timer(0.1, cancel.set).start()
+    generations = slow_ensemble.generate_batch(
+        ["x", "y", "z"], max_new_tokens=100_000, cancel=cancel
+    )
+    assert [g.finish_reason for g in generations] == ["cancelled"] * 3
+    assert all(g.text for g in generations)
+
+
+# Failures -------------------------------------------------------------------------------------
+
+
+def failing(error: BaseException, at: int) -> Callable[[int, Sequence[Ask]], None]:
+    """Fails from a call on, for the request of that call."""
+    failed: list[Any] = []
+
+    def before(call: int, asks: Sequence[Ask]) -> None:
+        if call == at:
+            failed.append(asks[0].tree)
+        if any(ask.tree is tree for ask in asks for tree in failed):
+            raise error
+
+    return before
+
+
+@pytest.mark.parametrize("at", [1, 4])
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (RuntimeError("a wire came loose"), MemberError),
+        (IndexError("index out of range"), MemberError),
+        (MemoryError("no more"), MemberOutOfMemoryError),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), MemberOutOfMemoryError),
+    ],
+    ids=["runtime", "index", "memory", "torch-memory"],
+)
+def test_a_failing_member_is_named_and_the_engine_serves_the_next_request(
+    error: Exception, raised: type[MemberError], at: int
+) -> None:
+    good = backend(MEMBERS[0])
+    bad = Wrapped(backend(MEMBERS[1]), failing(error, at))
+    expected = as_data(engine(*MEMBERS[:2]).generate(PROMPTS[0], **OPTIONS))
+    with AdaFuseEngine([good, bad]) as ensemble:
+        with pytest.raises(raised) as caught:
+            ensemble.generate(PROMPTS[0], **OPTIONS)
+        assert caught.value.member == bad.name
+        assert bad.name in str(caught.value)
+        assert str(error).split(".")[0] in str(caught.value)
+        assert type(caught.value) is raised
+        again = ensemble.generate(PROMPTS[0], **OPTIONS)
+    assert as_data(again) == approximately(expected)
+    assert bad.released == 2
+
+
+def test_the_error_of_a_member_keeps_its_cause() -> None:
+    cause = RuntimeError("a wire came loose")
+    ensemble = AdaFuseEngine([Wrapped(endless_fake(), failing(cause, 1))])
+    with ensemble, pytest.raises(MemberError) as caught:
+        ensemble.generate("x")
+    assert caught.value.__cause__ is cause
+
+
+def test_requests_beside_a_failing_one_are_unharmed(serial: list[dict[str, Any]]) -> None:
+    """A member that fails on the long prompt only; seven other requests run at the time."""
+
+    def before(call: int, asks: Sequence[Ask]) -> None:
+        if any(len(ask.tree.ids) > 40 for ask in asks):
+            raise RuntimeError("too long for me")
+
+    bad = Wrapped(backend(MEMBERS[1]), before)
+    members: list[Backend] = [backend(MEMBERS[0]), bad, backend(MEMBERS[2])]
+    results: list[Generation | AdaFuseError] = []
+    with AdaFuseEngine(members) as ensemble, ThreadPoolExecutor(8) as pool:
+
+        def attempt(prompt: str) -> Generation | AdaFuseError:
+            try:
+                return ensemble.generate(prompt, **OPTIONS)
+            except AdaFuseError as error:
+                return error
+
+        results = list(pool.map(attempt, PROMPTS))
+    for number, (result, expected) in enumerate(zip(results, serial, strict=True)):
+        if number == 3:
+            assert isinstance(result, MemberError)
+            assert result.member == bad.name
+        else:
+            assert isinstance(result, Generation), (number, result)
+            assert as_data(result) == approximately(expected)
+
+
+@pytest.mark.parametrize("arch", ["llama", "lfm2"])
+def test_nan_from_a_member_is_an_error_that_names_it(arch: str) -> None:
+    recipe = Recipe(arch, "bytelevel", seed=90)
+    broken = HuggingFaceBackend(model(recipe), tokenizer("bytelevel"), "broken")
+    head = model(recipe).get_output_embeddings()
+    weight = head.weight.detach().clone()
+    with AdaFuseEngine([backend(MEMBERS[0]), broken]) as ensemble:
+        before = as_data(ensemble.generate(PROMPTS[0], **OPTIONS))
+        with torch.no_grad():
+            head.weight.fill_(float("nan"))
+        with pytest.raises(MemberError, match=r"(?i)nan") as caught:
+            ensemble.generate(PROMPTS[0], **OPTIONS)
+        assert caught.value.member == "broken"
+        with torch.no_grad():
+            head.weight.copy_(weight)
+        assert as_data(ensemble.generate(PROMPTS[0], **OPTIONS)) == approximately(before)
+
+
+@pytest.mark.parametrize("arch", ["llama", "lfm2"])
+def test_nan_is_computed_anew_and_kept_for_no_other_request(arch: str) -> None:
+    recipe = Recipe(arch, "bytelevel", seed=91)
+    moody = HuggingFaceBackend(model(recipe), tokenizer("bytelevel"), "moody")
+    alone = HuggingFaceBackend(model(recipe), tokenizer("bytelevel"), "moody")
+    with AdaFuseEngine([alone]) as ensemble:
+        expected = [as_data(each) for each in ensemble.generate_batch(PROMPTS[:3], **OPTIONS)]
+    layer = model(recipe).model.layers[0]
+    calls: list[int] = []
+
+    def spoil(limit: int) -> torch.utils.hooks.RemovableHandle:
+        def hook(module: Any, args: Any, output: Any) -> Any:
+            calls.append(1)
+            return output * float("nan") if len(calls) <= limit else output
+
+        calls.clear()
+        return layer.register_forward_hook(hook)
+
+    with AdaFuseEngine([moody]) as ensemble:
+        with spoil(limit=1000), pytest.raises(MemberError, match=r"(?i)nan"):
+            ensemble.generate_batch(PROMPTS[:3], **OPTIONS)
+        with spoil(limit=1):
+            results = ensemble.generate_batch(PROMPTS[:3], **OPTIONS)
+    assert [as_data(result) for result in results] == approximately(expected)
+
+
+def test_a_failing_batch_raises_and_stops_its_other_requests() -> None:
+    def before(call: int, asks: Sequence[Ask]) -> None:
+        time.sleep(0.001)
+        if any(len(ask.tree.ids) > 40 for ask in asks):
+            raise RuntimeError("too long for me")
+
+    member = Wrapped(endless_fake(), before)
+    with AdaFuseEngine([member]) as ensemble:
+        with pytest.raises(MemberError, match="too long"):
+            ensemble.generate_batch(["x", "y" * 50], max_new_tokens=100_000)
+        time.sleep(0.1)
+        assert passes_settle(lambda: member.calls)
+        assert member.released == 2
+
+
+# Observers ------------------------------------------------------------------------------------
+
+
+def test_observers_see_every_round_in_order() -> None:
+    engine_seen: list[Round] = []
+    call_seen: list[Round] = []
+    with AdaFuseEngine([endless_fake()], on_round=engine_seen.append) as ensemble:
+        generation = ensemble.generate("x", max_new_tokens=12, on_round=call_seen.append)
+    assert tuple(engine_seen) == tuple(call_seen) == generation.rounds
+
+
+async def test_observers_see_every_round_of_asynchronous_calls() -> None:
+    seen: list[Round] = []
+    with AdaFuseEngine([endless_fake()]) as ensemble:
+        generation = await ensemble.agenerate("x", max_new_tokens=12, on_round=seen.append)
+    assert tuple(seen) == generation.rounds
+
+
+def test_an_observer_that_raises_is_logged_and_harmless(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def raises(finished: Round) -> None:
+        raise ValueError("I am a bad observer")
+
+    with AdaFuseEngine([endless_fake()], on_round=raises) as ensemble:
+        plain = as_data(AdaFuseEngine([endless_fake()]).generate("x", max_new_tokens=12))
+        with caplog.at_level(logging.ERROR, logger="adafuse_llm"):
+            generation = ensemble.generate("x", max_new_tokens=12)
+    assert as_data(generation) == plain
+    assert len(caplog.records) == len(generation.rounds)
+    assert "I am a bad observer" in caplog.text
+
+
+# The end --------------------------------------------------------------------------------------
+
+
+def test_a_closed_engine_takes_no_requests() -> None:
+    ensemble = AdaFuseEngine([endless_fake()])
+    ensemble.generate("x", max_new_tokens=2)
+    ensemble.close()
+    ensemble.close()
+    with pytest.raises(EngineClosedError):
+        ensemble.generate("x")
+    with pytest.raises(EngineClosedError):
+        list(ensemble.stream("x"))
+
+
+async def test_a_closed_engine_takes_no_asynchronous_requests() -> None:
+    ensemble = AdaFuseEngine([endless_fake()])
+    ensemble.close()
+    with pytest.raises(EngineClosedError):
+        await ensemble.agenerate("x")
+
+
+def test_closing_an_engine_ends_its_running_requests(
+    slow_ensemble: AdaFuseEngine, slow_member: Wrapped
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(slow_ensemble.generate, "x", max_new_tokens=100_000)
+        while slow_member.calls < 3:
+            time.sleep(0.005)
+        slow_ensemble.close()
+        with contextlib.suppress(EngineClosedError):
+            assert running.result(timeout=5).finish_reason == "cancelled"
+    assert passes_settle(lambda: slow_member.calls)
+
+
+def test_closing_an_engine_stops_its_thread() -> None:
+    before = set(threading.enumerate())
+    ensemble = AdaFuseEngine([endless_fake()])
+    ensemble.generate("x", max_new_tokens=2)
+    ensemble.close()
+    time.sleep(0.05)
+    assert not [t for t in set(threading.enumerate()) - before if t.is_alive()]
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {root!r})
+import tests.conftest
+from tests.support.models import Recipe, backend
+from adafuse_llm import AdaFuseEngine
+ensemble = AdaFuseEngine([backend(Recipe())])
+{use}
+"""
+
+
+USES = (
+    "print(ensemble.generate('The ferry', max_new_tokens=8).text)",
+    "print(next(ensemble.stream('The ferry')).text)",
+    "import threading, time\n"
+    "threading.Thread(target=ensemble.generate, args=('The ferry',),"
+    " kwargs={'max_new_tokens': 100000}, daemon=True).start()\n"
+    "time.sleep(0.2)",
+)
+
+
+def test_scripts_that_never_close_their_engine_end_cleanly() -> None:
+    """After a finished decode, a stream left in the middle, and with a decode still running."""
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT.format(root=str(ROOT), use=use)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for use in USES
+    ]
+    ends = [(process.communicate(timeout=120)[1], process.returncode) for process in running]
+    assert [code for _, code in ends] == [0] * len(running), ends

@@ -1,0 +1,600 @@
+"""How requests share members: batches, order, memory, devices, failures, forks."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pytest
+import torch
+
+from adafuse_llm import (
+    AdaFuseConfig,
+    AdaFuseEngine,
+    Ask,
+    CacheMemoryError,
+    EngineClosedError,
+    FakeBackend,
+    InvalidInputError,
+    MemberError,
+    Placed,
+    RuntimeConfig,
+)
+from adafuse_llm.backends.fake import END
+from adafuse_llm.backends.huggingface import HuggingFaceBackend
+from adafuse_llm.decoding.member import Member
+from adafuse_llm.runtime import scheduler
+from adafuse_llm.runtime.budget import CacheMemory
+from adafuse_llm.strategies.adafuse import branch_tokens
+from tests.support.models import Recipe, model, tokenizer
+
+PATIENCE = 10.0
+"""Seconds after which a test gives up waiting for something that should happen."""
+
+
+def counting(text: str) -> dict[str, float]:
+    """Writes one dot after another, for ever."""
+    return {" .": 0.9, END: 0.1}
+
+
+class Watched(FakeBackend):
+    """Records what is evaluated, and may do something before it is."""
+
+    def __init__(self, name, rule=counting, before=lambda asks: None, **options):
+        super().__init__(name, rule, **options)
+        self.before = before
+        self.sizes = []
+        self.order = []
+        self.threads = set()
+        self.live = set()
+
+    def evaluate(self, asks):
+        self.sizes.append(len(asks))
+        self.threads.add(threading.current_thread())
+        for ask in asks:
+            if id(ask.tree) not in self.live:
+                self.live.add(id(ask.tree))
+                self.order.append(self._codec.decode(ask.tree.ids))
+        self.before(asks)
+        return super().evaluate(asks)
+
+    def release(self, tree):
+        self.threads.add(threading.current_thread())
+        self.live.discard(id(tree))
+
+
+def background(call, *args, **options):
+    """A future of the call; it runs in a thread of its own."""
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(call, *args, **options)
+    pool.shutdown(wait=False)
+    return future
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.002)
+
+
+def in_child(task):
+    """Whether a child of fork gets a true result from `task`, in time."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = 0 if task() else 1
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + PATIENCE
+    while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if done == (0, 0):
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    return done == (child, 0)
+
+
+def test_no_more_requests_run_at_once_than_there_are_places():
+    live: set[int] = set()
+    most = 0
+
+    class Watched(FakeBackend):
+        def evaluate(self, asks):
+            nonlocal most
+            live.update(id(ask.tree) for ask in asks)
+            most = max(most, len(live))
+            return super().evaluate(asks)
+
+        def release(self, tree):
+            live.discard(id(tree))
+
+    with AdaFuseEngine(
+        [Watched("dots", counting)], runtime=RuntimeConfig(max_requests=3)
+    ) as engine:
+        results = engine.generate_batch([f"{n}:" for n in range(12)], max_new_tokens=5)
+    assert [result.text.count(".") for result in results] == [6] * 12
+    assert most == 3
+    assert not live
+
+
+def test_a_batch_fails_as_soon_as_one_of_its_prompts_does():
+    def rule(text: str) -> dict[str, float]:
+        if text.startswith("bad"):
+            raise RuntimeError("boom")
+        time.sleep(0.01)
+        return counting(text)
+
+    with AdaFuseEngine([FakeBackend("dots", rule)]) as engine:
+        started = time.perf_counter()
+        with pytest.raises(MemberError, match="'dots' failed: RuntimeError: boom"):
+            engine.generate_batch(["good:", "bad:"], max_new_tokens=10_000)
+        assert time.perf_counter() - started < 2
+        assert engine.generate("good:", max_new_tokens=2).text.startswith(" .")
+
+
+def test_a_request_that_was_given_up_while_it_waited_costs_nothing():
+    member = FakeBackend("dots", counting)
+    gate = threading.Event()
+
+    def slow(text: str) -> dict[str, float]:
+        gate.wait(5)
+        return counting(text)
+
+    with AdaFuseEngine([FakeBackend("slow", slow), member]) as engine:
+        first = engine.stream("a:", max_new_tokens=1)
+        worker = threading.Thread(target=lambda: list(first))
+        worker.start()
+        cancel = threading.Event()
+        cancel.set()
+        gate.set()
+        cancelled = engine.generate("b:", cancel=cancel)
+        worker.join()
+    assert cancelled.finish_reason == "cancelled"
+    assert cancelled.rounds == ()
+    assert cancelled.usage.forward_passes == {"slow": 0, "dots": 0}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("devices", [("cpu",), ("cpu", "cuda:0")])
+def test_an_engine_used_before_a_fork_works_in_the_child(devices):
+    members = [FakeBackend(f"on {device}", counting, device=device) for device in devices]
+    with AdaFuseEngine(members) as engine:
+        expected = engine.generate("a:", max_new_tokens=3).text
+        assert in_child(lambda: engine.generate("a:", max_new_tokens=3).text == expected)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_of_a_fork_waits_for_no_lock_of_its_parent():
+    parent, gate, inside = os.getpid(), threading.Event(), threading.Event()
+
+    def held(asks):
+        if os.getpid() == parent:
+            inside.set()
+            gate.wait(PATIENCE)
+
+    member = Watched("m", before=held)
+    with AdaFuseEngine([member]) as engine:
+        running = background(engine.generate, "a:", max_new_tokens=3)
+        assert inside.wait(PATIENCE)
+        coordinator = engine._scheduler._coordinator
+        with engine._scheduler._lock, coordinator._accepting, member.codec._growing:
+            assert in_child(lambda: engine.generate("b:", max_new_tokens=3).text == " . . .")
+        gate.set()
+        assert running.result(PATIENCE).text == " . . ."
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_model_in_a_pass_while_its_process_forks_serves_the_child(monkeypatch):
+    parent, gate, inside = os.getpid(), threading.Event(), threading.Event()
+    recipe, prompt = Recipe("llama", seed=50), "The ferry to Orrin leaves at nine. " * 3
+    member = HuggingFaceBackend(model(recipe), tokenizer(recipe.kind), "m")
+    layer = model(recipe).model.layers[1]
+    forward = layer.forward
+
+    def held(*args, **kwargs):
+        if os.getpid() == parent:
+            inside.set()
+            gate.wait(PATIENCE)
+        return forward(*args, **kwargs)
+
+    with AdaFuseEngine([member]) as engine:
+        expected = engine.generate(prompt, max_new_tokens=3).text
+        member.clear_prefix_cache()
+        monkeypatch.setattr(layer, "forward", held)
+
+        def same():
+            torch.set_num_threads(1)  # OpenMP's do not survive a fork
+            return engine.generate(prompt, max_new_tokens=3).text == expected
+
+        running = background(engine.generate, prompt, max_new_tokens=3)
+        assert inside.wait(PATIENCE)
+        with member.codec._lock:
+            assert in_child(same)
+        gate.set()
+        assert running.result(PATIENCE).text == expected
+
+
+@pytest.mark.parametrize("members", ["gpt2", ["gpt2", "opt"], [object()]])
+def test_names_in_place_of_backends_point_to_from_pretrained(members):
+    with pytest.raises(InvalidInputError, match="from_pretrained"):
+        AdaFuseEngine(members)
+
+
+# Batches --------------------------------------------------------------------------------------
+
+
+def words(text: str) -> dict[str, float]:
+    """Words of one to four letters, in an order that looks random; unsure at every second."""
+    dice = random.Random(zlib.crc32(text.encode()))
+    length = len(text) - text.rfind(" ") - 1
+    if length and dice.random() < length / 4:
+        likely = (0.4, 0.3, 0.2) if dice.random() < 0.5 else (0.9, 0.05, 0.03)
+        return dict(zip(dice.sample([" a", " b", " c", " d"], 3), likely, strict=True))
+    return {dice.choice("abcd"): 0.9, " e": 0.05}
+
+
+def paced(asks):
+    """As long as others need to submit their requests."""
+    time.sleep(0.002)
+
+
+def average_batch(members, requests, **options):
+    with AdaFuseEngine(members, runtime=RuntimeConfig(max_requests=16)) as engine:
+        engine.generate_batch([f"{n}:" for n in range(requests)], **options)
+    sizes = [size for member in members for size in member.sizes]
+    assert max(sizes) <= 16
+    return sum(sizes) / len(sizes)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_requests_in_step_share_every_evaluation(count):
+    members = [Watched(f"dots {n}", before=paced) for n in range(count)]
+    assert average_batch(members, 16, max_new_tokens=40) > 15
+
+
+def test_requests_that_need_different_numbers_of_passes_share_most_evaluations():
+    """They ask one of three members at a time, each for as many passes as its words are long."""
+    members = [Watched(f"words {n}", words, paced) for n in range(3)]
+    assert average_batch(members, 64, max_new_tokens=30) > 16 / 3
+
+
+def test_one_member_serves_all_requests_that_run_at_once():
+    assert average_batch([Watched("words", words, paced)], 64, max_new_tokens=30) > 12
+
+
+def waiting(*since_by_name):
+    """Questions as the scheduler keeps them, of requests that do not matter here."""
+    questions = []
+    for name, since in since_by_name:
+        member = type("Asked", (), {"backend": FakeBackend(name, counting)})()
+        questions.append(scheduler.Waiting(None, scheduler.Asking(member, None), since))
+    return questions
+
+
+def test_the_member_that_most_wait_for_is_next_and_of_equal_ones_the_longest_waiting():
+    assert scheduler.choose(waiting(("a", 3), ("b", 4), ("b", 4)), 5, 4).name == "b"
+    assert scheduler.choose(waiting(("b", 3), ("a", 4), ("a", 4), ("b", 4)), 5, 4).name == "b"
+
+
+def test_who_was_passed_over_long_enough_is_next():
+    questions = waiting(("a", 1), *[("b", 4)] * 9)
+    assert scheduler.choose(questions, 4, 4).name == "b"
+    assert scheduler.choose(questions, 5, 4).name == "a"
+
+
+def test_nobody_starves_beside_requests_that_always_outnumber_him():
+    """One request asks member b; a crowd asks a all the time, as its words do not end."""
+    seen = []
+    a = Watched("a", lambda text: {" x": 0.9} if "alone" in text else {"x": 0.9})
+    b = Watched("b", a._rule, before=lambda asks: seen.append(len(a.sizes)))
+    crowd = [f"{n}:" for n in range(15)]
+    with AdaFuseEngine([a, b]) as engine:
+        others = background(engine.generate_batch, crowd, max_word_tokens=100_000)
+        wait_until(lambda: len(a.live) == 15)
+        engine.generate("alone:", max_new_tokens=4, max_words=1)
+        assert not others.done()
+        engine.close()
+    assert isinstance(others.exception(PATIENCE), EngineClosedError)
+    assert len(seen) > 3
+    assert max(after - before for before, after in pairwise(seen)) < 12
+
+
+# Memory ---------------------------------------------------------------------------------------
+
+FEW: dict[str, int] = {
+    "max_words": 1,
+    "branching_factor": 1,
+    "max_word_tokens": 1,
+    "max_new_tokens": 7,
+}
+"""With these a request of one prompt token needs 9 tokens at a member alone, 10 at each of two."""
+
+
+def test_the_fake_is_placed():
+    fake = FakeBackend("dots", counting, device="cuda:1", bytes_per_token=3, free=100)
+    assert isinstance(fake, Placed)
+    assert (fake.device, fake.cache_bytes(5), fake.free_bytes()) == ("cuda:1", 15, 100)
+
+
+def test_the_pool_of_a_round_bounds_the_branches():
+    """Two sure words that branches share, and three alternatives for the third, of two members."""
+    assert branch_tokens(2, AdaFuseConfig(max_words=3, branching_factor=3)) == 2 * 5 * 16
+
+
+def test_requests_run_first_come_first_served_as_memory_goes():
+    """20 bytes: two short requests at a time. The long one in the middle waits until it is alone,
+    and the short ones behind it wait for it.
+    """
+    most = 0
+
+    def before(asks):
+        nonlocal most
+        sizes = [len(ask.tree.ids) for ask in asks]
+        most = max(most, len(sizes))
+        assert len(sizes) == 1 or max(sizes) < 12
+
+    prompts = ["a", "b", "c", "long" * 3, "d", "e"]
+    member = Watched("dots", before=before, bytes_per_token=1)
+    with AdaFuseEngine([member], runtime=RuntimeConfig(cache_bytes=20)) as engine:
+        results = engine.generate_batch(prompts, **FEW)
+    assert [result.text for result in results] == [" ." * 7] * 6
+    assert member.order == prompts
+    assert most == 2
+
+
+def test_a_request_that_fits_no_device_is_refused_before_anything_is_computed():
+    members = [
+        Watched("small", bytes_per_token=1, device="cuda:0"),
+        Watched("large", bytes_per_token=50, device="cuda:1"),
+    ]
+    with AdaFuseEngine(members, runtime=RuntimeConfig(cache_bytes=499)) as engine:
+        for call in (engine.generate, engine.stream):
+            with pytest.raises(CacheMemoryError) as caught:
+                call("x", **FEW)
+        for part in ("500 bytes", "'cuda:1'", "499", "prompt", "max_new_tokens (7)", "cache_bytes"):
+            assert part in str(caught.value)
+        with pytest.raises(CacheMemoryError):
+            engine.generate_batch(["x"] * 3, **FEW)
+        assert not members[0].sizes
+        assert engine.generate("x", **{**FEW, "max_new_tokens": 6}).text == " ." * 6
+
+
+def test_members_of_one_device_share_its_memory():
+    members = [Watched(name, bytes_per_token=1) for name in "ab"]
+    runtime = RuntimeConfig(cache_bytes=19)
+    with (
+        AdaFuseEngine(members, runtime=runtime) as engine,
+        pytest.raises(CacheMemoryError, match="20 bytes"),
+    ):
+        engine.generate("x", **FEW)
+
+
+def test_a_request_needs_no_more_than_the_context_window_and_its_branches():
+    member = FakeBackend("dots", counting, (), 8, bytes_per_token=1)
+    options = {**FEW, "max_new_tokens": 100}
+    with AdaFuseEngine([member], runtime=RuntimeConfig(cache_bytes=9)) as engine:
+        assert engine.generate("x", **options).finish_reason == "length"
+    with (
+        AdaFuseEngine([member], runtime=RuntimeConfig(cache_bytes=8)) as engine,
+        pytest.raises(CacheMemoryError, match="needs 9 bytes"),
+    ):
+        engine.generate("x", **options)
+
+
+def test_half_of_what_is_free_at_first_is_the_default():
+    member = FakeBackend("dots", counting, bytes_per_token=1, free=20)
+    with AdaFuseEngine([member]) as engine:
+        member.free = 18
+        engine.generate("x", **FEW)
+        member.free = 1000
+        with pytest.raises(CacheMemoryError, match=r"10 bytes.*; 9 are allowed"):
+            engine.generate("xx", **FEW)
+
+
+@pytest.mark.parametrize("limit", [{"max_requests": 1}, {"cache_bytes": 150_000}])
+def test_a_request_cancelled_in_the_queue_ends_while_others_run(limit):
+    member = Watched("dots", before=lambda asks: time.sleep(0.005), bytes_per_token=1)
+    cancel = threading.Event()
+    with AdaFuseEngine([member], runtime=RuntimeConfig(**limit)) as engine:
+        running = background(engine.generate, "x", max_new_tokens=100_000)
+        wait_until(lambda: member.sizes)
+        queued = background(engine.generate, "y", max_new_tokens=100_000, cancel=cancel)
+        time.sleep(0.05)
+        assert not queued.done()
+        cancel.set()
+        assert queued.result(PATIENCE).finish_reason == "cancelled"
+        assert not running.done()
+    assert member.order == ["x"]
+
+
+# Devices --------------------------------------------------------------------------------------
+
+
+def on_two_devices(before_a=lambda asks: None, before_b=lambda asks: None, rule=counting):
+    return (
+        Watched("a", rule, before_a, device="cuda:0"),
+        Watched("b", rule, before_b, device="cuda:1"),
+    )
+
+
+def adafuse_threads():
+    return {each for each in threading.enumerate() if each.name.startswith("adafuse")}
+
+
+class Meeting:
+    """Two requests, the second at member a while the first is at member b."""
+
+    def __init__(self, then=lambda: None):
+        self.then = then
+        self.barrier = threading.Barrier(2)
+        self.a, self.b = on_two_devices(self.before_a, self.before_b)
+        self.met = False
+
+    def start(self, engine):
+        first = background(engine.generate, "x", max_new_tokens=5)
+        wait_until(lambda: self.b.sizes)
+        return first, background(engine.generate, "y", max_new_tokens=5)
+
+    def before_a(self, asks):
+        if self.b.sizes and not self.met:
+            self.met = True
+            self.meet()
+
+    def before_b(self, asks):
+        if len(self.b.sizes) == 1:
+            self.meet()
+
+    def meet(self):
+        self.barrier.wait(PATIENCE)  # breaks unless both devices evaluate at the same time
+        self.then()
+
+
+def test_members_on_different_devices_run_at_the_same_time():
+    meeting = Meeting()
+    with AdaFuseEngine([meeting.a, meeting.b]) as engine:
+        texts = [each.result(PATIENCE).text for each in meeting.start(engine)]
+    assert [text.count(".") for text in texts] == [6, 6]
+
+
+def test_members_of_one_device_take_turns_on_its_thread():
+    inside = threading.Lock()
+
+    def alone(asks):
+        assert inside.acquire(blocking=False)
+        time.sleep(0.001)
+        inside.release()
+
+    pair = [Watched(name, words, alone, device="cuda:0") for name in "ab"]
+    other = Watched("c", words, device="cuda:1")
+    with AdaFuseEngine([*pair, other]) as engine, ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda prompt: engine.generate(prompt, max_new_tokens=6), "stuvwxyz"))
+    threads = [each.threads for each in (*pair, other)]
+    assert threads[0] == threads[1] != threads[2]
+    assert [[thread.name for thread in each] for each in threads] == [
+        ["adafuse cuda:0"],
+        ["adafuse cuda:0"],
+        ["adafuse cuda:1"],
+    ]
+
+
+def test_members_of_the_only_device_need_no_second_thread():
+    before = adafuse_threads()
+    members = [Watched(name) for name in "ab"]
+    with AdaFuseEngine(members) as engine:
+        engine.generate("x", max_new_tokens=5)
+        assert len(adafuse_threads() - before) == 1
+    assert members[0].threads == members[1].threads
+    assert [thread.name for thread in members[0].threads] == ["adafuse"]
+
+
+def test_eight_threads_on_two_devices_get_what_one_gets():
+    with AdaFuseEngine(on_two_devices(rule=words)) as engine, ThreadPoolExecutor(8) as pool:
+
+        def texts(run):
+            return [
+                each.text for each in run(lambda p: engine.generate(p, max_new_tokens=8), PROMPTS)
+            ]
+
+        assert texts(pool.map) == texts(map)
+
+
+PROMPTS = [f"{n}:" for n in range(8)]
+
+
+def test_a_failure_on_one_device_leaves_alone_what_runs_on_another():
+    barrier = threading.Barrier(2)
+
+    def before_a(asks):
+        if any(len(ask.tree.ids) == 3 for ask in asks):
+            barrier.wait(PATIENCE)
+            raise RuntimeError("boom")
+
+    def before_b(asks):
+        if len(b.sizes) == 1:
+            barrier.wait(PATIENCE)
+
+    a, b = on_two_devices(before_a, before_b)
+    with AdaFuseEngine([a, b]) as engine:
+        good = background(engine.generate, "x", max_new_tokens=1)
+        wait_until(lambda: b.sizes)
+        with pytest.raises(MemberError, match="'a' failed: RuntimeError: boom"):
+            engine.generate("bad")
+        assert good.result(PATIENCE).text.startswith(" .")
+    assert not a.live
+    assert not b.live
+
+
+def test_a_request_that_fails_on_one_device_is_released_once_the_other_is_done_with_it():
+    failed = threading.Event()
+    happened = []
+
+    def fail(asks):
+        raise RuntimeError("boom")
+
+    def late(asks):
+        assert failed.wait(PATIENCE)
+        happened.append("evaluated")
+
+    a, b = on_two_devices(fail, late)
+    b.release = lambda tree: happened.append("released")
+    ran = scheduler.Scheduler([a, b], RuntimeConfig(), CacheMemory(None))
+    members = [Member(each, each.codec.encode_prompt("x"), 2, 1.0) for each in (a, b)]
+    roots = [Ask(each.tree, (each.tree.root,), (), 2) for each in members]
+    asked = [tuple(map(scheduler.Asking, members, roots))]
+    request = scheduler.Request(members, {}, (step for step in asked))
+    errors = []
+    ran.submit((request, lambda error: (errors.append(error), failed.set())))
+    wait_until(lambda: "released" in happened)
+    ran.close()
+    assert [error.member for error in errors] == ["a"]
+    assert happened == ["evaluated", "released"]
+
+
+def test_closing_ends_requests_on_both_devices_and_waits_for_their_threads():
+    before = adafuse_threads()
+    inside, gate = threading.Semaphore(0), threading.Event()
+    meeting = Meeting(then=lambda: (inside.release(), gate.wait(PATIENCE)))
+    engine = AdaFuseEngine([meeting.a, meeting.b])
+    running = meeting.start(engine)
+    assert all(inside.acquire(timeout=PATIENCE) for _ in running)
+    closing = background(engine.close)
+    for each in running:
+        assert isinstance(each.exception(PATIENCE), EngineClosedError)
+    assert not closing.done()
+    gate.set()
+    closing.result(PATIENCE)
+    assert adafuse_threads() == before
+    assert not meeting.a.live
+    assert not meeting.b.live
+
+
+def test_threads_end_when_there_is_nothing_to_do(monkeypatch):
+    monkeypatch.setattr(scheduler, "IDLE_SECONDS", 0.05)
+    before = adafuse_threads()
+    with AdaFuseEngine(on_two_devices()) as engine:
+        for _ in range(2):
+            assert engine.generate("x", max_new_tokens=5).text
+            assert adafuse_threads() > before
+            wait_until(lambda: not adafuse_threads() - before)
+
+
+@pytest.mark.parametrize("devices", [("cpu", "cpu"), ("cpu", "cuda:0")])
+def test_a_defect_of_the_scheduler_reaches_every_caller(monkeypatch, devices):
+    def defect(backend, asking):
+        raise ZeroDivisionError("a defect")
+
+    members = [Watched(f"on {n}", device=device) for n, device in enumerate(devices)]
+    with AdaFuseEngine(members, runtime=RuntimeConfig(max_requests=1)) as engine:
+        with monkeypatch.context() as patched:
+            patched.setattr(scheduler, "_answer", defect)
+            running = [background(engine.generate, prompt) for prompt in "xyz"]
+            for each in running:
+                assert isinstance(each.exception(PATIENCE), ZeroDivisionError)
+        assert engine.generate("x", max_new_tokens=5).text

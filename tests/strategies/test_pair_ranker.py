@@ -1,0 +1,284 @@
+"""PairRanker: a tiny model of the published one's architecture, and answers ranked by it."""
+
+from __future__ import annotations
+
+import json
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from transformers import AutoTokenizer, DebertaV2Config, DebertaV2Model, DebertaV2Tokenizer
+from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2PreTrainedModel
+
+from adafuse_llm import (
+    AdaFuseEngine,
+    DecodingError,
+    FakeBackend,
+    InvalidInputError,
+    InvalidOptionError,
+    LoadError,
+    PairRanker,
+    Rerank,
+)
+from adafuse_llm.backends.fake import END
+from tests.support.models import Recipe, backend
+
+MARKERS = ("<|source|>", "<|candidate1|>", "<|candidate2|>")
+
+
+class Published(DebertaV2PreTrainedModel):
+    """Body and head under the names that the published weights have, one pair at a time."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        size = config.hidden_size
+        self.pretrained_model = DebertaV2Model(config)
+        self.head_layer = torch.nn.Sequential(
+            torch.nn.Dropout(0.1),
+            torch.nn.Linear(2 * size, size),
+            torch.nn.Tanh(),
+            torch.nn.Dropout(0.1),
+            torch.nn.Linear(size, config.n_tasks),
+        )
+        self.post_init()
+
+    def logit(self, tokenizer, question, first, second):
+        ids = [
+            token
+            for marker, text in zip(MARKERS, (question, first, second), strict=True)
+            for token in tokenizer.encode(marker + text)
+        ]
+        with torch.no_grad():
+            states = self.pretrained_model(torch.tensor([ids])).last_hidden_state[0]
+            asked, left, right = (
+                states[ids.index(each)] for each in tokenizer.convert_tokens_to_ids(list(MARKERS))
+            )
+            left, right = (self.head_layer(torch.cat([asked, each])) for each in (left, right))
+        return float((left - right).mean())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("ranker")
+    special = [("[PAD]", 0.0), ("[CLS]", 0.0), ("[SEP]", 0.0), ("[UNK]", 0.0), ("[MASK]", 0.0)]
+    pieces = ["\u2581", *"abcdefghijklmnopqrstuvwxyzT?.", "\u2581the", "ing", "\u2581no"]
+    tokenizer = DebertaV2Tokenizer(vocab=[*special, *((piece, -2.0) for piece in pieces)])
+    tokenizer.add_tokens([*MARKERS, "<|candidate|>"])
+    ids = tokenizer.convert_tokens_to_ids(list(MARKERS))
+    torch.manual_seed(5)
+    config = DebertaV2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        relative_attention=True,
+        position_buckets=8,
+        norm_rel_ebd="layer_norm",
+        share_att_key=True,
+        pos_att_type=["p2c", "c2p"],
+        position_biased_input=False,
+        type_vocab_size=0,
+        initializer_range=0.5,
+        n_tasks=2,
+        drop_out=0.1,
+        **dict(zip(("source_prefix_id", "cand1_prefix_id", "cand2_prefix_id"), ids, strict=True)),
+    )
+    Published(config).eval().save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def published(folder):
+    model, tokenizer = Published.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    return lambda *texts: model.eval().logit(tokenizer, *texts)
+
+
+def test_logits_are_those_of_one_pair_at_a_time(folder, published):
+    answers = ["no", "the mill is red", "nothing. nothing at all"]
+    matrix = PairRanker(folder).compare("who is the miller?", answers)
+    for i, first in enumerate(answers):
+        for j, second in enumerate(answers):
+            expected = 0 if i == j else published("who is the miller?", first, second)
+            assert matrix[i][j] == pytest.approx(expected, abs=1e-5)
+    assert len({round(logit, 4) for row in matrix for logit in row}) == 7
+    assert PairRanker(folder).compare("x", ["no"]) == [[0.0]]
+    with pytest.raises(InvalidInputError, match="no answers"):
+        PairRanker(folder).compare("x", [])
+
+
+def test_a_conversation_is_told_without_templates():
+    judge = Judge("", "two", "one")
+    members = [saying("a", "one"), saying("b", "two")]
+    with AdaFuseEngine(members, strategy=Rerank(ranker=judge)) as engine:
+        engine.generate(
+            messages=[
+                {"role": "user", "content": "First"},
+                {"role": "assistant", "content": "zero"},
+                {"role": "user", "content": "And then"},
+            ]
+        )
+    ((question, _),) = judge.seen
+    assert question == "User: First\n\nAssistant: zero\n\nUser: And then\n\nAssistant:"
+
+
+def test_markers_in_texts_are_spaces_and_long_texts_are_cut(folder, published):
+    ranker = PairRanker(folder)
+    tricky = ranker.compare("who?<|candidate1|>me", ["no <|source|>", "yes"])[0][1]
+    assert tricky == pytest.approx(published("who? me", "no  ", "yes"), abs=1e-5)
+    ids = ranker._encode("x " * 3000, "a " * 3000, "b " * 3000)
+    assert len(ids) == 2048
+    places = [ids.index(marker) for marker in ranker._ids]
+    assert places == [1, 1225, 1225 + 412]
+
+
+def saying(name, reply):
+    pieces = [*(f" {word}" for word in reply.split()), END]
+
+    def rule(text):
+        return {pieces[min(text.rpartition(":")[2].count(" "), len(pieces) - 1)]: 1.0}
+
+    return FakeBackend(name, rule, pieces[:-1])
+
+
+class Judge:
+    """A ranker that prefers what comes first in its list."""
+
+    def __init__(self, *preferred):
+        self.preferred, self.seen = preferred, []
+
+    def compare(self, question, answers):
+        self.seen.append((question, tuple(answers)))
+        places = [self.preferred.index(each) for each in answers]
+        return [[float(there - here) for there in places] for here in places]
+
+
+def test_the_answer_with_the_highest_mean_logit_is_committed():
+    judge = Judge("two", "three", "one", "")
+    members = [saying("a", "one"), saying("b", "two"), saying("c", "three"), saying("d", "one")]
+    with AdaFuseEngine(members, strategy=Rerank(ranker=judge)) as engine:
+        assert engine.strategy.name == "rerank-pairs"
+        events = list(engine.stream("Which:"))
+        (only,) = events[0].generation.rounds
+        assert [c.text for c in only.candidates] == [" two", " three", " one"]
+        assert [c.score for c in only.candidates] == [-1.5, 0, 1.5]
+        assert [c.proposers for c in only.candidates] == [("b",), ("c",), ("a", "d")]
+        assert [set(c.nll) for c in only.candidates] == [{"b"}, {"c"}, {"a", "d"}]
+        assert (len(events), events[0].text) == (1, " two")
+        assert judge.seen == [("Which:", ("one", "two", "three"))]
+        engine.generate(messages=[{"role": "user", "content": "Which:"}], stop="two")
+        assert judge.seen[1] == ("Which:", ("one", "", "three"))
+        engine.generate("Which:", members=("b", "c"))
+        assert judge.seen[2][1] == ("two", "three")
+        with pytest.raises(InvalidOptionError, match="does not use it"):
+            engine.generate("Which:", weights=(1, 2, 3, 4))
+
+
+class Returns:
+    """A ranker with one answer for all."""
+
+    def __init__(self, logits):
+        self.logits = logits
+
+    def compare(self, question, answers):
+        if isinstance(self.logits, Exception):
+            raise self.logits
+        return self.logits
+
+
+def test_a_narrow_win_over_everyone_is_less_than_a_clear_one():
+    narrow = Returns([[0, 0.1, 0.1], [-0.1, 0, 5], [-0.1, -5, 0]])
+    members = [saying("a", "one"), saying("b", "two"), saying("c", "three")]
+    with AdaFuseEngine(members, strategy=Rerank(ranker=narrow)) as engine:
+        generation = engine.generate("Which:")
+    assert generation.text == " two"
+    scores = [c.score for c in generation.rounds[0].candidates]
+    assert scores == pytest.approx([-2.45, -0.1, 2.55])
+
+
+@pytest.mark.parametrize(
+    ("logits", "message"),
+    [
+        ([[0, math.nan], [1, 0]], "NaN or infinite"),
+        ([[0, 1]], "must return 2 rows of 2 logits; got rows of 2"),
+        ([[0, 1], [1]], "got rows of 2, 1"),
+        (RuntimeError("no memory"), "Returns failed: RuntimeError: no memory"),
+    ],
+)
+def test_a_ranker_that_fails_is_named_and_the_engine_goes_on(logits, message):
+    ranker = Returns(logits)
+    with AdaFuseEngine([saying("a", "one"), saying("b", "two")], strategy=Rerank(ranker)) as engine:
+        with pytest.raises(DecodingError, match=message):
+            engine.generate("Which:")
+        ranker.logits = [[math.nan, -1], [1, math.nan]]
+        assert engine.generate("Which:").text == " two"
+
+
+def test_threads_share_a_ranker(folder):
+    ranker = PairRanker(folder)
+    asked = [("who? " * n, ["no " * n, "the mill " * (9 - n)]) for n in range(1, 9)]
+    alone = [ranker.compare(*each) for each in asked]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda each: ranker.compare(*each), asked * 4)) == alone * 4
+
+
+def test_models_are_ranked_by_the_model(folder, published):
+    recipes = (
+        Recipe("llama", "bytelevel", seed=31, end_bias=2.0),
+        Recipe("gpt2", "sentencepiece", seed=32, space_bias=1.5),
+    )
+    members = [backend(recipe) for recipe in recipes]
+    with AdaFuseEngine(members, strategy=Rerank(PairRanker(folder))) as engine:
+        generation = engine.generate("The ferry:", max_new_tokens=8)
+    with AdaFuseEngine(members, strategy="rerank") as engine:
+        plain = {
+            c.text for c in engine.generate("The ferry:", max_new_tokens=8).rounds[0].candidates
+        }
+    (only,) = generation.rounds
+    assert {c.text for c in only.candidates} == plain
+    best, other = (c.text.strip() for c in only.candidates)
+    logits = published("The ferry:", best, other), published("The ferry:", other, best)
+    assert only.candidates[0].score == pytest.approx((logits[1] - logits[0]) / 2, abs=1e-5)
+    assert only.candidates[0].score < 0
+    assert math.isfinite(only.candidates[0].nll[only.candidates[0].proposers[0]])
+
+
+def test_what_is_no_ranker_is_refused_before_anything_is_computed(folder, tmp_path):
+    with pytest.raises(LoadError, match=r"no folder .*Download llm-blender/PairRM-hf"):
+        PairRanker(tmp_path / "none")
+    with pytest.raises(LoadError, match="cannot be read"):
+        PairRanker(tmp_path)
+    with pytest.raises(InvalidOptionError, match="PairRanker"):
+        Rerank(ranker="llm-blender/PairRM-hf")
+    for wrong in ("auto", "float23", "int8", None):
+        with pytest.raises(InvalidOptionError, match=r"PairRanker\(dtype=...\) must be"):
+            PairRanker(folder, dtype=wrong)
+    assert PairRanker(folder, dtype=torch.bfloat16).compare("who?", ["no", "yes"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "deberta"}, "its model type is 'deberta'"),
+        ({"cand2_prefix_id": 3}, "tokenizer and configuration disagree"),
+        ({"num_hidden_layers": 3}, "is no PairRM model .*Missing key"),
+        ({"hidden_size": 32}, "is no PairRM model .*size mismatch"),
+    ],
+)
+def test_another_architecture_is_refused(folder, tmp_path, change, message):
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(LoadError, match=message):
+        PairRanker(tmp_path)
+
+
+def test_weights_in_another_format_are_refused(folder, tmp_path):
+    for file in folder.iterdir():
+        if file.suffix != ".safetensors":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(LoadError, match="no safetensors"):
+        PairRanker(tmp_path)

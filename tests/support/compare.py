@@ -1,0 +1,90 @@
+"""Comparison of the engine with the reference."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from adafuse_llm import Generation
+from tests.reference import Options, ReferenceGeneration, decode
+from tests.support.models import SINGLE_PRECISION, Recipe, engine, reference
+
+TOLERANCE = 1e-6
+SINGLE_TOLERANCE = 2e-5
+
+
+TALLY: Counter[str] = Counter()
+"""How much has been compared so far."""
+
+
+def check(
+    recipes: Sequence[Recipe],
+    prompt: str | None = None,
+    *,
+    messages: Sequence[Mapping[str, Any]] | None = None,
+    **options: Any,
+) -> Generation:
+    """Decode with the engine, with drafting and without, and with the reference; fail where they
+    differ.
+    """
+    single = any(recipe.arch in SINGLE_PRECISION for recipe in recipes)
+    expected = decode(
+        [reference(recipe) for recipe in recipes], prompt, Options(**options), messages=messages
+    )
+    for drafting in (False, True):
+        ensemble = engine(*recipes, drafting=drafting)
+        actual = ensemble.generate(prompt, messages=messages, **options)
+        assert_same(actual, expected, SINGLE_TOLERANCE if single else TOLERANCE)
+    return actual
+
+
+def assert_same(actual: Generation, expected: ReferenceGeneration, tolerance: float) -> None:
+    """Same spans, winners, texts and finish reason; scores and margins within `tolerance`."""
+    TALLY["decodes"] += 1
+    for number, (got, want) in enumerate(zip(actual.rounds, expected.rounds, strict=False)):
+        TALLY["rounds"] += 1
+        where = f"round {number}"
+        assert got.index == number
+        assert {name: len(m) for name, m in got.margins.items()} == {
+            name: len(m) for name, m in want.margins.items()
+        }, where
+        for name, margins in want.margins.items():
+            TALLY["margins"] += len(margins)
+            assert got.margins[name] == pytest.approx(margins, abs=tolerance, rel=0), where
+        assert [(c.text, c.stops, list(c.proposers)) for c in got.candidates] == [
+            (c.text, c.stops, c.proposers) for c in want.candidates
+        ], where
+        for mine, theirs in zip(got.candidates, want.candidates, strict=True):
+            TALLY["candidates"] += 1
+            TALLY["member scores"] += len(theirs.nll)
+            assert mine.nll == pytest.approx(theirs.nll, abs=tolerance, rel=0), where
+            assert mine.score == pytest.approx(theirs.score, abs=tolerance, rel=0), where
+        assert got.winner == want.winner, where
+        assert got.text == want.text, where
+    assert len(actual.rounds) == len(expected.rounds)
+    assert actual.text == expected.text
+    assert actual.finish_reason == expected.finish_reason
+    assert actual.usage.prompt_tokens == expected.prompt_tokens
+    assert actual.usage.completion_tokens == expected.completion_tokens
+
+
+def as_data(generation: Generation) -> dict[str, Any]:
+    """A generation as plain values, without what may differ between equal decodes."""
+    data = generation.model_dump()
+    for cost in ("forward_passes", "tokens_processed", "cached_tokens"):
+        del data["usage"][cost]
+    for entry in data["rounds"]:
+        del entry["elapsed"]
+    return data
+
+
+def approximately(data: Any) -> Any:
+    """`data` with every float compared within 1e-9."""
+    if isinstance(data, dict):
+        return {key: approximately(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return type(data)(approximately(value) for value in data)
+    return pytest.approx(data, abs=1e-9, rel=0) if isinstance(data, float) else data

@@ -1,0 +1,12 @@
+"""Folders that tests read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+"""The repository."""
+
+BENCHMARKS = ROOT.parent / "shared" / "data" / "benchmarks"
+TOKENIZERS = ROOT.parent / "shared" / "data" / "tokenizers"
+"""Data outside the repository; tests that need it skip when it is absent."""

@@ -1,0 +1,341 @@
+"""Chat templates in the manner of well-known families of models, with tokenizers to match.
+
+What is kept of each family is what messages meet there: which roles it takes, whether turns have
+to alternate, whether it trims, where it puts the system message, which tokens are control tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tokenizers import AddedToken
+from tokenizers.processors import TemplateProcessing
+
+from tests.support.models import tokenizer
+
+
+@dataclass(frozen=True)
+class Family:
+    """A chat template and what is to be known of it.
+
+    Attributes:
+        template: in Jinja.
+        bos: the token that a text begins with.
+        eos: the token that ends a reply.
+        control: other tokens that are not text.
+        writes_bos: where the template writes `bos`.
+        adds_bos: whether the tokenizer adds it to plain text, too.
+        system: where the words of a system message end up: ``"in place"``, ``"first"`` before all
+            turns, ``"last"`` in the last user's turn; ``"raises"`` and ``"lost"`` say it.
+        alternates: whether it raises unless user and assistant take turns.
+        tools: whether it knows results of tools.
+        parts: whether it takes content as a list of parts only, and nothing of text.
+    """
+
+    template: str
+    eos: str
+    bos: str | None = None
+    control: tuple[str, ...] = ()
+    writes_bos: Literal["never", "once", "every user's turn"] = "never"
+    adds_bos: bool = False
+    system: Literal["in place", "first", "last", "raises", "lost"] = "in place"
+    alternates: bool = False
+    tools: bool = False
+    parts: bool = False
+
+
+ALTERNATING = (
+    "{%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{- raise_exception('user and assistant have to take turns') }}{% endif %}"
+)
+"""For loops over messages `m` without a system message."""
+
+LEADING_SYSTEM = (
+    "{%- if messages[0].role == 'system' %}{% set system = messages[0].content %}"
+    "{% set turns = messages[1:] %}{% else %}{% set system = '' %}"
+    "{% set turns = messages %}{% endif %}"
+)
+"""Sets `system` and `turns`."""
+
+FAMILIES: dict[str, Family] = {
+    "qwen": Family(
+        "{%- if messages[0].role != 'system' %}"
+        "{{- '<|im_start|>system\nYou are a helper.<|im_end|>\n' }}{% endif %}"
+        "{%- for m in messages %}"
+        "{%- if m.role == 'tool' %}"
+        "{{- '<|im_start|>user\n<tool_response>\n' + m.content + '\n</tool_response>' }}"
+        "{{- '<|im_end|>\n' }}"
+        "{%- elif m.role == 'assistant' and '</think>' in m.content %}"
+        "{{- '<|im_start|>assistant\n' + m.content.split('</think>')[-1].lstrip('\n') }}"
+        "{{- '<|im_end|>\n' }}"
+        "{%- else %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}"
+        "{%- endfor %}"
+        "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}",
+        eos="<|im_end|>",
+        control=("<|im_start|>", "<|endoftext|>"),
+        tools=True,
+    ),
+    "llama2": Family(
+        LEADING_SYSTEM + "{%- for m in turns %}" + ALTERNATING + "{%- if m.role == 'user' %}"
+        "{%- set opening = '<<SYS>>\n' + system + '\n<</SYS>>\n\n' if loop.first and system"
+        " else '' %}"
+        "{{- bos_token + '[INST] ' + opening + m.content.strip() + ' [/INST]' }}"
+        "{%- else %}{{- ' ' + m.content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}",
+        bos="<s>",
+        eos="</s>",
+        writes_bos="every user's turn",
+        adds_bos=True,
+        system="first",
+        alternates=True,
+    ),
+    "llama3": Family(
+        "{{- bos_token }}{%- for m in messages %}"
+        "{%- set role = 'ipython' if m.role == 'tool' else m.role %}"
+        "{{- '<|start_header_id|>' + role + '<|end_header_id|>\n\n' }}"
+        "{{- m.content | trim }}{{- '<|eot_id|>' }}{% endfor %}"
+        "{%- if add_generation_prompt %}"
+        "{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}",
+        bos="<|begin_of_text|>",
+        eos="<|eot_id|>",
+        control=("<|start_header_id|>", "<|end_header_id|>", "<|end_of_text|>"),
+        writes_bos="once",
+        adds_bos=True,
+        tools=True,
+    ),
+    "mistral-1": Family(
+        "{{- bos_token }}{%- for m in messages %}" + ALTERNATING + "{%- if m.role == 'user' %}"
+        "{{- '[INST] ' + m.content + ' [/INST]' }}"
+        "{%- elif m.role == 'assistant' %}{{- m.content + eos_token }}"
+        "{%- else %}{{- raise_exception('only user and assistant are known') }}{% endif %}"
+        "{%- endfor %}",
+        bos="<s>",
+        eos="</s>",
+        writes_bos="once",
+        adds_bos=True,
+        system="raises",
+        alternates=True,
+    ),
+    "mistral-3": Family(
+        LEADING_SYSTEM + "{{- bos_token }}{%- for m in turns %}" + ALTERNATING + ""
+        "{%- if m.role == 'user' %}"
+        "{%- set opening = system + '\n\n' if loop.last and system else '' %}"
+        "{{- '[INST]' + opening + m.content + '[/INST]' }}"
+        "{%- elif m.role == 'assistant' %}{{- m.content | trim }}{{- eos_token }}"
+        "{%- else %}{{- raise_exception('only user, assistant and one system message') }}"
+        "{%- endif %}{% endfor %}",
+        bos="<s>",
+        eos="</s>",
+        control=("[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]"),
+        writes_bos="once",
+        adds_bos=True,
+        system="last",
+        alternates=True,
+    ),
+    "gemma": Family(
+        "{{- bos_token }}{%- if messages[0].role == 'system' %}"
+        "{{- raise_exception('there is no system role') }}{% endif %}"
+        "{%- for m in messages %}" + ALTERNATING + ""
+        "{{- '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}"
+        "{{- m.content | trim }}{{- '<end_of_turn>\n' }}{% endfor %}"
+        "{%- if add_generation_prompt %}{{- '<start_of_turn>model\n' }}{% endif %}",
+        bos="<bos>",
+        eos="<eos>",
+        control=("<start_of_turn>", "<end_of_turn>"),
+        writes_bos="once",
+        adds_bos=True,
+        system="raises",
+        alternates=True,
+    ),
+    "gemma3": Family(
+        LEADING_SYSTEM + "{{- bos_token }}{%- for m in turns %}" + ALTERNATING + ""
+        "{{- '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}"
+        "{%- if loop.first and system %}{{- system + '\n\n' }}{% endif %}"
+        "{%- if m.content is string %}{{- m.content | trim }}{% else %}"
+        "{%- for part in m.content %}{{- part.text | trim }}{% endfor %}{% endif %}"
+        "{{- '<end_of_turn>\n' }}{% endfor %}"
+        "{%- if add_generation_prompt %}{{- '<start_of_turn>model\n' }}{% endif %}",
+        bos="<bos>",
+        eos="<eos>",
+        control=("<start_of_turn>", "<end_of_turn>"),
+        writes_bos="once",
+        adds_bos=True,
+        system="first",
+        alternates=True,
+    ),
+    "phi3": Family(
+        "{%- for m in messages %}"
+        "{%- if m.role == 'system' and m.content %}"
+        "{{- '<|system|>\n' + m.content + '<|end|>\n' }}"
+        "{%- elif m.role == 'user' %}{{- '<|user|>\n' + m.content + '<|end|>\n' }}"
+        "{%- elif m.role == 'assistant' %}{{- '<|assistant|>\n' + m.content + '<|end|>\n' }}"
+        "{%- endif %}{% endfor %}"
+        "{%- if add_generation_prompt %}{{- '<|assistant|>\n' }}"
+        "{%- else %}{{- eos_token }}{% endif %}",
+        bos="<s>",
+        eos="<|endoftext|>",
+        control=("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
+    ),
+    "zephyr": Family(
+        "{%- for m in messages %}{%- if m.role in ('user', 'system', 'assistant') %}"
+        "{{- '<|' + m.role + '|>\n' + m.content + eos_token + '\n' }}{% endif %}"
+        "{%- if loop.last and add_generation_prompt %}{{- '<|assistant|>\n' }}{% endif %}"
+        "{%- endfor %}",
+        bos="<s>",
+        eos="</s>",
+    ),
+    "vicuna": Family(
+        LEADING_SYSTEM + "{{- bos_token + (system or 'A user talks with an assistant.') }}"
+        "{%- for m in turns %}" + ALTERNATING + ""
+        "{%- if m.role == 'user' %}{{- ' USER: ' + m.content | trim }}"
+        "{%- else %}{{- ' ASSISTANT: ' + m.content | trim + eos_token }}{% endif %}{% endfor %}"
+        "{%- if add_generation_prompt %}{{- ' ASSISTANT:' }}{% endif %}",
+        bos="<s>",
+        eos="</s>",
+        writes_bos="once",
+        adds_bos=True,
+        system="first",
+        alternates=True,
+    ),
+    "deepseek": Family(
+        "{%- set ns = namespace(system='') %}"
+        "{%- for m in messages %}{%- if m.role == 'system' %}"
+        "{%- set ns.system = m.content %}{% endif %}{% endfor %}"
+        "{{- bos_token + ns.system }}{%- for m in messages %}"
+        "{%- if m.role == 'user' %}{{- '<｜User｜>' + m.content }}"
+        "{%- elif m.role == 'assistant' %}"
+        "{{- '<｜Assistant｜>' + m.content.split('</think>')[-1] + '<｜end▁of▁sentence｜>' }}"
+        "{%- elif m.role == 'tool' %}"
+        "{{- '<｜tool▁output▁begin｜>' + m.content + '<｜tool▁output▁end｜>' }}{% endif %}"
+        "{%- endfor %}{%- if add_generation_prompt %}{{- '<｜Assistant｜>' }}{% endif %}",
+        bos="<｜begin▁of▁sentence｜>",
+        eos="<｜end▁of▁sentence｜>",
+        control=(
+            "<｜User｜>",
+            "<｜Assistant｜>",
+            "<｜tool▁output▁begin｜>",
+            "<｜tool▁output▁end｜>",
+        ),
+        writes_bos="once",
+        adds_bos=True,
+        system="first",
+        tools=True,
+    ),
+    "command-r": Family(
+        LEADING_SYSTEM + "{{- bos_token }}{%- if system %}"
+        "{{- '<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>' + system }}"
+        "{{- '<|END_OF_TURN_TOKEN|>' }}{% endif %}"
+        "{%- for m in turns %}" + ALTERNATING + "{%- if m.role == 'user' %}"
+        "{{- '<|START_OF_TURN_TOKEN|><|USER_TOKEN|>' + m.content.strip() }}"
+        "{%- else %}{{- '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' + m.content.strip() }}"
+        "{%- endif %}{{- '<|END_OF_TURN_TOKEN|>' }}{% endfor %}"
+        "{%- if add_generation_prompt %}"
+        "{{- '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' }}{% endif %}",
+        bos="<BOS_TOKEN>",
+        eos="<|END_OF_TURN_TOKEN|>",
+        control=(
+            "<|START_OF_TURN_TOKEN|>",
+            "<|SYSTEM_TOKEN|>",
+            "<|USER_TOKEN|>",
+            "<|CHATBOT_TOKEN|>",
+        ),
+        writes_bos="once",
+        adds_bos=True,
+        system="first",
+        alternates=True,
+    ),
+    "granite": Family(
+        LEADING_SYSTEM + "{{- '<|start_of_role|>system<|end_of_role|>' }}"
+        "{{- (system or 'You are a helper.') + '<|end_of_text|>\n' }}"
+        "{%- for m in turns %}{%- set role = 'tool_response' if m.role == 'tool' else m.role %}"
+        "{{- '<|start_of_role|>' + role + '<|end_of_role|>' + m.content }}"
+        "{{- '<|end_of_text|>\n' }}{% endfor %}"
+        "{%- if add_generation_prompt %}"
+        "{{- '<|start_of_role|>assistant<|end_of_role|>' }}{% endif %}",
+        bos="<|end_of_text|>",
+        eos="<|end_of_text|>",
+        control=("<|start_of_role|>", "<|end_of_role|>", "<|tool_call|>"),
+        tools=True,
+    ),
+    "olmo": Family(
+        "{{- bos_token }}{%- for m in messages %}"
+        "{%- if m.role == 'assistant' %}{{- '<|assistant|>\n' + m.content + eos_token + '\n' }}"
+        "{%- else %}{{- '<|' + m.role + '|>\n' + m.content + '\n' }}{% endif %}"
+        "{%- if loop.last and add_generation_prompt %}{{- '<|assistant|>\n' }}{% endif %}"
+        "{%- endfor %}",
+        bos="<|beginoftext|>",
+        eos="<|endoftext|>",
+        writes_bos="once",
+        tools=True,
+    ),
+    "glm": Family(
+        "{{- '[gMASK]<sop>' }}{%- for m in messages %}"
+        "{%- set role = 'observation' if m.role == 'tool' else m.role %}"
+        "{{- '<|' + role + '|>\n' + m.content }}{% endfor %}"
+        "{%- if add_generation_prompt %}{{- '<|assistant|>\n' }}{% endif %}",
+        eos="<|endoftext|>",
+        control=(
+            "[gMASK]",
+            "<sop>",
+            "<|system|>",
+            "<|user|>",
+            "<|assistant|>",
+            "<|observation|>",
+        ),
+        tools=True,
+    ),
+    "falcon": Family(
+        "{%- for m in messages %}{%- set text = m.content.strip().replace('\n\n', '\n') %}"
+        "{%- if m.role == 'system' %}{%- if loop.first %}{{- text }}{% endif %}"
+        "{%- elif m.role == 'user' %}{{- '\n\nUser: ' + text }}"
+        "{%- elif m.role == 'assistant' %}{{- '\n\nAssistant: ' + text }}{% endif %}"
+        "{%- endfor %}{%- if add_generation_prompt %}{{- '\n\nAssistant:' }}{% endif %}",
+        eos="<|endoftext|>",
+        system="lost",
+    ),
+    "openchat": Family(
+        "{{- bos_token }}{%- for m in messages %}"
+        "{{- 'Correct ' + m.role.title() + ': ' + m.content + '<|end_of_turn|>' }}{% endfor %}"
+        "{%- if add_generation_prompt %}{{- 'Correct Assistant:' }}{% endif %}",
+        bos="<s>",
+        eos="<|end_of_turn|>",
+        writes_bos="once",
+        adds_bos=True,
+        tools=True,
+    ),
+    "idefics": Family(
+        "{{- bos_token }}{%- for m in messages %}{{- m.role.capitalize() + ': ' }}"
+        "{%- for part in m.content %}{%- if part.type == 'text' %}{{- part.text }}{% endif %}"
+        "{%- endfor %}{{- '<end_of_utterance>\n' }}{% endfor %}"
+        "{%- if add_generation_prompt %}{{- 'Assistant:' }}{% endif %}",
+        bos="<s>",
+        eos="<end_of_utterance>",
+        writes_bos="once",
+        tools=True,
+        parts=True,
+    ),
+}
+
+
+@functools.cache
+def family_tokenizer(name: str) -> Any:
+    """A byte-level tokenizer with the control tokens and the template of a family."""
+    family = FAMILIES[name]
+    made = copy.deepcopy(tokenizer("bytelevel"))
+    control = dict.fromkeys([family.eos, *family.control, *([family.bos] if family.bos else [])])
+    made.add_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in control], special_tokens=True
+    )
+    made.eos_token = family.eos
+    if family.bos:
+        made.bos_token = family.bos
+    if family.adds_bos:
+        made.backend_tokenizer.post_processor = TemplateProcessing(
+            single=f"{family.bos}:0 $A:0",
+            pair=f"{family.bos}:0 $A:0 $B:0",
+            special_tokens=[(family.bos, made.convert_tokens_to_ids(family.bos))],
+        )
+    made.chat_template = family.template
+    return made

@@ -1,0 +1,188 @@
+"""Every conversation through every family's chat template."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import jinja2
+import pytest
+
+from adafuse_llm import InvalidInputError
+from adafuse_llm.adapters.conversation import Tool, to_messages
+from adafuse_llm.text.chat import merge_turns
+from adafuse_llm.text.codec import TokenizerCodec
+from tests.support.templates import FAMILIES, family_tokenizer
+
+CALL = {"id": "1", "name": "add", "arguments": {"a": 1}}
+ADD = Tool("add", "Adds up.", {"type": "object", "properties": {"a": {"type": "number"}}})
+
+
+def turns(spec: str, fill: str = "{}") -> list[dict[str, Any]]:
+    """``"su"`` is a system message and a user's; each holds a word of its own, put into `fill`."""
+    roles = {"s": "system", "u": "user", "a": "assistant"}
+    return [
+        {"role": roles[letter], "content": fill.format(f"{letter}{number}.")}
+        for number, letter in enumerate(spec)
+    ]
+
+
+SHAPES = ("u", "su", "uau", "suau", "usu", "usau", "uasu", "ssu", "suasu", "us", "s")
+REPEATS = ("uu", "suu", "uaau", "suaauu", "au", "sau", "aau")
+
+HISTORIES: dict[str, list[Any]] = {shape: turns(shape) for shape in (*SHAPES, *REPEATS)}
+HISTORIES |= {
+    "spaces": turns("suau", "\n  {}  two\n\nlines \n"),
+    "emoji": turns("suau", "{} \U0001f600 中文"),
+    "lists": [
+        {"role": "system", "content": ["s0.", {"type": "text", "text": " more"}]},
+        {"role": "user", "content": [{"type": "text", "text": "u1."}, {"text": " more"}]},
+    ],
+    "empty user": [*turns("ua"), {"role": "user", "content": ""}],
+    "empty assistant": [*turns("u"), {"role": "assistant", "content": None}, *turns("uu")[1:]],
+    "empty system": [{"role": "system", "content": ""}, *turns("u")],
+    "names": to_messages([{**turn, "name": "Anna"} for turn in turns("suauu")]),
+    "tools": to_messages(
+        [
+            *turns("su"),
+            {"role": "assistant", "content": "", "tool_calls": [CALL, {**CALL, "id": "2"}]},
+            {"role": "tool", "tool_call_id": "1", "content": "one"},
+            {"role": "tool", "tool_call_id": "2", "content": "two\nlines"},
+            {"role": "assistant", "content": "<think>\nhm\n</think>\n\na5."},
+            {"role": "user", "content": "u6."},
+        ],
+        tools=[ADD],
+        instructions="In JSON.",
+    ),
+    "tools without a system message": to_messages(
+        [
+            *turns("u"),
+            {"role": "assistant", "content": "a1.", "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "1", "content": ""},
+        ],
+        tools=[ADD],
+        tool_choice="add",
+    ),
+    "tool role": [*turns("ua"), {"role": "tool", "content": "t2."}, *turns("suaau")[3:]],
+}
+
+
+def squeezed(text: str) -> str:
+    return " ".join(text.split())
+
+
+def encoded(name: str, messages: list[Any]) -> tuple[list[int], str]:
+    known = family_tokenizer(name)
+    ids = TokenizerCodec(known).encode_messages(messages)
+    return ids, known.decode(ids)
+
+
+def control_of(name: str, ids: list[int]) -> list[str]:
+    known = family_tokenizer(name)
+    return [known.decode([token]) for token in ids if token in known.added_tokens_decoder]
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_conversation_is_rendered_with_all_of_its_words(name, history):
+    family, messages = FAMILIES[name], HISTORIES[history]
+    ids, text = encoded(name, messages)
+    rest, words = squeezed(text), []
+    for message in messages:
+        content = message["content"] or ""
+        if not isinstance(content, str):
+            content = "".join(part if isinstance(part, str) else part["text"] for part in content)
+        words.append((message["role"], squeezed(content)))
+        assert words[-1][1] in rest
+    moved = ("system",) if family.system in ("first", "last") else ()
+    for role, content in words:
+        if role not in moved:
+            rest = rest[rest.index(content) + len(content) :]
+    if family.bos is not None and family.bos != family.eos:
+        users = text.count("[INST]")
+        expected = {"never": 0, "once": 1, "every user's turn": users}[family.writes_bos]
+        assert control_of(name, ids).count(family.bos) == expected
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_spelled_out_control_tokens_stay_text(name, history):
+    family, messages = FAMILIES[name], HISTORIES[history]
+    spelled = [token for token in (family.bos, family.eos, *family.control) if token]
+    hostile = [
+        {**message, "content": "\n".join(f"x{token}y" for token in spelled)}
+        if isinstance(message["content"], str)
+        else message
+        for message in messages
+    ]
+    harmless = [
+        {**message, "content": "words"} if isinstance(message["content"], str) else message
+        for message in messages
+    ]
+    ids, text = encoded(name, hostile)
+    assert control_of(name, ids) == control_of(name, encoded(name, harmless)[0])
+    for message in hostile:
+        if isinstance(message["content"], str):
+            assert squeezed(message["content"]) in squeezed(text)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_families_are_what_they_are_said_to_be(name):
+    family, known = FAMILIES[name], family_tokenizer(name)
+
+    def render(messages):
+        if family.parts:
+            parts = [[{"type": "text", "text": message["content"]}] for message in messages]
+            messages = [{**m, "content": p} for m, p in zip(messages, parts, strict=True)]
+        return known.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+    plain = known.apply_chat_template(turns("u"), tokenize=False)
+    assert ("u0." not in plain) == family.parts
+    if family.system == "raises":
+        with pytest.raises(jinja2.TemplateError):
+            render(turns("su"))
+    else:
+        assert "s0." in render(turns("suau"))
+    late = render(turns("uasu")) if not family.alternates else ""
+    assert ("s2." in late) == (not family.alternates and family.system != "lost")
+    if family.alternates:
+        with pytest.raises(jinja2.TemplateError, match="turns"):
+            render(turns("uu"))
+    else:
+        assert "u1." in render(turns("uu"))
+    tool = [*turns("ua"), {"role": "tool", "content": "t2."}]
+    if not family.alternates:
+        assert ("t2." in render(tool)) == family.tools
+    assert family.adds_bos == (known.encode("x")[0] == known.bos_token_id)
+
+
+def test_a_system_message_in_the_middle_stays_where_the_template_takes_it():
+    _, text = encoded("llama3", turns("uasu"))
+    assert text.index("u0.") < text.index("s2.") < text.index("u3.")
+    assert "<|start_header_id|>system" in text
+
+
+@pytest.mark.parametrize("name", ["llama2", "mistral-3", "command-r", "vicuna"])
+def test_the_first_system_message_stays_one_where_only_later_ones_are_refused(name):
+    _, text = encoded(name, turns("suasu"))
+    merged = [*turns("sua"), {"role": "user", "content": "s3.\n\nu4."}]
+    assert text == encoded(name, merged)[1]
+
+
+def test_what_a_template_leaves_out_is_missed_though_its_words_stand_elsewhere():
+    messages = [{"role": role, "content": "ok"} for role in ("user", "assistant", "tool")]
+    for name in ("phi3", "zephyr"):
+        assert encoded(name, messages)[1].count("ok") == 3
+
+
+def test_turns_are_merged_only_where_they_must_be():
+    (users,) = merge_turns(turns("uu"))
+    assert users["content"] in encoded("gemma", turns("uu"))[1]
+    assert users["content"] not in encoded("qwen", turns("uu"))[1]
+
+
+def test_a_template_that_writes_no_message_is_refused():
+    known = copy.deepcopy(family_tokenizer("qwen"))
+    known.chat_template = "Hello"
+    with pytest.raises(InvalidInputError, match="leaves all of them out"):
+        TokenizerCodec(known).encode_messages(turns("uu"))

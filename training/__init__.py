@@ -1,0 +1,1 @@
+"""Make the embedded members: their world, their dialogues and their training."""
