@@ -24,120 +24,41 @@ Importing this package loads neither torch nor transformers; loading a member do
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+__version__ = "0.1.0"  # before the imports: modules below read it
 
-__version__ = "0.1.0"
+from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
+from adafuse_llm.engine import AdaFuseEngine
+from adafuse_llm.errors import (
+    AdaFuseError,
+    CacheMemoryError,
+    ContextWindowError,
+    DecodingError,
+    EngineClosedError,
+    InvalidInputError,
+    InvalidOptionError,
+    LoadError,
+    MalformedReplyError,
+    MemberError,
+    MemberOutOfMemoryError,
+    MissingDependencyError,
+    UnsupportedModelError,
+)
+from adafuse_llm.loading.members import MemberSpec
+from adafuse_llm.results import (
+    Candidate,
+    Generation,
+    Round,
+    ScoredText,
+    Scores,
+    StreamEvent,
+    Usage,
+)
 
-if TYPE_CHECKING:
-    from adafuse_llm.backends.base import Answer, Ask, Backend, Drafted, Placed, Relative
-    from adafuse_llm.backends.fake import FakeBackend
-    from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
-    from adafuse_llm.engine import AdaFuseEngine
-    from adafuse_llm.errors import (
-        AdaFuseError,
-        CacheMemoryError,
-        ContextWindowError,
-        DecodingError,
-        EngineClosedError,
-        InvalidInputError,
-        InvalidOptionError,
-        LoadError,
-        MalformedReplyError,
-        MemberError,
-        MemberOutOfMemoryError,
-        MissingDependencyError,
-        UnsupportedModelError,
-    )
-    from adafuse_llm.loading.members import MemberSpec
-    from adafuse_llm.results import (
-        Candidate,
-        Generation,
-        Round,
-        ScoredText,
-        Scores,
-        StreamEvent,
-        Usage,
-    )
-    from adafuse_llm.strategies import (
-        AdaFuse,
-        BeamSearch,
-        DeePEn,
-        FixedWords,
-        GaC,
-        MajorityVote,
-        Rerank,
-        Single,
-        SweetSpan,
-        UniTE,
-    )
-    from adafuse_llm.strategies.base import Strategy
-    from adafuse_llm.strategies.pair_ranker import PairRanker
-
-_HOMES = {
-    "backends.base": ("Answer", "Ask", "Backend", "Drafted", "Placed", "Relative"),
-    "backends.fake": ("FakeBackend",),
-    "config": ("AdaFuseConfig", "RuntimeConfig"),
-    "strategies": (
-        "AdaFuse",
-        "BeamSearch",
-        "DeePEn",
-        "FixedWords",
-        "GaC",
-        "MajorityVote",
-        "Rerank",
-        "Single",
-        "SweetSpan",
-        "UniTE",
-    ),
-    "strategies.base": ("Strategy",),
-    "engine": ("AdaFuseEngine",),
-    "errors": (
-        "AdaFuseError",
-        "CacheMemoryError",
-        "ContextWindowError",
-        "DecodingError",
-        "EngineClosedError",
-        "InvalidInputError",
-        "InvalidOptionError",
-        "LoadError",
-        "MalformedReplyError",
-        "MemberError",
-        "MemberOutOfMemoryError",
-        "MissingDependencyError",
-        "UnsupportedModelError",
-    ),
-    "loading.members": ("MemberSpec",),
-    "strategies.pair_ranker": ("PairRanker",),
-    "results": (
-        "Candidate",
-        "Generation",
-        "Round",
-        "ScoredText",
-        "Scores",
-        "StreamEvent",
-        "Usage",
-    ),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
-__all__ = [  # noqa: RUF022  one group per module, as in _HOMES
+__all__ = [  # noqa: RUF022  grouped by use
     "AdaFuseEngine",
     "AdaFuseConfig",
     "RuntimeConfig",
     "MemberSpec",
-    "Strategy",
-    "AdaFuse",
-    "BeamSearch",
-    "FixedWords",
-    "Single",
-    "UniTE",
-    "GaC",
-    "DeePEn",
-    "SweetSpan",
-    "Rerank",
-    "PairRanker",
-    "MajorityVote",
     "Generation",
     "Round",
     "Candidate",
@@ -145,13 +66,6 @@ __all__ = [  # noqa: RUF022  one group per module, as in _HOMES
     "Usage",
     "Scores",
     "ScoredText",
-    "Backend",
-    "Ask",
-    "Answer",
-    "Placed",
-    "Drafted",
-    "Relative",
-    "FakeBackend",
     "AdaFuseError",
     "CacheMemoryError",
     "ContextWindowError",
@@ -166,13 +80,3 @@ __all__ = [  # noqa: RUF022  one group per module, as in _HOMES
     "MissingDependencyError",
     "UnsupportedModelError",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME_OF])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from typing_extensions import Unpack
 
 from adafuse_llm.errors import InvalidOptionError, nearest
 
@@ -16,11 +17,13 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
-    def __init__(self, **options: Any) -> None:
-        try:
-            super().__init__(**options)
-        except ValidationError as error:
-            raise InvalidOptionError(_explain(error, list(type(self).model_fields))) from None
+    if not TYPE_CHECKING:  # a type checker reads the fields instead
+
+        def __init__(self, **options: Any) -> None:
+            try:
+                super().__init__(**options)
+            except ValidationError as error:
+                raise InvalidOptionError(_explain(error, list(type(self).model_fields))) from None
 
 
 class RuntimeConfig(Options):
@@ -49,6 +52,23 @@ class RuntimeConfig(Options):
         "what is kept of finished requests (`MemberSpec.prefix_cache_bytes`). Default: half of "
         "what is free when it is first used, which leaves the other half to those.",
     )
+
+
+class DecodeOptions(TypedDict, total=False):
+    """The keyword arguments of `AdaFuseConfig` and of every call, for type checkers.
+
+    `AdaFuseConfig` describes each option.
+    """
+
+    margin_threshold: float
+    max_words: int
+    branching_factor: int
+    max_word_tokens: int
+    max_new_tokens: int
+    stop: str | Sequence[str] | None
+    weights: Mapping[str, float] | Sequence[float] | None
+    use: str | Sequence[str] | None
+    temperature: float | None
 
 
 class AdaFuseConfig(Options):
@@ -88,20 +108,21 @@ class AdaFuseConfig(Options):
         description="Weight of each member in the fused score, by name or in member order; "
         "non-negative, not all zero. Default: all equal (§3.4, equation 6).",
     )
-    members: tuple[str, ...] | None = Field(
+    use: tuple[str, ...] | None = Field(
         None,
         min_length=1,
         description="Names of the members that decode, in any order. Default: all of the engine's.",
     )
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: Unpack[DecodeOptions]) -> None:
         temperature = options.pop("temperature", 0)
         if temperature not in (0, None):
             raise InvalidOptionError(
                 f"temperature must be 0: AdaFuse decoding is deterministic; got {temperature!r}. "
                 "Leave it out."
             )
-        super().__init__(**options)
+        values: dict[str, Any] = {**options}
+        super().__init__(**values)
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -117,10 +138,10 @@ class AdaFuseConfig(Options):
             raise ValueError("a stop sequence must hold at least one character")
         return stop
 
-    @field_validator("members", mode="before")
+    @field_validator("use", mode="before")
     @classmethod
-    def _one_member_or_many(cls, members: Any) -> Any:
-        return (members,) if isinstance(members, str) else members
+    def _one_member_or_many(cls, names: Any) -> Any:
+        return (names,) if isinstance(names, str) else names
 
     @field_validator("weights")
     @classmethod
@@ -151,9 +172,9 @@ class AdaFuseConfig(Options):
             members: names of all members of an ensemble.
 
         Raises:
-            InvalidOptionError: ``members`` or ``weights`` do not fit them.
+            InvalidOptionError: ``use`` or ``weights`` do not fit them.
         """
-        names = members if self.members is None else self.members
+        names = members if self.use is None else self.use
         if self.weights is None:
             weights = dict.fromkeys(members, 1.0)
         elif isinstance(self.weights, dict):
@@ -165,7 +186,7 @@ class AdaFuseConfig(Options):
                 f"option 'weights' must have one value per member ({len(members)}); "
                 f"got {len(self.weights)}"
             )
-        for option, used in (("members", names), ("weights", weights)):
+        for option, used in (("use", names), ("weights", weights)):
             for name in used:
                 if name not in members:
                     raise InvalidOptionError(

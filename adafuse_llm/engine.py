@@ -11,10 +11,11 @@ from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import Self
+from typing_extensions import Self, Unpack
 
 from adafuse_llm.backends.base import Backend
-from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
+from adafuse_llm.config import AdaFuseConfig, DecodeOptions, RuntimeConfig
+from adafuse_llm.decoding.draft import Drafting, Drafts, NoDrafts
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.decoding.rounds import cancelled, decode, score_texts
 from adafuse_llm.errors import (
@@ -24,11 +25,11 @@ from adafuse_llm.errors import (
 )
 from adafuse_llm.loading.config_file import read_config
 from adafuse_llm.results import Generation, Round, Scores, StreamEvent
-from adafuse_llm.runtime.budget import CacheMemory
-from adafuse_llm.runtime.heap import give_back
+from adafuse_llm.runtime.budget import CacheBudget
+from adafuse_llm.runtime.heap import trim_heap
 from adafuse_llm.runtime.scheduler import Outbox, Request, Scheduler
-from adafuse_llm.strategies import find_strategy
-from adafuse_llm.strategies.base import Strategy, check_options
+from adafuse_llm.strategies.base import Strategy, StrategyContext, refuse_unused_options
+from adafuse_llm.strategies.registry import find_strategy
 from adafuse_llm.text.chat import as_plain_text, check_messages
 from adafuse_llm.text.stops import Transcript
 from adafuse_llm.text.words import check_text
@@ -96,12 +97,12 @@ class AdaFuseEngine:
             )
         self.config = config or AdaFuseConfig()
         self.strategy = find_strategy(strategy)
-        check_options(self.strategy, self.config)
+        refuse_unused_options(self.strategy, self.config)
         self._chosen(self.config)
         self._on_round = on_round
         self.runtime = runtime or RuntimeConfig()
-        self._memory = CacheMemory(self.runtime.cache_bytes)
-        self._scheduler = Scheduler(self._backends, self.runtime, self._memory)
+        self._budget = CacheBudget(self.runtime.cache_bytes)
+        self._scheduler = Scheduler(self._backends, self.runtime, self._budget)
 
     @classmethod
     def from_pretrained(
@@ -220,7 +221,7 @@ class AdaFuseEngine:
         messages: Messages | None = None,
         on_round: RoundObserver | None = None,
         cancel: threading.Event | None = None,
-        **overrides: Any,
+        **overrides: Unpack[DecodeOptions],
     ) -> Generation:
         """Decode a whole response.
 
@@ -249,7 +250,7 @@ class AdaFuseEngine:
         messages: Messages | None = None,
         on_round: RoundObserver | None = None,
         cancel: threading.Event | None = None,
-        **overrides: Any,
+        **overrides: Unpack[DecodeOptions],
     ) -> Generator[StreamEvent, None, None]:
         """Decode span by span; arguments and errors as for `generate`.
 
@@ -267,7 +268,7 @@ class AdaFuseEngine:
         messages: Sequence[Messages] | None = None,
         on_round: RoundObserver | None = None,
         cancel: threading.Event | None = None,
-        **overrides: Any,
+        **overrides: Unpack[DecodeOptions],
     ) -> list[Generation]:
         """Decode many prompts (or conversations) at the same time, results in order.
 
@@ -287,7 +288,7 @@ class AdaFuseEngine:
         messages: Sequence[Messages] | None = None,
         on_round: RoundObserver | None = None,
         cancel: threading.Event | None = None,
-        **overrides: Any,
+        **overrides: Unpack[DecodeOptions],
     ) -> Generator[tuple[int, StreamEvent], None, None]:
         """`generate_batch` span by span: the events of all decodes as they come, each with the
         number of its prompt. Closing the iterator stops all decodes within a round.
@@ -307,13 +308,13 @@ class AdaFuseEngine:
         *,
         messages: Messages | None = None,
         stops: bool = False,
-        **overrides: Any,
+        **overrides: Unpack[DecodeOptions],
     ) -> Scores:
         """What the ensemble makes of given texts: the likelihood of each after the prompt.
 
         A member reads the prompt once and all continuations in one pass. A continuation is taken
         as it stands, its leading whitespace included; spaces that the prompt ends in count as the
-        beginning of each. Of the options only ``weights`` and ``members`` matter here.
+        beginning of each. Of the options only ``weights`` and ``use`` matter here.
 
         Args:
             prompt: text that comes before; empty for texts that nothing comes before, which then
@@ -341,7 +342,7 @@ class AdaFuseEngine:
             for text in texts:
                 member.place(text)
         room = max(sum(1 for _ in member.tree.nodes()) for member in members)
-        needs = self._memory.needs(members, config.override({"max_new_tokens": 1}), spare=room)
+        needs = self._budget.needs(members, config.override({"max_new_tokens": 1}), spare=room)
         request = Request(members, needs, score_texts(members, texts, stops=stops))
         outbox: queue.SimpleQueue[Scores | BaseException] = queue.SimpleQueue()
         try:
@@ -364,7 +365,7 @@ class AdaFuseEngine:
         messages: Messages | None = None,
         on_round: RoundObserver | None = None,
         cancel: threading.Event | None = None,
-        **overrides: Any,
+        **overrides: Unpack[DecodeOptions],
     ) -> Generation:
         """`generate` without blocking the event loop; cancelling the task stops the decode."""
         generation = None
@@ -382,7 +383,7 @@ class AdaFuseEngine:
         messages: Messages | None = None,
         on_round: RoundObserver | None = None,
         cancel: threading.Event | None = None,
-        **overrides: Any,
+        **overrides: Unpack[DecodeOptions],
     ) -> AsyncGenerator[StreamEvent, None]:
         """`stream` without blocking the event loop; cancelling the task, or closing the iterator,
         stops the decode. Observers run on the event loop.
@@ -419,7 +420,7 @@ class AdaFuseEngine:
     def close(self) -> None:
         """End running requests and stop the threads. The engine takes no more requests."""
         self._scheduler.close()
-        give_back()
+        trim_heap()
 
     def __enter__(self) -> Self:
         return self
@@ -487,11 +488,13 @@ class AdaFuseEngine:
     ) -> Request:
         """Check and encode everything about a request; computes nothing."""
         config = self.config.override(overrides)
-        check_options(self.strategy, config)
+        refuse_unused_options(self.strategy, config)
         self.strategy.check([backend for backend, _ in self._chosen(config)])
         members, spaces = self._members(config, prompt, messages)
-        needs = self._memory.needs(members, config, self.strategy.spare(len(members), config))
-        play = self.strategy.begin(members, config, self.runtime, self._is_crowded)
+        needs = self._budget.needs(
+            members, config, self.strategy.max_extra_tokens(len(members), config)
+        )
+        play = self.strategy.begin(StrategyContext(members, config, self._new_drafting))
         transcript = Transcript(config.stop, spaces)
         rounds: list[Round] = []
         return Request(
@@ -537,6 +540,11 @@ class AdaFuseEngine:
             _check_window(backend, len(ids))
             members.append(Member(backend, ids, top, weight, asked or ""))
         return members, spaces
+
+    def _new_drafting(self, members: Sequence[Member]) -> Drafting:
+        if not self.runtime.drafting:
+            return NoDrafts(members)
+        return Drafts(members, self._is_crowded)
 
     def _is_crowded(self) -> bool:
         return self._scheduler.running > CROWD * len(self._backends)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 _renewals: set[weakref.WeakMethod[Callable[[], None]]] = set()
 
 
-def renewed(renew: Callable[[], None]) -> None:
+def after_fork(renew: Callable[[], None]) -> None:
     """Call a bound method now, and in every child of this process while its owner lives."""
     renew()
     _renewals.add(weakref.WeakMethod(renew, _renewals.discard))

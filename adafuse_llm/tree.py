@@ -75,17 +75,17 @@ class TokenTree:
         ids: committed token ids, prompt first.
         root: the node of the last committed token.
         cuts: how often nodes were dropped, by a commit or otherwise.
-        memory: for the backend's use (its cache for this request); nobody else touches it.
+        state: for the backend's use (its cache for this request); nobody else touches it.
     """
 
-    __slots__ = ("cuts", "ids", "memory", "root")
+    __slots__ = ("cuts", "ids", "root", "state")
 
     def __init__(self, prompt: Sequence[int]) -> None:
         assert prompt, "a token tree needs at least one prompt token"
         self.ids: list[int] = list(prompt)
         self.root = Node(self.ids[-1], None, len(self.ids))
         self.cuts = 0
-        self.memory: object | None = None
+        self.state: object | None = None
 
     def child(self, node: Node, token: int) -> Node:
         """The child of `node` for `token`, made if absent; its log-probability is filled in

@@ -19,16 +19,15 @@ from adafuse_llm import (
     AdaFuseConfig,
     AdaFuseEngine,
     AdaFuseError,
-    Backend,
     Candidate,
     ContextWindowError,
-    FakeBackend,
     Generation,
     InvalidInputError,
     InvalidOptionError,
     MemberError,
     MemberOutOfMemoryError,
 )
+from adafuse_llm.backends import Backend, FakeBackend
 from tests.support.compare import approximately, as_data
 from tests.support.models import Recipe, engine
 
@@ -44,7 +43,7 @@ def test_defaults() -> None:
         "max_new_tokens": 256,
         "stop": (),
         "weights": None,
-        "members": None,
+        "use": None,
     }
 
 
@@ -118,7 +117,7 @@ def test_options_are_frozen_and_changed_by_copy() -> None:
 def test_the_options_of_the_reference_are_the_options_of_the_engine() -> None:
     from tests.reference import Options
 
-    assert vars(Options()) == AdaFuseConfig().model_dump(exclude={"members"})
+    assert vars(Options()) == AdaFuseConfig().model_dump(exclude={"use"})
 
 
 # Requests -------------------------------------------------------------------------------------
@@ -144,9 +143,9 @@ def pair() -> AdaFuseEngine:
         ({"messages": []}, "empty"),
         ({"prompt": "x", "weights": [1.0]}, "weights.*2.*1"),
         ({"prompt": "x", "weights": {"one": 1.0}}, "weights.*two is missing"),
-        ({"prompt": "x", "weights": {"one": 0, "two": 1}, "members": "one"}, "no weight.*one"),
-        ({"prompt": "x", "members": ["one", "tow"]}, "no member 'tow'.*'two'"),
-        ({"prompt": "x", "members": []}, "members.*at least 1"),
+        ({"prompt": "x", "weights": {"one": 0, "two": 1}, "use": "one"}, "no weight.*one"),
+        ({"prompt": "x", "use": ["one", "tow"]}, "no member 'tow'.*'two'"),
+        ({"prompt": "x", "use": []}, "use.*at least 1"),
         ({"prompt": "x", "weights": {"one": 1.0, "tow": 1.0}}, "tow"),
         ({"prompt": "x", "max_words": 0}, "max_words"),
         ({"prompt": "x", "max_wrds": 1}, "Did you mean 'max_words'"),

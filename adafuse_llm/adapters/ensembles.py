@@ -16,7 +16,7 @@ from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.loading.config_file import read_config
 from adafuse_llm.loading.members import MemberSpec, as_spec, member_names
-from adafuse_llm.runtime.heap import give_back
+from adafuse_llm.runtime.heap import trim_heap
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -115,7 +115,7 @@ class Ensemble:
                 if (engine := _ENGINES.pop(self._key, None)) is not None:
                     engine.close()
                     del engine  # with its members, unless somebody else holds it
-                    give_back()
+                    trim_heap()
 
     @property
     def _key(self) -> str:
@@ -147,7 +147,7 @@ def configured(path: str | PathLike[str]) -> dict[str, Any]:
             "Pass engine=AdaFuseEngine.from_config(...), which takes any."
         )
     options = said.config.model_dump(include=set(said.options))
-    chosen = options.pop("members", None)
+    chosen = options.pop("use", None)
     fields = {name: getattr(said, name) for name in ("dtype", "device_map", "revision")}
     if said.models or chosen:
         specs = tuple(map(as_spec, said.models)) or _embedded()

@@ -10,13 +10,13 @@ from adafuse_llm.errors import InvalidOptionError, nearest
 
 ALIASES = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}
 
-NULLABLE = ("weights", "members")
+NULLABLE = ("weights", "use")
 """Options of which None is a value."""
 
 
-def check_options(given: Mapping[str, Any], *, also: Iterable[str] = ()) -> dict[str, Any]:
+def check_option_names(given: Mapping[str, Any], *, also: Iterable[str] = ()) -> dict[str, Any]:
     """Options for a call of `AdaFuseEngine`; None stands for one that was not given, but for those
-    of which it is a value (weights, members). Values are checked by the engine.
+    of which it is a value (weights, use). Values are checked by the engine.
 
     Args:
         given: keywords: options of `AdaFuseConfig`, ``temperature``, or one of `ALIASES`.

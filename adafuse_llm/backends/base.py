@@ -12,7 +12,7 @@ from adafuse_llm.tree import Next, Node, TokenTree
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class NodeQuery:
     """Questions about nodes of one tree.
 
     Attributes:
@@ -30,12 +30,12 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class NodeResult:
     """The answer to one ask.
 
     Attributes:
-        next: a summary per node of ``Ask.evaluate``, in order.
-        logprobs: natural log per node of ``Ask.score``, in order; may be minus infinity.
+        next: a summary per node of ``NodeQuery.evaluate``, in order.
+        logprobs: natural log per node of ``NodeQuery.score``, in order; may be minus infinity.
         passes: forward passes that this ask took part in.
         tokens: tokens that were processed for it.
         reused: tokens of the prompt that were not processed, as the backend had kept them from
@@ -59,7 +59,7 @@ class Answer:
 class Backend(Protocol):
     """One member of an ensemble.
 
-    A backend may keep what it likes for a request in ``TokenTree.memory``. Everything it needs
+    A backend may keep what it likes for a request in ``TokenTree.state``. Everything it needs
     is in the tree: ``tree.ids`` are the committed tokens, ``tree.path(node)`` what follows them.
     When ``tree.root`` has moved since the last ask, a span was committed and every node not below
     the root is gone. Nodes may also go without that; ``tree.cuts`` grows either way. A stateless
@@ -89,7 +89,7 @@ class Backend(Protocol):
         """Most tokens a sequence can have, prompt included; None for no limit."""
         ...
 
-    def evaluate(self, asks: Sequence[Ask]) -> list[Answer]:
+    def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
         """Answer asks of any number of requests, one answer each, in order.
 
         Cost: at best one forward pass for all asks together, over the nodes not evaluated yet.
@@ -102,12 +102,12 @@ class Backend(Protocol):
         ...
 
     def release(self, tree: TokenTree) -> None:
-        """The request is over: free what ``tree.memory`` holds."""
+        """The request is over: free what ``tree.state`` holds."""
         ...
 
 
 @runtime_checkable
-class Placed(Protocol):
+class SupportsPlacement(Protocol):
     """What a backend may tell besides, so that an engine can plan with it.
 
     Members on different devices run at the same time, and requests wait while there is no memory
@@ -130,7 +130,7 @@ class Placed(Protocol):
 
 
 @runtime_checkable
-class Drafted(Protocol):
+class LimitsDrafting(Protocol):
     """What a backend may tell about tokens that are evaluated on suspicion.
 
     Of a backend that tells nothing it is assumed that a pass over some tokens costs little more
@@ -145,7 +145,7 @@ class Drafted(Protocol):
 
 
 @runtime_checkable
-class Relative(Protocol):
+class SupportsAnchors(Protocol):
     """What a backend may offer besides, for strategies that fuse whole distributions.
 
     A distribution over tokens is told as one over *anchors*: tokens of the member, given by id,

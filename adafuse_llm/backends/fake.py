@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from adafuse_llm.backends.base import Answer, Ask
-from adafuse_llm.forks import renewed
+from adafuse_llm.backends.base import NodeQuery, NodeResult
+from adafuse_llm.forks import after_fork
 from adafuse_llm.text.chat import check_messages, render_plain
 from adafuse_llm.tree import Next, TokenTree
 
@@ -64,8 +64,8 @@ class FakeBackend:
     def end_ids(self) -> frozenset[int]:
         return frozenset({self._codec.end_id})
 
-    def evaluate(self, asks: Sequence[Ask]) -> list[Answer]:
-        return [self._answer(ask) for ask in asks]
+    def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
+        return [self._evaluate_one(query) for query in queries]
 
     def release(self, tree: TokenTree) -> None:
         pass
@@ -76,18 +76,18 @@ class FakeBackend:
     def free_bytes(self) -> int:
         return self.free
 
-    def _answer(self, ask: Ask) -> Answer:
-        tree = ask.tree
+    def _evaluate_one(self, query: NodeQuery) -> NodeResult:
+        tree = query.tree
         summaries = tuple(
-            self._next([*tree.ids, *tree.tokens(node)], ask.top) for node in ask.evaluate
+            self._next([*tree.ids, *tree.tokens(node)], query.top) for node in query.evaluate
         )
         logprobs = []
-        for node in ask.score:
+        for node in query.score:
             assert node.parent is not None
             before = [*tree.ids, *tree.tokens(node.parent)]
             logprobs.append(dict(self._distribution(before)).get(node.token, -math.inf))
         self.passes += len(summaries)
-        return Answer(summaries, tuple(logprobs), len(summaries), len(summaries))
+        return NodeResult(summaries, tuple(logprobs), len(summaries), len(summaries))
 
     def _distribution(self, ids: Sequence[int]) -> list[tuple[int, float]]:
         rule = self._rule(self._codec.decode(ids))
@@ -115,7 +115,7 @@ class FakeCodec:
         self._texts = [END, *vocabulary]
         self._ids = {text: number for number, text in enumerate(self._texts)}
         self._longest = max(map(len, self._texts))
-        renewed(self._renew)
+        after_fork(self._renew)
 
     def _renew(self) -> None:
         self._growing = threading.Lock()

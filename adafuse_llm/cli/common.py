@@ -45,7 +45,7 @@ from adafuse_llm import (
 )
 from adafuse_llm.loading.config_file import LOADING, ConfigFile, read_config
 from adafuse_llm.report.looks import printable
-from adafuse_llm.strategies import NAMED
+from adafuse_llm.strategies.registry import NAMED
 
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
 """Exit codes besides 0; see the package."""
@@ -194,7 +194,7 @@ def parse_members(values: Sequence[str]) -> tuple[str, ...] | None:
 _PARSERS: dict[str, tuple[Callable[[Sequence[str]], Any], str, str]] = {
     "stop": (parse_stops, "TEXT", r"Repeatable; \n and \t are understood; '' for none."),
     "weights": (parse_weights, "NAME=NUMBER", "Repeatable, or separated by commas."),
-    "members": (parse_members, "NAME", "Repeatable, or separated by commas."),
+    "use": (parse_members, "NAME", "Repeatable, or separated by commas."),
 }
 """How options that are not numbers are typed: parser, metavar, help."""
 

@@ -389,7 +389,7 @@ def _members(records: Sequence[Record], engine: _Lazily) -> Sequence[str]:
     for record in records:
         if record.usage is not None:
             return tuple(record.usage.forward_passes)
-    return engine.together().config.members or engine.together().members
+    return engine.together().config.use or engine.together().members
 
 
 def _safe(name: str) -> str:

@@ -124,7 +124,7 @@ def tune(
     if output.exists() and not overwrite and not results.path.exists():
         raise InvalidInputError(f"{output} exists. Pass --overwrite, or another --output.")
     names = member_names([as_spec(path) for path in setup.paths()])
-    candidates(names, setup.config.members, setup.strategy)
+    candidates(names, setup.config.use, setup.strategy)
     optimiser(seed)
     searched, tested = map(len, divide(job.questions, held_out, seed))
     identity = {**job.identity, **job.config.model_dump(mode="json")}
@@ -138,7 +138,7 @@ def tune(
         progress_bar() as progress,
     ):
         results.begin(identity, afresh=not known)
-        members = len(engine.config.members or engine.members)
+        members = len(engine.config.use or engine.members)
         watch = _Watch(progress, (members + trials) * searched + 2 * tested, searched, within)
         try:
             found = tuning.tune(
@@ -187,7 +187,7 @@ class _Watch:
     def trial(self, trial: Trial) -> None:
         if trial.known:
             self._progress.advance(self._bar, self._searched)
-        if len(trial.options["members"]) > 1:
+        if len(trial.options["use"]) > 1:
             self._tried.append(trial)
             if cheapest(self._tried, self._within) is trial:
                 line = f"trial {len(self._tried)}: {_line(trial)}"
@@ -211,14 +211,14 @@ def _said(setup: Setup, options: dict[str, Any]) -> dict[str, Any]:
         chosen = [
             (name, model)
             for name, model in zip(names, setup.models, strict=True)
-            if name in options["members"]
+            if name in options["use"]
         ]
         models = [str(Path(m).resolve()) if Path(m).exists() else m for _, m in chosen]
         renamed = dict(
             zip([n for n, _ in chosen], member_names([as_spec(m) for m in models]), strict=True)
         )
         said["models"] = models
-        del options["members"]
+        del options["use"]
         if "weights" in options:
             options["weights"] = {renamed[n]: w for n, w in options["weights"].items()}
         said |= {"dtype": setup.dtype, "device_map": setup.device_map, "revision": setup.revision}
@@ -248,8 +248,8 @@ def _shown(found: Tuning, options: dict[str, Any], output: Path) -> Group:
     parts: list[Any] = [title, table, ""]
     if found.tested is not None:
         parts += [Text(f"{found.held_out} held-out questions", "bold"), _tested(found), ""]
-    alone = len(options["members"]) == 1
-    written = f"{options['members'][0]} alone" if alone else "the ensemble"
+    alone = len(options["use"]) == 1
+    written = f"{options['use'][0]} alone" if alone else "the ensemble"
     parts.append(Text(printable(f"{found.verdict}\n{output} describes {written}.")))
     return Group(*parts)
 
@@ -277,9 +277,9 @@ def _tested(found: Tuning) -> Table:
 
 
 def _cells(trial: Trial) -> tuple[str, str, str]:
-    options = {name: value for name, value in trial.options.items() if name != "members"}
+    options = {name: value for name, value in trial.options.items() if name != "use"}
     said = [f"{name} {_plain(value)}" for name, value in options.items()]
-    setting = f"{'+'.join(trial.options['members'])}; {', '.join(said)}"
+    setting = f"{'+'.join(trial.options['use'])}; {', '.join(said)}"
     return f"{trial.score:.1f}{_failed(trial)}", f"{trial.tokens:.0f}", printable(setting)
 
 

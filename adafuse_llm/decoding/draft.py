@@ -30,11 +30,11 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from adafuse_llm.backends.base import Drafted, Placed
+from adafuse_llm.backends.base import LimitsDrafting, SupportsPlacement
 from adafuse_llm.config import AdaFuseConfig
-from adafuse_llm.decoding.member import RECENT, Member, Steps, together
+from adafuse_llm.decoding.member import RECENT, Member, Steps, in_lockstep
 from adafuse_llm.decoding.propose import Proposal, propose
-from adafuse_llm.decoding.score import Candidate, Pool
+from adafuse_llm.decoding.score import Pool, PoolCandidate
 from adafuse_llm.text.words import added
 from adafuse_llm.tree import Node
 
@@ -74,11 +74,11 @@ class Drafting(Protocol):
         """Proposals of a round, in member order."""
         ...
 
-    def likely(self, candidate: Candidate) -> bool:
+    def likely(self, candidate: PoolCandidate) -> bool:
         """Whether a candidate of the complete pool may well win."""
         ...
 
-    def settle(self, winner: Candidate) -> None:
+    def observe(self, winner: PoolCandidate) -> None:
         """The round's winner is committed."""
         ...
 
@@ -91,14 +91,14 @@ class NoDrafts(Drafting):
 
     @override
     def propose(self, config: AdaFuseConfig, *, first_word: bool) -> Steps[list[Proposal]]:
-        return together([propose(member, config) for member in self._members])
+        return in_lockstep([propose(member, config) for member in self._members])
 
     @override
-    def likely(self, candidate: Candidate) -> bool:
+    def likely(self, candidate: PoolCandidate) -> bool:
         return True
 
     @override
-    def settle(self, winner: Candidate) -> None:
+    def observe(self, winner: PoolCandidate) -> None:
         pass
 
 
@@ -150,7 +150,9 @@ class Drafts:
         by_device = defaultdict(list)
         for member in self._members:
             backend = member.backend
-            by_device[backend.device if isinstance(backend, Placed) else None].append(member)
+            by_device[backend.device if isinstance(backend, SupportsPlacement) else None].append(
+                member
+            )
             member.drafter = self
         self._leads = [Lead(group) for group in by_device.values()]
         self._lookups = {member: Lookup() for member in self._members}
@@ -169,15 +171,15 @@ class Drafts:
             orders = [[member] for member in self._members]
         else:
             orders = [lead.order() for lead in self._leads]
-        yield from together([self._in_turn(order, config) for order in orders])
+        yield from in_lockstep([self._in_turn(order, config) for order in orders])
         return [self._proposals[member] for member in self._members]
 
     def _start(self, *, first_word: bool, branches: int, threshold: float) -> None:
         self._pool = Pool(first_word=first_word)
         self._proposals: dict[Member, Proposal] = {}
-        self._likeliest: dict[Member, Candidate] = {}
+        self._likeliest: dict[Member, PoolCandidate] = {}
         self._sizes: dict[Member, int] = {}  # tokens of the likeliest span
-        self._seen: list[tuple[Odds, Candidate]] = []
+        self._seen: list[tuple[Odds, PoolCandidate]] = []
         self._branches, self._threshold = branches, threshold
 
     def _in_turn(self, order: Sequence[Member], config: AdaFuseConfig) -> Steps[None]:
@@ -205,11 +207,11 @@ class Drafts:
             if ahead.next is None:
                 return
 
-    def likely(self, candidate: Candidate) -> bool:
+    def likely(self, candidate: PoolCandidate) -> bool:
         """Whether a candidate may well win, told from who has proposed it so far."""
         return self._odds(self._pool.find(candidate)).value >= LIKELY
 
-    def settle(self, winner: Candidate) -> None:
+    def observe(self, winner: PoolCandidate) -> None:
         """Learn from a round. Its winner is committed."""
         won = self._pool.find(winner)
         self._unanimous.learn(all(each is won for each in self._likeliest.values()))
@@ -218,14 +220,14 @@ class Drafts:
         for lead in self._leads:
             lead.learn(self._likeliest, self._sizes)
 
-    def _odds(self, candidate: Candidate) -> Odds:
+    def _odds(self, candidate: PoolCandidate) -> Odds:
         """The odds that a candidate wins, told from who has proposed it so far."""
         proposed, agreed = len(self._proposals), len(candidate.proposers)
         likeliest = any(each is candidate for each in self._likeliest.values())
         prior = agreed / len(self._members) if likeliest else 0.0
         return self._wins.setdefault((proposed, agreed, likeliest), Odds(prior))
 
-    def beside(self, member: Member, wanted: Sequence[Node]) -> Sequence[Node]:
+    def extra_nodes(self, member: Member, wanted: Sequence[Node]) -> Sequence[Node]:
         """What a pass of `member` takes along."""
         root = member.tree.root
         limit = _limit(member, root.length)
@@ -273,7 +275,7 @@ class Drafts:
         return processed <= (2 + self._branches) * max(member.response_tokens, EARLY)
 
     def _after(
-        self, member: Member, candidate: Candidate, end: Node
+        self, member: Member, candidate: PoolCandidate, end: Node
     ) -> Iterator[tuple[Node, float]]:
         """Nodes after a candidate that may win, with the odds that it does."""
         odds = self._odds(candidate).value
@@ -332,7 +334,7 @@ class Lead:
             self.member = best
         return [self.member, *(member for member in self._members if member is not self.member)]
 
-    def learn(self, likeliest: dict[Member, Candidate], sizes: dict[Member, int]) -> None:
+    def learn(self, likeliest: dict[Member, PoolCandidate], sizes: dict[Member, int]) -> None:
         """Take in what members proposed, and how many tokens it took."""
         for pair, odds in self._agree.items():
             one, other = pair
@@ -411,7 +413,7 @@ class Lookup:
 def _limit(member: Member, length: int) -> int:
     """The longest sequence that drafts may reach."""
     backend = member.backend
-    limit = backend.draft_limit(length) if isinstance(backend, Drafted) else sys.maxsize
+    limit = backend.draft_limit(length) if isinstance(backend, LimitsDrafting) else sys.maxsize
     return min(limit, member.window or sys.maxsize)
 
 

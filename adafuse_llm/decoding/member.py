@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from typing_extensions import override
 
-from adafuse_llm.backends.base import Answer, Ask, Backend
+from adafuse_llm.backends.base import Backend, NodeQuery, NodeResult
 from adafuse_llm.errors import MemberError
 from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.tree import Next, Node, TokenTree
@@ -21,34 +21,31 @@ RECENT = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class MemberQuery:
     """A question on its way to a member.
 
     Attributes:
-        drafts: how many nodes, the last of ``ask.evaluate``, nobody has asked for yet.
+        drafts: how many nodes, the last of ``query.evaluate``, nobody has asked for yet.
         scored: nodes that only their log-probability is wanted of.
     """
 
     member: Member
-    ask: Ask
+    query: NodeQuery
     drafts: int = 0
     scored: tuple[Node, ...] = ()
 
-    def without_drafts(self) -> Asking:
-        """What was really asked for, where the whole has failed; the member is spared drafts
-        from now on.
-        """
-        self.member.drafter = NO_DRAFTER
-        wanted = self.ask.evaluate[: len(self.ask.evaluate) - self.drafts]
-        return Asking(self.member, self.member.ask(wanted, self.scored), 0, self.scored)
+    def without_drafts(self) -> MemberQuery:
+        """The same query without the nodes that only a draft asked for."""
+        wanted = self.query.evaluate[: len(self.query.evaluate) - self.drafts]
+        return MemberQuery(self.member, self.member.query(wanted, self.scored), 0, self.scored)
 
 
-Steps = Generator[tuple[Asking, ...], None, T]
+Steps = Generator[tuple[MemberQuery, ...], None, T]
 """A computation that asks members, several of them at a time, and is resumed once the trees hold
 all the answers."""
 
 
-def together(steps: Sequence[Steps[T]]) -> Steps[list[T]]:
+def in_lockstep(steps: Sequence[Steps[T]]) -> Steps[list[T]]:
     """Run computations side by side: what they ask at the same time is asked at once.
 
     Returns:
@@ -57,40 +54,40 @@ def together(steps: Sequence[Steps[T]]) -> Steps[list[T]]:
     results: dict[int, T] = {}
     running = dict(enumerate(steps))
     while running:
-        asked: list[Asking] = []
+        prompt_text: list[MemberQuery] = []
         for index, step in list(running.items()):
             try:
-                asked += next(step)
+                prompt_text += next(step)
             except StopIteration as done:
                 results[index] = done.value
                 del running[index]
-        if asked:
-            yield tuple(asked)
+        if prompt_text:
+            yield tuple(prompt_text)
     return [results[index] for index in range(len(steps))]
 
 
-def merged(member: Member, steps: Sequence[Steps[T]]) -> Steps[list[T]]:
+def merge_queries(member: Member, steps: Sequence[Steps[T]]) -> Steps[list[T]]:
     """Run computations of one member side by side: what they ask at the same time is one question,
     and costs one pass. Nothing is drafted.
 
     Returns:
         Their results, in order.
     """
-    running = together(steps)
+    running = in_lockstep(steps)
     while True:
         try:
-            asked = next(running)
+            prompt_text = next(running)
         except StopIteration as done:
             return list(done.value)
-        wanted = dict.fromkeys(node for each in asked for node in each.ask.evaluate)
-        scored = tuple(dict.fromkeys(node for each in asked for node in each.scored))
-        yield (Asking(member, member.ask(tuple(wanted), scored), 0, scored),)
+        wanted = dict.fromkeys(node for each in prompt_text for node in each.query.evaluate)
+        scored = tuple(dict.fromkeys(node for each in prompt_text for node in each.scored))
+        yield (MemberQuery(member, member.query(tuple(wanted), scored), 0, scored),)
 
 
 class Drafter(Protocol):
     """Says what else a pass may evaluate. It changes what a decode costs, never its result."""
 
-    def beside(self, member: Member, wanted: Sequence[Node]) -> Sequence[Node]:
+    def extra_nodes(self, member: Member, wanted: Sequence[Node]) -> Sequence[Node]:
         """Nodes to evaluate in the pass that evaluates `wanted`, parents before children; none
         that is wanted or has been evaluated.
         """
@@ -101,7 +98,7 @@ class NoDrafter(Drafter):
     """Adds nothing."""
 
     @override
-    def beside(self, member: Member, wanted: Sequence[Node]) -> Sequence[Node]:
+    def extra_nodes(self, member: Member, wanted: Sequence[Node]) -> Sequence[Node]:
         return ()
 
 
@@ -126,7 +123,12 @@ class Member:
     """
 
     def __init__(
-        self, backend: Backend, prompt: Sequence[int], top: int, weight: float, asked: str = ""
+        self,
+        backend: Backend,
+        prompt: Sequence[int],
+        top: int,
+        weight: float,
+        prompt_text: str = "",
     ) -> None:
         self.name: str = backend.name
         self.codec: TextCodec = backend.codec
@@ -134,7 +136,7 @@ class Member:
         self.window: int | None = backend.context_window
         self.backend = backend
         self.weight = weight
-        self.asked = asked
+        self.prompt_text = prompt_text
         self.tree = TokenTree(prompt)
         self.prompt_tokens = len(self.tree.ids)
         self.drafter: Drafter = NO_DRAFTER
@@ -194,54 +196,58 @@ class Member:
         wanted = [node for node in dict.fromkeys(nodes) if node.next is None]
         unknown = [node for node in scored if node.logprob is None]
         if wanted:
-            drafts = self.drafter.beside(self, wanted)
-            ask = self.ask([*wanted, *drafts], unknown)
-            yield (Asking(self, ask, len(drafts), tuple(unknown)),)
+            drafts = self.drafter.extra_nodes(self, wanted)
+            query = self.query([*wanted, *drafts], unknown)
+            yield (MemberQuery(self, query, len(drafts), tuple(unknown)),)
         elif unknown:
-            yield (Asking(self, self.ask((), unknown), 0, tuple(unknown)),)
+            yield (MemberQuery(self, self.query((), unknown), 0, tuple(unknown)),)
 
     def widen(self, node: Node, top: int) -> Steps[None]:
         """Have more of the likeliest tokens after an evaluated node told: `top` of them, or all."""
         if max(self._top, len(self.next(node).tokens)) < top:
-            yield (Asking(self, Ask(self.tree, (node,), (), top)),)
+            yield (MemberQuery(self, NodeQuery(self.tree, (node,), (), top)),)
 
     def draft(self, node: Node) -> Steps[None]:
         """Have a node evaluated that nobody has asked for; where that fails, it is not."""
-        drafts = [node, *self.drafter.beside(self, [node])]
-        yield (Asking(self, self.ask(drafts), len(drafts)),)
+        drafts = [node, *self.drafter.extra_nodes(self, [node])]
+        yield (MemberQuery(self, self.query(drafts), len(drafts)),)
 
-    def ask(self, nodes: Sequence[Node], scored: Sequence[Node] = ()) -> Ask:
+    def stop_drafting(self) -> None:
+        """Evaluate only what is asked for from now on."""
+        self.drafter = NO_DRAFTER
+
+    def query(self, nodes: Sequence[Node], scored: Sequence[Node] = ()) -> NodeQuery:
         """The question for everything about `nodes` that is not known, and the scores of `scored`
         ones.
         """
         unknown = dict.fromkeys(
             node for node in (*nodes, *scored) if node.parent is not None and node.logprob is None
         )
-        return Ask(self.tree, tuple(nodes), tuple(unknown), self._top)
+        return NodeQuery(self.tree, tuple(nodes), tuple(unknown), self._top)
 
-    def learn(self, ask: Ask, answer: Answer, seconds: float = 0.0) -> None:
-        """Write an answer into the tree.
+    def learn(self, query: NodeQuery, result: NodeResult, seconds: float = 0.0) -> None:
+        """Write a result into the tree.
 
         Args:
-            ask: what was asked.
-            answer: the backend's answer.
-            seconds: what it took.
+            query: the query.
+            result: the backend's result for it.
+            seconds: wall-clock seconds that it took.
 
         Raises:
             FloatingPointError: a log-probability is NaN.
         """
-        if answer.has_nan:
+        if result.has_nan:
             raise FloatingPointError("its logits are NaN or infinite")
-        for node, summary in zip(ask.evaluate, answer.next, strict=True):
+        for node, summary in zip(query.evaluate, result.next, strict=True):
             node.next = summary
-        for node, logprob in zip(ask.score, answer.logprobs, strict=True):
+        for node, logprob in zip(query.score, result.logprobs, strict=True):
             node.logprob = logprob
-        if self.passes and answer.passes:
-            known, new = self.pass_seconds, seconds / answer.passes
+        if self.passes and result.passes:
+            known, new = self.pass_seconds, seconds / result.passes
             self.pass_seconds = new if known is None else known + RECENT * (new - known)
-        self.passes += answer.passes
-        self.tokens += answer.tokens
-        self.reused += answer.reused
+        self.passes += result.passes
+        self.tokens += result.tokens
+        self.reused += result.reused
 
     def next(self, node: Node) -> Next:
         """The distribution after an evaluated node."""

@@ -11,8 +11,8 @@ from math import inf, isfinite
 from adafuse_llm import results
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.draft import Drafting
-from adafuse_llm.decoding.member import Asking, Member, Steps, together
-from adafuse_llm.decoding.score import Candidate, Pool, fuse
+from adafuse_llm.decoding.member import Member, MemberQuery, Steps, in_lockstep
+from adafuse_llm.decoding.score import Pool, PoolCandidate, fuse
 from adafuse_llm.errors import DecodingError
 from adafuse_llm.results import (
     FinishReason,
@@ -27,29 +27,28 @@ from adafuse_llm.text.stops import Transcript
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RoundOutcome:
     """What a round decided: the pool as scored, and its winner, already committed."""
 
-    pool: tuple[Candidate, ...]
+    pool: tuple[PoolCandidate, ...]
     scored: tuple[results.Candidate, ...]
     winner: int
     margins: dict[str, tuple[float, ...]]
-    elapsed: float
 
 
-Play = Callable[[bool], Steps[Outcome]]
+PlayRound = Callable[[bool], Steps[RoundOutcome]]
 """Plays one round, given whether the response is still empty. What a request learns from round to
 round lives in the play."""
 
 
-Judge = Callable[[Candidate, Sequence[Member]], results.Candidate]
+Scorer = Callable[[PoolCandidate, Sequence[Member]], results.Candidate]
 """Tells a candidate's score from what the members make of it."""
 
 
-def score(candidate: Candidate, members: Sequence[Member]) -> results.Candidate:
+def score(candidate: PoolCandidate, members: Sequence[Member]) -> results.Candidate:
     """A candidate with every member's NLL and the fused score."""
     nll = [candidate.nll(member) for member in members]
-    return judged(candidate, members, nll, fuse(nll, [member.weight for member in members]))
+    return to_result(candidate, members, nll, fuse(nll, [member.weight for member in members]))
 
 
 def play_round(
@@ -57,51 +56,48 @@ def play_round(
     config: AdaFuseConfig,
     drafts: Drafting,
     first_word: bool,
-    judge: Judge = score,
-) -> Steps[Outcome]:
+    scorer: Scorer = score,
+) -> Steps[RoundOutcome]:
     """One round of Algorithm 1: propose, pool, score, choose, commit.
 
     Raises:
         DecodingError: no member can score any candidate.
     """
-    started = time.perf_counter()
     proposals = yield from drafts.propose(config, first_word=first_word)
     pool = Pool(first_word=first_word)
     for member, proposal in zip(members, proposals, strict=True):
         pool.add(member, proposal)
-    yield from together([pool.read(member, drafts.likely) for member in members])
-    scored = [judge(candidate, members) for candidate in pool.candidates]
+    yield from in_lockstep([pool.read(member, drafts.likely) for member in members])
+    scored = [scorer(candidate, members) for candidate in pool.candidates]
     margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
-    outcome = settle(pool, scored, margins, started)
-    drafts.settle(pool.candidates[outcome.winner])
+    outcome = commit_best(pool, scored, margins)
+    drafts.observe(pool.candidates[outcome.winner])
     return outcome
 
 
-def settle(
+def commit_best(
     pool: Pool,
     scored: Sequence[results.Candidate],
     margins: dict[str, tuple[float, ...]],
-    started: float,
-) -> Outcome:
+) -> RoundOutcome:
     """Choose a winner and commit it to every member.
 
     Raises:
         DecodingError: no candidate has a score.
     """
-    winner = choose(scored)
+    winner = best_candidate(scored)
     for member, end in pool.candidates[winner].ends.items():
         member.commit(end)
-    elapsed = time.perf_counter() - started
-    return Outcome(tuple(pool.candidates), tuple(scored), winner, margins, elapsed)
+    return RoundOutcome(tuple(pool.candidates), tuple(scored), winner, margins)
 
 
 def decode(
     members: Sequence[Member],
     config: AdaFuseConfig,
-    play: Play,
+    play: PlayRound,
     transcript: Transcript,
     rounds: list[Round],
-) -> Generator[tuple[Asking, ...] | StreamEvent, None, None]:
+) -> Generator[tuple[MemberQuery, ...] | StreamEvent, None, None]:
     """Rounds until the response ends; one event per committed span.
 
     Args:
@@ -112,7 +108,9 @@ def decode(
         rounds: empty at first; grows with every round.
     """
     for index in count():
+        started = time.perf_counter()
         outcome = yield from play(not transcript.text.strip())
+        elapsed = time.perf_counter() - started
         winner = outcome.pool[outcome.winner]
         added, shown = transcript.push(winner.text)
         rounds.append(
@@ -122,7 +120,7 @@ def decode(
                 winner=outcome.winner,
                 text=added,
                 margins=outcome.margins,
-                elapsed=outcome.elapsed,
+                elapsed=elapsed,
             )
         )
         finish = _finish(winner, members, config, transcript)
@@ -136,7 +134,7 @@ def decode(
 
 def score_texts(
     members: Sequence[Member], texts: Sequence[str], *, stops: bool
-) -> Generator[tuple[Asking, ...] | Scores, None, None]:
+) -> Generator[tuple[MemberQuery, ...] | Scores, None, None]:
     """What the members make of given texts after their prompts, one pass each; ends with it.
 
     Args:
@@ -145,8 +143,8 @@ def score_texts(
         stops: whether the response is to end after each.
     """
     pool = Pool(first_word=False)
-    pool.candidates = [Candidate(text, stops) for text in texts]
-    yield from together([pool.read(member, lambda _: False) for member in members])
+    pool.candidates = [PoolCandidate(text, stops) for text in texts]
+    yield from in_lockstep([pool.read(member, lambda _: False) for member in members])
     weights = [member.weight for member in members]
     scored = []
     for candidate in pool.candidates:
@@ -166,8 +164,8 @@ def score_texts(
     yield Scores(texts=tuple(scored), usage=usage(members))
 
 
-def judged(
-    candidate: Candidate,
+def to_result(
+    candidate: PoolCandidate,
     members: Sequence[Member],
     nll: Sequence[float],
     score: float | None,
@@ -182,7 +180,7 @@ def judged(
     )
 
 
-def choose(scored: Sequence[results.Candidate]) -> int:
+def best_candidate(scored: Sequence[results.Candidate]) -> int:
     """Index of the lowest fused score; of equal ones the earlier.
 
     Raises:
@@ -234,7 +232,7 @@ def cancelled(
 
 
 def _finish(
-    winner: Candidate, members: Sequence[Member], config: AdaFuseConfig, transcript: Transcript
+    winner: PoolCandidate, members: Sequence[Member], config: AdaFuseConfig, transcript: Transcript
 ) -> FinishReason | None:
     """Why the response ends after this commit, if it does."""
     if transcript.stopped:

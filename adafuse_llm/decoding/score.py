@@ -11,7 +11,7 @@ from adafuse_llm.text.words import added, leading_space
 from adafuse_llm.tree import Node
 
 
-class Candidate:
+class PoolCandidate:
     """A span of the pool, with its tokens at each member that has placed it.
 
     Attributes:
@@ -67,13 +67,13 @@ class Pool:
     """
 
     def __init__(self, *, first_word: bool, starts: Mapping[Member, Node] | None = None) -> None:
-        self.candidates: list[Candidate] = []
+        self.candidates: list[PoolCandidate] = []
         self._starts = starts or {}
         self._first_word = first_word
-        self._found: dict[tuple[str, bool], Candidate] = {}
+        self._found: dict[tuple[str, bool], PoolCandidate] = {}
         self._leading: dict[Member, str] = {}
 
-    def add(self, member: Member, proposal: Proposal) -> Candidate:
+    def add(self, member: Member, proposal: Proposal) -> PoolCandidate:
         """Take in a member's spans; returns the candidate that its likeliest one belongs to. Of
         two spans of one member with the same text, the tokens of the earlier, likelier one count.
         """
@@ -89,19 +89,19 @@ class Pool:
                 candidate.exact.add(member)
         return self._found[self._key(texts[0], proposal.spans[0].stops)]
 
-    def suggest(self, text: str, *, stops: bool = False) -> Candidate:
+    def suggest(self, text: str, *, stops: bool = False) -> PoolCandidate:
         """The candidate of a text, which nobody needs to have proposed."""
         key = self._key(text, stops)
         if key not in self._found:
-            self._found[key] = Candidate(text, stops, self._starts)
+            self._found[key] = PoolCandidate(text, stops, self._starts)
             self.candidates.append(self._found[key])
         return self._found[key]
 
-    def find(self, candidate: Candidate) -> Candidate:
+    def find(self, candidate: PoolCandidate) -> PoolCandidate:
         """This pool's candidate for one of another pool that took in the same spans."""
         return self._found[self._key(candidate.text, candidate.stops)]
 
-    def read(self, member: Member, likely: Callable[[Candidate], bool]) -> Steps[None]:
+    def read(self, member: Member, likely: Callable[[PoolCandidate], bool]) -> Steps[None]:
         """Have a member score every candidate of the pool, in one pass.
 
         What follows a candidate is evaluated, too, where that is `likely` to win: the next round
@@ -118,7 +118,7 @@ class Pool:
                 ends.append(end)
         yield from member.evaluate(nodes, ends)
 
-    def place(self, member: Member, candidate: Candidate) -> Node | None:
+    def place(self, member: Member, candidate: PoolCandidate) -> Node | None:
         """A candidate's last node at a member; None if the member cannot score it."""
         if member not in candidate.ends:
             self._place(member, candidate)
@@ -141,7 +141,7 @@ class Pool:
     def _key(self, text: str, stops: bool) -> tuple[str, bool]:
         return text.lstrip() if self._first_word else text, stops
 
-    def _place(self, member: Member, candidate: Candidate) -> None:
+    def _place(self, member: Member, candidate: PoolCandidate) -> None:
         text = candidate.text
         if member in self._leading:
             text = self._leading[member] + text.lstrip()

@@ -345,10 +345,10 @@ def _present(device: str | None) -> str | None:
 
 def _typed(name: str, value: Any) -> Any:
     """Several values in one text, as the harness's ``--model_args`` have it."""
-    if not isinstance(value, str) or name not in ("members", "weights"):
+    if not isinstance(value, str) or name not in ("use", "weights"):
         return value
     parts = value.split(";")
-    return tuple(parts) if name == "members" else tuple(map(float, parts))
+    return tuple(parts) if name == "use" else tuple(map(float, parts))
 
 
 def _begins(text: str, beginning: str) -> bool:

@@ -53,7 +53,7 @@ class System:
     @classmethod
     def alone(cls, member: str) -> System:
         """One member, of the engine that `singly` makes."""
-        return cls(f"{member} alone", {"members": (member,)})
+        return cls(f"{member} alone", {"use": (member,)})
 
 
 class Record(BaseModel):

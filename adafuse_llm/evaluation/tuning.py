@@ -127,7 +127,7 @@ class Tuning(BaseModel):
     @property
     def single(self) -> dict[str, Any]:
         """The best member alone, greedily."""
-        return {"members": [self.best_member], "branching_factor": 1}
+        return {"use": [self.best_member], "branching_factor": 1}
 
     @property
     def verdict(self) -> str:
@@ -213,7 +213,7 @@ def tune(
         MissingDependencyError: optuna is not installed.
     """
     fixed = _by_name(engine, fixed or {})
-    allowed = fixed.get("members") or engine.config.members
+    allowed = fixed.get("use") or engine.config.use
     members = candidates(engine.members, allowed, engine.strategy.name)
     metric = metric or load_metric(task.metrics[0])
     search, test = divide(questions, held_out, seed)
@@ -231,7 +231,7 @@ def tune(
         found = _Found(on_trial or (lambda _trial: None))
         try:
             for member in members:
-                found.alone[member] = found.tell(desk.trial(search, {"members": [member]}))
+                found.alone[member] = found.tell(desk.trial(search, {"use": [member]}))
             for start in space.starts(found.ranked):
                 study.enqueue_trial(start, skip_if_exists=True)
             for _ in range(trials):
@@ -241,7 +241,7 @@ def tune(
                 found.tried.append(done)
             best, ensemble = found.ranked[0], cheapest(found.tried, within).options
             ours = desk.records(test, ensemble)
-            theirs = desk.records(test, {"members": [best]})
+            theirs = desk.records(test, {"use": [best]})
         except _Stopped:
             if not found.tried:
                 raise InvalidInputError(
@@ -339,7 +339,7 @@ def _by_name(engine: AdaFuseEngine, fixed: Mapping[str, Any]) -> dict[str, Any]:
         return dict(fixed)
     if isinstance(weights, tuple) and len(weights) == len(engine.members):
         weights = dict(zip(engine.members, weights, strict=True))
-    taking_part = fixed.get("members") or engine.config.members or engine.members
+    taking_part = fixed.get("use") or engine.config.use or engine.members
     if isinstance(weights, tuple) or any(name not in weights for name in taking_part):
         raise InvalidOptionError(
             f"weights that are kept must be one number for each member ({', '.join(taking_part)}), "
@@ -411,7 +411,7 @@ class _Space:
             for chosen in itertools.combinations(members, size)
             if weights is None or any(weights[name] for name in chosen)
         }
-        self._fixed = {name: value for name, value in fixed.items() if name != "members"}
+        self._fixed = {name: value for name, value in fixed.items() if name != "use"}
 
     def starts(self, ranked: Sequence[str]) -> Iterator[dict[str, Any]]:
         """What is tried first: the defaults with all members and with the best two (the paper's
@@ -423,7 +423,7 @@ class _Space:
             for name, chosen in self._sets.items():
                 if len(chosen) == len(ranked) or set(chosen) == best:
                     yield {
-                        "members": name,
+                        "use": name,
                         "margin_threshold": usual.margin_threshold,
                         "max_words": usual.max_words,
                         "branching_factor": branches,
@@ -432,8 +432,8 @@ class _Space:
 
     def setting(self, asked: optuna.Trial) -> dict[str, Any]:
         """The options that the optimiser asks about."""
-        chosen = self._sets[asked.suggest_categorical("members", list(self._sets))]
-        options: dict[str, Any] = {"members": list(chosen)}
+        chosen = self._sets[asked.suggest_categorical("use", list(self._sets))]
+        options: dict[str, Any] = {"use": list(chosen)}
         choices = {
             "margin_threshold": THRESHOLDS,
             "max_words": WORDS,
@@ -533,8 +533,8 @@ class _Desk:
         return self._known[key]
 
     def _decoded(self, questions: Sequence[Question], options: dict[str, Any]) -> list[Record]:
-        name = "+".join(options["members"])
-        alone = len(options["members"]) == 1
+        name = "+".join(options["use"])
+        alone = len(options["use"]) == 1
         answers = answer_all(
             self._single if alone else self._engine,
             self._task,

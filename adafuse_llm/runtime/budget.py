@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from adafuse_llm.backends.base import Placed
+from adafuse_llm.backends.base import SupportsPlacement
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.errors import CacheMemoryError
@@ -14,11 +14,11 @@ Needs = Mapping[str, int]
 """Bytes by device."""
 
 
-class CacheMemory:
+class CacheBudget:
     """What requests need, and whether several of them fit at the same time.
 
-    Members that are not `Placed` count nothing. Any thread may ask; nothing is booked here, as
-    what is held follows from which requests run.
+    Members that are not `SupportsPlacement` count nothing. Any thread may call it; nothing is
+    booked here, as what is held follows from which requests run.
 
     Args:
         limit: most bytes on each device; None for half of what is free when a request first
@@ -43,7 +43,7 @@ class CacheMemory:
         needs: Counter[str] = Counter()
         for member in members:
             backend = member.backend
-            if isinstance(backend, Placed):
+            if isinstance(backend, SupportsPlacement):
                 longest = member.prompt_tokens + config.max_new_tokens
                 if member.window is not None:
                     longest = min(longest, member.window)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Return memory that was freed to the system, where the C library keeps it for itself.
 
     glibc does, for every thread that ever allocated: each engine's threads would add to it.

@@ -6,11 +6,11 @@ is asked of it, in one call. A request goes on once all it asked for is answered
 asynchronous and batched callers are all clients of this one loop.
 
 Which member: the one that most requests wait for, so that requests fall into step and batches
-stay large, unless somebody has waited too long (`choose`).
+stay large, unless somebody has waited too long (`next_backend`).
 
-Which thread: members on different devices (`Placed.device`) run at the same time, each device on a
-thread of its own, so a model is only ever touched by one thread. Members of one device take turns,
-and where there is only one device the coordinating thread evaluates, without hand-offs. This is
+Which thread: members on different devices (`SupportsPlacement.device`) run at the same time, each
+device on a thread of its own, so only one thread ever touches a model. Members of one device
+take turns, and where there is only one device the coordinating thread evaluates, without hand-offs. This is
 so on a CPU as well. At the same time, members with all cores each fight for them; with a share of
 the cores each they gain little where a pass keeps all cores busy, wait for the slowest, and need
 another number of torch threads, which is the caller's to set
@@ -35,9 +35,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from adafuse_llm.backends.base import Backend, Placed
+from adafuse_llm.backends.base import Backend, SupportsPlacement
 from adafuse_llm.config import RuntimeConfig
-from adafuse_llm.decoding.member import Asking, Member
+from adafuse_llm.decoding.member import Member, MemberQuery
 from adafuse_llm.errors import (
     AdaFuseError,
     EngineClosedError,
@@ -45,8 +45,8 @@ from adafuse_llm.errors import (
     MemberOutOfMemoryError,
     is_out_of_memory,
 )
-from adafuse_llm.forks import renewed
-from adafuse_llm.runtime.budget import CacheMemory, Needs
+from adafuse_llm.forks import after_fork
+from adafuse_llm.runtime.budget import CacheBudget, Needs
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Request:
         """Whether the caller wants no more."""
         return self.abandoned.is_set() or (self.cancel is not None and self.cancel.is_set())
 
-    def resume(self, deliver: Outbox) -> tuple[Asking, ...]:
+    def resume(self, deliver: Outbox) -> tuple[MemberQuery, ...]:
         """Run to the next questions. Returns none once the request is over; its last event or
         its error has then been delivered.
         """
@@ -124,7 +124,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Waiting:
+class PendingQuery:
     """A question that waits for its device.
 
     Attributes:
@@ -132,16 +132,16 @@ class Waiting:
     """
 
     request: Request
-    asking: Asking
+    query: MemberQuery
     since: int
 
     @property
     def backend(self) -> Backend:
         """Who is asked."""
-        return self.asking.member.backend
+        return self.query.member.backend
 
 
-def choose(waiting: Sequence[Waiting], begun: int, patience: int) -> Backend:
+def next_backend(waiting: Sequence[PendingQuery], begun: int, patience: int) -> Backend:
     """The backend to evaluate next: the one that most questions wait for; of equal ones the one
     whose oldest question waits longest. A question that has been passed over `patience` times
     comes before all that.
@@ -176,7 +176,7 @@ class _Device:
     """
 
     def __init__(self, name: str, *, threaded: bool) -> None:
-        self.waiting: list[Waiting] = []
+        self.waiting: list[PendingQuery] = []
         self.begun = 0
         self.busy = False
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -192,9 +192,9 @@ class _Device:
         else:
             self._jobs.put(job)
 
-    def take(self, patience: int) -> list[Waiting]:
+    def take(self, patience: int) -> list[PendingQuery]:
         """The questions to evaluate next, all to one backend; they wait no longer."""
-        backend = choose(self.waiting, self.begun, patience)
+        backend = next_backend(self.waiting, self.begun, patience)
         group = [each for each in self.waiting if each.backend is backend]
         self.waiting = [each for each in self.waiting if each.backend is not backend]
         self.begun += 1
@@ -220,7 +220,7 @@ class _Evaluated:
     """
 
     device: _Device
-    group: Sequence[Waiting]
+    group: Sequence[PendingQuery]
     errors: Sequence[AdaFuseError | None] | BaseException
 
 
@@ -243,19 +243,20 @@ class Scheduler:
     Args:
         backends: all that requests may ask.
         runtime: how many requests run at once.
-        memory: whether they fit.
+        budget: whether they fit.
     """
 
     def __init__(
-        self, backends: Sequence[Backend], runtime: RuntimeConfig, memory: CacheMemory
+        self, backends: Sequence[Backend], runtime: RuntimeConfig, budget: CacheBudget
     ) -> None:
         self.devices = {
-            each.name: each.device if isinstance(each, Placed) else "unknown" for each in backends
+            each.name: each.device if isinstance(each, SupportsPlacement) else "unknown"
+            for each in backends
         }
         self.runtime = runtime
-        self.memory = memory
+        self.budget = budget
         self._closed = False
-        renewed(self._renew)
+        after_fork(self._renew)
         _running.add(self)
 
     def _renew(self) -> None:
@@ -400,10 +401,10 @@ class _Coordinator(threading.Thread):
 
     def _admit(self) -> None:
         """Start requests, first come first served, as places and memory go."""
-        runtime, memory = self._scheduler.runtime, self._scheduler.memory
+        runtime, budget = self._scheduler.runtime, self._scheduler.budget
         while self._queue and len(self._active) < runtime.max_requests:
             request, deliver = self._queue[0]
-            if not memory.fits([request.needs, *(each.needs for each in self._active)]):
+            if not budget.fits([request.needs, *(each.needs for each in self._active)]):
                 return
             self._queue.popleft()
             self._active[request] = deliver
@@ -414,13 +415,13 @@ class _Coordinator(threading.Thread):
         patience = len(self._scheduler.devices) + 1
         for device in self._devices.values():
             if device.waiting and not device.busy:
-                device.do(partial(self._answer, device, device.take(patience)))
+                device.do(partial(self._run_batch, device, device.take(patience)))
 
-    def _answer(self, device: _Device, group: Sequence[Waiting]) -> None:
+    def _run_batch(self, device: _Device, group: Sequence[PendingQuery]) -> None:
         """Evaluate a batch; runs on the device's thread."""
         errors: Sequence[AdaFuseError | None] | BaseException
         try:
-            errors = _answer(group[0].backend, [each.asking for each in group])
+            errors = _evaluate_batch(group[0].backend, [each.query for each in group])
         except BaseException as error:  # a defect of this module, for the coordinator to report
             errors = error
         self._inbox.put(_Evaluated(device, group, errors))
@@ -430,9 +431,9 @@ class _Coordinator(threading.Thread):
 
     def _resume(self, request: Request) -> None:
         questions = request.resume(self._active[request])
-        for asking in questions:
-            device = self._device(asking.member)
-            device.waiting.append(Waiting(request, asking, device.begun))
+        for query in questions:
+            device = self._device(query.member)
+            device.waiting.append(PendingQuery(request, query, device.begun))
         if not questions:
             self._finish(request)
 
@@ -470,28 +471,29 @@ def _release(member: Member) -> None:
         logger.exception("member %r failed to release a request", member.name)
 
 
-def _answer(backend: Backend, asking: Sequence[Asking]) -> list[AdaFuseError | None]:
-    """Have a backend answer what is asked of it; an error or None for each.
+def _evaluate_batch(backend: Backend, queries: Sequence[MemberQuery]) -> list[AdaFuseError | None]:
+    """Have a backend evaluate queries; return an error or None for each.
 
-    If a shared evaluation fails, each is evaluated alone, so that only those at fault fail; what
-    fails alone is tried without its drafts, which nobody has asked for.
+    If a shared evaluation fails, each query is evaluated alone, so that only those at fault fail.
+    A query that fails alone is tried without its drafts, and its member drafts no more.
     """
     failure: BaseException | None = None
     try:
         started = time.perf_counter()
-        answers = backend.evaluate([each.ask for each in asking])
-        seconds = (time.perf_counter() - started) / len(asking)
-        for each, answer in zip(asking, answers, strict=True):
-            each.member.learn(each.ask, answer, seconds)
+        results = backend.evaluate([each.query for each in queries])
+        seconds = (time.perf_counter() - started) / len(queries)
+        for each, result in zip(queries, results, strict=True):
+            each.member.learn(each.query, result, seconds)
     except BaseException as error:  # libraries raise these too; the thread is ours
         traceback.clear_frames(error.__traceback__)  # they hold the tensors of the pass
         failure = error
     if failure is None:
-        return [None] * len(asking)
-    if len(asking) > 1:
-        return [_answer(backend, [each])[0] for each in asking]
-    if asking[0].drafts:
-        return _answer(backend, [asking[0].without_drafts()])
+        return [None] * len(queries)
+    if len(queries) > 1:
+        return [_evaluate_batch(backend, [each])[0] for each in queries]
+    if queries[0].drafts:
+        queries[0].member.stop_drafting()
+        return _evaluate_batch(backend, [queries[0].without_drafts()])
     return [_member_error(backend.name, failure)]
 
 

@@ -1,70 +1,54 @@
-"""The strategies, and their names."""
+"""AdaFuse and the strategies that it is compared with, and what a new strategy is made of."""
 
-from __future__ import annotations
-
-import re
-from collections.abc import Callable, Mapping
-
-from adafuse_llm.errors import InvalidOptionError, nearest
+from adafuse_llm.decoding.member import Member, Steps, in_lockstep
+from adafuse_llm.decoding.propose import Proposal, Span, propose
+from adafuse_llm.decoding.rounds import (
+    PlayRound,
+    RoundOutcome,
+    commit_best,
+    play_round,
+    to_result,
+)
+from adafuse_llm.decoding.score import Pool, PoolCandidate
 from adafuse_llm.strategies.adafuse import AdaFuse
-from adafuse_llm.strategies.answers import MajorityVote, Rerank
-from adafuse_llm.strategies.base import Strategy
+from adafuse_llm.strategies.answers import MajorityVote, Ranker, Rerank
+from adafuse_llm.strategies.base import Strategy, StrategyContext
 from adafuse_llm.strategies.beam import BeamSearch
 from adafuse_llm.strategies.deepen import DeePEn
 from adafuse_llm.strategies.fixed import FixedWords, Single
 from adafuse_llm.strategies.gac import GaC
+from adafuse_llm.strategies.pair_ranker import PairRanker
+from adafuse_llm.strategies.registry import find_strategy
 from adafuse_llm.strategies.sweetspan import SweetSpan
 from adafuse_llm.strategies.unite import UniTE
 
-NAMED: Mapping[str, Callable[[], Strategy]] = {
-    "adafuse": AdaFuse,
-    "single": Single,
-    "fixed-1": lambda: FixedWords(1),
-    "fixed-2": lambda: FixedWords(2),
-    "fixed-3": lambda: FixedWords(3),
-    "beam": BeamSearch,
-    "unite": UniTE,
-    "gac": GaC,
-    "gac-gated": lambda: GaC(threshold=0.5),
-    "deepen": DeePEn,
-    "sweetspan": SweetSpan,
-    "rerank": Rerank,
-    "vote": MajorityVote,
-}
-"""Strategies by name, each with its source's settings."""
-
-__all__ = [
-    "NAMED",
+__all__ = [  # noqa: RUF022  grouped by use
     "AdaFuse",
     "BeamSearch",
     "DeePEn",
     "FixedWords",
     "GaC",
     "MajorityVote",
+    "PairRanker",
     "Rerank",
     "Single",
     "SweetSpan",
     "UniTE",
     "find_strategy",
+    "Member",
+    "PlayRound",
+    "Pool",
+    "PoolCandidate",
+    "Proposal",
+    "Ranker",
+    "RoundOutcome",
+    "Span",
+    "Steps",
+    "Strategy",
+    "StrategyContext",
+    "commit_best",
+    "in_lockstep",
+    "play_round",
+    "propose",
+    "to_result",
 ]
-
-
-def find_strategy(strategy: Strategy | str) -> Strategy:
-    """A strategy, by its name if need be; ``fixed-N`` and ``beam-N`` take any N.
-
-    Raises:
-        InvalidOptionError: there is none of that name, or it is no strategy.
-    """
-    if isinstance(strategy, str):
-        if match := re.fullmatch(r"fixed-(\d{1,3})", strategy):
-            return FixedWords(int(match[1]))
-        if match := re.fullmatch(r"beam-(\d{1,3})", strategy):
-            return BeamSearch(int(match[1]))
-        if strategy in NAMED:
-            return NAMED[strategy]()
-    elif isinstance(strategy, Strategy) and not isinstance(strategy, type):
-        return strategy
-    raise InvalidOptionError(
-        f"strategy must be one of {', '.join(NAMED)}, or a Strategy object; got {strategy!r}."
-        f"{nearest(str(strategy), NAMED)}"
-    )

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from typing_extensions import override
 
-from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
-from adafuse_llm.decoding.draft import Drafting, Drafts, NoDrafts
-from adafuse_llm.decoding.member import Member
-from adafuse_llm.decoding.rounds import Judge, Play, play_round, score
-from adafuse_llm.strategies.base import Strategy
+from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.decoding.rounds import PlayRound, Scorer, play_round, score
+from adafuse_llm.strategies.base import Strategy, StrategyContext
 
 
 @dataclass(frozen=True)
@@ -36,30 +33,18 @@ class AdaFuse(Strategy):
         return max(2, config.branching_factor)
 
     @override
-    def spare(self, members: int, config: AdaFuseConfig) -> int:
+    def max_extra_tokens(self, members: int, config: AdaFuseConfig) -> int:
         return branch_tokens(members, config)
 
     @override
-    def begin(
-        self,
-        members: Sequence[Member],
-        config: AdaFuseConfig,
-        runtime: RuntimeConfig,
-        crowded: Callable[[], bool],
-    ) -> Play:
-        return rounds_of_words(members, config, runtime, crowded)
+    def begin(self, context: StrategyContext) -> PlayRound:
+        return rounds_of_words(context)
 
 
-def rounds_of_words(
-    members: Sequence[Member],
-    config: AdaFuseConfig,
-    runtime: RuntimeConfig,
-    crowded: Callable[[], bool],
-    judge: Judge = score,
-) -> Play:
+def rounds_of_words(context: StrategyContext, scorer: Scorer = score) -> PlayRound:
     """Rounds of Algorithm 1, with drafts if the engine drafts."""
-    drafts: Drafting = Drafts(members, crowded) if runtime.drafting else NoDrafts(members)
-    return partial(play_round, members, config, drafts, judge=judge)
+    drafting = context.new_drafting(context.members)
+    return partial(play_round, context.members, context.config, drafting, scorer=scorer)
 
 
 def branch_tokens(members: int, config: AdaFuseConfig) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,14 +12,14 @@ from typing import Protocol, runtime_checkable
 from typing_extensions import override
 
 from adafuse_llm import results
-from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
+from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.draft import NoDrafts
-from adafuse_llm.decoding.member import Member, Steps, together
+from adafuse_llm.decoding.member import Member, Steps, in_lockstep
 from adafuse_llm.decoding.propose import Proposal, Span, branch
-from adafuse_llm.decoding.rounds import Outcome, Play, judged, play_round, settle
-from adafuse_llm.decoding.score import Candidate, Pool
+from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, commit_best, play_round, to_result
+from adafuse_llm.decoding.score import Pool, PoolCandidate
 from adafuse_llm.errors import DecodingError, InvalidOptionError
-from adafuse_llm.strategies.base import Strategy
+from adafuse_llm.strategies.base import Strategy, StrategyContext
 from adafuse_llm.strategies.tokens import union
 
 
@@ -30,7 +29,7 @@ class _WholeAnswers(Strategy):
     options = frozenset({"max_word_tokens", "weights"})
 
     @override
-    def spare(self, members: int, config: AdaFuseConfig) -> int:
+    def max_extra_tokens(self, members: int, config: AdaFuseConfig) -> int:
         return members * (config.max_new_tokens + config.max_word_tokens)
 
 
@@ -78,33 +77,29 @@ class Rerank(_WholeAnswers):
             self.options = self.options - {"weights"}
 
     @override
-    def begin(
-        self,
-        members: Sequence[Member],
-        config: AdaFuseConfig,
-        runtime: RuntimeConfig,
-        crowded: Callable[[], bool],
-    ) -> Play:
+    def begin(self, context: StrategyContext) -> PlayRound:
         if self.ranker is None:
-            return partial(play_round, members, config, _Answers(members))
-        return partial(self._play, self.ranker, members, config)
+            return partial(play_round, context.members, context.config, _Answers(context.members))
+        return partial(self._play, self.ranker, context.members, context.config)
 
     def _play(
         self, ranker: Ranker, members: Sequence[Member], config: AdaFuseConfig, first_word: bool
-    ) -> Steps[Outcome]:
-        started = time.perf_counter()
-        proposals = yield from together([answer(member, config) for member in members])
+    ) -> Steps[RoundOutcome]:
+        proposals = yield from in_lockstep([answer(member, config) for member in members])
         pool = union(members, proposals, first_word=first_word)
         texts = [_until_stop(each.text, config).strip() for each in pool.candidates]
-        scores = _compared(ranker, members[0].asked, texts)
+        scores = _compared(ranker, members[0].prompt_text, texts)
         order = sorted(range(len(texts)), key=scores.__getitem__)
-        scored = [_judged_by_own(pool.candidates[place], members, scores[place]) for place in order]
+        scored = [
+            _to_result_by_proposers(pool.candidates[place], members, scores[place])
+            for place in order
+        ]
         pool.candidates = [pool.candidates[place] for place in order]
         for candidate in pool.candidates:
             for member in members:
                 pool.place(member, candidate)
         margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
-        return settle(pool, scored, margins, started)
+        return commit_best(pool, scored, margins)
 
 
 class MajorityVote(_WholeAnswers):
@@ -127,20 +122,13 @@ class MajorityVote(_WholeAnswers):
         self.key = key or plain
 
     @override
-    def begin(
-        self,
-        members: Sequence[Member],
-        config: AdaFuseConfig,
-        runtime: RuntimeConfig,
-        crowded: Callable[[], bool],
-    ) -> Play:
-        return partial(self._play, members, config)
+    def begin(self, context: StrategyContext) -> PlayRound:
+        return partial(self._play, context.members, context.config)
 
     def _play(
         self, members: Sequence[Member], config: AdaFuseConfig, first_word: bool
-    ) -> Steps[Outcome]:
-        started = time.perf_counter()
-        proposals = yield from together([answer(member, config) for member in members])
+    ) -> Steps[RoundOutcome]:
+        proposals = yield from in_lockstep([answer(member, config) for member in members])
         pool = Pool(first_word=first_word)
         votes: defaultdict[str, float] = defaultdict(float)
         for member, proposal in zip(members, proposals, strict=True):
@@ -149,11 +137,11 @@ class MajorityVote(_WholeAnswers):
         scored = []
         for candidate in pool.candidates:
             share = votes[self._key(candidate.text, config)] / math.fsum(votes.values())
-            scored.append(_judged_by_own(candidate, members, 1.0 - share))
+            scored.append(_to_result_by_proposers(candidate, members, 1.0 - share))
             for member in members:
                 pool.place(member, candidate)
         margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
-        return settle(pool, scored, margins, started)
+        return commit_best(pool, scored, margins)
 
     def _key(self, text: str, config: AdaFuseConfig) -> str:
         return self.key(_until_stop(text, config))
@@ -191,12 +179,12 @@ def _until_stop(text: str, config: AdaFuseConfig) -> str:
     return text[: min((text.find(stop) for stop in config.stop if stop in text), default=None)]
 
 
-def _judged_by_own(
-    candidate: Candidate, members: Sequence[Member], score: float
+def _to_result_by_proposers(
+    candidate: PoolCandidate, members: Sequence[Member], score: float
 ) -> results.Candidate:
     """A candidate with the NLL of those who gave it alone: nobody else has read it."""
     own = [candidate.nll(m) if m in candidate.proposers else math.inf for m in members]
-    return judged(candidate, members, own, score)
+    return to_result(candidate, members, own, score)
 
 
 class _Answers(NoDrafts):
@@ -204,7 +192,7 @@ class _Answers(NoDrafts):
 
     @override
     def propose(self, config: AdaFuseConfig, *, first_word: bool) -> Steps[list[Proposal]]:
-        return together([answer(member, config) for member in self._members])
+        return in_lockstep([answer(member, config) for member in self._members])
 
 
 def answer(member: Member, config: AdaFuseConfig) -> Steps[Proposal]:

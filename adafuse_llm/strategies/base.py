@@ -5,20 +5,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from adafuse_llm.backends.base import Backend
-from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
+from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.decoding.draft import Drafting
 from adafuse_llm.decoding.member import Member
-from adafuse_llm.decoding.rounds import Play
+from adafuse_llm.decoding.rounds import PlayRound
 from adafuse_llm.errors import InvalidOptionError
+
+
+@dataclass(frozen=True)
+class StrategyContext:
+    """One request, as its strategy sees it.
+
+    Attributes:
+        members: the request's members, each with its prompt.
+        config: the request's options.
+        new_drafting: makes the drafting of these members, as the engine's settings say. It changes
+            what the members' passes evaluate, so call it at most once.
+    """
+
+    members: Sequence[Member]
+    config: AdaFuseConfig
+    new_drafting: Callable[[Sequence[Member]], Drafting]
 
 
 @runtime_checkable
 class Strategy(Protocol):
     """How the members' next piece of text is chosen. Immutable; shared by all requests.
 
-    A subclass may leave out `check`, `top` and `spare`.
+    A subclass may leave out `check`, `top` and `max_extra_tokens`.
 
     Whatever the strategy, the lowest score of a round's candidates wins, and equal scores go to
     the earlier candidate. What score and ``nll`` mean is said by each.
@@ -48,33 +66,20 @@ class Strategy(Protocol):
         """How many of the likeliest next tokens it looks at, at least two."""
         return 2
 
-    def spare(self, members: int, config: AdaFuseConfig) -> int:
+    def max_extra_tokens(self, members: int, config: AdaFuseConfig) -> int:
         """Most tokens that a member evaluates beside the committed ones."""
         return 0
 
-    def begin(
-        self,
-        members: Sequence[Member],
-        config: AdaFuseConfig,
-        runtime: RuntimeConfig,
-        crowded: Callable[[], bool],
-    ) -> Play:
-        """Start a request.
-
-        Args:
-            members: the request's members, each with its prompt.
-            config: the request's options.
-            runtime: how the engine runs requests.
-            crowded: whether many requests are being decoded.
-        """
+    def begin(self, context: StrategyContext) -> PlayRound:
+        """Start a request and return the function that plays its rounds."""
         ...
 
 
-ALWAYS_USED = frozenset({"max_new_tokens", "stop", "members"})
+ALWAYS_USED = frozenset({"max_new_tokens", "stop", "use"})
 """Options that the loop over rounds and the engine see to."""
 
 
-def check_options(strategy: Strategy, config: AdaFuseConfig) -> None:
+def refuse_unused_options(strategy: Strategy, config: AdaFuseConfig) -> None:
     """Refuse options that a strategy would ignore.
 
     Raises:

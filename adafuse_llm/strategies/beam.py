@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from typing_extensions import override
 
-from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
-from adafuse_llm.decoding.member import Member, Steps, merged, together
+from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.decoding.member import Member, Steps, in_lockstep, merge_queries
 from adafuse_llm.decoding.propose import propose
-from adafuse_llm.decoding.rounds import Outcome, Play, judged, score, settle
-from adafuse_llm.decoding.score import Candidate, Pool
+from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, commit_best, score, to_result
+from adafuse_llm.decoding.score import Pool, PoolCandidate
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.strategies.adafuse import branch_tokens
-from adafuse_llm.strategies.base import Strategy
+from adafuse_llm.strategies.base import Strategy, StrategyContext
 from adafuse_llm.tree import Node
 
 USUAL = 3
@@ -69,23 +68,16 @@ class BeamSearch(Strategy):
         return max(2, config.branching_factor)
 
     @override
-    def spare(self, members: int, config: AdaFuseConfig) -> int:
+    def max_extra_tokens(self, members: int, config: AdaFuseConfig) -> int:
         return self.num_beams * (config.max_new_tokens + branch_tokens(members, config))
 
     @override
-    def begin(
-        self,
-        members: Sequence[Member],
-        config: AdaFuseConfig,
-        runtime: RuntimeConfig,
-        crowded: Callable[[], bool],
-    ) -> Play:
-        return partial(self._play, members, config)
+    def begin(self, context: StrategyContext) -> PlayRound:
+        return partial(self._play, context.members, context.config)
 
     def _play(
         self, members: Sequence[Member], config: AdaFuseConfig, first_word: bool
-    ) -> Steps[Outcome]:
-        started = time.perf_counter()
+    ) -> Steps[RoundOutcome]:
         kept = [Hypothesis(starts={member: member.tree.root for member in members})]
         while running := [each for each in kept if not each.is_done(members, config)]:
             done = [each for each in kept if each not in running]
@@ -96,11 +88,11 @@ class BeamSearch(Strategy):
         pool = Pool(first_word=False)
         pool.candidates = [each.candidate() for each in kept]
         scored = [
-            judged(candidate, members, [each.nll(member) for member in members], each.score)
+            to_result(candidate, members, [each.nll(member) for member in members], each.score)
             for candidate, each in zip(pool.candidates, kept, strict=True)
         ]
         best = kept[0].margins if kept else {}
-        return settle(pool, scored, {m.name: tuple(best.get(m, ())) for m in members}, started)
+        return commit_best(pool, scored, {m.name: tuple(best.get(m, ())) for m in members})
 
     def _best(self, answers: Sequence[Hypothesis]) -> list[Hypothesis]:
         """The best answers, the best first; of those with the same text, and of equals, the
@@ -128,7 +120,7 @@ class Hypothesis:
     text: str = ""
     stops: bool = False
     starts: dict[Member, Node] = field(default_factory=dict)
-    rounds: tuple[Candidate, ...] = ()
+    rounds: tuple[PoolCandidate, ...] = ()
     fused: tuple[float, ...] = ()
     margins: dict[Member, tuple[float, ...]] = field(default_factory=dict)
 
@@ -156,9 +148,9 @@ class Hypothesis:
     def _written(self, member: Member) -> int:
         return self.starts[member].length - member.prompt_tokens
 
-    def candidate(self) -> Candidate:
+    def candidate(self) -> PoolCandidate:
         """The whole answer as a candidate; its proposers have proposed every part of it."""
-        candidate = Candidate(self.text, self.stops)
+        candidate = PoolCandidate(self.text, self.stops)
         candidate.proposers = [
             member
             for member in self.rounds[0].proposers
@@ -179,17 +171,19 @@ def _extended(
         Pool(first_word=first_word and not each.text.strip(), starts=each.starts)
         for each in answers
     ]
-    proposals = yield from together(
+    proposals = yield from in_lockstep(
         [
-            merged(member, [propose(member, config, each.starts[member]) for each in answers])
+            merge_queries(
+                member, [propose(member, config, each.starts[member]) for each in answers]
+            )
             for member in members
         ]
     )
     for member, own in zip(members, proposals, strict=True):
         for pool, proposal in zip(pools, own, strict=True):
             pool.add(member, proposal)
-    yield from together(
-        [merged(m, [pool.read(m, lambda _: False) for pool in pools]) for m in members]
+    yield from in_lockstep(
+        [merge_queries(m, [pool.read(m, lambda _: False) for pool in pools]) for m in members]
     )
     extended = []
     for place, (answer, pool) in enumerate(zip(answers, pools, strict=True)):

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from typing_extensions import override
 
-from adafuse_llm.backends.base import Backend, Relative
-from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
-from adafuse_llm.decoding.member import Member, Steps, together
-from adafuse_llm.decoding.rounds import Outcome, Play, judged, settle
+from adafuse_llm.backends.base import Backend, SupportsAnchors
+from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.decoding.member import Member, Steps, in_lockstep
+from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, commit_best, to_result
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
-from adafuse_llm.strategies.base import Strategy
+from adafuse_llm.strategies.base import Strategy, StrategyContext
 from adafuse_llm.strategies.tokens import (
     LISTED,
     first_logprobs,
@@ -69,7 +68,9 @@ class DeePEn(Strategy):
                 f"DeePEn(main=...) must be a member that decodes ({', '.join(names)}); "
                 f"got {self.main!r}"
             )
-        if lacking := [member.name for member in members if not isinstance(member, Relative)]:
+        if lacking := [
+            member.name for member in members if not isinstance(member, SupportsAnchors)
+        ]:
             raise InvalidInputError(
                 "strategy 'deepen' needs members that tell whole distributions and embeddings "
                 f"(adafuse_llm.Relative), as Hugging Face models do; {', '.join(lacking)} cannot. "
@@ -86,19 +87,14 @@ class DeePEn(Strategy):
         return LISTED
 
     @override
-    def begin(
-        self,
-        members: Sequence[Member],
-        config: AdaFuseConfig,
-        runtime: RuntimeConfig,
-        crowded: Callable[[], bool],
-    ) -> Play:
+    def begin(self, context: StrategyContext) -> PlayRound:
+        members = context.members
         mains = [member for member in members if member.name == self.main]
         shared = _shared([member.backend for member in members])
         anchors = [
             [member.backend.vocabulary[spelling] for spelling in shared]
             for member in members
-            if isinstance(member.backend, Relative)
+            if isinstance(member.backend, SupportsAnchors)
         ]
         return partial(self._play, members, (mains or members)[0], anchors)
 
@@ -108,9 +104,8 @@ class DeePEn(Strategy):
         main: Member,
         anchors: Sequence[Sequence[int]],
         first_word: bool,
-    ) -> Steps[Outcome]:
-        started = time.perf_counter()
-        offers = yield from together([offer(member, LISTED) for member in members])
+    ) -> Steps[RoundOutcome]:
+        offers = yield from in_lockstep([offer(member, LISTED) for member in members])
         likeliest = main.next(main.tree.root)
         token, logprob = likeliest.greedy, likeliest.logprobs[0]
         if token not in main.end_ids:
@@ -129,7 +124,7 @@ class DeePEn(Strategy):
         margins: dict[str, tuple[float, ...]] = {
             member.name: (member.next(member.tree.root).margin,) for member in members
         }
-        return settle(pool, [judged(candidate, members, nll, 0.0 - logprob)], margins, started)
+        return commit_best(pool, [to_result(candidate, members, nll, 0.0 - logprob)], margins)
 
     def _fuse(
         self, members: Sequence[Member], main: Member, anchors: Sequence[Sequence[int]]
@@ -137,7 +132,7 @@ class DeePEn(Strategy):
         """The main member's token after the correction, and its log-probability."""
         seen = []
         for member, own in zip(members, anchors, strict=True):
-            assert isinstance(member.backend, Relative)
+            assert isinstance(member.backend, SupportsAnchors)
             seen.append(member.backend.relative(member.tree, member.tree.root, own))
         total = math.fsum(member.weight for member in members)
         shares = [member.weight / total for member in members]
@@ -145,7 +140,7 @@ class DeePEn(Strategy):
             math.fsum(share * value for share, value in zip(shares, values, strict=True))
             for values in zip(*seen, strict=True)
         ]
-        assert isinstance(main.backend, Relative)
+        assert isinstance(main.backend, SupportsAnchors)
         return main.backend.corrected(
             main.tree,
             main.tree.root,
@@ -158,5 +153,7 @@ class DeePEn(Strategy):
 
 def _shared(members: Sequence[Backend]) -> list[str]:
     """Spellings of the tokens that all members have, in order."""
-    vocabularies = [member.vocabulary.keys() for member in members if isinstance(member, Relative)]
+    vocabularies = [
+        member.vocabulary.keys() for member in members if isinstance(member, SupportsAnchors)
+    ]
     return sorted(set(vocabularies[0]).intersection(*vocabularies[1:]))

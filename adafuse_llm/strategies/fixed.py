@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from typing_extensions import override
 
 from adafuse_llm.backends.base import Backend
-from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
-from adafuse_llm.decoding.member import Member
-from adafuse_llm.decoding.rounds import Judge, Play, score
+from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.decoding.rounds import PlayRound, Scorer, score
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.strategies.adafuse import branch_tokens, rounds_of_words
-from adafuse_llm.strategies.base import Strategy
+from adafuse_llm.strategies.base import Strategy, StrategyContext
 
 
 class GreedyWords(Strategy):
@@ -26,7 +26,7 @@ class GreedyWords(Strategy):
     """
 
     options = frozenset({"max_word_tokens", "weights"})
-    judge: Judge = staticmethod(score)
+    scorer: Scorer = staticmethod(score)
 
     def __init__(self, words: int) -> None:
         if words < 1:
@@ -34,19 +34,13 @@ class GreedyWords(Strategy):
         self.words = words
 
     @override
-    def spare(self, members: int, config: AdaFuseConfig) -> int:
+    def max_extra_tokens(self, members: int, config: AdaFuseConfig) -> int:
         return branch_tokens(members, self._always_sure(config))
 
     @override
-    def begin(
-        self,
-        members: Sequence[Member],
-        config: AdaFuseConfig,
-        runtime: RuntimeConfig,
-        crowded: Callable[[], bool],
-    ) -> Play:
-        sure = self._always_sure(config)
-        return rounds_of_words(members, sure, runtime, crowded, self.judge)
+    def begin(self, context: StrategyContext) -> PlayRound:
+        sure = replace(context, config=self._always_sure(context.config))
+        return rounds_of_words(sure, self.scorer)
 
     def _always_sure(self, config: AdaFuseConfig) -> AdaFuseConfig:
         """The options by which nobody branches or stops early."""
@@ -78,7 +72,7 @@ class Single(GreedyWords):
     """One member alone, greedy: what a fusion has to beat.
 
     Its tokens are those of its own greedy ``generate()``, a word a round, through the same caches.
-    Where the engine has several members, the option ``members=("name",)`` says which. Score and
+    Where the engine has several members, the option ``use=("name",)`` says which. Score and
     NLL: mean nats per token of the word.
     """
 
@@ -94,5 +88,5 @@ class Single(GreedyWords):
             raise InvalidInputError(
                 f"strategy 'single' decodes with one member; got {len(members)} "
                 f"({', '.join(member.name for member in members)}). Choose one with the option "
-                f"members=({members[0].name!r},)."
+                f"use=({members[0].name!r},)."
             )

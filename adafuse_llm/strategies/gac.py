@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from typing_extensions import override
 
 from adafuse_llm.backends.base import Backend
-from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
-from adafuse_llm.decoding.member import Member, Steps, together
+from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.decoding.member import Member, Steps, in_lockstep
 from adafuse_llm.decoding.propose import Proposal
-from adafuse_llm.decoding.rounds import Outcome, Play, judged, settle
+from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, commit_best, to_result
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
-from adafuse_llm.strategies.base import Strategy
+from adafuse_llm.strategies.base import Strategy, StrategyContext
 from adafuse_llm.strategies.tokens import (
     LISTED,
     averaged,
@@ -91,23 +90,19 @@ class GaC(Strategy):
         return LISTED
 
     @override
-    def begin(
-        self,
-        members: Sequence[Member],
-        config: AdaFuseConfig,
-        runtime: RuntimeConfig,
-        crowded: Callable[[], bool],
-    ) -> Play:
+    def begin(self, context: StrategyContext) -> PlayRound:
+        members = context.members
         gates = [member for member in members if member.name == self.gate]
         return partial(self._play, members, (gates or members)[0])
 
-    def _play(self, members: Sequence[Member], gate: Member, first_word: bool) -> Steps[Outcome]:
-        started = time.perf_counter()
+    def _play(
+        self, members: Sequence[Member], gate: Member, first_word: bool
+    ) -> Steps[RoundOutcome]:
         if self.threshold is not None and not first_word:
             offered = yield from offer(gate, 1)
             if math.exp(gate.next(gate.tree.root).logprobs[0]) >= self.threshold:
-                return self._alone(members, gate, offered, started)
-        proposals = yield from together([offer(member, LISTED) for member in members])
+                return self._alone(members, gate, offered)
+        proposals = yield from in_lockstep([offer(member, LISTED) for member in members])
         pool = union(members, proposals, first_word=first_word)
         pool.suggest("", stops=True)
         listed = LISTED
@@ -118,22 +113,20 @@ class GaC(Strategy):
             if math.exp(-best) >= _unlisted(members, listed):
                 break
             listed *= WIDER
-            yield from together([suggest(member, pool, listed) for member in members])
+            yield from in_lockstep([suggest(member, pool, listed) for member in members])
         margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
-        return settle(pool, scored, margins, started)
+        return commit_best(pool, scored, margins)
 
-    def _alone(
-        self, members: Sequence[Member], gate: Member, offered: Proposal, started: float
-    ) -> Outcome:
+    def _alone(self, members: Sequence[Member], gate: Member, offered: Proposal) -> RoundOutcome:
         """The gate's likeliest token is committed to all."""
         pool = union([gate], [offered], first_word=False)
         (candidate,) = pool.candidates
         for member in members:
             pool.place(member, candidate)
         nll = 0.0 - gate.next(gate.tree.root).logprobs[0]
-        scored = judged(candidate, [gate], [nll], nll)
+        scored = to_result(candidate, [gate], [nll], nll)
         margins = {m.name: offered.margins if m is gate else () for m in members}
-        return settle(pool, [scored], margins, started)
+        return commit_best(pool, [scored], margins)
 
 
 def _unlisted(members: Sequence[Member], listed: int) -> float:

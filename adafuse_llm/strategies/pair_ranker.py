@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, LoadError
-from adafuse_llm.forks import renewed
+from adafuse_llm.forks import after_fork
 
 if TYPE_CHECKING:
     import torch
@@ -87,7 +87,7 @@ class PairRanker:
             raise _another(path, f"tokenizer and configuration disagree on {', '.join(_IDS)}")
         weights = _weights(path)
         self._tokenizer, self._ids = tokenizer, ids
-        renewed(self._renew)
+        after_fork(self._renew)
         size = config.hidden_size
         first, second = _HEAD
         heads = weights[f"{second}.bias"].numel() if f"{second}.bias" in weights else 1

@@ -9,8 +9,8 @@ from typing_extensions import override
 
 from adafuse_llm import results
 from adafuse_llm.decoding.member import Member
-from adafuse_llm.decoding.rounds import judged
-from adafuse_llm.decoding.score import Candidate, fuse
+from adafuse_llm.decoding.rounds import to_result
+from adafuse_llm.decoding.score import PoolCandidate, fuse
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.strategies.fixed import GreedyWords
 
@@ -40,10 +40,10 @@ class SweetSpan(GreedyWords):
         self.ratio = ratio
 
     @override
-    def judge(self, candidate: Candidate, members: Sequence[Member]) -> results.Candidate:
+    def scorer(self, candidate: PoolCandidate, members: Sequence[Member]) -> results.Candidate:
         nll = [candidate.nll(member) for member in members]
         kept = _believed(nll, math.log(self.ratio))
-        return judged(candidate, members, nll, fuse(kept, [member.weight for member in members]))
+        return to_result(candidate, members, nll, fuse(kept, [member.weight for member in members]))
 
 
 def _believed(nll: Sequence[float], most: float) -> list[float]:

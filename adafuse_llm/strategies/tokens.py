@@ -13,10 +13,10 @@ import math
 from collections.abc import Sequence
 
 from adafuse_llm import results
-from adafuse_llm.decoding.member import Member, Steps, together
+from adafuse_llm.decoding.member import Member, Steps, in_lockstep
 from adafuse_llm.decoding.propose import Proposal, Span
-from adafuse_llm.decoding.rounds import judged
-from adafuse_llm.decoding.score import Candidate, Pool
+from adafuse_llm.decoding.rounds import to_result
+from adafuse_llm.decoding.score import Pool, PoolCandidate
 from adafuse_llm.text.words import CHARACTER_TOKENS, is_incomplete
 from adafuse_llm.tree import Node
 
@@ -90,7 +90,7 @@ def first_logprobs(
         whole: ask about single tokens only: an encoding of several has probability zero.
     """
     nodes = [[_first(m, pool, c, whole=whole) for c in pool.candidates] for m in members]
-    yield from together(
+    yield from in_lockstep(
         [
             member.evaluate((), [node for node in row if node is not None])
             for member, row in zip(members, nodes, strict=True)
@@ -105,7 +105,7 @@ def first_logprobs(
     ]
 
 
-def _first(member: Member, pool: Pool, candidate: Candidate, *, whole: bool) -> Node | None:
+def _first(member: Member, pool: Pool, candidate: PoolCandidate, *, whole: bool) -> Node | None:
     if candidate.stops:
         candidate.ends.setdefault(member, member.tree.root)
         return None
@@ -121,7 +121,9 @@ def _logprob(node: Node | None) -> float:
 
 
 def averaged(
-    members: Sequence[Member], candidates: Sequence[Candidate], logprobs: Sequence[Sequence[float]]
+    members: Sequence[Member],
+    candidates: Sequence[PoolCandidate],
+    logprobs: Sequence[Sequence[float]],
 ) -> list[results.Candidate]:
     """Candidates scored with -log of the weighted average of the members' probabilities.
 
@@ -136,5 +138,5 @@ def averaged(
         shares = (w * math.exp(each) for w, each in zip(weights, logs, strict=True))
         average = math.fsum(shares) / math.fsum(weights)
         score = 0.0 - math.log(average) if average > 0 else None
-        scored.append(judged(candidate, members, [0.0 - each for each in logs], score))
+        scored.append(to_result(candidate, members, [0.0 - each for each in logs], score))
     return scored

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from typing_extensions import override
 
-from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
-from adafuse_llm.decoding.member import Member, Steps, together
-from adafuse_llm.decoding.rounds import Outcome, Play, settle
+from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.decoding.member import Member, Steps, in_lockstep
+from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, commit_best
 from adafuse_llm.errors import InvalidOptionError
-from adafuse_llm.strategies.base import Strategy
+from adafuse_llm.strategies.base import Strategy, StrategyContext
 from adafuse_llm.strategies.tokens import averaged, first_logprobs, offer, union
 
 
@@ -50,24 +49,17 @@ class UniTE(Strategy):
         return max(2, self.top_k)
 
     @override
-    def begin(
-        self,
-        members: Sequence[Member],
-        config: AdaFuseConfig,
-        runtime: RuntimeConfig,
-        crowded: Callable[[], bool],
-    ) -> Play:
-        return partial(self._play, members)
+    def begin(self, context: StrategyContext) -> PlayRound:
+        return partial(self._play, context.members)
 
-    def _play(self, members: Sequence[Member], first_word: bool) -> Steps[Outcome]:
-        started = time.perf_counter()
-        proposals = yield from together([offer(member, self.top_k) for member in members])
+    def _play(self, members: Sequence[Member], first_word: bool) -> Steps[RoundOutcome]:
+        proposals = yield from in_lockstep([offer(member, self.top_k) for member in members])
         pool = union(members, proposals, first_word=first_word)
         logprobs = yield from first_logprobs(members, pool)
         shares = [_normalised(row) for row in logprobs]
         scored = averaged(members, pool.candidates, shares)
         margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
-        return settle(pool, scored, margins, started)
+        return commit_best(pool, scored, margins)
 
 
 def _normalised(logprobs: Sequence[float]) -> list[float]:

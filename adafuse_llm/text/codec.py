@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from adafuse_llm.forks import renewed
+from adafuse_llm.forks import after_fork
 from adafuse_llm.text.chat import check_messages, fit, render_plain
 from adafuse_llm.text.words import REPLACEMENT, added
 
@@ -66,7 +66,7 @@ class TokenizerCodec:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        renewed(self._renew)
+        after_fork(self._renew)
         added_tokens = tokenizer.added_tokens_decoder.items()
         special = {int(i): str(t) for i, t in added_tokens if t.special}
         special.pop(tokenizer.unk_token_id, None)  # stands for what has no token, which is text

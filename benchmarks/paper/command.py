@@ -99,7 +99,7 @@ def run_suite(setup: Setup, typed: Typed, *, html: Path | None, as_json: bool) -
                 "revision": setup.revision,
                 "device_map": setup.device_map,
             },
-            members=None if setup.config.members is None else members,
+            members=None if setup.config.use is None else members,
         )
         jobs, refused = _possible(runner, jobs_of(parts, wanted.suite, wanted.works))
         _tell_absent(parts, refused)
@@ -164,7 +164,7 @@ def _wanted(setup: Setup, typed: Typed) -> tuple[Wanted, Setup]:
     given = {
         option: value
         for option, value in setup.options.items()
-        if option in OF_TASKS and option != "members"
+        if option in OF_TASKS and option != "use"
     }
     works, absent = load_work(
         suite, typed.data, tasks=typed.tasks, metrics=typed.metrics, options=given
@@ -273,10 +273,10 @@ def _members(notes: Notes, setup: Setup, engine: _Lazily) -> tuple[str, ...]:
     """The members that take part: as an earlier run has noted them, so that nothing need be loaded
     to show it again.
     """
-    asked = {"models": list(setup.models), "members": setup.config.members}
+    asked = {"models": list(setup.models), "members": setup.config.use}
     known = notes.members(asked)
     if known is None:
-        known = chosen_members(engine(), setup.config.members)
+        known = chosen_members(engine(), setup.config.use)
         notes.note(asked=asked, members=known)
     return known
 

@@ -19,8 +19,8 @@ from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest
 from adafuse_llm.evaluation.metrics import METRICS
 from adafuse_llm.evaluation.tasks import TASKS
 from adafuse_llm.report.page import count
-from adafuse_llm.strategies import find_strategy
-from adafuse_llm.strategies.base import Strategy, check_options
+from adafuse_llm.strategies.base import Strategy, refuse_unused_options
+from adafuse_llm.strategies.registry import find_strategy
 
 PAPER_TASKS = ("nq", "squad", "triviaqa", "gsm8k", "flores_en_de", "flores_de_en")
 """Of the paper's Table 1."""
@@ -32,7 +32,7 @@ BRANCHES = (1, 2, 3, 4, 5)
 THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
 WIDTHS = (2, 3, 5)
 
-OF_TASKS = ("max_new_tokens", "stop", "members")
+OF_TASKS = ("max_new_tokens", "stop", "use")
 """Options that tasks and flags decide where a row says nothing."""
 
 Kind = Literal["member", "peer", "adafuse"]
@@ -50,7 +50,7 @@ class Row(_Plain):
         name: shown.
         strategy: by its name.
         options: of `AdaFuseConfig`, over those of the task.
-        members: names of the members that take part; None for all.
+        use: names of the members that take part; None for all.
         kind: what Table 1 compares it with.
         at: its place on a figure's axis.
         series: whose line of a figure it belongs to.
@@ -61,7 +61,7 @@ class Row(_Plain):
     name: str
     strategy: str = "adafuse"
     options: Mapping[str, Any] = Field(default_factory=dict)
-    members: tuple[str, ...] | None = None
+    use: tuple[str, ...] | None = None
     kind: Kind = "adafuse"
     at: float | None = None
     series: str = ""
@@ -78,7 +78,7 @@ class Row(_Plain):
             for name, value in sorted(self.options.items())
             if name in OF_TASKS or name not in fields or value != fields[name].default
         ]
-        members = "+".join(quote(each, safe="") for each in self.members or ())
+        members = "+".join(quote(each, safe="") for each in self.use or ())
         return " ".join([self.strategy, *given, *([f"by {members}"] if members else [])])
 
 
@@ -222,7 +222,7 @@ def settled(row: Row, options: Mapping[str, Any] | None = None) -> tuple[Strateg
     """
     strategy = find_strategy(row.strategy)
     config = AdaFuseConfig(**{**(options or {}), **row.options})
-    check_options(strategy, config)
+    refuse_unused_options(strategy, config)
     return strategy, config
 
 
@@ -271,8 +271,7 @@ OURS = (PLAIN, BRANCHED)
 def paper(members: Sequence[str], more: Sequence[Row] = ()) -> tuple[Part, ...]:
     """The tables and figures of the AdaFuse paper (arXiv 2601.06022) for members of these names."""
     alone = tuple(
-        Row(name=f"{each} alone", strategy="single", members=(each,), kind="member")
-        for each in members
+        Row(name=f"{each} alone", strategy="single", use=(each,), kind="member") for each in members
     )
     beams = _beams()
     parts = [
@@ -377,7 +376,7 @@ def _subsets(members: Sequence[str]) -> Iterator[Row]:
             yield BRANCHED.model_copy(
                 update={
                     "name": " + ".join(chosen),
-                    "members": None if len(chosen) == len(members) else chosen,
+                    "use": None if len(chosen) == len(members) else chosen,
                     "at": float(size),
                 }
             )

@@ -264,7 +264,7 @@ class Runner:
             return str(error)
         if not self._done(job, config)[1]:
             return None
-        chosen = config.members
+        chosen = config.use
         backends = [
             each for each in self._engine().backends if chosen is None or each.name in chosen
         ]
@@ -278,7 +278,7 @@ class Runner:
         """Refuse members that there are not, and weights that do not fit, before anything is
         decoded.
         """
-        named = job.row.members or {"members", "weights"} & set(job.row.options)
+        named = job.row.use or {"use", "weights"} & set(job.row.options)
         if not named or not self._done(job, config)[1]:
             return
         try:
@@ -287,9 +287,9 @@ class Runner:
             raise InvalidInputError(f"row {job.row.name!r}: {error}") from error
 
     def _settled(self, job: Job) -> tuple[Strategy, AdaFuseConfig]:
-        members = job.row.members or self._members
+        members = job.row.use or self._members
         work = self._works[job.task]
-        strategy, config = settled(job.row, {**work.options, "members": members})
+        strategy, config = settled(job.row, {**work.options, "use": members})
         return work.task.fitted(strategy), config
 
     def _done(self, job: Job, config: AdaFuseConfig) -> tuple[list[Record], Sequence[Question]]:

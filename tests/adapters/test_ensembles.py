@@ -11,7 +11,6 @@ import pytest
 
 from adafuse_llm import (
     AdaFuseEngine,
-    FakeBackend,
     InvalidInputError,
     InvalidOptionError,
     LoadError,
@@ -19,6 +18,7 @@ from adafuse_llm import (
     Round,
 )
 from adafuse_llm.adapters.ensembles import Ensemble, configured
+from adafuse_llm.backends import FakeBackend
 from adafuse_llm.loading.config_file import write_config
 from adafuse_llm.loading.members import as_spec
 from adafuse_llm.report.looks import owner

@@ -124,9 +124,9 @@ def test_options_have_the_names_that_frameworks_use():
     }
     given = {"max_completion_tokens": 5, "max_new_tokens": 5, "stop": ["x"], "max_words": None}
     assert check_options(given) == {"max_new_tokens": 5, "stop": ["x"]}
-    assert check_options({"stop": None, "weights": None, "members": None}) == {
+    assert check_options({"stop": None, "weights": None, "use": None}) == {
         "weights": None,
-        "members": None,
+        "use": None,
     }
     assert check_options({"tools": None, "max_tokens": None}, also=["tools"]) == {"tools": None}
 

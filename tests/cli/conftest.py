@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from adafuse_llm import AdaFuseEngine, FakeBackend
+from adafuse_llm import AdaFuseEngine
+from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
 from adafuse_llm.cli import create_app
 from tests.support.paths import ROOT

@@ -137,7 +137,7 @@ def test_strategies_are_compared(adafuse, job, tmp_path, fakes):
 
 def test_two_results_are_compared(adafuse, job, tmp_path):
     adafuse(*job)
-    other = [*job[:-1], tmp_path / "heron.jsonl", "--members", "heron"]
+    other = [*job[:-1], tmp_path / "heron.jsonl", "--use", "heron"]
     result = adafuse(*other, "--compare", tmp_path / "out.jsonl", "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)["comparisons"][str(tmp_path / "out.jsonl")][0]
@@ -173,7 +173,7 @@ def test_what_failed_of_the_run_is_asked_again_and_nothing_is_said_before(
     adafuse, job, tmp_path, monkeypatch
 ):
     whole, other = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
-    assert adafuse(*job[:-1], whole, "--members", "heron").exit_code == 0
+    assert adafuse(*job[:-1], whole, "--use", "heron").exit_code == 0
     real, asked = AdaFuseEngine.generate, []
 
     def generate(self, prompt, **options):

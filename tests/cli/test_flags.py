@@ -19,7 +19,7 @@ def test_every_option_of_the_configuration_is_a_flag(adafuse, name):
 def test_the_configuration_reaches_the_engine(adafuse, fakes):
     result = adafuse(
         "generate", "x:", "--margin-threshold", "0.5", "--max-words", 2, "--stop", r"\nQ\\n",
-        "--stop", "end", "--weights", "wren=2,heron=0.5", "--members", "heron, wren",
+        "--stop", "end", "--weights", "wren=2,heron=0.5", "--use", "heron, wren",
         "--strategy", "adafuse",
         "--dtype", "float64", "--revision", "v1",
         "--device-map", "auto", "--trust-remote-code", "--model", "a", "--model", "b",
@@ -31,7 +31,7 @@ def test_the_configuration_reaches_the_engine(adafuse, fakes):
         max_words=2,
         stop=("\nQ\\n", "end"),
         weights={"wren": 2.0, "heron": 0.5},
-        members=("heron", "wren"),
+        use=("heron", "wren"),
     )
     assert call["strategy"] == "adafuse"
     assert call["paths"] == ["a", "b"]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from adafuse_llm import AdaFuseEngine, MemberError, MemberOutOfMemoryError
+from adafuse_llm.strategies.registry import NAMED
 from benchmarks.paper import command as suite
-from adafuse_llm.strategies import NAMED
 from tests.support.paths import ROOT
 
 PEERS = ["majority vote", "likelihood reranker", "SweetSpan", "UniTE", "GaC", "GaC, gated"]
@@ -155,7 +155,7 @@ def test_a_suite_of_a_file(adafuse, job, asked, tmp_path):
 
 
 def test_members_can_be_chosen(adafuse, short):
-    told = json.loads(adafuse(*short, "--members", "heron", "--json").stdout)
+    told = json.loads(adafuse(*short, "--use", "heron", "--json").stdout)
     assert told["members"] == ["heron"]
     assert told["sections"][0]["lines"][0]["name"] == "heron alone"
 
@@ -283,7 +283,7 @@ def test_what_cannot_be_run_is_one_error_before_anything_is_loaded(
         ("metrics: {nq: []}", "metrics.nq"),
         ("metrics: {nq: [bleu]}", "Did you mean 'spbleu'"),
         ("max_new_tokens: {nq: 0}", "max_new_tokens.nq"),
-        ("rows: [{name: x, members: [wrn]}]", "row 'x': option 'members': there is no member"),
+        ("rows: [{name: x, use: [wrn]}]", "row 'x': option 'use': there is no member"),
         ("rows: [{name: x, options: {weights: [1]}}]", "row 'x': option 'weights' must have one"),
         ("question: {table: 1}", "question"),
         ("- paper", "names and values"),
@@ -301,7 +301,7 @@ def test_a_file_that_is_no_suite_is_one_error(adafuse, job, fakes, asked, tmp_pa
 
 
 def test_a_member_that_there_is_not_is_an_error_before_a_question_is_asked(adafuse, job, asked):
-    result = adafuse(*job, "--members", "wrn")
+    result = adafuse(*job, "--use", "wrn")
     assert result.exit_code == 2
     assert "Did you mean 'wren'" in result.stderr
     assert not asked
@@ -330,13 +330,13 @@ def test_the_papers_members_have_a_suite(monkeypatch):
     members = tuple(model.rpartition("/")[2] for model in suite.models)
     parts = parts_of(suite, members)
     table = next(part for part in parts if part.name == "table-1")
-    assert [row.members for row in table.rows[:4]] == [(each,) for each in members]
+    assert [row.use for row in table.rows[:4]] == [(each,) for each in members]
     subsets = next(part for part in parts if part.name == "table-2").rows
-    assert [len(row.members or members) for row in subsets] == [1, 1, 1, 1, 2, 3, 4]
+    assert [len(row.use or members) for row in subsets] == [1, 1, 1, 1, 2, 3, 4]
     for part in parts:
         for row in part.rows:
             for task in TASKS.values():
-                settled(row, {**task.options, "members": row.members})
+                settled(row, {**task.options, "use": row.use})
 
 
 def test_ctrl_c_keeps_what_is_there(adafuse, short, asked, monkeypatch):

@@ -31,7 +31,7 @@ def test_a_setting_is_found_tested_and_written(adafuse, job, tmp_path, fakes):
     assert (told["searched"], told["held_out"], told["pays"]) == (10, 10, False)
     assert told["alone"]["wren"]["score"] == 100
     assert told["alone"]["heron"]["score"] == 0
-    assert told["written"] == {"members": ["wren"], "branching_factor": 1}
+    assert told["written"] == {"use": ["wren"], "branching_factor": 1}
     text = (tmp_path / "tuned.yaml").read_text()
     assert "10 questions to search on, 10 held out, seed 1" in text
     assert "does NOT beat its best member, wren" in text
@@ -69,7 +69,7 @@ def test_the_ensemble_is_kept_on_request(adafuse, job, tmp_path):
     found = read_config(tmp_path / "tuned.yaml")
     assert found.models == ("org/wren", "org/heron")
     assert found.config.weights == {"wren": 0.5, "heron": 1.0}
-    assert found.config.members is None
+    assert found.config.use is None
 
 
 @pytest.mark.parametrize("weights", ["2,1", "1,1", "wren=2,heron=1", "wren=1,heron=1"])
@@ -161,7 +161,7 @@ def test_a_file_of_somebody_else_is_not_overwritten(adafuse, job, tmp_path):
     [
         (["--held-out", "0.1"], "too few questions: 20 give 18 to search on and 2 held-out"),
         (["--limit", "5"], "too few questions: 5"),
-        (["--members", "wren"], "at least two members; got wren"),
+        (["--use", "wren"], "at least two members; got wren"),
         (["--model", "org/one"], "at least two members; got one"),
         (["--strategy", "unite"], "got 'unite'"),
         (["--metric", "bleu"], "Did you mean 'spbleu'"),

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adafuse_llm import AdaFuseConfig, AdaFuseEngine, FakeBackend, Generation, RuntimeConfig
-from adafuse_llm.backends.base import Answer, Ask, Drafted
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Generation, RuntimeConfig
+from adafuse_llm.backends import FakeBackend
+from adafuse_llm.backends.base import LimitsDrafting, NodeQuery, NodeResult
 from adafuse_llm.decoding.draft import Drafts, Lead, Lookup
 from adafuse_llm.decoding.member import Member
-from adafuse_llm.decoding.score import Candidate
+from adafuse_llm.decoding.score import PoolCandidate
 from adafuse_llm.tree import Node
 from tests.support.compare import approximately, as_data
 from tests.support.models import Recipe, backend, engine
@@ -44,7 +45,7 @@ class Bulk(FakeBackend):
         self.sizes: list[int] = []
         self.pause = pause
 
-    def evaluate(self, asks: Sequence[Ask]) -> list[Answer]:
+    def evaluate(self, asks: Sequence[NodeQuery]) -> list[NodeResult]:
         time.sleep(self.pause)
         self.sizes += [len(ask.evaluate) for ask in asks]
         return super().evaluate(asks)
@@ -138,7 +139,7 @@ class WildDrafts(Drafts):
 
     choices = random.Random(0)
 
-    def beside(self, member: Member, wanted: Sequence[Node]) -> list[Node]:
+    def extra_nodes(self, member: Member, wanted: Sequence[Node]) -> list[Node]:
         drafted: list[Node] = []
         for _ in range(self.choices.randrange(8)):
             above = self.choices.choice([*wanted, *drafted])
@@ -158,7 +159,7 @@ def test_a_wrong_draft_never_changes_a_result(seed: int, branches: int, threshol
     expected = engine(*PAIR, drafting=False).generate(PROMPT, **options)
     WildDrafts.choices.seed(seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("adafuse_llm.strategies.adafuse.Drafts", WildDrafts)
+        patch.setattr("adafuse_llm.engine.Drafts", WildDrafts)
         drafted = engine(*PAIR).generate(PROMPT, **options)
     assert as_data(drafted) == approximately(as_data(expected))
 
@@ -170,7 +171,7 @@ def test_a_draft_that_fails_does_not_fail_the_request(monkeypatch: pytest.Monkey
             raise RuntimeError("nobody asked for this")
         return {WORDS[len(response)]: 0.9, " x": 0.1}
 
-    monkeypatch.setattr("adafuse_llm.strategies.adafuse.Drafts", WildDrafts)
+    monkeypatch.setattr("adafuse_llm.engine.Drafts", WildDrafts)
     assert decode([Bulk("a", delicate)], max_new_tokens=30).text == "".join(WORDS[:30])
 
 
@@ -194,10 +195,10 @@ def test_a_token_that_ends_a_response_needs_no_text():
 
 def test_who_leads_follows_from_cost_and_agreement():
     members = [Member(Bulk(name, counting), [1], 2, 1.0) for name in "ab"]
-    same, other = Candidate(" w", stops=False), Candidate(" v", stops=False)
+    same, other = PoolCandidate(" w", stops=False), PoolCandidate(" v", stops=False)
     lead = Lead(members)
 
-    def after(rounds: int, seconds: Sequence[float], said: Sequence[Candidate]) -> Member:
+    def after(rounds: int, seconds: Sequence[float], said: Sequence[PoolCandidate]) -> Member:
         for member, each in zip(members, seconds, strict=True):
             member.pass_seconds = each
         for _ in range(rounds):
@@ -262,7 +263,7 @@ def test_a_member_that_runs_token_by_token_is_given_no_drafts():
 @pytest.mark.parametrize(("form", "drafted"), [("tree", True), ("path", False)])
 def test_models_say_what_they_make_of_drafts(form: str, drafted: bool):
     member = backend(PAIR[0], form)
-    assert isinstance(member, Drafted)
+    assert isinstance(member, LimitsDrafting)
     assert (member.draft_limit(10) > 10) == drafted
 
 
@@ -298,16 +299,16 @@ def test_without_its_drafts_a_question_still_asks_for_every_score():
     end = member.tree.grow(fake.codec.encode_prompt(" w1 w2"))
 
     class Eager:
-        def beside(self, member, wanted):
+        def extra_nodes(self, member, wanted):
             return [end]
 
     member.drafter = Eager()
-    (asking,) = next(member.evaluate([member.tree.root], [end]))
-    assert end in asking.ask.evaluate
-    assert end in asking.ask.score
-    plain = asking.without_drafts()
-    assert plain.ask.evaluate == (member.tree.root,)
-    assert plain.ask.score == (end,)
+    (query,) = next(member.evaluate([member.tree.root], [end]))
+    assert end in query.query.evaluate
+    assert end in query.query.score
+    plain = query.without_drafts()
+    assert plain.query.evaluate == (member.tree.root,)
+    assert plain.query.score == (end,)
     assert plain.drafts == 0
 
 

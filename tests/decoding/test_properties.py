@@ -10,7 +10,8 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from adafuse_llm import AdaFuseEngine, FakeBackend
+from adafuse_llm import AdaFuseEngine
+from adafuse_llm.backends import FakeBackend
 from adafuse_llm.text.codec import TokenizerCodec
 from adafuse_llm.text.stops import Transcript
 from tests.support.compare import approximately, as_data

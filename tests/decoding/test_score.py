@@ -10,11 +10,11 @@ import pytest
 from adafuse_llm import (
     AdaFuseEngine,
     ContextWindowError,
-    FakeBackend,
     InvalidInputError,
     InvalidOptionError,
     MemberError,
 )
+from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
 from tests.reference import mean_nll
 from tests.support.models import CHATML, Recipe, engine, reference
@@ -94,9 +94,9 @@ def test_scores_do_not_depend_on_what_runs_beside_them():
     alone = [ensemble.score(PROMPT, [text]).texts[0] for text in TEXTS]
     with ThreadPoolExecutor(len(TEXTS)) as pool:
         decoding = pool.submit(ensemble.generate, "The ferry", max_new_tokens=12)
-        beside = list(pool.map(lambda text: ensemble.score(PROMPT, [text]).texts[0], TEXTS))
+        neighbour = list(pool.map(lambda text: ensemble.score(PROMPT, [text]).texts[0], TEXTS))
         decoding.result()
-    for one, other in zip(alone, beside, strict=True):
+    for one, other in zip(alone, neighbour, strict=True):
         assert one.nll == pytest.approx(other.nll, abs=1e-9)
 
 

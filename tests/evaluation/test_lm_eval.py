@@ -10,13 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from adafuse_llm import (
-    AdaFuseEngine,
-    FakeBackend,
-    InvalidInputError,
-    InvalidOptionError,
-    MissingDependencyError,
-)
+from adafuse_llm import AdaFuseEngine, InvalidInputError, InvalidOptionError, MissingDependencyError
+from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
 from tests.reference import Options, decode, mean_nll
 from tests.support.models import Recipe, backend, model, reference, tokenizer
@@ -201,7 +196,7 @@ def test_models_are_loaded_as_the_command_line_names_them(monkeypatch):
     )
     ((paths, options),) = loaded
     assert paths == ["path/a", "path/b"]
-    assert (options["strategy"], options["config"].members) == ("fixed-2", ("one",))
+    assert (options["strategy"], options["config"].use) == ("fixed-2", ("one",))
     assert options["runtime"].max_requests == made.requests == 16
     AdaFuseLM(batch_size=2)
     assert [path.rpartition("/")[2] for path in loaded[1][0]] == ["wren", "heron", "finch"]

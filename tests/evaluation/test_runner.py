@@ -10,12 +10,12 @@ import pytest
 from adafuse_llm import (
     AdaFuseConfig,
     AdaFuseEngine,
-    FakeBackend,
     InvalidInputError,
     InvalidOptionError,
     RuntimeConfig,
     Usage,
 )
+from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
 from adafuse_llm.evaluation.files import Results
 from adafuse_llm.evaluation.metrics import load_metric

@@ -9,13 +9,13 @@ import pytest
 from adafuse_llm import (
     AdaFuseConfig,
     AdaFuseEngine,
-    FakeBackend,
     InvalidInputError,
     InvalidOptionError,
     MemberOutOfMemoryError,
     MissingDependencyError,
     RuntimeConfig,
 )
+from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
 from adafuse_llm.evaluation import tune
 from adafuse_llm.evaluation.tasks import Question, load_task
@@ -73,7 +73,7 @@ def test_members_that_complete_each_other_pay():
     assert found.comparison.p_value < 0.05
     assert found.pays
     assert found.options == found.ensemble
-    assert {"odd", "even"} <= set(found.ensemble["members"])
+    assert {"odd", "even"} <= set(found.ensemble["use"])
     assert "The ensemble beats its best member" in found.verdict
     assert found.verdict.endswith("p < 0.001).")
     assert Tuning.model_validate_json(found.model_dump_json()) == found
@@ -86,7 +86,7 @@ def test_where_the_ensemble_does_not_beat_a_member_that_member_is_the_answer():
     assert found.best_member == "all"
     assert not found.pays
     assert "does NOT beat its best member, all" in found.verdict
-    assert found.options == {"members": ["all"], "branching_factor": 1}
+    assert found.options == {"use": ["all"], "branching_factor": 1}
     again = AdaFuseEngine(members, AdaFuseConfig(**found.options))
     with again:
         assert again.generate("Question: is it w3\nAnswer:").text == " w3"
@@ -107,7 +107,7 @@ def test_the_search_does_not_see_what_is_held_out():
     assert not held & set(lines[:first])
     assert set(lines[first:]) == held
     tested = {name for name, _ in seen[first:]}
-    assert tested == {"+".join(found.ensemble["members"]), found.best_member}
+    assert tested == {"+".join(found.ensemble["use"]), found.best_member}
 
 
 def test_the_division_depends_on_the_seed_alone():
@@ -131,7 +131,7 @@ def test_nothing_is_decoded_twice_and_a_seed_gives_the_same_search():
     asked, lines = [], []
     options = {
         "trials": 12,
-        "fixed": {"members": ("odd", "even"), "max_words": 1, "weights": (1.0, 1.0, 1.0)},
+        "fixed": {"use": ("odd", "even"), "max_words": 1, "weights": (1.0, 1.0, 1.0)},
         "on_record": lambda name, record: asked.append((name, record.line)),
     }
     found = search(complementary(), log=lines.append, **options)
@@ -166,11 +166,11 @@ def test_what_is_cancelled_keeps_what_was_found():
 
 
 def test_fixed_options_are_kept_and_members_restricted():
-    fixed = {"members": ("odd", "even"), "max_words": 2, "weights": (2.0, 1.0, 4.0)}
+    fixed = {"use": ("odd", "even"), "max_words": 2, "weights": (2.0, 1.0, 4.0)}
     found = search(complementary(), fixed=fixed, trials=4)
     assert set(found.alone) == {"odd", "even"}
     for trial in found.trials:
-        assert trial.options["members"] == ["odd", "even"]
+        assert trial.options["use"] == ["odd", "even"]
         assert trial.options["max_words"] == 2
         assert trial.options["weights"] == {"odd": 1.0, "even": 0.5}
 
@@ -178,7 +178,7 @@ def test_fixed_options_are_kept_and_members_restricted():
 def test_members_without_weight_make_no_ensemble():
     fixed = {"weights": {"odd": 1, "even": 0, "idle": 0}}
     found = search(complementary(), fixed=fixed, trials=5)
-    assert {"odd" in trial.options["members"] for trial in found.trials} == {True}
+    assert {"odd" in trial.options["use"] for trial in found.trials} == {True}
     assert set(found.alone) == {"odd", "even", "idle"}
 
 
@@ -234,12 +234,12 @@ def test_what_the_engine_is_set_to_is_no_part_of_a_setting():
 
 def test_of_settings_that_are_near_the_best_the_cheapest_is_taken():
     trials = [
-        Trial(options={"members": [name]}, score=score, tokens=tokens)
+        Trial(options={"use": [name]}, score=score, tokens=tokens)
         for name, score, tokens in (("a", 80, 900), ("b", 81, 950), ("c", 81, 940), ("d", 70, 100))
     ]
-    assert cheapest(trials).options == {"members": ["c"]}
-    assert cheapest(trials, within=1).options == {"members": ["a"]}
-    assert cheapest(trials, within=20).options == {"members": ["d"]}
+    assert cheapest(trials).options == {"use": ["c"]}
+    assert cheapest(trials, within=1).options == {"use": ["a"]}
+    assert cheapest(trials, within=20).options == {"use": ["d"]}
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_settings_that_decode_alike_have_one_form(one, other):
     assert canonical(one) == canonical(other)
     texts = []
     for options in (one, other):
-        named = {"members": ("odd", "even"), **options}
+        named = {"use": ("odd", "even"), **options}
         if "weights" in named:
             named["weights"] = dict(zip(("odd", "even"), named["weights"].values(), strict=True))
         with complementary() as engine:
@@ -288,11 +288,11 @@ def test_settings_that_decode_differently_keep_different_forms():
         ({"fixed": {"weights": (1, 2)}}, InvalidOptionError, "one number for each member"),
         ({"fixed": {"weights": {"odd": 1}}}, InvalidOptionError, "one number for each member"),
         (
-            {"fixed": {"members": ("even", "idle"), "weights": (1, 0, 0)}},
+            {"fixed": {"use": ("even", "idle"), "weights": (1, 0, 0)}},
             InvalidOptionError,
             r"leave none to the members \(even, idle\)",
         ),
-        ({"fixed": {"members": ("odd",)}}, InvalidInputError, "at least two members; got odd"),
+        ({"fixed": {"use": ("odd",)}}, InvalidInputError, "at least two members; got odd"),
     ],
 )
 def test_what_cannot_be_searched_is_an_error_before_anything_is_computed(options, error, message):

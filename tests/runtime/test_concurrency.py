@@ -19,16 +19,13 @@ import torch
 from adafuse_llm import (
     AdaFuseEngine,
     AdaFuseError,
-    Answer,
-    Ask,
-    Backend,
     EngineClosedError,
-    FakeBackend,
     Generation,
     MemberError,
     MemberOutOfMemoryError,
     Round,
 )
+from adafuse_llm.backends import Backend, FakeBackend, NodeQuery, NodeResult
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from tests.support.compare import approximately, as_data
 from tests.support.models import Recipe, backend, engine, model, tokenizer
@@ -56,7 +53,7 @@ OPTIONS: dict[str, Any] = {"margin_threshold": 0.3, "max_new_tokens": 20}
 class Wrapped:
     """A backend around another one, with something to do before every evaluation."""
 
-    def __init__(self, inner: Backend, before: Callable[[int, Sequence[Ask]], None]) -> None:
+    def __init__(self, inner: Backend, before: Callable[[int, Sequence[NodeQuery]], None]) -> None:
         self.inner = inner
         self.before = before
         self.calls = 0
@@ -78,7 +75,7 @@ class Wrapped:
     def context_window(self) -> int | None:
         return self.inner.context_window
 
-    def evaluate(self, asks: Sequence[Ask]) -> list[Answer]:
+    def evaluate(self, asks: Sequence[NodeQuery]) -> list[NodeResult]:
         self.calls += 1
         self.before(self.calls, asks)
         return self.inner.evaluate(asks)
@@ -88,7 +85,7 @@ class Wrapped:
         self.inner.release(tree)
 
 
-def nothing(call: int, asks: Sequence[Ask]) -> None:
+def nothing(call: int, asks: Sequence[NodeQuery]) -> None:
     pass
 
 
@@ -177,7 +174,7 @@ async def test_the_event_loop_stays_free_while_a_response_is_decoded(
             beats.append(time.perf_counter())
             await asyncio.sleep(0.005)
 
-    def slow(call: int, asks: Sequence[Ask]) -> None:
+    def slow(call: int, asks: Sequence[NodeQuery]) -> None:
         time.sleep(0.02)
 
     member = Wrapped(endless_fake(), slow)
@@ -206,7 +203,7 @@ def one_round_of_passes() -> int:
     return member.calls
 
 
-def paced(call: int, asks: Sequence[Ask]) -> None:
+def paced(call: int, asks: Sequence[NodeQuery]) -> None:
     time.sleep(0.002)
 
 
@@ -340,11 +337,11 @@ def test_cancelling_a_batch_ends_all_its_requests(slow_ensemble: AdaFuseEngine) 
 # Failures -------------------------------------------------------------------------------------
 
 
-def failing(error: BaseException, at: int) -> Callable[[int, Sequence[Ask]], None]:
+def failing(error: BaseException, at: int) -> Callable[[int, Sequence[NodeQuery]], None]:
     """Fails from a call on, for the request of that call."""
     failed: list[Any] = []
 
-    def before(call: int, asks: Sequence[Ask]) -> None:
+    def before(call: int, asks: Sequence[NodeQuery]) -> None:
         if call == at:
             failed.append(asks[0].tree)
         if any(ask.tree is tree for ask in asks for tree in failed):
@@ -393,7 +390,7 @@ def test_the_error_of_a_member_keeps_its_cause() -> None:
 def test_requests_beside_a_failing_one_are_unharmed(serial: list[dict[str, Any]]) -> None:
     """A member that fails on the long prompt only; seven other requests run at the time."""
 
-    def before(call: int, asks: Sequence[Ask]) -> None:
+    def before(call: int, asks: Sequence[NodeQuery]) -> None:
         if any(len(ask.tree.ids) > 40 for ask in asks):
             raise RuntimeError("too long for me")
 
@@ -463,7 +460,7 @@ def test_nan_is_computed_anew_and_kept_for_no_other_request(arch: str) -> None:
 
 
 def test_a_failing_batch_raises_and_stops_its_other_requests() -> None:
-    def before(call: int, asks: Sequence[Ask]) -> None:
+    def before(call: int, asks: Sequence[NodeQuery]) -> None:
         time.sleep(0.001)
         if any(len(ask.tree.ids) > 40 for ask in asks):
             raise RuntimeError("too long for me")

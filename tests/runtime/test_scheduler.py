@@ -16,20 +16,18 @@ import torch
 from adafuse_llm import (
     AdaFuseConfig,
     AdaFuseEngine,
-    Ask,
     CacheMemoryError,
     EngineClosedError,
-    FakeBackend,
     InvalidInputError,
     MemberError,
-    Placed,
     RuntimeConfig,
 )
+from adafuse_llm.backends import FakeBackend, NodeQuery, SupportsPlacement
 from adafuse_llm.backends.fake import END
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.runtime import scheduler
-from adafuse_llm.runtime.budget import CacheMemory
+from adafuse_llm.runtime.budget import CacheBudget
 from adafuse_llm.strategies.adafuse import branch_tokens
 from tests.support.models import Recipe, model, tokenizer
 
@@ -274,19 +272,19 @@ def waiting(*since_by_name):
     questions = []
     for name, since in since_by_name:
         member = type("Asked", (), {"backend": FakeBackend(name, counting)})()
-        questions.append(scheduler.Waiting(None, scheduler.Asking(member, None), since))
+        questions.append(scheduler.PendingQuery(None, scheduler.MemberQuery(member, None), since))
     return questions
 
 
 def test_the_member_that_most_wait_for_is_next_and_of_equal_ones_the_longest_waiting():
-    assert scheduler.choose(waiting(("a", 3), ("b", 4), ("b", 4)), 5, 4).name == "b"
-    assert scheduler.choose(waiting(("b", 3), ("a", 4), ("a", 4), ("b", 4)), 5, 4).name == "b"
+    assert scheduler.next_backend(waiting(("a", 3), ("b", 4), ("b", 4)), 5, 4).name == "b"
+    assert scheduler.next_backend(waiting(("b", 3), ("a", 4), ("a", 4), ("b", 4)), 5, 4).name == "b"
 
 
 def test_who_was_passed_over_long_enough_is_next():
     questions = waiting(("a", 1), *[("b", 4)] * 9)
-    assert scheduler.choose(questions, 4, 4).name == "b"
-    assert scheduler.choose(questions, 5, 4).name == "a"
+    assert scheduler.next_backend(questions, 4, 4).name == "b"
+    assert scheduler.next_backend(questions, 5, 4).name == "a"
 
 
 def test_nobody_starves_beside_requests_that_always_outnumber_him():
@@ -319,7 +317,7 @@ FEW: dict[str, int] = {
 
 def test_the_fake_is_placed():
     fake = FakeBackend("dots", counting, device="cuda:1", bytes_per_token=3, free=100)
-    assert isinstance(fake, Placed)
+    assert isinstance(fake, SupportsPlacement)
     assert (fake.device, fake.cache_bytes(5), fake.free_bytes()) == ("cuda:1", 15, 100)
 
 
@@ -544,10 +542,10 @@ def test_a_request_that_fails_on_one_device_is_released_once_the_other_is_done_w
 
     a, b = on_two_devices(fail, late)
     b.release = lambda tree: happened.append("released")
-    ran = scheduler.Scheduler([a, b], RuntimeConfig(), CacheMemory(None))
+    ran = scheduler.Scheduler([a, b], RuntimeConfig(), CacheBudget(None))
     members = [Member(each, each.codec.encode_prompt("x"), 2, 1.0) for each in (a, b)]
-    roots = [Ask(each.tree, (each.tree.root,), (), 2) for each in members]
-    asked = [tuple(map(scheduler.Asking, members, roots))]
+    roots = [NodeQuery(each.tree, (each.tree.root,), (), 2) for each in members]
+    asked = [tuple(map(scheduler.MemberQuery, members, roots))]
     request = scheduler.Request(members, {}, (step for step in asked))
     errors = []
     ran.submit((request, lambda error: (errors.append(error), failed.set())))
@@ -593,7 +591,7 @@ def test_a_defect_of_the_scheduler_reaches_every_caller(monkeypatch, devices):
     members = [Watched(f"on {n}", device=device) for n, device in enumerate(devices)]
     with AdaFuseEngine(members, runtime=RuntimeConfig(max_requests=1)) as engine:
         with monkeypatch.context() as patched:
-            patched.setattr(scheduler, "_answer", defect)
+            patched.setattr(scheduler, "_evaluate_batch", defect)
             running = [background(engine.generate, prompt) for prompt in "xyz"]
             for each in running:
                 assert isinstance(each.exception(PATIENCE), ZeroDivisionError)

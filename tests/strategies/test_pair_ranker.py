@@ -14,14 +14,13 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2PreTrain
 from adafuse_llm import (
     AdaFuseEngine,
     DecodingError,
-    FakeBackend,
     InvalidInputError,
     InvalidOptionError,
     LoadError,
-    PairRanker,
-    Rerank,
 )
+from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
+from adafuse_llm.strategies import PairRanker, Rerank
 from tests.support.models import Recipe, backend
 
 MARKERS = ("<|source|>", "<|candidate1|>", "<|candidate2|>")
@@ -170,7 +169,7 @@ def test_the_answer_with_the_highest_mean_logit_is_committed():
         assert judge.seen == [("Which:", ("one", "two", "three"))]
         engine.generate(messages=[{"role": "user", "content": "Which:"}], stop="two")
         assert judge.seen[1] == ("Which:", ("one", "", "three"))
-        engine.generate("Which:", members=("b", "c"))
+        engine.generate("Which:", use=("b", "c"))
         assert judge.seen[2][1] == ("two", "three")
         with pytest.raises(InvalidOptionError, match="does not use it"):
             engine.generate("Which:", weights=(1, 2, 3, 4))

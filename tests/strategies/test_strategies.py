@@ -11,29 +11,32 @@ import pytest
 import torch
 
 from adafuse_llm import (
-    AdaFuse,
     AdaFuseConfig,
     AdaFuseEngine,
-    BeamSearch,
-    DeePEn,
-    FakeBackend,
-    FixedWords,
-    GaC,
     Generation,
     InvalidInputError,
     InvalidOptionError,
+    RuntimeConfig,
+)
+from adafuse_llm.backends import FakeBackend
+from adafuse_llm.backends.fake import END
+from adafuse_llm.backends.huggingface import HuggingFaceBackend
+from adafuse_llm.backends.huggingface.state import RequestState
+from adafuse_llm.strategies import (
+    NAMED,
+    AdaFuse,
+    BeamSearch,
+    DeePEn,
+    FixedWords,
+    GaC,
     MajorityVote,
     Rerank,
-    RuntimeConfig,
     Single,
     Strategy,
     SweetSpan,
     UniTE,
+    find_strategy,
 )
-from adafuse_llm.backends.fake import END
-from adafuse_llm.backends.huggingface import HuggingFaceBackend
-from adafuse_llm.backends.huggingface.memory import Memory
-from adafuse_llm.strategies import NAMED, find_strategy
 from adafuse_llm.tree import Node, TokenTree
 from tests import reference_tokens
 from tests.reference import Options, commit, decode, mean_nll, pool, propose, score
@@ -100,7 +103,7 @@ def test_a_single_member_is_chosen_among_those_of_an_engine() -> None:
     name = PAIR[1].name
     chosen = run("single", PAIR, members=name, max_new_tokens=24)
     assert as_data(chosen) == approximately(as_data(run("single", PAIR[1:], max_new_tokens=24)))
-    with pytest.raises(InvalidInputError, match=r"one member; got 2 .*members="):
+    with pytest.raises(InvalidInputError, match=r"one member; got 2 ...use="):
         run("single", PAIR)
 
 
@@ -419,13 +422,13 @@ def test_a_beam_drops_what_lost(recipe: Recipe, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(TokenTree, "prune", watched)
     rows = []
-    follow = Memory.follow
+    follow = RequestState.follow
 
-    def watching(memory: Memory) -> None:
+    def watching(memory: RequestState) -> None:
         follow(memory)
         rows.append((len(memory.rows), sum(1 for _ in memory.tree.nodes())))
 
-    monkeypatch.setattr(Memory, "follow", watching)
+    monkeypatch.setattr(RequestState, "follow", watching)
     options = {"max_new_tokens": 48, "max_words": 1, "branching_factor": 3, "max_word_tokens": 4}
     run(BeamSearch(2), [recipe], **options)
     assert len(live) > 8
@@ -532,10 +535,10 @@ def test_most_votes_win_and_of_equal_ones_the_earlier_members_answer() -> None:
         assert [set(c.nll) for c in only.candidates] == [{"a"}, {"b"}, {"c"}]
         assert events[0].generation.finish_reason == "stop"
         assert engine.generate("Where:", weights=(3, 1, 1)).text == " Twelve."
-        assert engine.generate("Where:", members=("a", "b")).text == " Twelve."
+        assert engine.generate("Where:", use=("a", "b")).text == " Twelve."
     by_length = MajorityVote(key=lambda answer: str(len(answer)))
     with AdaFuseEngine(members, strategy=by_length) as engine:
-        assert engine.generate("Where:", members=("b", "a")).text == " Twelve."
+        assert engine.generate("Where:", use=("b", "a")).text == " Twelve."
         assert engine.generate("Where:").text == " Twelve."
 
 

@@ -15,7 +15,8 @@ from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.instrumentation.span_handlers import SimpleSpanHandler
 from llama_index.llms.adafuse import AdaFuseRaw
 
-from adafuse_llm import AdaFuseEngine, FakeBackend
+from adafuse_llm import AdaFuseEngine
+from adafuse_llm.backends import FakeBackend
 
 PATHS = (
     "complete",

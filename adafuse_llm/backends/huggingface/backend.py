@@ -16,7 +16,8 @@ import psutil
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from adafuse_llm.backends.base import Answer, Ask
+from adafuse_llm.backends.base import NodeQuery, NodeResult
+from adafuse_llm.backends.huggingface.anchors import AnchorSpace
 from adafuse_llm.backends.huggingface.forms import (
     PREFILL_TOKENS,
     Attention,
@@ -27,13 +28,12 @@ from adafuse_llm.backends.huggingface.forms import (
     TreeForm,
 )
 from adafuse_llm.backends.huggingface.kv import KeyValues, RowCache
-from adafuse_llm.backends.huggingface.memory import Logits, Memory, read
 from adafuse_llm.backends.huggingface.packing import Piece
 from adafuse_llm.backends.huggingface.prefix import PrefixCache
-from adafuse_llm.backends.huggingface.relative import RelativeSpace
+from adafuse_llm.backends.huggingface.state import Logits, RequestState, read
 from adafuse_llm.backends.huggingface.static import EMPTY, StaticPasses
 from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError, is_out_of_memory
-from adafuse_llm.forks import renewed
+from adafuse_llm.forks import after_fork
 from adafuse_llm.text.codec import TokenizerCodec
 from adafuse_llm.tree import Node, TokenTree
 
@@ -145,9 +145,9 @@ class HuggingFaceBackend:
         self._passes: Passes | None = None
         self._row_bytes = 0
         self._shares = {self._decoder.device: 1.0}
-        renewed(self._renew)
+        after_fork(self._renew)
         self._prefixes = PrefixCache(prefix_cache_bytes)
-        self._space = RelativeSpace(model, tokenizer)
+        self._space = AnchorSpace(model, tokenizer)
         self.form = self._choose_form(form, static=static_cache, compiled=compile)
         self.shares_passes = isinstance(self._passes, (StaticPasses, PackedPasses))
         self.static_cache = isinstance(self._passes, StaticPasses)
@@ -155,7 +155,7 @@ class HuggingFaceBackend:
 
     def _renew(self) -> None:
         self._lock = threading.Lock()  # for engines that share this member
-        self._running: weakref.WeakSet[Memory] = weakref.WeakSet()
+        self._running: weakref.WeakSet[RequestState] = weakref.WeakSet()
 
     @property
     def codec(self) -> TokenizerCodec:
@@ -213,144 +213,144 @@ class HuggingFaceBackend:
             return self._space.corrected(logits, anchors, target, steps=steps, rate=rate)
 
     @torch.inference_mode()
-    def evaluate(self, asks: Sequence[Ask]) -> list[Answer]:
+    def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
         with self._lock:
             try:
-                return self._try(asks)
+                return self._try(queries)
             except BaseException as error:
                 if not (self._prefixes.size and is_out_of_memory(error)):
                     raise
                 traceback.clear_frames(error.__traceback__)  # they hold the tensors of the pass
             logger.warning("member %r ran out of memory: forgets finished requests", self.name)
             self._prefixes.clear()
-            return self._try(asks)
+            return self._try(queries)
 
     @torch.inference_mode()
     def release(self, tree: TokenTree) -> None:
         with self._lock:
-            memory, tree.memory = tree.memory, None
-            if isinstance(memory, Memory) and isinstance(memory.form, TreeForm):
-                self._running.discard(memory)
-                if not self._is_source(memory):
+            state, tree.state = tree.state, None
+            if isinstance(state, RequestState) and isinstance(state.form, TreeForm):
+                self._running.discard(state)
+                if not self._is_source(state):
                     return
-                memory.follow()
-                self._prefixes.add(tree.ids, memory.form)
+                state.follow()
+                self._prefixes.add(tree.ids, state.form)
 
     def clear_prefix_cache(self) -> None:
         """Forget the rows of finished requests, as after a change of the model's weights."""
         with self._lock:
             self._prefixes.clear()
 
-    def _try(self, asks: Sequence[Ask]) -> list[Answer]:
+    def _try(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
         """Answer asks; where that fails, they start over if asked again."""
         try:
-            return self._in_turn(asks)
+            return self._in_turn(queries)
         except BaseException:
-            for ask in asks:
-                self._forget(ask.tree)
+            for query in queries:
+                self._forget(query.tree)
             raise
 
     def _forget(self, tree: TokenTree) -> None:
         """Drop what is kept of a request, as it is half written or wrong."""
-        if isinstance(tree.memory, Memory):
-            self._running.discard(tree.memory)
-        tree.memory = None
+        if isinstance(tree.state, RequestState):
+            self._running.discard(tree.state)
+        tree.state = None
 
-    def _in_turn(self, asks: Sequence[Ask]) -> list[Answer]:
+    def _in_turn(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
         """Answer asks, but those of new requests that begin like another's only after that one."""
-        answers: dict[int, Answer] = {}
-        waiting = dict(enumerate(asks))
+        results: dict[int, NodeResult] = {}
+        waiting = dict(enumerate(queries))
         while waiting:
-            new = {i: ask.tree.ids for i, ask in waiting.items() if ask.tree.memory is None}
+            new = {i: query.tree.ids for i, query in waiting.items() if query.tree.state is None}
             late = self._prefixes.late(new, self._sources()) if self.form == "tree" else ()
-            ready = {i: ask for i, ask in waiting.items() if i not in late}
-            answers.update(zip(ready, self._answer(list(ready.values())), strict=True))
-            waiting = {i: ask for i, ask in waiting.items() if i in late}
-        return [answers[i] for i in range(len(asks))]
+            ready = {i: query for i, query in waiting.items() if i not in late}
+            results.update(zip(ready, self._evaluate_once(list(ready.values())), strict=True))
+            waiting = {i: query for i, query in waiting.items() if i in late}
+        return [results[i] for i in range(len(queries))]
 
-    def _answer(self, asks: Sequence[Ask]) -> list[Answer]:
-        memories = [self._memory(ask.tree) for ask in asks]
+    def _evaluate_once(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
+        states = [self._state_of(query.tree) for query in queries]
         missing = []
-        for ask, memory in zip(asks, memories, strict=True):
-            memory.follow()
-            nodes = memory.missing(ask)
-            if memory.edge is not None and any(node.length > memory.edge for node in nodes):
-                nodes = self._cross(ask, memory, memory.edge)
+        for query, state in zip(queries, states, strict=True):
+            state.follow()
+            nodes = state.missing(query)
+            if state.edge is not None and any(node.length > state.edge for node in nodes):
+                nodes = self._cross(query, state, state.edge)
             missing.append(nodes)
-        self._advance(memories, missing)
-        answers = read(asks, memories, self._decoder, self._ends)
-        for ask, answer in zip(asks, answers, strict=True):
-            if answer.has_nan:
-                self._forget(ask.tree)
-        return answers
+        self._advance(states, missing)
+        results = read(queries, states, self._decoder, self._ends)
+        for query, result in zip(queries, results, strict=True):
+            if result.has_nan:
+                self._forget(query.tree)
+        return results
 
-    def _cross(self, ask: Ask, memory: Memory, edge: int) -> list[Node]:
+    def _cross(self, query: NodeQuery, state: RequestState, edge: int) -> list[Node]:
         """Go past the length at which what was computed before is worth nothing: for good once
         the committed tokens do, until then with rows that serve this ask only.
 
         Returns:
             The nodes that are missing then.
         """
-        whole = self._new_form(ask.tree, self.form, whole=True)
-        if len(ask.tree.ids) > edge:
-            memory.restart(whole)
-            return memory.missing(ask)
-        beyond = Memory(ask.tree, whole, None)
-        self._advance([beyond], [beyond.missing(ask)])
-        memory.rows.update({n: row for n, row in beyond.rows.items() if n.length > edge})
-        memory.passes += beyond.passes
-        memory.tokens += beyond.tokens
-        return memory.missing(ask)
+        whole = self._new_form(query.tree, self.form, whole=True)
+        if len(query.tree.ids) > edge:
+            state.restart(whole)
+            return state.missing(query)
+        beyond = RequestState(query.tree, whole, None)
+        self._advance([beyond], [beyond.missing(query)])
+        state.rows.update({n: row for n, row in beyond.rows.items() if n.length > edge})
+        state.passes += beyond.passes
+        state.tokens += beyond.tokens
+        return state.missing(query)
 
-    def _memory(self, tree: TokenTree) -> Memory:
+    def _state_of(self, tree: TokenTree) -> RequestState:
         """What is kept of a request; at first, the rows of what it shares with others."""
-        if tree.memory is None:
+        if tree.state is None:
             rows = None
             if self.form == "tree" and self._decoder.shares_prefixes(len(tree.ids)):
                 rows = self._prefixes.longest(tree.ids, self._sources())
             form = self._new_form(tree, self.form, rows)
             edge = self._decoder.rope_edge if self.form == "tree" else None  # paths see to it
-            memory = Memory(tree, form, edge, rows.rows if rows else 0)
-            self._running.add(memory)
-            tree.memory = memory
-        assert isinstance(tree.memory, Memory)
-        return tree.memory
+            state = RequestState(tree, form, edge, rows.rows if rows else 0)
+            self._running.add(state)
+            tree.state = state
+        assert isinstance(tree.state, RequestState)
+        return tree.state
 
     def _sources(self) -> list[tuple[Sequence[int], TreeForm]]:
         """Running requests whose rows may serve others."""
         return [
-            (memory.tree.ids, memory.form)
-            for memory in self._running
-            if isinstance(memory.form, TreeForm) and self._is_source(memory)
+            (state.tree.ids, state.form)
+            for state in self._running
+            if isinstance(state.form, TreeForm) and self._is_source(state)
         ]
 
-    def _is_source(self, memory: Memory) -> bool:
+    def _is_source(self, state: RequestState) -> bool:
         """Whether rows depend on nothing but the tokens up to theirs."""
-        return memory.edge == self._decoder.rope_edge and self._decoder.shares_prefixes(0)
+        return state.edge == self._decoder.rope_edge and self._decoder.shares_prefixes(0)
 
-    def _advance(self, memories: Sequence[Memory], missing: Sequence[Sequence[Node]]) -> None:
+    def _advance(self, states: Sequence[RequestState], missing: Sequence[Sequence[Node]]) -> None:
         """Evaluate missing nodes, those of all tree forms in the same passes."""
-        plans: list[tuple[Memory, list[Piece]]] = []
-        for memory, nodes in zip(memories, missing, strict=True):
+        plans: list[tuple[RequestState, list[Piece]]] = []
+        for state, nodes in zip(states, missing, strict=True):
             if not nodes:
                 continue
-            if isinstance(memory.form, TreeForm):
-                plans.append((memory, memory.form.plan(nodes)))
+            if isinstance(state.form, TreeForm):
+                plans.append((state, state.form.plan(nodes)))
             else:
-                passes, tokens = memory.form.passes, memory.form.tokens
-                memory.learn(nodes, Logits(memory.form.extend(nodes)), 0)
-                memory.passes += memory.form.passes - passes
-                memory.tokens += memory.form.tokens - tokens
+                passes, tokens = state.form.passes, state.form.tokens
+                state.learn(nodes, Logits(state.form.extend(nodes)), 0)
+                state.passes += state.form.passes - passes
+                state.tokens += state.form.tokens - tokens
         for batch in _batches(plans, self._passes):
             assert self._passes is not None
             logits = Logits(self._passes.run([piece for _, piece in batch]))
             row = 0
-            for memory, piece in batch:
-                memory.learn(piece.nodes, logits, row)
+            for state, piece in batch:
+                state.learn(piece.nodes, logits, row)
                 row += len(piece.nodes)
-                memory.tokens += len(piece.tokens)
-            for memory in dict.fromkeys(memory for memory, _ in batch):
-                memory.passes += 1
+                state.tokens += len(piece.tokens)
+            for state in dict.fromkeys(state for state, _ in batch):
+                state.passes += 1
 
     def _new_form(
         self, tree: TokenTree, form: str, rows: RowCache | None = None, *, whole: bool = False
@@ -437,16 +437,16 @@ class HuggingFaceBackend:
         vocabulary = self._decoder.vocabulary
         lengths = (room, max(1, room - 2))
         trees = [TokenTree([(7 * i + n) % vocabulary for i in range(n)]) for n in lengths]
-        memories = [Memory(tree, self._new_form(tree, form), None) for tree in trees]
+        states = [RequestState(tree, self._new_form(tree, form), None) for tree in trees]
         found, expected = [], []
 
         def check(nodes: Sequence[Sequence[Node]]) -> None:
-            self._advance(memories, nodes)
-            for memory, own in zip(memories, nodes, strict=True):
+            self._advance(states, nodes)
+            for state, own in zip(states, nodes, strict=True):
                 for node in own:
-                    logits, row = memory.rows[node]
+                    logits, row = state.rows[node]
                     found.append(logits.values[row])
-                    expected.append(self._plain([*memory.tree.ids, *memory.tree.tokens(node)]))
+                    expected.append(self._plain([*state.tree.ids, *state.tree.tokens(node)]))
 
         check([[tree.root] for tree in trees])
         forks = [
@@ -458,11 +458,11 @@ class HuggingFaceBackend:
         )
         for tree, (left, _) in zip(trees, forks, strict=True):
             tree.commit(tree.path(left)[0])
-        for memory in memories:
-            memory.follow()
+        for state in states:
+            state.follow()
         check([[t.child(left, 5 % vocabulary)] for t, (left, _) in zip(trees, forks, strict=True)])
-        self._row_bytes = memories[0].form.row_bytes
-        self._shares = _shares(memories[0].form.layers) or {self._decoder.device: 1.0}
+        self._row_bytes = states[0].form.row_bytes
+        self._shares = _shares(states[0].form.layers) or {self._decoder.device: 1.0}
         return torch.stack(found), torch.stack(expected)
 
     def _plain(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -475,20 +475,20 @@ class HuggingFaceBackend:
 
 def _logits(tree: TokenTree, node: Node) -> torch.Tensor:
     """The logits after an evaluated node, [v]."""
-    assert isinstance(tree.memory, Memory), "asked for before it was evaluated"
-    logits, row = tree.memory.rows[node]
+    assert isinstance(tree.state, RequestState), "asked for before it was evaluated"
+    logits, row = tree.state.rows[node]
     return logits.values[row]
 
 
 def _batches(
-    plans: Sequence[tuple[Memory, Sequence[Piece]]], passes: Passes | None
-) -> list[list[tuple[Memory, Piece]]]:
+    plans: Sequence[tuple[RequestState, Sequence[Piece]]], passes: Passes | None
+) -> list[list[tuple[RequestState, Piece]]]:
     """Pieces that go into one pass, up to `PREFILL_TOKENS` tokens: first pieces first, each in the
     earliest pass that has room and is not before that of the request's previous piece.
     """
     limit = 0 if isinstance(passes, SinglePasses) else PREFILL_TOKENS
     apart = int(isinstance(passes, StaticPasses))  # rows of a pass are counted when it is through
-    batches: list[list[tuple[Memory, Piece]]] = []
+    batches: list[list[tuple[RequestState, Piece]]] = []
     sizes: list[int] = []
     earliest = [0] * len(plans)
     for wave in zip_longest(*(pieces for _, pieces in plans)):

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from adafuse_llm.backends.huggingface.kv import KeyValues, RowCache, sent
+from adafuse_llm.backends.huggingface.kv import KeyValues, RowCache, to_device
 from adafuse_llm.backends.huggingface.packing import PackedCache, Piece
 from adafuse_llm.tree import Node, TokenTree
 
@@ -98,13 +98,13 @@ class Decoder:
         """
         self.check(tokens)
         inputs: dict[str, Any] = {
-            "input_ids": sent(torch.tensor([list(tokens)]), self.device),
+            "input_ids": to_device(torch.tensor([list(tokens)]), self.device),
             "use_cache": True,
         }
         if cache is not None:
             inputs[self.cache_name or "past_key_values"] = cache
         if positions is not None and self._takes_positions:
-            inputs["position_ids"] = sent(torch.tensor([list(positions)]), self.device)
+            inputs["position_ids"] = to_device(torch.tensor([list(positions)]), self.device)
         if mask is not None:
             inputs["attention_mask"] = mask
         last = max(1, len(keep))
@@ -113,7 +113,7 @@ class Decoder:
         elif self._spread:  # a list serves whichever device the last layer is on
             kept = list(keep)
         else:
-            kept = sent(torch.tensor(keep), self.device)
+            kept = to_device(torch.tensor(keep), self.device)
         if self._takes_keep:
             inputs["logits_to_keep"] = kept
         output = self.model(**inputs, return_dict=True)
@@ -179,7 +179,7 @@ class Attention:
         for kind in self.layer_types:
             window = next(iter(self.windows.values())) if kind == "sliding_attention" else None
             seen = piece.sight(window)
-            allowed = sent(torch.from_numpy(seen), self.device)[None, None]
+            allowed = to_device(torch.from_numpy(seen), self.device)[None, None]
             masks[kind] = self._additive(allowed) if self.additive else allowed
         return masks if len(masks) > 1 else next(iter(masks.values()))
 

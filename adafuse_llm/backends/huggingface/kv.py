@@ -49,7 +49,7 @@ class KeyValues(Protocol):
         ...
 
 
-def sent(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     """`values` on `device`, without waiting for what a GPU is at."""
     if device.type != "cuda" or values.device.type != "cpu":
         return values.to(device)
@@ -102,7 +102,7 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not ty
         """A layer that holds `rows` only, in that order."""
         if not self.is_initialized:
             return RowLayer()
-        rows = sent(rows, self.keys.device)
+        rows = to_device(rows, self.keys.device)
         return RowLayer.of(self.keys.index_select(2, rows), self.values.index_select(2, rows))
 
     @classmethod
@@ -157,7 +157,7 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers is not typed
     def keep(self, first: int, rows: torch.Tensor) -> None:
         """Of the rows from `first` on, keep only `rows`, in that order, in every layer."""
         for layer in self.layers:
-            rows = sent(rows, layer.keys.device)  # once for all layers of a device
+            rows = to_device(rows, layer.keys.device)  # once for all layers of a device
             layer.keep(first, rows)
 
     def copy(self, rows: torch.Tensor) -> RowCache:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import Cache
 
-from adafuse_llm.backends.huggingface.kv import KeyValues, sent
+from adafuse_llm.backends.huggingface.kv import KeyValues, to_device
 from adafuse_llm.tree import Node
 
 FOLD_ROWS = 256
@@ -183,7 +183,7 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
         if size * groups <= FOLD_ROWS:
             folded = query.reshape(1, heads // groups, groups * size, width)
             if mask is None and causal:
-                mask = sent(torch.from_numpy(self._pieces[index][0].seen), query.device)
+                mask = to_device(torch.from_numpy(self._pieces[index][0].seen), query.device)
             if mask is not None:
                 mask = mask.repeat(groups, 1)
             output = scaled_dot_product_attention(folded, keys, values, mask, scale=scale)
@@ -213,6 +213,6 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
             visible = piece.visible if window is None else piece.within(window)
             if visible is None and len(piece.tokens) > 1 and not self._is_prompt(index):
                 visible = piece.seen
-            mask = None if visible is None else sent(torch.from_numpy(visible), device)
+            mask = None if visible is None else to_device(torch.from_numpy(visible), device)
             self._masks[known] = mask
         return self._masks[known]

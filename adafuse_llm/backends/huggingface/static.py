@@ -30,7 +30,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import Cache
 
 from adafuse_llm.backends.huggingface.forms import Attention, Decoder, PackedPasses
-from adafuse_llm.backends.huggingface.kv import RowCache, RowLayer, sent
+from adafuse_llm.backends.huggingface.kv import RowCache, RowLayer, to_device
 from adafuse_llm.backends.huggingface.packing import Piece, Rows
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class SlotRows:
             self._own.keep(first, rows)
         else:
             for buffer in self._pool.buffers():
-                rows = sent(rows, buffer.device)  # once for all buffers of a device
+                rows = to_device(rows, buffer.device)  # once for all buffers of a device
                 slot = buffer[self.index]  # [k, capacity, d]
                 slot[:, first:end] = slot.index_select(1, rows)
         self.rows = end
@@ -127,7 +127,7 @@ class SlotRows:
             return self._own.copy(rows)
         layers = []
         for pair in self._pool.layers:
-            rows = sent(rows, pair[0].device)  # once for all layers of a device
+            rows = to_device(rows, pair[0].device)  # once for all layers of a device
             keys, values = (buffer[self.index, None].index_select(2, rows) for buffer in pair)
             layers.append(RowLayer.of(keys, values))
         return RowCache.of(layers)
@@ -462,7 +462,7 @@ class CudaGraphs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's
-        self._memory = torch.cuda.graph_pool_handle()
+        self._state_of = torch.cuda.graph_pool_handle()
 
     def __call__(self, call: Call) -> Call:
         """Run once, so that libraries set themselves up, then record."""
@@ -476,7 +476,7 @@ class CudaGraphs:
             with (
                 torch.cuda.stream(current),  # a recording that fails leaves its own stream set
                 torch.cuda.graph(
-                    graph, self._memory, self._stream, capture_error_mode="thread_local"
+                    graph, self._state_of, self._stream, capture_error_mode="thread_local"
                 ),
             ):
                 result = call()

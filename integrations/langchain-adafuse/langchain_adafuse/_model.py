@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing, contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -14,7 +14,7 @@ from langchain_core.exceptions import ContextOverflowError
 from langchain_core.load.serializable import Serializable
 from langchain_core.messages.ai import UsageMetadata
 from pydantic import ConfigDict, Field, model_validator
-from typing_extensions import Self
+from typing_extensions import Self, Unpack
 
 from adafuse_llm import (
     AdaFuseConfig,
@@ -25,21 +25,27 @@ from adafuse_llm import (
     StreamEvent,
 )
 from adafuse_llm.adapters.ensembles import Ensemble, configured
-from adafuse_llm.adapters.options import check_options
-from adafuse_llm.errors import InvalidInputError, InvalidOptionError
+from adafuse_llm.adapters.options import check_option_names
+from adafuse_llm.config import DecodeOptions
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest
 from adafuse_llm.summary import RoundDetail
 from adafuse_llm.text.codec import TextCodec
-from langchain_adafuse._rounds import ModelRun, Teller
+from langchain_adafuse._rounds import ModelRun, RoundReporter
 
 if TYPE_CHECKING:
+    import torch
+    from langchain_core.caches import BaseCache
+    from langchain_core.callbacks import Callbacks
+    from langchain_core.rate_limiters import BaseRateLimiter
+
     from adafuse_llm import MemberSpec
 
     Members = Sequence[str | MemberSpec | dict[str, Any]] | Literal["embedded"] | None
 else:  # pydantic would have to know torch to take a MemberSpec apart
     Members = Any
 
-OPTIONS = (*(name for name in AdaFuseConfig.model_fields if name != "members"), "temperature")
-PER_CALL = ("model", "temperature", "timeout", "max_retries", "round_detail", "trace_rounds")
+OPTIONS = (*(name for name in AdaFuseConfig.model_fields if name != "use"), "temperature")
+PER_CALL = ("use", "model", "temperature", "timeout", "max_retries", "round_detail", "trace_rounds")
 MEMBERS_VARIABLE = "ADAFUSE_MEMBERS"
 """Environment variable with the members, separated by commas, of models that are given none."""
 
@@ -49,6 +55,38 @@ ACCEPTED = ("api_key", "stream")
 FINISH_REASONS = {"stop_sequence": "stop"}
 
 Told = list[dict[str, Any]]
+
+
+class ModelFields(DecodeOptions, total=False):
+    """The keyword arguments of `AdaFuseLLM` and `ChatAdaFuse`, for type checkers."""
+
+    members: Members
+    engine: AdaFuseEngine | None
+    dtype: str | torch.dtype
+    device_map: str | None
+    revision: str | None
+    trust_remote_code: bool
+    runtime: RuntimeConfig | None
+    model: str | list[str] | None
+    max_tokens: int | None
+    max_completion_tokens: int | None
+    timeout: float | None
+    max_retries: int | None
+    streaming: bool | None
+    round_detail: RoundDetail
+    trace_rounds: bool
+    api_key: object
+    stream: object
+    name: str | None
+    cache: BaseCache | bool | None
+    verbose: bool
+    callbacks: Callbacks
+    tags: list[str] | None
+    metadata: dict[str, Any] | None
+    custom_get_token_ids: Callable[[str], list[int]] | None
+    rate_limiter: BaseRateLimiter | None
+    disable_streaming: bool | Literal["tool_calling"]
+    output_version: str | None
 
 
 class EnsembleModel(Serializable):
@@ -76,8 +114,10 @@ class EnsembleModel(Serializable):
     runtime: RuntimeConfig | None = None
     """How requests are run."""
 
+    use: str | list[str] | None = None
+    """Names of the members that decode, among those of `members`. Default: all."""
     model: str | list[str] | None = None
-    """The members that decode: their names, or one text with ``+`` between them. Default: all."""
+    """LangChain's name for `use`; one text can hold several names, joined by ``+``."""
     margin_threshold: float | None = None
     max_words: int | None = None
     branching_factor: int | None = None
@@ -99,12 +139,16 @@ class EnsembleModel(Serializable):
     trace_rounds: bool = False
     """Make every round a child run, for tracers that show no custom events (LangSmith)."""
 
+    if TYPE_CHECKING:
+
+        def __init__(self, **fields: Unpack[ModelFields]) -> None: ...
+
     @model_validator(mode="before")
     @classmethod
     def _only_known(cls, said: Any) -> Any:
         if not isinstance(said, Mapping):
             return said
-        known = check_options(said, also=(*cls.model_fields, *ACCEPTED))
+        known = check_option_names(said, also=(*cls.model_fields, *ACCEPTED))
         known = {name: value for name, value in known.items() if name not in ACCEPTED}
         if known.get("engine") is None and not known.get("members"):
             named = os.environ.get(MEMBERS_VARIABLE, "").split(",")
@@ -113,23 +157,30 @@ class EnsembleModel(Serializable):
 
     @model_validator(mode="after")
     def _usable(self) -> Self:
-        AdaFuseConfig().override({**self._options, "members": self._chosen})
+        AdaFuseConfig().override({**self._options, "use": self._chosen_names()})
         if (self.engine is None) == (not self.members):
+            if self.engine is None and (meant := self.use or self.model):
+                paths = [meant] if isinstance(meant, str) else meant
+                raise InvalidInputError(
+                    f"model={meant!r} chooses among loaded members, and none are given. To load "
+                    f"models, write members={paths!r}, with the folder or hub id of each"
+                )
             raise InvalidInputError(
                 "pass either members=[...] (folders or hub ids) or engine=...; "
                 f"{type(self).__name__}.from_embedded() takes the small models that ship with "
                 "adafuse-llm"
             )
-        _ = self._ensemble
+        self._check_choice()
         return self
 
     @classmethod
-    def from_embedded(cls, **fields: Any) -> Self:
+    def from_embedded(cls, **fields: Unpack[ModelFields]) -> Self:
         """The three small models that ship with adafuse-llm."""
-        return cls(members="embedded", **fields)
+        given: dict[str, Any] = {**fields}
+        return cls(members="embedded", **given)
 
     @classmethod
-    def from_config(cls, path: str | os.PathLike[str], **fields: Any) -> Self:
+    def from_config(cls, path: str | os.PathLike[str], **fields: Unpack[ModelFields]) -> Self:
         """What a configuration file describes, such as one that ``adafuse tune`` wrote.
 
         Args:
@@ -161,7 +212,7 @@ class EnsembleModel(Serializable):
     def _names(self) -> tuple[str, ...]:
         chosen = self._chosen
         if chosen is None and self.engine is not None:
-            chosen = self.engine.config.members
+            chosen = self.engine.config.use
         names = self._ensemble.names
         return tuple(name for name in names if chosen is None or name in chosen)
 
@@ -225,11 +276,35 @@ class EnsembleModel(Serializable):
 
     @property
     def _chosen(self) -> tuple[str, ...] | None:
-        if self.model is None:
+        return self._chosen_names(self._ensemble.names)
+
+    def _chosen_names(self, known: Sequence[str] = ()) -> tuple[str, ...] | None:
+        chosen = self.model if self.use is None else self.use
+        if chosen is None:
             return None
-        if isinstance(self.model, str) and self.model not in self._ensemble.names:
-            return tuple(self.model.split("+"))
-        return (self.model,) if isinstance(self.model, str) else tuple(self.model)
+        if isinstance(chosen, str):
+            return (chosen,) if chosen in known else tuple(chosen.split("+"))
+        return tuple(chosen)
+
+    def _check_choice(self) -> None:
+        """Refuse names that are not those of members.
+
+        Raises:
+            InvalidOptionError: `use` or `model` names no member, or they differ.
+        """
+        if self.use is not None and self.model is not None and self.use != self.model:
+            raise InvalidOptionError(
+                f"use={self.use!r} and model={self.model!r} are the same option; leave one out"
+            )
+        known = self._ensemble.names
+        option = "model" if self.use is None else "use"
+        for name in self._chosen or ():
+            if name not in known:
+                raise InvalidOptionError(
+                    f"{option}={getattr(self, option)!r}: there is no member {name!r}."
+                    f"{nearest(name, known)} {option}= chooses among the loaded members "
+                    f"({', '.join(known)}). To load a model, name its folder or hub id in members=."
+                )
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -247,17 +322,19 @@ class EnsembleModel(Serializable):
             TypeError: a keyword is unknown.
         """
         said = {name: value for name, value in said.items() if value is not None}
-        update = check_options(said, also=(*PER_CALL, *ACCEPTED))
+        update = check_option_names(said, also=(*PER_CALL, *ACCEPTED))
         update = {name: value for name, value in update.items() if name not in ACCEPTED}
         if stop is not None:
             update["stop"] = [stop] if isinstance(stop, str) else list(stop)
-        if "members" in update:
-            update["model"] = update.pop("members")
+        if "use" in update or "model" in update:  # a call's choice replaces the model's own
+            update = {"use": None, "model": None, **update}
         if (detail := update.get("round_detail", "full")) not in get_args(RoundDetail):
             raise InvalidOptionError(
                 f"option 'round_detail': one of {', '.join(get_args(RoundDetail))}; got {detail!r}"
             )
-        return self.model_copy(update=update)
+        copy = self.model_copy(update=update)
+        copy._check_choice()
+        return copy
 
     def _loaded(self) -> AdaFuseEngine:
         return self._ensemble.engine()
@@ -336,12 +413,12 @@ class EnsembleModel(Serializable):
             for task in tasks:
                 task.cancel()
 
-    def _teller(self, run: ModelRun | None) -> Teller:
-        return Teller(run, self.round_detail, self.trace_rounds)
+    def _teller(self, run: ModelRun | None) -> RoundReporter:
+        return RoundReporter(run, self.round_detail, self.trace_rounds)
 
     def _said(self, cancel: threading.Event) -> dict[str, Any]:
         """What a decode is told besides its prompt."""
-        chosen = {} if self._chosen is None else {"members": self._chosen}
+        chosen = {} if self._chosen is None else {"use": self._chosen}
         return {"cancel": cancel, **self._options, **chosen}
 
     @contextmanager

@@ -38,7 +38,7 @@ def _graph_writer() -> Callable[[Any], None] | None:
 
 
 @dataclass(frozen=True)
-class Teller:
+class RoundReporter:
     """Tells the rounds of a model's run as they come.
 
     Args:

@@ -13,15 +13,10 @@ import pytest
 import torch
 from accelerate import dispatch_model
 
-from adafuse_llm import (
-    AdaFuseEngine,
-    Ask,
-    InvalidOptionError,
-    MemberOutOfMemoryError,
-    RuntimeConfig,
-)
+from adafuse_llm import AdaFuseEngine, InvalidOptionError, MemberOutOfMemoryError, RuntimeConfig
+from adafuse_llm.backends import NodeQuery
 from adafuse_llm.backends.huggingface import HuggingFaceBackend, backend, forms, packing
-from adafuse_llm.backends.huggingface.memory import Memory
+from adafuse_llm.backends.huggingface.state import RequestState
 from adafuse_llm.tree import TokenTree
 from tests.reference import Options, decode
 from tests.support.compare import SINGLE_TOLERANCE, TOLERANCE, assert_same
@@ -133,7 +128,7 @@ def test_requests_of_several_pieces_share_as_many_passes_as_they_can(
     def evaluate(*lengths: int) -> list[list[int]]:
         passes.clear()
         trees = [TokenTree(range(3 + 20 * i, 3 + 20 * i + n)) for i, n in enumerate(lengths)]
-        asks = [Ask(tree, (tree.root, tree.grow([5])), (), 2) for tree in trees]
+        asks = [NodeQuery(tree, (tree.root, tree.grow([5])), (), 2) for tree in trees]
         made.evaluate(asks)
         return list(passes)
 
@@ -172,17 +167,19 @@ def test_models_whose_positions_depend_on_the_whole_pass_share_none() -> None:
 def test_a_request_keeps_no_logits_of_the_requests_it_shared_a_pass_with() -> None:
     shared = member(Recipe("llama", seed=6))
     trees = [TokenTree(range(5 + n, 12 + n)) for n in range(8)]
-    shared.evaluate([Ask(tree, (tree.root,), (), 2) for tree in trees])
+    shared.evaluate([NodeQuery(tree, (tree.root,), (), 2) for tree in trees])
     tips = [tree.grow([30, 31, 32]) for tree in trees]
-    asks = [Ask(tree, tuple(tree.path(tip)), (), 2) for tree, tip in zip(trees, tips, strict=True)]
+    asks = [
+        NodeQuery(tree, tuple(tree.path(tip)), (), 2) for tree, tip in zip(trees, tips, strict=True)
+    ]
     expected = shared.evaluate(asks)
     for tree in trees:
         tree.commit(tree.grow([30]))
     for ask, answer in zip(asks, expected, strict=True):
-        (again,) = shared.evaluate([Ask(ask.tree, ask.evaluate[1:], (), 2)])
+        (again,) = shared.evaluate([NodeQuery(ask.tree, ask.evaluate[1:], (), 2)])
         assert (again.next, again.tokens) == (answer.next[1:], 0)
-        assert isinstance(ask.tree.memory, Memory)
-        passes = {logits for logits, _ in ask.tree.memory.rows.values()}
+        assert isinstance(ask.tree.state, RequestState)
+        passes = {logits for logits, _ in ask.tree.state.rows.values()}
         kept = sum(logits.values.untyped_storage().nbytes() for logits in passes)
         assert kept <= 2 * 3 * 8 * shared._decoder.vocabulary
 
@@ -216,14 +213,16 @@ def test_a_conversation_goes_on_from_the_rows_of_its_last_reply() -> None:
     """Rows of a finished response are in order, whatever was tried and dropped on the way."""
     kept = member(Recipe("llama", seed=12))
     tree = TokenTree(range(5, 25))
-    kept.evaluate([Ask(tree, (tree.root,), (), 2)])
+    kept.evaluate([NodeQuery(tree, (tree.root,), (), 2)])
     for step in range(12):
         tips = [tree.grow([30 + step, token]) for token in range(40 + step, 45 + step)]
-        kept.evaluate([Ask(tree, tuple(node for tip in tips for node in tree.path(tip)), (), 2)])
+        kept.evaluate(
+            [NodeQuery(tree, tuple(node for tip in tips for node in tree.path(tip)), (), 2)]
+        )
         tree.commit(tips[step % 5])
     kept.release(tree)
     longer = TokenTree([*tree.ids, 7, 8, 9])
-    (answer,) = kept.evaluate([Ask(longer, (longer.root,), (), 2)])
+    (answer,) = kept.evaluate([NodeQuery(longer, (longer.root,), (), 2)])
     assert answer.reused == len(tree.ids)
     assert answer.tokens == 3
     with torch.inference_mode():
@@ -378,7 +377,7 @@ def test_rows_of_a_longrope_prompt_past_its_first_window_serve_no_shorter_one() 
 
     def check(tree: TokenTree, tokens: Sequence[int]) -> None:
         tip = tree.grow(tokens)
-        (answer,) = kept.evaluate([Ask(tree, (tree.root, *tree.path(tip)), (), 2)])
+        (answer,) = kept.evaluate([NodeQuery(tree, (tree.root, *tree.path(tip)), (), 2)])
         with torch.inference_mode():
             plain = kept._plain([*tree.ids, *tokens]).log_softmax(-1)
         assert answer.next[-1].logprobs[0] == pytest.approx(float(plain.max()), abs=1e-9)

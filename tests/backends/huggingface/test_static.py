@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 import torch
 
-from adafuse_llm import AdaFuseEngine, Ask, InvalidOptionError, MemberSpec
+from adafuse_llm import AdaFuseEngine, InvalidOptionError, MemberSpec
+from adafuse_llm.backends import NodeQuery
 from adafuse_llm.backends.huggingface import HuggingFaceBackend, forms, static
 from adafuse_llm.backends.huggingface.forms import Decoder
 from adafuse_llm.backends.huggingface.kv import RowCache
@@ -142,9 +143,12 @@ def test_a_prompt_that_begins_like_an_earlier_one_is_read_from_there() -> None:
         again = engine.generate(HEADER + "And so it was.", **options)
         running = engine.stream(HEADER * 2 + "One", **options)
         next(running)
-        beside = engine.generate(HEADER * 2 + "Two", **options)
+        neighbour = engine.generate(HEADER * 2 + "Two", **options)
         running.close()
-    for generation, prompt in ((again, HEADER + "And so it was."), (beside, HEADER * 2 + "Two")):
+    for generation, prompt in (
+        (again, HEADER + "And so it was."),
+        (neighbour, HEADER * 2 + "Two"),
+    ):
         assert generation.usage.cached_tokens[recipe.name] > 16
         expected = decode([reference(recipe)], prompt, Options(**options))
         assert_same(generation, expected, TOLERANCE)
@@ -182,7 +186,7 @@ def test_trees_that_grow_and_are_cut_at_random_give_the_numbers_of_packed_passes
         answers = [
             made.evaluate(
                 [
-                    Ask(trees[side], tuple(_nodes(trees[side], paths)), (), 3)
+                    NodeQuery(trees[side], tuple(_nodes(trees[side], paths)), (), 3)
                     for trees, paths in zip(some, drafts, strict=True)
                 ]
             )
@@ -233,7 +237,7 @@ def test_long_prompts_and_passes_of_mere_padding_are_not_padded() -> None:
     trees = [TokenTree(range(3, 33)), *(TokenTree([7]) for _ in range(15))]
     made = member(recipe, prefix_cache_bytes=0)
     with shapes_seen(recipe) as shapes:
-        made.evaluate([Ask(tree, (tree.root,), (), 2) for tree in trees])
+        made.evaluate([NodeQuery(tree, (tree.root,), (), 2) for tree in trees])
     assert shapes == [(1, 45)], "16 slots of 32 tokens for 45 tokens are not worth it"
 
 
@@ -247,7 +251,7 @@ def test_short_pieces_keep_their_pass_beside_those_that_take_none() -> None:
     def evaluate(chosen: Sequence[int], side: int) -> list[Any]:
         trees = [pairs[i][side] for i in chosen]
         return (packed, made)[side].evaluate(
-            [Ask(tree, tuple(_nodes(tree, [[9, 8], [7]])), (), 3) for tree in trees]
+            [NodeQuery(tree, tuple(_nodes(tree, [[9, 8], [7]])), (), 3) for tree in trees]
         )
 
     def same(chosen: Sequence[int]) -> list[tuple[int, int]]:
@@ -625,7 +629,7 @@ def test_a_pass_on_a_gpu_waits_for_nothing_but_its_numbers() -> None:
     made = HuggingFaceBackend(_on_gpu(recipe), tokenizer("bytelevel"), "m", static_cache=True)
     passes = passes_of(made)
     tree = TokenTree(range(5, 25))
-    made.evaluate([Ask(tree, (tree.root,), (), 2)])
+    made.evaluate([NodeQuery(tree, (tree.root,), (), 2)])
     run = passes.run
 
     def strictly(pieces: Any) -> torch.Tensor:
@@ -639,7 +643,7 @@ def test_a_pass_on_a_gpu_waits_for_nothing_but_its_numbers() -> None:
         node = tree.grow([30 + step])
         if step == 3:
             passes.run = strictly  # type: ignore[method-assign]
-        made.evaluate([Ask(tree, (node,), (), 2)])
+        made.evaluate([NodeQuery(tree, (node,), (), 2)])
         tree.commit(node)
 
 

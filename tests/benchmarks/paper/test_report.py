@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine, FakeBackend, InvalidInputError, Usage
+from adafuse_llm import AdaFuseEngine, InvalidInputError, Usage
+from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
 from adafuse_llm.evaluation.metrics import load_metric
 from adafuse_llm.evaluation.runner import Record
@@ -103,7 +104,7 @@ def reported(**lost):
         identity={},
     )
     rows = (
-        Row(name="one alone", strategy="single", members=("one",), kind="member"),
+        Row(name="one alone", strategy="single", use=("one",), kind="member"),
         Row(name="UniTE", strategy="unite", kind="peer"),
         Row(name="vote", strategy="vote", kind="peer"),
         Row(name="DeePEn", strategy="deepen", kind="peer"),
@@ -138,7 +139,7 @@ def reported(**lost):
 def test_rows_of_the_same_decisions_have_the_same_key():
     assert Row(name="a").key == Row(name="b", options={"branching_factor": 3, "max_words": 3}).key
     assert Row(name="a", options={"branching_factor": 1}).key == "adafuse branching_factor=1"
-    assert Row(name="a", strategy="single", members=("x",)).key == "single by x"
+    assert Row(name="a", strategy="single", use=("x",)).key == "single by x"
     assert Row(name="a", strategy="unite").key == "unite"
 
 
@@ -147,12 +148,12 @@ def test_rows_of_different_decisions_have_different_keys():
         Row(name="the task's limit"),
         Row(name="the usual limit", options={"max_new_tokens": 256}),
         Row(name="no stop", options={"stop": ()}),
-        Row(name="all", options={"members": None}),
-        Row(name="two", members=("a", "b")),
-        Row(name="one", members=("a+b",)),
-        Row(name="a path", members=("org/a",)),
-        Row(name="no path", members=("org_a",)),
-        Row(name="spaced", members=("org a",)),
+        Row(name="all", options={"use": None}),
+        Row(name="two", use=("a", "b")),
+        Row(name="one", use=("a+b",)),
+        Row(name="a path", use=("org/a",)),
+        Row(name="no path", use=("org_a",)),
+        Row(name="spaced", use=("org a",)),
     ]
     assert len({row.key for row in rows}) == len(rows)
     assert len({Job("nq", row, 1).path(Path("out")) for row in rows}) == len(rows)
@@ -309,7 +310,7 @@ def test_what_a_suite_cannot_read_is_an_error_with_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (Row(name="x", members=("lama",)), "row 'x': option 'members': there is no member 'lama'"),
+        (Row(name="x", use=("lama",)), "row 'x': option 'use': there is no member 'lama'"),
         (Row(name="x", options={"weights": (1, 2, 3)}), "one value per member"),
     ],
 )

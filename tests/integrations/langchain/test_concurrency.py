@@ -10,7 +10,8 @@ from contextlib import aclosing, closing
 import pytest
 from langchain_core.exceptions import ContextOverflowError
 
-from adafuse_llm import AdaFuseEngine, ContextWindowError, FakeBackend, MemberError
+from adafuse_llm import AdaFuseEngine, ContextWindowError, MemberError
+from adafuse_llm.backends import FakeBackend
 from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
 from tests.support.obliging import answer
 from tests.support.scripted import save_scripted, scripted_engine

@@ -12,7 +12,8 @@ from langchain_core.caches import InMemoryCache
 from langchain_core.load import dumpd, dumps, load, loads
 from langchain_core.runnables import ConfigurableField
 
-from adafuse_llm import AdaFuseConfig, AdaFuseEngine, FakeBackend, MemberSpec, RuntimeConfig
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, MemberSpec, RuntimeConfig
+from adafuse_llm.backends import FakeBackend
 from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
 from tests.support.obliging import answer
 from tests.support.scripted import save_scripted, scripted_engine

@@ -19,7 +19,8 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.adafuse import AdaFuseLLM
 
-from adafuse_llm import AdaFuseEngine, FakeBackend, MalformedReplyError, MemberError
+from adafuse_llm import AdaFuseEngine, MalformedReplyError, MemberError
+from adafuse_llm.backends import FakeBackend
 from tests.support.llama_calls import recorded
 from tests.support.scripted import scripted_engine
 

@@ -18,7 +18,6 @@ from llama_index.llms.adafuse import AdaFuseLLM
 from adafuse_llm import (
     AdaFuseConfig,
     AdaFuseEngine,
-    FakeBackend,
     InvalidInputError,
     InvalidOptionError,
     LoadError,
@@ -26,6 +25,7 @@ from adafuse_llm import (
     MemberSpec,
     RuntimeConfig,
 )
+from adafuse_llm.backends import FakeBackend
 from adafuse_llm.embedded import member_paths
 from tests.support.llama_calls import PATHS, ask, counting_engine, prompt_of, recorded
 from tests.support.scripted import save_scripted, scripted, scripted_engine

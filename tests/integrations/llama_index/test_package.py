@@ -15,7 +15,8 @@ from llama_index.llms import adafuse
 from llama_index.llms.adafuse import AdaFuseLLM
 from llama_index.llms.huggingface import HuggingFaceLLM
 
-from adafuse_llm import AdaFuseEngine, FakeBackend, InvalidInputError
+from adafuse_llm import AdaFuseEngine, InvalidInputError
+from adafuse_llm.backends import FakeBackend
 from benchmarks import llama_index_yardstick
 from tests.support.paths import ROOT
 

@@ -147,7 +147,7 @@ class Decode:
             dispatcher.event,
             AdaFuseGenerationStartEvent(
                 span_id=self._span,
-                members=config.members or self._engine.members,
+                members=config.use or self._engine.members,
                 options=config.model_dump(mode="json"),
             ),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from contextvars import copy_context
@@ -37,16 +37,21 @@ from llama_index.llms.adafuse._decode import Chunk, Decode, aends_when_closed, e
 from llama_index.llms.adafuse._messages import extend, to_turns
 from llama_index.llms.adafuse._structured import Attempts, Model, Partial
 from llama_index_instrumentation import get_dispatcher
-from typing_extensions import Self
+from typing_extensions import Self, Unpack
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidInputError, MemberSpec, RuntimeConfig
 from adafuse_llm.adapters.conversation import to_messages
 from adafuse_llm.adapters.ensembles import Ensemble, configured
-from adafuse_llm.adapters.options import check_options
+from adafuse_llm.adapters.options import check_option_names
+from adafuse_llm.config import DecodeOptions
 
 if TYPE_CHECKING:
+    import torch
+    from llama_index.core.callbacks import CallbackManager
     from llama_index.core.chat_engine.types import AgentChatResponse
+    from llama_index.core.rate_limiter import BaseRateLimiter
     from llama_index.core.tools import BaseTool
+    from llama_index.core.types import BaseOutputParser
 
 dispatcher = get_dispatcher(__name__)
 
@@ -60,6 +65,28 @@ _LOADING = ("dtype", "device_map", "revision", "trust_remote_code", "runtime")
 def _option(name: str) -> Any:
     """A field for an option of `AdaFuseConfig`; None is the engine's own value."""
     return Field(default=None, description=AdaFuseConfig.model_fields[name].description)
+
+
+class LLMOptions(DecodeOptions, total=False):
+    """The keyword arguments of `AdaFuseLLM`, for type checkers."""
+
+    dtype: str | torch.dtype
+    device_map: str | None
+    revision: str | None
+    trust_remote_code: bool
+    runtime: RuntimeConfig
+    emit_events: bool
+    retries: int
+    max_tokens: int | None
+    max_completion_tokens: int | None
+    system_prompt: str | None
+    messages_to_prompt: Callable[[Sequence[ChatMessage]], str] | None
+    completion_to_prompt: Callable[[str], str] | None
+    query_wrapper_prompt: BasePromptTemplate | str | None
+    callback_manager: CallbackManager
+    output_parser: BaseOutputParser | None
+    pydantic_program_mode: PydanticProgramMode | str
+    rate_limiter: BaseRateLimiter | None
 
 
 class AdaFuseLLM(CustomLLM):
@@ -112,6 +139,7 @@ class AdaFuseLLM(CustomLLM):
     max_new_tokens: int | None = _option("max_new_tokens")
     stop: tuple[str, ...] | None = _option("stop")
     weights: dict[str, float] | tuple[float, ...] | None = _option("weights")
+    use: tuple[str, ...] | None = _option("use")
 
     _given: AdaFuseEngine | None = PrivateAttr(default=None)
     _always: dict[str, Any] = PrivateAttr(default_factory=dict)
@@ -121,11 +149,12 @@ class AdaFuseLLM(CustomLLM):
         members: Sequence[str | MemberSpec | dict[str, Any]] | None = None,
         *,
         engine: AdaFuseEngine | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[LLMOptions],
     ) -> None:
         fields = {*type(self).model_fields} - {*AdaFuseConfig.model_fields}
-        base = {key: kwargs.pop(key) for key in fields & {*kwargs}}
-        options = check_options(kwargs, also=sorted(fields))
+        given: dict[str, Any] = {**kwargs}
+        base = {key: given.pop(key) for key in fields & {*given}}
+        options = check_option_names(given, also=sorted(fields))
         config = AdaFuseConfig(**options)
         options.pop("temperature", None)
         if (members is None) == (engine is None):
@@ -153,12 +182,12 @@ class AdaFuseLLM(CustomLLM):
         self._given = engine
 
     @classmethod
-    def from_embedded(cls, **kwargs: Any) -> Self:
+    def from_embedded(cls, **kwargs: Unpack[LLMOptions]) -> Self:
         """The three small models that ship with adafuse-llm, for trying out and for tests."""
         return cls(members=[], **kwargs)
 
     @classmethod
-    def from_config(cls, path: str | PathLike[str], **kwargs: Any) -> Self:
+    def from_config(cls, path: str | PathLike[str], **kwargs: Unpack[LLMOptions]) -> Self:
         """What a configuration file describes, such as one that ``adafuse tune`` wrote.
 
         Args:
@@ -401,7 +430,7 @@ class AdaFuseLLM(CustomLLM):
         asked = [*(chat_history or []), *([user_msg] if user_msg else [])]
         own = ("react_chat_formatter", "output_parser", "tool_retriever", "memory")
         agent = {key: kwargs[key] for key in own if kwargs.get(key) is not None}
-        options = check_options({k: v for k, v in kwargs.items() if k not in own}, also=own)
+        options = check_option_names({k: v for k, v in kwargs.items() if k not in own}, also=own)
         stop = options.get("stop", self._options({}).get("stop", ()))
         stop = (stop,) if isinstance(stop, str) else tuple(stop)
         llm = self.model_copy()
@@ -439,14 +468,13 @@ class AdaFuseLLM(CustomLLM):
 
     @property
     def _model_name(self) -> str:
-        return "+".join(self._ensemble.names)
+        return "+".join(self.use or self._ensemble.names)
 
     def _options(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """Options of a call: its own, else the LLM's; the engine's where neither says anything."""
         fields = {name: getattr(self, name, None) for name in AdaFuseConfig.model_fields}
         own = {name: value for name, value in fields.items() if value is not None}
-        own.pop("members", None)  # those of the ensemble
-        return {**own, **self._always, **check_options(said)}
+        return {**own, **self._always, **check_option_names(said)}
 
     def _prompt(self, prompt: str, formatted: bool, said: Mapping[str, Any]) -> dict[str, Any]:
         """What a completion asks: a text to continue, unless `formatted` put into the LLM's own

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from adafuse_llm.backends.huggingface.memory import likeliest
+from adafuse_llm.backends.huggingface.state import likeliest
 
 SHARPNESS = 100.0
 """Inverse temperature of the softmax over anchors."""
@@ -22,7 +22,7 @@ COOLING, COOLEST = 10, 0.25
 """The learning rate falls along a cosine, in so many steps, to this share of it."""
 
 
-class RelativeSpace:
+class AnchorSpace:
     """One model's distributions in the space of anchors.
 
     A token is described by its similarity to the anchors, tokens that all members share: the

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from adafuse_llm.backends.base import Answer, Ask
+from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.backends.huggingface.forms import Decoder, PathForm, TreeForm
-from adafuse_llm.backends.huggingface.kv import sent
+from adafuse_llm.backends.huggingface.kv import to_device
 from adafuse_llm.tree import Next, Node, TokenTree
 
 
@@ -23,7 +23,7 @@ class Logits:
         self.total = values.logsumexp(-1, keepdim=True) if total is None else total
 
 
-class Memory:
+class RequestState:
     """What a member keeps of one request: a form's state, and the logits of live nodes.
 
     Logits are kept for nodes of the tree only, as children may be asked for in a later pass. A
@@ -70,12 +70,12 @@ class Memory:
             own = Logits(*_gather(list(self.rows.values())))
             self.rows = {node: (own, row) for row, node in enumerate(self.rows)}
 
-    def missing(self, ask: Ask) -> list[Node]:
+    def missing(self, query: NodeQuery) -> list[Node]:
         """Nodes to evaluate, parents before children: those asked for, the parents of those to
         be scored, and what lies above them.
         """
         missing: dict[Node, None] = {}
-        for wanted in (*ask.evaluate, *(node.parent for node in ask.score)):
+        for wanted in (*query.evaluate, *(node.parent for node in query.score)):
             line: list[Node] = []
             above = wanted
             while above is not None and above not in self.rows and above not in missing:
@@ -96,26 +96,29 @@ class Memory:
 
 
 def read(
-    asks: Sequence[Ask], memories: Sequence[Memory], decoder: Decoder, end_ids: torch.Tensor
-) -> list[Answer]:
+    queries: Sequence[NodeQuery],
+    states: Sequence[RequestState],
+    decoder: Decoder,
+    end_ids: torch.Tensor,
+) -> list[NodeResult]:
     """Answers to asks whose nodes have been evaluated, with one transfer from the device."""
-    pairs = list(zip(asks, memories, strict=True))
-    top = max(ask.top for ask in asks)
-    wanted = [memory.rows[node] for ask, memory in pairs for node in ask.evaluate]
-    scored = [node.token for ask in asks for node in ask.score]
+    pairs = list(zip(queries, states, strict=True))
+    top = max(query.top for query in queries)
+    wanted = [state.rows[node] for query, state in pairs for node in query.evaluate]
+    scored = [node.token for query in queries for node in query.score]
     decoder.check(scored)
     parents = [
-        memory.rows[node.parent] for ask, memory in pairs for node in ask.score if node.parent
+        state.rows[node.parent] for query, state in pairs for node in query.score if node.parent
     ]
     summaries, logprobs = _numbers(wanted, parents, scored, top, end_ids)
     next_summary, next_logprob = iter(summaries), iter(logprobs)
-    answers = []
-    for ask, memory in pairs:
-        nexts = tuple(_cut(next(next_summary), ask.top) for _ in ask.evaluate)
-        own = tuple(next(next_logprob) for _ in ask.score)
-        passes, tokens, reused = memory.costs()
-        answers.append(Answer(nexts, own, passes, tokens, reused))
-    return answers
+    results = []
+    for query, state in pairs:
+        nexts = tuple(_cut(next(next_summary), query.top) for _ in query.evaluate)
+        own = tuple(next(next_logprob) for _ in query.score)
+        passes, tokens, reused = state.costs()
+        results.append(NodeResult(nexts, own, passes, tokens, reused))
+    return results
 
 
 def _cut(summary: Next, top: int) -> Next:
@@ -149,7 +152,7 @@ def _numbers(
         parts.append(table.flatten())
     if parents:
         logits, total = _gather(parents)
-        chosen = logits.gather(-1, sent(torch.tensor(tokens), logits.device)[:, None])
+        chosen = logits.gather(-1, to_device(torch.tensor(tokens), logits.device)[:, None])
         parts.append((chosen - total).flatten())
     if not parts:
         return [], []
@@ -171,7 +174,7 @@ def _gather(rows: Sequence[tuple[Logits, int]]) -> tuple[torch.Tensor, torch.Ten
         indices = [row for _, row in rows]
         if indices == list(range(len(first.values))):
             return first.values, first.total
-        chosen = sent(torch.tensor(indices), first.values.device)
+        chosen = to_device(torch.tensor(indices), first.values.device)
         return first.values.index_select(0, chosen), first.total.index_select(0, chosen)
     values = torch.stack([logits.values[row] for logits, row in rows])
     return values, torch.stack([logits.total[row] for logits, row in rows])
