@@ -385,7 +385,7 @@ def chosen_members(engine: AdaFuseEngine, names: Sequence[str] | None) -> tuple[
     for name in names or ():
         if name not in engine.members:
             raise InvalidInputError(
-                f"--members: there is no member {name!r}.{nearest(name, engine.members)} "
+                f"--use: there is no member {name!r}.{nearest(name, engine.members)} "
                 f"Members: {', '.join(engine.members)}."
             )
     return tuple(each for each in engine.members if names is None or each in names)
