@@ -25,7 +25,7 @@ from adafuse_llm.strategies.base import Strategy
 from benchmarks.paper.layout import PAPER_TASKS, Part, Row, Suite, settled
 
 ENDLESS = range(1, 10**9)
-"""Numbers of questions that a task makes itself."""
+"""Numbers of the embedded questions: answers to any of them stay in a file."""
 
 WARM_UP = 1
 """Questions that come before those that are timed."""
@@ -121,7 +121,7 @@ def load_work(
             )
     if data is not None and not any(load_task(each).reads_file for each in names):
         raise InvalidInputError(
-            f"--data {data}: {', '.join(names)} makes its own questions; leave --data out"
+            f"--data {data}: {', '.join(names)} comes with its questions; leave --data out"
         )
     works: dict[str, Work] = {}
     absent: dict[str, str] = {}
@@ -147,7 +147,8 @@ def _work(
     options: Mapping[str, Any],
 ) -> Work:
     content = header = None
-    most = max(suite.questions.model_dump().values()) + WARM_UP
+    sizes = suite.questions
+    most = max(sizes.table, sizes.sweep, sizes.time + WARM_UP)
     if task.reads_file and data is not None:
         file, prompts = data / f"{task.name}.jsonl", data / f"{task.name}.prompt.txt"
         content = file.read_bytes()
