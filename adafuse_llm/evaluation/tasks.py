@@ -91,7 +91,7 @@ class Task:
         """
         if not self.reads_file:
             if data is not None:
-                raise InvalidInputError(f"task {self.name!r} comes with its questions: no --data")
+                raise InvalidInputError(f"task {self.name!r} makes its own questions: no --data")
             return embedded_questions(EMBEDDED_QUESTIONS if limit is None else limit)
         if data is None:
             raise InvalidInputError(

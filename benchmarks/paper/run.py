@@ -121,7 +121,7 @@ def load_work(
             )
     if data is not None and not any(load_task(each).reads_file for each in names):
         raise InvalidInputError(
-            f"--data {data}: {', '.join(names)} comes with its questions; leave --data out"
+            f"--data {data}: {', '.join(names)} makes its own questions; leave --data out"
         )
     works: dict[str, Work] = {}
     absent: dict[str, str] = {}
