@@ -19,10 +19,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from adafuse_llm.embedded import handbook_questions, member_paths
+from adafuse_llm.embedded import final_answer, handbook_questions, member_paths
 from adafuse_llm.embedded.tools import TOOLS
 from training.dialogues import FORMS, Form, act, is_same_turn, turns_of
-from training.world import NEEDS, AgentCase, Names, draw_agent_case, final_answer
+from training.world import NEEDS, AgentCase, Names, draw_agent_case
 
 ENSEMBLE: Final = "ensemble"
 MAX_NEW_TOKENS: Final = 160

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from adafuse_llm.documents import Passage
+from adafuse_llm.embedded import final_answer
 from adafuse_llm.embedded.tools import calculate, one_line
 
 __all__ = [
@@ -48,7 +49,6 @@ __all__ = [
     "draw_scene",
     "draw_sum",
     "draw_sum_list",
-    "final_answer",
     "is_correct",
     "made_up_words",
     "mark_syllables",
@@ -1380,11 +1380,6 @@ def draw_case(names: Names, skill: Skill, n_passages: int = 3) -> Case:
         case = draw_scene(names, n_passages).ask(names.rng, skill)
         if case is not None:
             return case
-
-
-def final_answer(text: str) -> str:
-    """The answer proper: trimmed, without a closing full stop, after any ``The answer is``."""
-    return text.rsplit("The answer is", 1)[-1].strip().removesuffix(".").strip()
 
 
 def is_correct(case: Case, text: str) -> bool:

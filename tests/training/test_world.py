@@ -25,7 +25,6 @@ from training.world import (
     draw_scene,
     draw_sum,
     draw_sum_list,
-    final_answer,
     is_correct,
     made_up_words,
     mark_syllables,
@@ -148,19 +147,6 @@ def test_mark_syllables_marks_capitalised_words_and_their_syllables() -> None:
     start = next(s for s in sorted(STARTS, key=len, reverse=True) if word.startswith(s))
     marked = f"|{start}|{word[len(start) :]}"
     assert mark_syllables(f"The {word}, of A Street.", "|") == f"|The {marked}, of |A |Street."
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("12 + 7 = 19. The answer is 19.", "19"),
-        (" Maren Tolvik.\n", "Maren Tolvik"),
-        ("4.35 crowns", "4.35 crowns"),
-        ("not stated", "not stated"),
-    ],
-)
-def test_final_answer_takes_the_answer_proper(text: str, expected: str) -> None:
-    assert final_answer(text) == expected
 
 
 def test_is_correct_compares_the_whole_answer() -> None:
