@@ -29,8 +29,11 @@ from adafuse_llm.embedded.tools import (
 from adafuse_llm.errors import InvalidInputError
 from benchmarks import embedded_agents as benchmark
 from tests.support.errands import ERRANDS
+from training.agent_prompts import draw_tools
+from training.batches import assemble
 from training.dialogues import FORMS, Form, act, is_same_turn, read, turns_of
-from training.train import RECIPES, Trainer, assemble, draw_tools
+from training.recipes import RECIPES
+from training.trainer import Trainer
 from training.world import (
     ENDINGS,
     NEEDS,

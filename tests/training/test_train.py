@@ -9,21 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from training.train import (
-    RECIPES,
-    Packer,
-    Recipe,
-    Stage,
-    Trainer,
-    assemble,
-    build_tokenizer,
-    copy_tokenizer,
-    learning_rate_factor,
-    main,
-    orthogonalise,
-    plan_lanes,
-    stage_at,
-)
+from training.batches import assemble
+from training.optimizer import orthogonalise
+from training.packing import Packer
+from training.recipes import RECIPES, Recipe
+from training.schedule import learning_rate_factor
+from training.stages import Stage, stage_at
+from training.tokenizers import build_tokenizer, copy_tokenizer
+from training.train import main, plan_lanes
+from training.trainer import Trainer
 from training.world import SKILLS, Names
 
 

@@ -1,0 +1,40 @@
+"""Cases: questions with their exact answers, and whether an answer is correct."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from adafuse_llm.documents import Passage
+
+Skill = Literal["people", "places_products", "numbers", "dates", "arithmetic", "not_stated"]
+
+SKILLS: Final[tuple[Skill, ...]] = (
+    "people",
+    "places_products",
+    "numbers",
+    "dates",
+    "arithmetic",
+    "not_stated",
+)
+NOT_STATED: Final = "not stated"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A question, its exact answer, the skill it needs, and the passages it is asked about."""
+
+    question: str
+    answer: str
+    skill: Skill
+    passages: tuple[Passage, ...] = ()
+
+
+def final_answer(text: str) -> str:
+    """The answer proper: trimmed, without a closing full stop, after any ``The answer is``."""
+    return text.rsplit("The answer is", 1)[-1].strip().removesuffix(".").strip()
+
+
+def is_correct(case: Case, text: str) -> bool:
+    """Exact match of the answer; for arithmetic of the final number."""
+    return final_answer(text) == final_answer(case.answer)
