@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from adafuse_llm.adapters.conversation import Tool
 from adafuse_llm.embedded.tools import CALCULATE, LOOK_UP
+from adafuse_llm.text.chat import Tool
 from training.dialogues import Form
 
 _OTHER_TOOLS: Final = (

@@ -14,11 +14,11 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
-from adafuse_llm.adapters.conversation import Call, Tool, Turn, to_messages
+from adafuse_llm.adapters.conversation import Call, Turn, to_messages
 from adafuse_llm.adapters.reply import ReplyParser, Text, ToolCall
 from adafuse_llm.embedded.tools import REACT_HEADER, TOOLS, calculate, look_up
 from adafuse_llm.errors import InvalidInputError
-from adafuse_llm.text.chat import Message
+from adafuse_llm.text.chat import Message, Tool
 from training.world import AgentCase, ToolUse
 
 __all__ = ["FORMS", "Form", "act", "is_same_turn", "read", "turns_of"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile, zip_longest
 from typing import Any, Literal
 
-from adafuse_llm.adapters.conversation import Tool
+from adafuse_llm.text.chat import Tool
 from training.dialogues import Form, turns_of
 from training.layouts import SYSTEMS, Layout, draw_layout
 from training.recipes import Emphasis, Recipe

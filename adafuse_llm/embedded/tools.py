@@ -2,7 +2,7 @@
 
     look_up     what the handbook says about a name
     calculate   a sum of numbers
-    TOOLS       both as members are told of them (`adafuse_llm.adapters.conversation.Tool`)
+    TOOLS       both as members are told of them (`adafuse_llm.text.chat.Tool`)
 
 The members know two forms of using them: the text form that `to_messages` writes, and, under
 `REACT_HEADER`, thoughts, actions and observations. `REACT_HEADER` is the ``system_header`` of
@@ -17,10 +17,10 @@ from decimal import Decimal
 from functools import cache
 from typing import Final
 
-from adafuse_llm.adapters.conversation import Tool
 from adafuse_llm.documents import Passage, Retriever, read_documents
 from adafuse_llm.embedded import handbook_path
 from adafuse_llm.errors import InvalidInputError
+from adafuse_llm.text.chat import Tool
 
 __all__ = ["CALCULATE", "LOOK_UP", "REACT_HEADER", "TOOLS", "calculate", "look_up", "one_line"]
 
