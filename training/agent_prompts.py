@@ -1,4 +1,4 @@
-"""How the tools are described to an agent, and its system messages."""
+"""Tool descriptions and system messages of agents."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ AGENT_SYSTEMS: Final = (
 
 
 def draw_tools(rng: random.Random) -> list[Tool]:
-    """The two tools in any order, at times in other words, with titles, or beside another tool."""
+    """Draw descriptions of the two tools: order, wording and schema vary, a third may join."""
     tools = [LOOK_UP, CALCULATE]
     for place, tool in enumerate(tools):
         if rng.random() < 0.2:
@@ -67,14 +67,14 @@ def draw_tools(rng: random.Random) -> list[Tool]:
 
 
 def _with_title(tool: Tool) -> Tool:
-    """The argument with a title, as pydantic describes one."""
+    """Give the argument a title, as pydantic does."""
     ((name, schema),) = tool.parameters["properties"].items()
     titled = {name: {"title": name.title(), **schema}}
     return replace(tool, parameters={**tool.parameters, "properties": titled})
 
 
 def _with_signature(tool: Tool) -> Tool:
-    """The description after the signature of the function, as LlamaIndex writes it."""
+    """Put the function's signature before the description, as LlamaIndex does."""
     (argument,) = tool.parameters["properties"]
     signature = f"{tool.name}({argument}: str) -> str"
     return replace(tool, description=f"{signature}\n{tool.description}")

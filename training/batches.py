@@ -1,4 +1,4 @@
-"""Batches: packs in rows, as tensors. Each batch depends on its arguments only."""
+"""Batches: rows of packs as tensors. A batch depends on the arguments of its draw only."""
 
 from __future__ import annotations
 
@@ -13,22 +13,27 @@ from torch import Tensor
 
 from training.agent_prompts import AGENT_SYSTEMS, SHORT_SYSTEMS, draw_tools
 from training.dialogues import FORMS, turns_of
-from training.packing import Learned, Pack, Packer
+from training.packing import LearnedSkill, Pack, Packer
 from training.schedule import SHORT_SHARE
 from training.stages import Stage, stage_at
 from training.world import NEEDS, Names, Split, draw_agent_case
 
-AGENT_LENGTH: Final = 640  # of a row of agents' turns, in tokens
+AGENT_LENGTH: Final = 640  # tokens in a row of agents' turns
 IGNORED: Final = -100
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Token ids, positions and answers ``[rows, length]``, mask ``[rows, 1, length, n + length]``.
+    """Tokens of one step, of shape ``[rows, length]`` where nothing else is noted.
 
-    ``prompt`` ``[n]`` is what all rows continue; mostly it is empty.
-    ``labels`` and ``weights`` belong to the token at the *next* position.
-    ``spans`` lists (row, first, last + 1, skill) of the answer predictions, for measuring.
+    Attributes:
+        ids: token ids.
+        positions: position of each token in its own text.
+        mask: the tokens that each token may attend to, ``[rows, 1, length, n + length]``.
+        labels: the token to predict at the *next* position.
+        weights: weight of that prediction in the loss.
+        spans: (row, first, last + 1, skill) of each predicted answer, for measuring.
+        prompt: tokens ``[n]`` that all rows continue; mostly empty.
     """
 
     ids: Tensor
@@ -36,12 +41,12 @@ class Batch:
     mask: Tensor
     labels: Tensor
     weights: Tensor
-    spans: tuple[tuple[int, int, int, Learned], ...]
+    spans: tuple[tuple[int, int, int, LearnedSkill], ...]
     prompt: Tensor
 
 
 def draw_packs(packer: Packer, names: Names, stage: Stage, n_rows: int) -> list[list[Pack]]:
-    """Packs in rows of at most ``stage.length`` tokens, word problems at their share."""
+    """Draw packs in rows of at most ``stage.length`` tokens, with the given share of problems."""
     rows: list[list[Pack]] = [[] for _ in range(n_rows)]
     room = [stage.length] * n_rows
     total = of_problems = of_drills = 0
@@ -50,9 +55,9 @@ def draw_packs(packer: Packer, names: Names, stage: Stage, n_rows: int) -> list[
         is_problem = not only_drills and of_problems < packer.emphasis.arithmetic * total
         is_drill = only_drills or (not is_problem and of_drills < stage.drills * total)
         if is_problem:
-            pack = packer.problem(names)
+            pack = packer.draw_problem(names)
         else:
-            pack = packer.drill(names) if is_drill else packer.reading(names, stage)
+            pack = packer.draw_drill(names) if is_drill else packer.draw_reading(names, stage)
         row = max(range(n_rows), key=lambda index: room[index])
         while len(pack) > room[row] and len(pack.branches) > 1:
             pack = Pack(pack.prefix, pack.branches[:-1])
@@ -75,9 +80,9 @@ def assemble(
     context_weight: float,
     prompt: Sequence[int] = (),
 ) -> Batch:
-    """Rows of packs as tensors; all packs continue ``prompt``.
+    """Assemble rows of packs, which all continue ``prompt``, as tensors.
 
-    A fifth of the tokens of the packs' own prompts is learned with a small weight.
+    A fifth of the tokens in the packs' own prompts is learned, with the weight ``context_weight``.
     """
     shape = (len(rows), length)
     ids = np.zeros(shape, np.int64)
@@ -85,12 +90,12 @@ def assemble(
     labels = np.full(shape, IGNORED, np.int64)
     weights = np.zeros(shape, np.float32)
     mask = np.ones((*shape, len(prompt) + length), bool)
-    spans: list[tuple[int, int, int, Learned]] = []
+    spans: list[tuple[int, int, int, LearnedSkill]] = []
     noise = np.random.default_rng(rng.getrandbits(32))
     causal = np.tril(np.ones((length, length), bool))
     for r, packs in enumerate(rows):
-        part = np.zeros(length, np.int64)  # number of the prompt or branch; 0 is padding
-        seen = [{0}]  # by each part: itself and what it continues
+        part = np.zeros(length, np.int64)  # number of each token's prompt or branch; 0 is padding
+        seen = [{0}]  # parts that each part sees: itself and those it continues
         ends = [0]  # position after each part
         at = 0
         for pack in packs:
@@ -137,7 +142,7 @@ def assemble(
 def draw_batch(
     packer: Packer, seed: int, step: int, progress: float, tokens: int, split: Split = "train"
 ) -> Batch:
-    """The batch of one step; depends on its arguments only."""
+    """Draw the batch of one step; it depends on the arguments only."""
     rng = random.Random(f"{split} {seed} {packer.recipe.name} {step}")
     stage = stage_at(progress, rng)
     if stage.drills == 1.0:
@@ -150,11 +155,11 @@ def draw_batch(
 def draw_agent_batch(
     packer: Packer, seed: int, step: int, progress: float, tokens: int, split: Split = "train"
 ) -> Batch:
-    """Turns of agents that are all told of the same tools; depends on its arguments only.
+    """Draw turns of agents that all have the same tools; they depend on the arguments only.
 
-    First the tools are only named, and most cases end with the first turn of their question: which
-    tool, and with which argument, is learned from many short prompts. Then the prompts are real,
-    most cases go on to their answer, and more of them read what a tool returned.
+    At first, prompts only name the tools, and most cases end with the first turn after their
+    question: many short prompts teach which tool to call and with which argument. Later, prompts
+    describe the tools, most cases go on to their answer, and more of them read a tool's result.
     """
     rng = random.Random(f"{split} tools {seed} {packer.recipe.name} {step}")
     names = Names(rng, split)
@@ -164,7 +169,7 @@ def draw_agent_batch(
     system = rng.choice(AGENT_SYSTEMS) if rng.random() < 0.5 else ""
     if is_short:
         system = SHORT_SYSTEMS[form]
-    told = packer.told(form, tools, system)
+    prefix = packer.agent_prefix(form, tools, system)
     n_rows = max(1, tokens // AGENT_LENGTH)
     rows: list[list[Pack]] = [[] for _ in range(n_rows)]
     room = [AGENT_LENGTH] * n_rows
@@ -175,11 +180,11 @@ def draw_agent_batch(
         turns = turns_of(case, form, tools, system, earlier=True)
         if rng.random() < (0.75 if is_short else 0.2):
             turns = turns[: len(turns) - len(case.uses)]
-        pack = packer.dialogue(turns, told)
+        pack = packer.dialogue(turns, prefix)
         row = max(range(n_rows), key=lambda index: room[index])
         if len(pack) > room[row]:
             too_long += 1
             continue
         rows[row].append(pack)
         room[row] -= len(pack)
-    return assemble(rows, AGENT_LENGTH, rng, context_weight=0.1, prompt=packer.encode(told))
+    return assemble(rows, AGENT_LENGTH, rng, context_weight=0.1, prompt=packer.encode(prefix))

@@ -1,4 +1,4 @@
-"""Layouts: where the passages and the question stand in a prompt."""
+"""Layouts: the places of the passages and the question in a prompt."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from adafuse_llm.documents import Passage, question_messages
 class Layout:
     """A prompt for many questions about the same passages.
 
-    ``before`` is the part all questions share. ``around`` puts a question into the rest.
-    ``system`` is a system message, ``plain`` means no chat template, ``history`` a turn before.
+    Attributes:
+        before: the part that all questions share.
+        pattern: the rest, with ``{q}`` in place of the question.
+        system: a system message.
+        plain: whether the prompt is plain text, without a chat template.
+        history: patterns of an earlier question and its answer.
     """
 
     before: str
@@ -24,8 +28,8 @@ class Layout:
     plain: bool = False
     history: tuple[str, str] | None = None
 
-    def around(self, question: str) -> str:
-        """The part after ``before``, with the question in its place."""
+    def ask(self, question: str) -> str:
+        """Return the part after ``before`` with the question in its place."""
         return self.pattern.replace("{q}", question)
 
 
@@ -80,7 +84,7 @@ def _join(rng: random.Random, passages: Sequence[Passage]) -> str:
 
 
 def draw_layout(rng: random.Random, passages: Sequence[Passage]) -> Layout:
-    """A prompt form: three in five times the canonical one of ``question_messages``."""
+    """Draw a layout; three in five are the standard one of ``question_messages``."""
     chance = rng.random()
     if chance < 0.6:
         content = question_messages("{q}", passages)[0]["content"]

@@ -1,4 +1,4 @@
-"""The freshly initialised model of a recipe."""
+"""Build the freshly initialized model of a recipe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from training.recipes import CONTEXT, Recipe
 
 
 def build_model(recipe: Recipe, tokenizer: Any, seed: int) -> Any:
-    """A freshly initialised float32 model for ``recipe`` (its weights depend on ``seed`` only)."""
+    """Build a freshly initialized float32 model; its weights depend on recipe and seed only."""
     from transformers import (
         Olmo2Config,
         Olmo2ForCausalLM,

@@ -1,4 +1,4 @@
-"""The optimizer of the weight matrices."""
+"""Muon, the optimizer of the weight matrices."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update is orthogonalised (Jordan et al. 2024), in float32.
+    """Momentum with orthogonalized updates (Jordan et al. 2024), in float32.
 
-    Parameters of the same shape are treated together. ``torch.optim.Muon`` computes in bfloat16,
-    which is slow on processors.
+    Parameters of the same shape are updated together. ``torch.optim.Muon`` computes in bfloat16,
+    which is slow on CPUs.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class Muon(torch.optim.Optimizer):
                     assert parameter.grad is not None
                     state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])
                     updates.append(parameter.grad.lerp(state["momentum"], group["momentum"]))
-                whitened = orthogonalise(torch.stack(updates))
+                whitened = orthogonalize(torch.stack(updates))
                 scale = group["lr"] * max(1.0, shape[0] / shape[1]) ** 0.5
                 for parameter, update in zip(parameters, whitened, strict=True):
                     parameter.sub_(update, alpha=scale)
 
 
-def orthogonalise(matrices: Tensor) -> Tensor:
-    """``[n, rows, columns]`` with singular values moved towards 1 (five Newton-Schulz steps)."""
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """Move the singular values of ``[n, rows, columns]`` toward 1 (five Newton-Schulz steps)."""
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices

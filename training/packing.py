@@ -1,4 +1,4 @@
-"""Packs: one prompt and the many questions that branch off it, as tokens of one member."""
+"""Packs: one prompt and many questions that branch off it, as tokens of one member."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from training.world import (
     draw_sum_list,
 )
 
-Learned = Skill | Literal["tools"]
+LearnedSkill = Skill | Literal["tools"]
 
 
 @dataclass(frozen=True)
 class Branch:
-    """Tokens of a question and its answer; the last ``n_answer`` of them are learned.
+    """Tokens of a question and its answer; the member learns the last ``n_answer`` of them.
 
-    It continues the prompt, or the branch with the number ``parent`` (the first is 1).
+    A branch continues the prompt, or the branch with the number ``parent`` (the first is 1).
     """
 
     ids: list[int]
     n_answer: int
-    skill: Learned
+    skill: LearnedSkill
     parent: int = 0
 
 
 @dataclass(frozen=True)
 class Pack:
-    """Tokens of a prompt and the branches that continue it."""
+    """Tokens of a prompt, and the branches that continue it."""
 
     prefix: list[int]
     branches: list[Branch]
@@ -51,7 +51,7 @@ class Pack:
 
 
 class Packer:
-    """Draws packs for one member: text, prompt form, tokens."""
+    """Draws packs for one member: text, layout and tokens."""
 
     def __init__(self, recipe: Recipe, tokenizer: Any, emphasis: Emphasis) -> None:
         self.recipe = recipe
@@ -64,12 +64,12 @@ class Packer:
         self._newline = len(self.encode("\n"))
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of ``text``."""
+        """Return the tokens of ``text``."""
         ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
         return ids
 
     def _encode_after_newline(self, text: str) -> list[int]:
-        """Tokens of ``text`` as they are when a line break stands before it."""
+        """Return the tokens of ``text`` after a line break."""
         return self.encode("\n" + text)[self._newline :]
 
     def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
@@ -81,7 +81,7 @@ class Packer:
     def _chat(self, layout: Layout, content: str, example: Case | None) -> str:
         messages = [{"role": "system", "content": layout.system}] if layout.system else []
         if layout.history and example:
-            earlier = layout.before + layout.around(example.question)
+            earlier = layout.before + layout.ask(example.question)
             messages += [
                 {"role": "user", "content": earlier},
                 {"role": "assistant", "content": example.answer},
@@ -90,7 +90,7 @@ class Packer:
         return self._render(messages)
 
     def pack(self, layout: Layout, cases: Sequence[Case]) -> Pack:
-        """The cases (all about the same passages) as one pack in the given layout."""
+        """Encode cases about the same passages as one pack in the given layout."""
         example: Case | None = None
         before, pattern = layout.before, layout.pattern
         if layout.history:
@@ -120,8 +120,8 @@ class Packer:
     def _encode_after_letter(self, text: str) -> list[int]:
         return self.encode(":" + text)[len(self.encode(":")) :]
 
-    def reading(self, names: Names, stage: Stage) -> Pack:
-        """Passages and questions about them, by the member's mix of skills."""
+    def draw_reading(self, names: Names, stage: Stage) -> Pack:
+        """Draw passages and questions about them, with the member's mix of skills."""
         rng = names.rng
         n_passages = rng.choice(stage.passages)
         scene = draw_scene(names, n_passages, stage.facts, stage.same_kind)
@@ -131,19 +131,19 @@ class Packer:
         skills, weights = zip(*self.emphasis.mix.items(), strict=True)
         wanted = 2 if not layout.before and not layout.system else stage.questions
         cases: list[Case] = []
-        asked: set[tuple[str, str]] = set()
+        drawn: set[tuple[str, str]] = set()
         for skill in rng.choices(skills, weights, k=4 * wanted):
             case = scene.ask(rng, skill)
-            if case is None or (case.question, case.answer) in asked:
+            if case is None or (case.question, case.answer) in drawn:
                 continue
-            asked.add((case.question, case.answer))
+            drawn.add((case.question, case.answer))
             cases.append(case)
             if len(cases) == wanted + bool(layout.history):
                 break
         return self.pack(layout, cases)
 
-    def drill(self, names: Names) -> Pack:
-        """A list of names and values to be repeated as it is."""
+    def draw_drill(self, names: Names) -> Pack:
+        """Draw a list of names and values to repeat unchanged."""
         names.forget()
         rng = names.rng
         kinds = (names.person, names.place, names.institution, names.product, names.address)
@@ -153,8 +153,8 @@ class Packer:
         text = rng.choice((", ", "; ", "\n")).join(items)
         return self.pack(Layout("", "Repeat: {q}"), [Case(text, text, "people")])
 
-    def problem(self, names: Names) -> Pack:
-        """One word problem, mostly in the canonical form."""
+    def draw_problem(self, names: Names) -> Pack:
+        """Draw one arithmetic problem, mostly in the standard layout."""
         rng = names.rng
         chance = rng.random()
         if chance < 0.75:
@@ -171,21 +171,24 @@ class Packer:
             case = draw_sum(names) if rng.random() < 0.35 else draw_problem(names)
         return self.pack(layout, [case])
 
-    def told(self, form: Form, tools: Sequence[Tool], system: str) -> str:
-        """What every prompt of an agent with these tools begins with."""
+    def agent_prefix(self, form: Form, tools: Sequence[Tool], system: str) -> str:
+        """Return the beginning that all prompts of an agent with these tools share."""
         prompts = [
             self._render(turns_of(AgentCase(question, "", "none"), form, tools, system)[0][0])
             for question in ("A", "B")
         ]
         return prompts[0][: _shared_lines(prompts)]
 
-    def dialogue(self, turns: Sequence[tuple[Sequence[Mapping[str, Any]], str]], told: str) -> Pack:
-        """Turns, each as the messages before it and its text, as branches that continue ``told``.
+    def dialogue(
+        self, turns: Sequence[tuple[Sequence[Mapping[str, Any]], str]], prefix: str
+    ) -> Pack:
+        """Encode an agent's turns as branches that continue ``prefix``.
 
-        A turn continues the one before, up to where it tells it in another form.
+        Each turn is the messages before it and its text. A turn continues the turn before it as far
+        as the prompt repeats that turn unchanged.
         """
         branches: list[Branch] = []
-        at, parent, after_line = len(told), 0, True
+        at, parent, after_line = len(prefix), 0, True
 
         def add(text: str, answer: list[int]) -> int:
             ids = self._branch_ids(text, after_line) + answer
@@ -193,8 +196,8 @@ class Packer:
             return len(branches)
 
         prompts = [self._render(messages) for messages, _ in turns]
-        said = [text for _, text in turns]
-        for prompt, text, follows in zip_longest(prompts, said, prompts[1:], fillvalue=""):
+        replies = [text for _, text in turns]
+        for prompt, text, follows in zip_longest(prompts, replies, prompts[1:], fillvalue=""):
             answer = [*self._encode_after_newline(text), self._end]
             whole = f"{prompt}{text}{self.recipe.end}"
             if follows and not follows.startswith(whole):
@@ -209,7 +212,7 @@ class Packer:
 
 
 def _shared_lines(texts: Sequence[str]) -> int:
-    """How many characters of whole lines the texts begin with alike, with a line left of each."""
+    """Count the characters of the leading lines that all texts share, last lines excluded."""
     lines = [text.splitlines(keepends=True)[:-1] for text in texts]
     shared = takewhile(lambda line: len(set(line)) == 1, zip(*lines, strict=False))
     return sum(len(line[0]) for line in shared)

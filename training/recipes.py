@@ -1,4 +1,4 @@
-"""The recipes of the three embedded members."""
+"""The recipes of the three embedded members: architecture, vocabulary, template, emphasis."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ Architecture = Literal["qwen3", "stablelm", "olmo2"]
 
 @dataclass(frozen=True)
 class Emphasis:
-    """What a member is asked most.
+    """The share of each skill in a member's training.
 
-    ``mix`` weighs the skills asked about passages, ``arithmetic`` is the share of all training
-    tokens that are word problems, ``sum_lists`` the share of those that are lists of sums.
+    Attributes:
+        mix: weights of the skills in questions about passages.
+        arithmetic: share of all training tokens that are arithmetic problems.
+        sum_lists: share of those problems that are lists of sums.
     """
 
     mix: Mapping[Skill, float]
@@ -31,8 +33,11 @@ class Emphasis:
 class Recipe:
     """What makes a member: architecture, vocabulary, chat template, emphasis.
 
-    ``end`` closes a turn, ``eos`` closes a plain text. ``emphasis`` is that of the main part of
-    training, ``finish`` that of the last part, for members that have one.
+    Attributes:
+        end: token that closes a turn.
+        eos: token that closes a plain text.
+        emphasis: emphasis of the main part of training.
+        finish: emphasis of the second part, None for a member without one.
     """
 
     name: str

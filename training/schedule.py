@@ -1,4 +1,4 @@
-"""The parts of training: how many steps each has, and its learning rate."""
+"""The parts of training: the number of steps in each, and its learning rate."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from typing import Final
 from training.recipes import Recipe
 
 DEFAULT_STEPS: Final = 2200
-MAIN_SHARE: Final = 9 / 11  # of the steps; the rest is the last part
-FINISH_PEAK: Final = 0.6  # learning rate of the last parts, against that of the main part
+MAIN_SHARE: Final = 9 / 11  # share of the main part in the steps of the first two parts
+FINISH_PEAK: Final = 0.6  # peak learning rate of the later parts, relative to the main part
 DEFAULT_AGENT_STEPS: Final = 650
-SHORT_SHARE: Final = 0.3  # of the part with tools, in which they are only named
+SHORT_SHARE: Final = 0.3  # share of the tools part in which prompts only name the tools
 
 
 def learning_rate_factor(step: int, main: int, steps: int, end: int = 0) -> float:
-    """Warm-up, a constant third, linearly to zero; twice the same from a lower peak, up to
-    ``steps`` with no plateau and up to ``end``.
+    """Return the factor of the learning rate at a step.
+
+    In the main part, up to step ``main``, the rate warms up, stays constant for a third, and falls
+    linearly to zero. The second part, up to ``steps``, and the tools part, up to ``end``, repeat
+    this from a lower peak; the second part has no plateau.
     """
     if step < main:
         return min((step + 1) / 40, 1.0, (main - step) / (main * 0.67))
@@ -26,10 +29,10 @@ def learning_rate_factor(step: int, main: int, steps: int, end: int = 0) -> floa
 
 
 def main_steps(steps: int) -> int:
-    """Steps of the main part, of `steps` in the first two."""
+    """Return the steps of the main part, given the ``steps`` of the first two parts."""
     return round(steps * MAIN_SHARE)
 
 
 def last_step(recipe: Recipe, steps: int) -> int:
-    """Where the first two parts end: a member may have a main part only."""
+    """Return the step at which the first two parts end; some members have a main part only."""
     return main_steps(steps) if recipe.finish is None else steps

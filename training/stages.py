@@ -1,4 +1,4 @@
-"""The stages of training: how long and how hard the prompts are."""
+"""Stages of training: how long and how hard the prompts are."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Stage:
-    """How long and how hard the prompts are at some point of training (lengths in tokens).
+    """How long and how hard the prompts are at some point of training.
 
-    ``drills`` is the share of tokens spent on repeating lists: copying must be there before
-    reading can be learned, and a few minutes of nothing else teach it. ``same_kind`` is how often
-    all passages tell of the same kind of thing, so that only the name tells them apart.
+    Attributes:
+        length: tokens in a row.
+        passages: numbers of passages to choose from.
+        facts: lowest and highest number of facts in a passage.
+        questions: questions about the same passages.
+        drills: share of tokens in lists to repeat. A model has to copy before it can learn to
+            read, and learns it in a few minutes of drills alone.
+        same_kind: how often all passages are about the same kind of entity, so that only the name
+            distinguishes them.
     """
 
     length: int
@@ -24,10 +30,11 @@ class Stage:
 
 
 def stage_at(progress: float, rng: random.Random) -> Stage:
-    """The stage at ``progress``: below 1 in the main part of training, 1 in the last part.
+    """Draw the stage at ``progress``: below 1 in the main part of training, 1 after it.
 
-    Copying first, then short prompts, then real and some long ones. The last part has many short
-    passages of one kind, where only the right one answers the question.
+    The main part begins with copying, goes on to short prompts, and then to prompts of full length
+    with some long ones. After it, many prompts hold short passages of one kind, of which only one
+    answers the question.
     """
     if progress >= 1.0:
         chance = rng.random()

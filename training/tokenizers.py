@@ -1,4 +1,4 @@
-"""The tokenizers of the members: trained, saved and copied."""
+"""Train, save and copy the tokenizers of the members."""
 
 from __future__ import annotations
 
@@ -15,30 +15,29 @@ from training.layouts import draw_layout
 from training.recipes import CONTEXT, VOCABULARY, Recipe
 from training.world import SKILLS, Names, draw_problem, draw_scene, mark_syllables
 
-BOUNDARY: Final = "\u2063"  # between syllables, while a tokenizer is trained
+BOUNDARY: Final = "\u2063"  # separates syllables while a tokenizer is trained
 
 
 def _corpus(recipe: Recipe, seed: int, n_scenes: int) -> Iterator[str]:
-    """Training-split prompts and answers, one text each, syllables marked."""
+    """Yield texts of the training split, one per scene, with marked syllables."""
     rng = random.Random(f"corpus {seed} {recipe.name}")
     names = Names(rng, "train")
     for _ in range(n_scenes):
         scene = draw_scene(names, 3)
         cases = [scene.ask(rng, skill) for skill in SKILLS if skill != "arithmetic"]
-        asked = [case for case in cases if case is not None]
         layout = draw_layout(rng, scene.passages)
         lines = [layout.before]
-        lines += [layout.around(case.question) + "\n" + case.answer for case in asked]
+        lines += [layout.ask(case.question) + "\n" + case.answer for case in cases if case]
         problem = draw_problem(names)
         lines.append(f"Question: {problem.question}\n{problem.answer}")
         yield mark_syllables("\n".join(lines), BOUNDARY)
 
 
 def build_tokenizer(recipe: Recipe, folder: Path, seed: int, n_scenes: int = 3000) -> Any:
-    """Train the tokenizer of ``recipe``, save it in ``folder`` and return it as loaded from there.
+    """Train the tokenizer of ``recipe``, save it in ``folder`` and return it, loaded from there.
 
-    All three are lossless, keep digits single, and cut a made-up word into its two syllables
-    wherever it stands: a name is learned once, with or without a space before it.
+    All three tokenizers are lossless, keep digits single, and split a made-up word into its two
+    syllables everywhere: a model learns a name once, with or without a space before it.
     """
     from transformers import AutoTokenizer
 
@@ -74,7 +73,7 @@ def build_tokenizer(recipe: Recipe, folder: Path, seed: int, n_scenes: int = 300
         }
     text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
-    # Loading needs to know the architecture; the real configuration is written with the model.
+    # Loading needs the architecture; the full configuration is written with the model.
     if not (folder / "config.json").exists():
         text = json.dumps({"model_type": recipe.architecture})
         (folder / "config.json").write_text(text, encoding="utf-8")
@@ -148,13 +147,13 @@ def _save_unigram(recipe: Recipe, folder: Path, texts: Sequence[str]) -> None:
             ]
         )
 
-    # The pieces are the commonest words and syllables, with their frequencies; single characters
-    # and bytes make up the rest. (Pruning by likelihood would cut rarer syllables to letters.)
-    marked = splitter(pre_tokenizers.Split(BOUNDARY, behavior="removed"))
+    # The vocabulary holds the most frequent words and syllables with their frequencies, then
+    # single characters and bytes. (Pruning by likelihood would split rare syllables into letters.)
+    training_splitter = splitter(pre_tokenizers.Split(BOUNDARY, behavior="removed"))
     counts: Counter[str] = Counter()
     characters: set[str] = set()
     for text in texts:
-        found = [piece for piece, _ in marked.pre_tokenize_str(text)]
+        found = [piece for piece, _ in training_splitter.pre_tokenize_str(text)]
         counts.update(found)
         characters.update(*found)
     room = VOCABULARY - 256 - len(recipe.control) - len(characters)

@@ -1,17 +1,20 @@
-"""Train the embedded members from nothing: ``python -m training.train --help``.
+"""Train the embedded members from random weights: ``python -m training.train --help``.
 
 Three members of different architectures and vocabularies learn the same skills with different
-emphasis. A training example is a *pack*: one prompt with many questions branching off it. The
-attention mask lets each branch see the prompt and itself only, and positions continue from the
-prompt in every branch, so each question is seen exactly as it is asked later, while the passages
-are read once for all of them.
+emphasis. A training example is a *pack*: one prompt with many questions that branch off it. The
+attention mask lets each branch see only the prompt and itself, and positions in every branch
+continue from the prompt. So a model sees each question exactly as in a later request, but reads the
+passages once for all questions.
 
-Training has three parts: reading and arithmetic; for some members, more of what they are meant to
-be good at; then the use of tools, beside more of the same. The third can start from trained members
-(``--start-from``).
+Training has three parts:
 
-Every step draws its text from its own seed (run seed, member, step), so a run that was interrupted
-continues from its checkpoint as if it had not been.
+1. the main part: reading and arithmetic;
+2. for some members, more of the skills they specialize in;
+3. the tools part: agents with tools, mixed with reading and arithmetic. It can start from trained
+   members (``--start-from``).
+
+Each step draws its text from its own seed (run seed, member, step). An interrupted run therefore
+continues from its checkpoint with the same text as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ def _report(line: Mapping[str, Any]) -> None:
 
 
 def _train_one(args: argparse.Namespace, name: str, until: int) -> None:
-    """Train one member up to step ``until``; one JSON line per report on standard output."""
+    """Train one member up to step ``until``, writing reports as JSON lines to standard output."""
     torch.set_num_threads(args.threads)
     if args.start_from:
         copy_tokenizer(args.start_from / name, args.work / name)
@@ -70,10 +73,10 @@ def _train_one(args: argparse.Namespace, name: str, until: int) -> None:
 def plan_lanes(
     members: Sequence[str], steps: int, workers: int, first: int = 0
 ) -> list[list[tuple[str, int]]]:
-    """What each worker trains, as (member, until step), so that all are busy from step ``first``
-    to the end.
+    """Plan what each worker trains, as (member, last step), from step ``first`` on.
 
-    Three members on two workers: the third is trained half by one and half by the other.
+    Two workers that train three members share the third: each trains one half of it, so that both
+    finish at the same time.
     """
     if workers >= len(members) or workers == 1:
         lanes: list[list[tuple[str, int]]] = [[] for _ in range(min(workers, len(members)))]
@@ -92,7 +95,7 @@ def plan_lanes(
 def _run_lane(
     args: argparse.Namespace, lane: Sequence[tuple[str, int]], bars: Mapping[str, Any]
 ) -> None:
-    """Run the jobs of one worker one after the other, each as its own process."""
+    """Run the jobs of one worker in sequence, each in its own process."""
     for name, until in lane:
         command = [sys.executable, "-m", "training.train", "--worker", name]
         command += ["--until", str(until), "--steps", str(args.steps), "--seed", str(args.seed)]
@@ -116,32 +119,34 @@ def _run_lane(
                     bar.update(report["step"] - bar.n)
                     bar.set_postfix(loss=f"{report['loss']:.3f}")
         if child.returncode != 0:
-            raise RuntimeError(f"training {name} ended with exit code {child.returncode}")
+            raise RuntimeError(f"training {name} failed with exit code {child.returncode}")
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m training.train",
-        description="Train the embedded members from nothing. A run that was interrupted "
-        "continues where its last checkpoint was.",
+        description="Train the embedded members from random weights. An interrupted run "
+        "continues from its last checkpoint.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument(
-        "--out", type=Path, default=member_paths()[0].parent, help="folder of the members"
+        "--out", type=Path, default=member_paths()[0].parent, help="folder to write the members to"
     )
-    parser.add_argument("--work", type=Path, default=Path("embedded-training"), help="checkpoints")
+    parser.add_argument(
+        "--work", type=Path, default=Path("embedded-training"), help="folder of checkpoints"
+    )
     parser.add_argument("--members", nargs="+", choices=list(RECIPES), default=list(RECIPES))
     parser.add_argument(
-        "--steps", type=int, default=DEFAULT_STEPS, help="steps per member, first two parts"
+        "--steps", type=int, default=DEFAULT_STEPS, help="steps per member in the first two parts"
     )
     parser.add_argument(
-        "--agent-steps", type=int, default=DEFAULT_AGENT_STEPS, help="steps of the part with tools"
+        "--agent-steps", type=int, default=DEFAULT_AGENT_STEPS, help="steps in the tools part"
     )
     parser.add_argument(
-        "--start-from", type=Path, help="folder of trained members, to do the part with tools only"
+        "--start-from", type=Path, help="folder of trained members; do the tools part only"
     )
     parser.add_argument("--seed", type=int, default=2026)
-    parser.add_argument("--workers", type=int, default=2, help="members trained side by side")
+    parser.add_argument("--workers", type=int, default=2, help="members to train at the same time")
     parser.add_argument("--threads", type=int, default=1, help="threads per member")
     parser.add_argument("--save-every", type=int, default=100, help="steps between checkpoints")
     parser.add_argument("--check-every", type=int, default=0, help="steps between held-out checks")
@@ -162,7 +167,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line entry; returns the exit code."""
+    """Run the command and return its exit code."""
     args = _arguments(argv)
     if args.worker:
         _train_one(args, args.worker, args.until or args.steps + args.agent_steps)

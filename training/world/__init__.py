@@ -1,14 +1,14 @@
 """A generated small-town world: names, facts, passages, questions, word problems.
 
-Pure Python and seeded, so that the same seed gives the same text on every machine.
-Everything is drawn for one of two splits, ``train`` and ``heldout``. They share the syllables
-and the sentence patterns, but no made-up word, no number, year, price, date, time or address and
-no arithmetic problem occurs in both: a held-out question can only be answered by reading.
+The generator is pure Python and seeded: the same seed gives the same text on every machine.
+Each text belongs to one of two splits, ``train`` and ``heldout``. The splits share syllables and
+sentence patterns. They share no made-up word, number, year, price, date, time, address or
+arithmetic problem, so a model can only answer a held-out question by reading.
 
     words        made-up words, and the split of a word or number
     names        draws names and values of one split
     cases        a question with its passages and exact answer; whether an answer is correct
-    relations    how the facts of each kind of thing are stated, asked for and listed
+    relations    patterns that state a fact, ask for it and list it
     entities     an institution, person, product, place or event; its passage and questions
     scenes       several passages, and the cases about them
     problems     arithmetic word problems and sums

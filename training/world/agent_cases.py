@@ -19,7 +19,7 @@ Need = Literal["look_up", "calculate", "both", "none"]
 
 NEEDS: Final[tuple[Need, ...]] = ("look_up", "calculate", "both", "none")
 
-# What is asked about an amount that a passage tells: the question, and the operation on it.
+# Questions about an amount that a passage states, and the operation each one needs.
 _AMOUNTS: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "price": (
         ("How much do {n} pieces of {s} cost?", "*"),
@@ -66,8 +66,8 @@ _SMALL_TALK: Final = (
     ("Thanks!", "You are welcome."),
     ("Goodbye.", "Goodbye."),
 )
-# What a person says of herself or himself, and what is asked about it later.
-_SAID: Final[tuple[tuple[str, str, Callable[[Names], str]], ...]] = (
+# What users say about themselves, and the question they ask about it later.
+_STATEMENTS: Final[tuple[tuple[str, str, Callable[[Names], str]], ...]] = (
     ("My name is {A}.", "What is my name?", Names.person),
     ("I live in {A}.", "Where do I live?", Names.place),
     ("I work at the {A}.", "Where do I work?", Names.institution),
@@ -75,13 +75,13 @@ _SAID: Final[tuple[tuple[str, str, Callable[[Names], str]], ...]] = (
     ("My friend is called {A}.", "What is my friend called?", Names.person),
     ("I have {A} in my purse.", "How much do I have in my purse?", Names.price),
 )
-_NOTED: Final = "I will remember that."
-_AGAIN: Final = ("Please repeat your answer.", "What was that again?")
+_ACKNOWLEDGMENT: Final = "I will remember that."
+_REPEAT_REQUESTS: Final = ("Please repeat your answer.", "What was that again?")
 
 
 @dataclass(frozen=True)
 class ToolUse:
-    """One call of a tool: its name, its only argument, and what it returned."""
+    """One call of a tool: its name, its only argument, and its result."""
 
     tool: str
     argument: str
@@ -90,7 +90,7 @@ class ToolUse:
 
 @dataclass(frozen=True)
 class AgentCase:
-    """A question, the uses of tools that answer it, its exact answer, and the turns before it."""
+    """A question, its exact answer, the tool uses that lead to it, and the turns before it."""
 
     question: str
     answer: str
@@ -100,7 +100,7 @@ class AgentCase:
 
 
 def draw_agent_case(names: Names, need: Need) -> AgentCase:
-    """A question that needs the tools ``need`` says; at times with one or two turns before it."""
+    """Draw a question that needs the given tools; some have one or two turns before them."""
     rng = names.rng
     names.forget()
     case = _draw_agent_case(names, need)
@@ -109,11 +109,11 @@ def draw_agent_case(names: Names, need: Need) -> AgentCase:
     before = rng.choices((0, 1, 2), (6, 3, 1))[0]
     among: tuple[Need, ...] = ("none", "calculate", "look_up")
     needs = rng.choices(among, (6, 3, 2), k=before)
-    return replace(case, earlier=tuple(_draw_alone(names, each) for each in needs))
+    return replace(case, earlier=tuple(_draw_without_reference(names, each) for each in needs))
 
 
-def _draw_alone(names: Names, need: Need) -> AgentCase:
-    """A case that refers to no turn before it."""
+def _draw_without_reference(names: Names, need: Need) -> AgentCase:
+    """Draw a case that refers to no earlier turn."""
     while True:
         case = _draw_agent_case(names, need)
         if not case.earlier:
@@ -123,17 +123,17 @@ def _draw_alone(names: Names, need: Need) -> AgentCase:
 def _draw_agent_case(names: Names, need: Need) -> AgentCase:
     match need:
         case "look_up":
-            return _draw_reading(names)
+            return _draw_lookup(names)
         case "calculate":
-            return _draw_reckoning(names)
+            return _draw_calculation(names)
         case "both":
-            return _draw_reading_and_reckoning(names)
+            return _draw_lookup_and_calculation(names)
         case "none":
-            return _draw_talk(names)
+            return _draw_conversation(names)
 
 
-def _draw_found(names: Names, entity: Entity, n_others: int) -> ToolUse:
-    """What looking up an entity returns: its passage, mostly first, and some of others."""
+def _draw_lookup_result(names: Names, entity: Entity, n_others: int) -> ToolUse:
+    """Look up an entity: the result is its passage, mostly first, and passages of others."""
     rng = names.rng
     others = [draw_entity(names, rng.choice(KINDS), rng.randint(2, 5)) for _ in range(n_others)]
     found = [entity, *others] if entity.facts else others
@@ -143,30 +143,30 @@ def _draw_found(names: Names, entity: Entity, n_others: int) -> ToolUse:
     return ToolUse("look_up", entity.name, one_line(passages))
 
 
-def _draw_reading(names: Names) -> AgentCase:
-    """One fact of an entity; one in seven times it is not stated."""
+def _draw_lookup(names: Names) -> AgentCase:
+    """Ask for one fact of an entity; in one of seven cases it is not stated."""
     rng = names.rng
     kind = rng.choice(KINDS)
     n_others = rng.choice((0, 1, 1, 1, 2))
     if rng.random() < 0.05:
         nobody = draw_entity(names, kind, 0)
-        asked = phrase_question(rng, kind, nobody.name, rng.choice(RELATIONS[kind]))
-        use = _draw_found(names, nobody, max(1, n_others))
-        return AgentCase(asked, NOT_STATED, "look_up", (use,))
+        question = phrase_question(rng, kind, nobody.name, rng.choice(RELATIONS[kind]))
+        use = _draw_lookup_result(names, nobody, max(1, n_others))
+        return AgentCase(question, NOT_STATED, "look_up", (use,))
     entity = draw_entity(names, kind, rng.randint(2, 5))
-    use = _draw_found(names, entity, n_others)
-    told = {fact.relation.name for fact in entity.facts}
-    missing = [relation for relation in RELATIONS[kind] if relation.name not in told]
+    use = _draw_lookup_result(names, entity, n_others)
+    stated = {fact.relation.name for fact in entity.facts}
+    missing = [relation for relation in RELATIONS[kind] if relation.name not in stated]
     if missing and rng.random() < 0.1:
-        asked = phrase_question(rng, kind, entity.name, rng.choice(missing))
-        return AgentCase(asked, NOT_STATED, "look_up", (use,))
+        question = phrase_question(rng, kind, entity.name, rng.choice(missing))
+        return AgentCase(question, NOT_STATED, "look_up", (use,))
     fact = rng.choice(entity.facts)
-    asked = phrase_question(rng, kind, entity.name, fact.relation)
-    return AgentCase(asked, fact.answer, "look_up", (use,))
+    question = phrase_question(rng, kind, entity.name, fact.relation)
+    return AgentCase(question, fact.answer, "look_up", (use,))
 
 
-def _draw_reading_and_reckoning(names: Names) -> AgentCase:
-    """An amount that is looked up, then multiplied, added to or taken from."""
+def _draw_lookup_and_calculation(names: Names) -> AgentCase:
+    """Ask for an amount to look up and then to multiply, add to or subtract from."""
     rng = names.rng
     while True:
         entity = draw_entity(names, rng.choice(KINDS), rng.randint(2, 5))
@@ -188,14 +188,14 @@ def _draw_reading_and_reckoning(names: Names) -> AgentCase:
         f"{result} {unit}".strip(),
         "both",
         (
-            _draw_found(names, entity, rng.choice((0, 1, 1, 1, 2))),
+            _draw_lookup_result(names, entity, rng.choice((0, 1, 1, 1, 2))),
             ToolUse("calculate", expression, result),
         ),
     )
 
 
-def _draw_reckoning(names: Names) -> AgentCase:
-    """A bare sum or a word problem, with numbers that need a calculator."""
+def _draw_calculation(names: Names) -> AgentCase:
+    """Ask for a sum or set a word problem, with numbers that need a calculator."""
     rng = names.rng
     bare = rng.random() < 0.5
     while True:
@@ -216,31 +216,34 @@ def _draw_reckoning(names: Names) -> AgentCase:
         if split_of_value(f"sum {op}{then}", key) == names.split and not result.startswith("-"):
             break
     if bare:
-        asked = rng.choice(
+        question = rng.choice(
             ("What is {}?", "{} = ?", "Work out {}.", "How much is {}?", "Calculate {}.")
         ).format(expression)
     else:
         values = {"a": a, "b": b, "c": c, "t": rng.choice(THINGS)}
         values |= {"n": names.word("first"), "m": names.word("first")}
         patterns = [rng.choice(FIRST[op]), *([rng.choice(THEN[then])] if then else [])]
-        asked = " ".join([*patterns, rng.choice(HOW_MANY)]).format(**values)
-    return AgentCase(asked, result, "calculate", (ToolUse("calculate", expression, result),))
+        question = " ".join([*patterns, rng.choice(HOW_MANY)]).format(**values)
+    return AgentCase(question, result, "calculate", (ToolUse("calculate", expression, result),))
 
 
-def _draw_talk(names: Names) -> AgentCase:
-    """Small talk, or something that was said before."""
+def _draw_conversation(names: Names) -> AgentCase:
+    """Draw small talk, or a question about something earlier in the conversation."""
     rng = names.rng
     chance = rng.random()
     if chance < 0.25:
         return AgentCase(*rng.choice(_SMALL_TALK), "none")
     if chance < 0.4:
         before = _draw_agent_case(names, rng.choice(("look_up", "calculate")))
-        return AgentCase(rng.choice(_AGAIN), before.answer, "none", earlier=(before,))
-    drawn = rng.sample(_SAID, rng.randint(1, 3))
-    told = [(said, asked, draw(names)) for said, asked, draw in drawn]
-    said, asked, answer = told[0]
+        return AgentCase(rng.choice(_REPEAT_REQUESTS), before.answer, "none", earlier=(before,))
+    drawn = rng.sample(_STATEMENTS, rng.randint(1, 3))
+    facts = [(statement, question, draw(names)) for statement, question, draw in drawn]
+    statement, question, answer = facts[0]
     if chance < 0.55:
-        return AgentCase(said.format(A=answer), _NOTED, "none")
-    rng.shuffle(told)
-    earlier = [AgentCase(said.format(A=value), _NOTED, "none") for said, _, value in told]
-    return AgentCase(asked, answer, "none", earlier=tuple(earlier))
+        return AgentCase(statement.format(A=answer), _ACKNOWLEDGMENT, "none")
+    rng.shuffle(facts)
+    earlier = [
+        AgentCase(statement.format(A=value), _ACKNOWLEDGMENT, "none")
+        for statement, _, value in facts
+    ]
+    return AgentCase(question, answer, "none", earlier=tuple(earlier))

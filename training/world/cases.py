@@ -1,4 +1,4 @@
-"""Cases: questions with their exact answers, and whether an answer is correct."""
+"""Cases: questions with exact answers, and the check of an answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOT_STATED: Final = "not stated"
 
 @dataclass(frozen=True)
 class Case:
-    """A question, its exact answer, the skill it needs, and the passages it is asked about."""
+    """A question, its exact answer, the skill it needs, and the passages it refers to."""
 
     question: str
     answer: str
@@ -31,10 +31,10 @@ class Case:
 
 
 def final_answer(text: str) -> str:
-    """The answer proper: trimmed, without a closing full stop, after any ``The answer is``."""
+    """Return the answer itself: what follows ``The answer is``, without spaces and full stop."""
     return text.rsplit("The answer is", 1)[-1].strip().removesuffix(".").strip()
 
 
 def is_correct(case: Case, text: str) -> bool:
-    """Exact match of the answer; for arithmetic of the final number."""
+    """Compare the whole answer; in arithmetic, the final number."""
     return final_answer(text) == final_answer(case.answer)

@@ -1,4 +1,4 @@
-"""Entities with their facts, the passages that state them, and questions about them."""
+"""Entities with their facts, passages that state them, and questions about them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _DRAWS: Final[Mapping[str, Callable[[Names], str]]] = {
 
 
 def _draw_answer(names: Names, relation: Relation, people: Sequence[str]) -> str:
-    """A value for a relation; one person in four is somebody the scene already knows."""
+    """Draw the value of a relation; one person in four is already known in the scene."""
     if relation.skill != "people":
         return _DRAWS[relation.name](names)
     if people and names.rng.random() < 0.25:
@@ -56,7 +56,7 @@ def _draw_answer(names: Names, relation: Relation, people: Sequence[str]) -> str
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing that is so: ``subject`` (a full name), relation, answer."""
+    """One fact: ``subject`` (a full name), relation, answer."""
 
     kind: Kind
     subject: str
@@ -66,7 +66,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Entity:
-    """Something with a name and facts. ``article`` is ``"the "`` where the name takes one."""
+    """An institution, person, product, place or event, with its facts."""
 
     kind: Kind
     name: str
@@ -75,7 +75,7 @@ class Entity:
 
     @property
     def full(self) -> str:
-        """The name inside a sentence, with its article."""
+        """Return the name as it stands inside a sentence, with its article."""
         return _with_article(self.kind, self.name)
 
 
@@ -90,7 +90,7 @@ def _upper_first(text: str) -> str:
 def draw_entity(
     names: Names, kind: Kind, n_facts: int, people: Sequence[str] = (), name: str | None = None
 ) -> Entity:
-    """A new entity with ``n_facts`` facts (at most as many as its kind has relations)."""
+    """Draw an entity with ``n_facts`` facts, or all facts of its kind if there are fewer."""
     rng = names.rng
     if name is None:
         match kind:
@@ -129,9 +129,9 @@ def _sentence(rng: random.Random, entity: Entity, fact: Fact, first: bool) -> st
 
 
 def render_passage(rng: random.Random, entity: Entity, style: float | None = None) -> str:
-    """The entity's facts as text in random order: list, headed prose, prose and list, or prose.
+    """Write the entity's facts in random order: list, headed prose, prose and list, or prose.
 
-    ``style`` in [0, 1) chooses among them, drawn when it is not given.
+    ``style`` in [0, 1) chooses the form. By default it is drawn.
     """
     facts = list(entity.facts)
     rng.shuffle(facts)
@@ -140,16 +140,16 @@ def render_passage(rng: random.Random, entity: Entity, style: float | None = Non
         mark = rng.choice(("- ", "* ", "- ", ""))
         head = rng.choice(("# {}\n", "## {}\n", "{}:\n", "# {}\n\n", "**{}**\n"))
         return head.format(entity.name) + _bullets(facts, mark)
-    told = len(facts) if style < 0.42 or style > 0.5 else (len(facts) + 1) // 2
+    n_prose = len(facts) if style < 0.42 or style > 0.5 else (len(facts) + 1) // 2
     sentences = [
-        _sentence(rng, entity, fact, index == 0) for index, fact in enumerate(facts[:told])
+        _sentence(rng, entity, fact, index == 0) for index, fact in enumerate(facts[:n_prose])
     ]
     gap = rng.choice((" ", " ", " ", "\n", "\n\n"))
-    middle = rng.randint(0, told)
+    middle = rng.randint(0, n_prose)
     prose = gap.join(filter(None, (" ".join(sentences[:middle]), " ".join(sentences[middle:]))))
     if style < 0.5:
         prose = rng.choice(("# {}\n\n", "## {}\n\n", "## {}\n")).format(entity.name) + prose
-    return f"{prose}\n\n{_bullets(facts[told:], '- ')}" if facts[told:] else prose
+    return f"{prose}\n\n{_bullets(facts[n_prose:], '- ')}" if facts[n_prose:] else prose
 
 
 def _bullets(facts: Sequence[Fact], mark: str) -> str:
@@ -157,6 +157,6 @@ def _bullets(facts: Sequence[Fact], mark: str) -> str:
 
 
 def phrase_question(rng: random.Random, kind: Kind, name: str, relation: Relation) -> str:
-    """A question about one relation of a named subject; one in ten drops the article."""
+    """Write a question about one relation of a named subject; one in ten drops the article."""
     subject = name if rng.random() < 0.1 else _with_article(kind, name)
     return rng.choice(relation.questions).format(s=subject)

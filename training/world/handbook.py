@@ -1,4 +1,4 @@
-"""The handbook: Markdown documents about one town, with questions."""
+"""The handbook: Markdown documents about one town, and questions about them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Handbook:
 
 
 def write_handbook(folder: Path) -> None:
-    """Write the shipped handbook: its documents and ``questions.jsonl``."""
+    """Write the handbook that ships with the package: its documents and ``questions.jsonl``."""
     handbook = draw_handbook(Names(random.Random(HANDBOOK_SEED), "heldout"))
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in handbook.documents.items():
@@ -45,7 +45,7 @@ def write_handbook(folder: Path) -> None:
 
 
 def draw_handbook(names: Names, n_missing: int = 10) -> Handbook:
-    """A small town's handbook: one document per entity, a question per fact and some without."""
+    """Draw a handbook: a document per entity, a question per fact, and some without an answer."""
     names.forget()
     rng = names.rng
     people = [names.person() for _ in range(dict(_CHAPTERS)["person"])]
@@ -62,12 +62,12 @@ def draw_handbook(names: Names, n_missing: int = 10) -> Handbook:
             documents[source] = render_passage(rng, entity, rng.uniform(0.2, 0.5)) + "\n"
             documents[source] = documents[source].replace("## ", "# ", 1)
             for fact in entity.facts:
-                asked = phrase_question(rng, kind, entity.name, fact.relation)
-                questions.append((asked, fact.answer, source, fact.relation.skill))
-            told = {fact.relation.name for fact in entity.facts}
+                question = phrase_question(rng, kind, entity.name, fact.relation)
+                questions.append((question, fact.answer, source, fact.relation.skill))
+            stated = {fact.relation.name for fact in entity.facts}
             for relation in RELATIONS[kind]:
-                if relation.name not in told:
-                    asked = phrase_question(rng, kind, entity.name, relation)
-                    missing.append((asked, NOT_STATED, None, "not_stated"))
+                if relation.name not in stated:
+                    question = phrase_question(rng, kind, entity.name, relation)
+                    missing.append((question, NOT_STATED, None, "not_stated"))
     questions += rng.sample(missing, n_missing)
     return Handbook(documents, tuple(questions))

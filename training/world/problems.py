@@ -1,4 +1,4 @@
-"""Arithmetic: word problems and sums, worked out step by step."""
+"""Arithmetic: word problems and sums with their steps."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _apply(op: str, a: int, b: int) -> int:
 
 
 def _draw_numbers(names: Names, two_steps: bool) -> tuple[str, str, int, int, int]:
-    """Operations and numbers of a problem of this split: (first op, second op or "", a, b, c)."""
+    """Draw a problem of this split: (first operation, second operation or "", a, b, c)."""
     rng = names.rng
     while True:
         op = rng.choice(("+", "+", "-", "-", "*"))
@@ -86,7 +86,7 @@ def _worked_out(op: str, then: str, a: int, b: int, c: int) -> str:
 
 
 def draw_problem(names: Names) -> Case:
-    """A one- or two-step word problem; every number in it, and in its steps, is below 100."""
+    """Draw a word problem of one or two steps; all its numbers and results are below 100."""
     names.forget()
     rng = names.rng
     op, then, a, b, c = _draw_numbers(names, rng.random() < 0.5)
@@ -98,20 +98,20 @@ def draw_problem(names: Names) -> Case:
 
 
 def draw_sum(names: Names) -> Case:
-    """A bare sum such as ``What is 12 + 7 - 4?``, answered like a word problem."""
+    """Draw a sum such as ``What is 12 + 7 - 4?``, answered like a word problem."""
     rng = names.rng
     op, then, a, b, c = _draw_numbers(names, rng.random() < 0.3)
-    asked = f"{a} {op} {b} {then} {c}" if then else f"{a} {op} {b}"
+    expression = f"{a} {op} {b} {then} {c}" if then else f"{a} {op} {b}"
     question = rng.choice(("What is {}?", "{} = ?", "Work out {}.", "How much is {}?")).format(
-        asked
+        expression
     )
     return Case(question, _worked_out(op, then, a, b, c), "arithmetic")
 
 
 def draw_sum_list(names: Names) -> Case:
-    """Several bare sums at once: ``Work out: 12 + 7; 9 * 3``, answered in the same order."""
+    """Draw several sums in one question: ``Work out: 12 + 7; 9 * 3``, answered in order."""
     rng = names.rng
     drawn = [_draw_numbers(names, two_steps=False) for _ in range(rng.randint(3, 7))]
-    asked = "; ".join(f"{a} {op} {b}" for op, _, a, b, _ in drawn)
+    expressions = "; ".join(f"{a} {op} {b}" for op, _, a, b, _ in drawn)
     worked_out = "; ".join(f"{a} {op} {b} = {_apply(op, a, b)}" for op, _, a, b, _ in drawn)
-    return Case(f"Work out: {asked}", worked_out, "arithmetic")
+    return Case(f"Work out: {expressions}", worked_out, "arithmetic")

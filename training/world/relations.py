@@ -1,7 +1,7 @@
-"""The relations of each kind of thing: how a fact is stated, asked for and listed.
+"""Relations of each kind of entity, with patterns that state a fact, ask for it and list it.
 
-``{S}`` and ``{s}`` are the subject at the start of a sentence and inside it, ``{A}`` is the answer.
-Patterns with ``{s}`` but no ``{S}`` always name the subject.
+``{S}`` is the subject at the start of a sentence, ``{s}`` the subject inside one, and ``{A}`` the
+answer. Patterns with ``{s}`` but no ``{S}`` always name the subject. ``{S}`` may become a pronoun.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ class Relation:
     questions: tuple[str, ...]
 
 
-def _relation(name: str, skill: Skill, label: str, told: str, asked: str) -> Relation:
-    lines = tuple(line.strip() for line in told.strip().splitlines())
-    questions = tuple(line.strip() for line in asked.strip().splitlines())
-    return Relation(name, skill, label, lines, questions)
+def _relation(name: str, skill: Skill, label: str, statements: str, questions: str) -> Relation:
+    return Relation(name, skill, label, _lines(statements), _lines(questions))
+
+
+def _lines(text: str) -> tuple[str, ...]:
+    return tuple(line.strip() for line in text.strip().splitlines())
 
 
 RELATIONS: Final[Mapping[Kind, tuple[Relation, ...]]] = {

@@ -1,4 +1,4 @@
-"""Scenes: some passages, and everything that can be asked about them."""
+"""Scenes: passages and the questions they allow."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from training.world.relations import KINDS, RELATIONS, Kind
 
 @dataclass(frozen=True)
 class Scene:
-    """Entities, their passages (same order), and names that no passage mentions."""
+    """Entities, their passages in the same order, and names that no passage mentions."""
 
     entities: tuple[Entity, ...]
     passages: tuple[Passage, ...]
     absent: tuple[tuple[Kind, str], ...]
 
     def ask(self, rng: random.Random, skill: Skill) -> Case | None:
-        """A question for one skill about this scene, or None when the scene has none."""
+        """Draw a question for one skill, or None if this scene has none."""
         if skill == "not_stated":
             return self._ask_missing(rng)
         facts = [f for e in self.entities for f in e.facts if f.relation.skill == skill]
@@ -33,17 +33,17 @@ class Scene:
         return Case(question, fact.answer, skill, self.passages)
 
     def _ask_missing(self, rng: random.Random) -> Case:
-        """A relation the passages leave out, or a subject they do not mention."""
+        """Ask for a fact that the passages leave out, or about a subject they do not mention."""
         if rng.random() < 0.6:
             entity = rng.choice(self.entities)
-            told = {fact.relation.name for fact in entity.facts}
-            missing = [r for r in RELATIONS[entity.kind] if r.name not in told]
+            stated = {fact.relation.name for fact in entity.facts}
+            missing = [r for r in RELATIONS[entity.kind] if r.name not in stated]
             if missing:
                 question = phrase_question(rng, entity.kind, entity.name, rng.choice(missing))
                 return Case(question, NOT_STATED, "not_stated", self.passages)
         kind, name = rng.choice(self.absent)
-        told_here = [f.relation for e in self.entities if e.kind == kind for f in e.facts]
-        relation = rng.choice(told_here or list(RELATIONS[kind]))
+        stated_here = [f.relation for e in self.entities if e.kind == kind for f in e.facts]
+        relation = rng.choice(stated_here or list(RELATIONS[kind]))
         question = phrase_question(rng, kind, name, relation)
         return Case(question, NOT_STATED, "not_stated", self.passages)
 
@@ -51,9 +51,10 @@ class Scene:
 def draw_scene(
     names: Names, n_passages: int, facts: tuple[int, int] = (2, 6), same_kind: float = 0.5
 ) -> Scene:
-    """``n_passages`` passages, one entity each, at times (``same_kind``) all of the same kind.
+    """Draw ``n_passages`` passages, each about one entity.
 
-    ``facts`` bounds how many facts an entity has (both ends included).
+    ``facts`` is the lowest and the highest number of facts of an entity. ``same_kind`` is the
+    probability that all entities are of the same kind.
     """
     names.forget()
     rng = names.rng
@@ -77,7 +78,7 @@ def draw_scene(
 
 
 def draw_case(names: Names, skill: Skill, n_passages: int = 3) -> Case:
-    """One case for ``skill``; reading skills get ``n_passages`` passages with distractors."""
+    """Draw one case for ``skill``; a reading case has ``n_passages`` passages with distractors."""
     if skill == "arithmetic":
         return draw_problem(names)
     while True:

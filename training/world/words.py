@@ -1,7 +1,7 @@
-"""The made-up words of the world, and the split that each word and number belongs to.
+"""Made-up words, and the split that each word and number belongs to.
 
-A made-up word is a start and an ending. Which pairs are held out is a fixed pattern in which every
-start and every ending occurs in both splits.
+A made-up word is a start and an ending. A fixed pattern decides which pairs are held out; in it,
+every start and every ending occurs in both splits.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _ONE_IN: Final = 5  # one word or value in five is held out
 
 @cache
 def made_up_words(category: str, split: Split) -> tuple[str, ...]:
-    """All words of a category (a key of ``ENDINGS``) that belong to one split."""
+    """Return all words of a category (a key of ``ENDINGS``) that belong to one split."""
     endings = ENDINGS[category]
     return tuple(
         start + ending
@@ -66,10 +66,10 @@ def _syllables() -> dict[str, tuple[str, str]]:
 
 
 def mark_syllables(text: str, boundary: str) -> str:
-    """``text`` with ``boundary`` around every made-up word and between its two syllables.
+    """Mark the syllables of ``text``: put ``boundary`` before each made-up word and inside it.
 
-    Tokenizers are trained on this form, so that no learned piece spans two syllables, or a
-    syllable and the space before it.
+    Tokenizers are trained on this form, so that no token spans two syllables, or a syllable and the
+    space before it.
     """
     table = _syllables()
 
@@ -82,7 +82,7 @@ def mark_syllables(text: str, boundary: str) -> str:
 
 
 def split_of_value(kind: str, value: int) -> Split:
-    """The split a number belongs to, by a fixed hash of its kind and value."""
+    """Return the split of a number, from a fixed hash of its kind and value."""
     mixed = (value * 2654435761 + sum(map(ord, kind)) * 40503) % (1 << 32)
     mixed ^= mixed >> 15
     mixed = mixed * 2246822519 % (1 << 32)
