@@ -23,7 +23,6 @@ from adafuse_llm.backends.fake import END
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.backends.huggingface.state import RequestState
 from adafuse_llm.strategies import (
-    NAMED,
     AdaFuse,
     BeamSearch,
     DeePEn,
@@ -37,6 +36,7 @@ from adafuse_llm.strategies import (
     UniTE,
     find_strategy,
 )
+from adafuse_llm.strategies.registry import NAMED
 from adafuse_llm.tree import Node, TokenTree
 from tests import reference_tokens
 from tests.reference import Options, commit, decode, mean_nll, pool, propose, score
