@@ -16,7 +16,7 @@ from adafuse_llm.tree import Next, Node, TokenTree
 
 T = TypeVar("T")
 
-RECENT = 0.2
+RECENT_WEIGHT = 0.2
 """Weight of the latest observation in averages that follow the request."""
 
 
@@ -43,45 +43,6 @@ class MemberQuery:
 Steps = Generator[tuple[MemberQuery, ...], None, T]
 """A computation that asks members, several of them at a time, and is resumed once the trees hold
 all the answers."""
-
-
-def in_lockstep(steps: Sequence[Steps[T]]) -> Steps[list[T]]:
-    """Run computations side by side: what they ask at the same time is asked at once.
-
-    Returns:
-        Their results, in order.
-    """
-    results: dict[int, T] = {}
-    running = dict(enumerate(steps))
-    while running:
-        prompt_text: list[MemberQuery] = []
-        for index, step in list(running.items()):
-            try:
-                prompt_text += next(step)
-            except StopIteration as done:
-                results[index] = done.value
-                del running[index]
-        if prompt_text:
-            yield tuple(prompt_text)
-    return [results[index] for index in range(len(steps))]
-
-
-def merge_queries(member: Member, steps: Sequence[Steps[T]]) -> Steps[list[T]]:
-    """Run computations of one member side by side: what they ask at the same time is one question,
-    and costs one pass. Nothing is drafted.
-
-    Returns:
-        Their results, in order.
-    """
-    running = in_lockstep(steps)
-    while True:
-        try:
-            prompt_text = next(running)
-        except StopIteration as done:
-            return list(done.value)
-        wanted = dict.fromkeys(node for each in prompt_text for node in each.query.evaluate)
-        scored = tuple(dict.fromkeys(node for each in prompt_text for node in each.scored))
-        yield (MemberQuery(member, member.query(tuple(wanted), scored), 0, scored),)
 
 
 class Drafter(Protocol):
@@ -244,7 +205,7 @@ class Member:
             node.logprob = logprob
         if self.passes and result.passes:
             known, new = self.pass_seconds, seconds / result.passes
-            self.pass_seconds = new if known is None else known + RECENT * (new - known)
+            self.pass_seconds = new if known is None else known + RECENT_WEIGHT * (new - known)
         self.passes += result.passes
         self.tokens += result.tokens
         self.reused += result.reused

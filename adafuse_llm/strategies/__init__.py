@@ -1,6 +1,7 @@
 """AdaFuse and the strategies that it is compared with, and what a new strategy is made of."""
 
-from adafuse_llm.decoding.member import Member, Steps, in_lockstep
+from adafuse_llm.decoding.lockstep import in_lockstep
+from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import Proposal, Span, propose
 from adafuse_llm.decoding.rounds import (
     PlayRound,

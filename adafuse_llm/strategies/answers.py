@@ -14,7 +14,8 @@ from typing_extensions import override
 from adafuse_llm import results
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.draft import NoDrafts
-from adafuse_llm.decoding.member import Member, Steps, in_lockstep
+from adafuse_llm.decoding.lockstep import in_lockstep
+from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import Proposal, Span, branch
 from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, commit_best, play_round, to_result
 from adafuse_llm.decoding.score import Pool, PoolCandidate

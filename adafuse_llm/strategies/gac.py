@@ -11,7 +11,8 @@ from typing_extensions import override
 
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import AdaFuseConfig
-from adafuse_llm.decoding.member import Member, Steps, in_lockstep
+from adafuse_llm.decoding.lockstep import in_lockstep
+from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import Proposal
 from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, commit_best, to_result
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError

@@ -13,7 +13,8 @@ import math
 from collections.abc import Sequence
 
 from adafuse_llm import results
-from adafuse_llm.decoding.member import Member, Steps, in_lockstep
+from adafuse_llm.decoding.lockstep import in_lockstep
+from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import Proposal, Span
 from adafuse_llm.decoding.rounds import to_result
 from adafuse_llm.decoding.score import Pool, PoolCandidate
