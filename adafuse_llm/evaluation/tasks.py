@@ -22,9 +22,9 @@ from adafuse_llm.documents import Passage, question_messages
 from adafuse_llm.errors import InvalidInputError, nearest
 from adafuse_llm.evaluation.files import QUESTION_FORM, put, question_form, read_lines
 from adafuse_llm.evaluation.metrics import final_number
-from adafuse_llm.strategies.answers import MajorityVote, plain
 from adafuse_llm.strategies.base import Strategy
 from adafuse_llm.strategies.registry import find_strategy
+from adafuse_llm.strategies.vote import MajorityVote, plain
 from training.world import SKILLS, Case, Names, draw_case, final_answer
 
 EMBEDDED_SEED = 1

@@ -17,7 +17,7 @@ from adafuse_llm.decoding.propose import Proposal
 from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, commit_best, to_result
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.strategies.base import Strategy, StrategyContext
-from adafuse_llm.strategies.tokens import (
+from adafuse_llm.strategies.token_level import (
     LISTED,
     averaged,
     first_logprobs,
