@@ -74,7 +74,7 @@ class Member:
         prompt: the request's prompt in the member's tokens.
         top: how many of the likeliest tokens the algorithm will look at.
         weight: w in the fused score.
-        asked: the prompt as plain text, the same for all members.
+        prompt_text: the prompt as plain text, the same for all members.
 
     Attributes:
         drafter: what its passes evaluate besides what is asked for.

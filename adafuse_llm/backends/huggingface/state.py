@@ -53,7 +53,7 @@ class RequestState:
         self.passes = 0
         self.tokens = 0
         self._cuts = tree.cuts
-        self._told = (0, 0, 0)
+        self._reported = (0, 0, 0)
 
     def restart(self, form: TreeForm | PathForm) -> None:
         """Forget all that was computed, as positions change over."""
@@ -90,9 +90,9 @@ class RequestState:
         self.rows.update((node, (logits, row)) for row, node in enumerate(nodes, start))
 
     def costs(self) -> tuple[int, int, int]:
-        """Passes, tokens and reused tokens since this was last asked."""
+        """Passes, tokens and reused tokens since the last call."""
         now = (self.passes, self.tokens, self.reused)
-        before, self._told = self._told, now
+        before, self._reported = self._reported, now
         return now[0] - before[0], now[1] - before[1], now[2] - before[2]
 
 
