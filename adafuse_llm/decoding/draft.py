@@ -1,8 +1,8 @@
-"""Lossless drafting: nodes that are evaluated before the algorithm asks for them.
+"""Lossless drafting: nodes that are evaluated before the algorithm needs them.
 
-A draft is a set of nodes that a pass takes along because they will probably be asked for. If they
-are, they cost no pass of their own; if not, a few tokens were processed for nothing. No result
-depends on them. What is drafted, in passes that are made anyway:
+A draft is a set of nodes that a pass evaluates in addition, because the algorithm will probably
+need them. If it does, they cost no pass of their own. If not, a few tokens were processed for
+nothing. No result depends on them. These are drafted, in passes that are made anyway:
 
 * spans that other members proposed in this round, which have to be scored in any case; if the
   member would have said the same, its own proposal needs no further pass;
@@ -41,17 +41,17 @@ from adafuse_llm.text.words import added
 from adafuse_llm.tree import Node
 
 WIN_ODDS = 0.4
-"""Odds of winning from which a candidate's last token is evaluated before it has won."""
+"""Lowest odds of winning at which a candidate's last token is evaluated before it has won."""
 
 RUN_AHEAD_ODDS = 0.6
-"""Odds from which the lead runs ahead: in vain, that costs passes."""
+"""Lowest odds of agreement at which the lead runs ahead. Unused tokens cost whole passes."""
 
 MIN_RESPONSE_TOKENS = 4
-"""Committed tokens that a response is taken to have at least, where drafts are bounded."""
+"""Minimum number of response tokens that the bound on drafts is computed with."""
 
 
 class Drafting(Protocol):
-    """In which order members propose, and what their passes take along."""
+    """Decides in which order members propose, and what their passes evaluate in addition."""
 
     def propose(self, config: AdaFuseConfig, *, first_word: bool) -> Steps[list[Proposal]]:
         """Proposals of a round, in member order."""
@@ -162,7 +162,7 @@ class Drafts:
                 return
 
     def likely(self, candidate: PoolCandidate) -> bool:
-        """Whether a candidate may well win, told from who has proposed it so far."""
+        """Whether a candidate is likely to win, given who has proposed it so far."""
         return self._odds(self._pool.find(candidate)).value >= WIN_ODDS
 
     def observe(self, winner: PoolCandidate) -> None:
@@ -175,14 +175,14 @@ class Drafts:
             lead.learn(self._likeliest, self._sizes)
 
     def _odds(self, candidate: PoolCandidate) -> Odds:
-        """The odds that a candidate wins, told from who has proposed it so far."""
+        """Return the odds that a candidate wins, given who has proposed it so far."""
         proposed, agreed = len(self._proposals), len(candidate.proposers)
         likeliest = any(each is candidate for each in self._likeliest.values())
         prior = agreed / len(self._members) if likeliest else 0.0
         return self._wins.setdefault((proposed, agreed, likeliest), Odds(prior))
 
     def extra_nodes(self, member: Member, wanted: Sequence[Node]) -> Sequence[Node]:
-        """What a pass of `member` takes along."""
+        """Return the nodes that a pass of `member` evaluates in addition."""
         root = member.tree.root
         limit = _limit(member, root.length)
         if limit <= root.length:

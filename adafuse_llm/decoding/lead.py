@@ -10,7 +10,7 @@ from adafuse_llm.decoding.odds import PRIOR_ODDS, Odds
 from adafuse_llm.decoding.score import PoolCandidate
 
 SWITCH_COST_RATIO = 0.85
-"""Another member takes the lead where that costs at most this share."""
+"""Another member takes the lead if its rounds cost less than this share of the current lead's."""
 
 
 class Lead:
@@ -31,7 +31,7 @@ class Lead:
         self._agree = {pair: Odds(PRIOR_ODDS) for pair in map(frozenset, combinations(members, 2))}
 
     def order(self) -> list[Member]:
-        """The members as they propose in this round, the lead first."""
+        """Return the members in the order in which they propose in this round, the lead first."""
         costs = {member: self._cost(member) for member in self._members}
         best = min(self._members, key=costs.__getitem__)
         if costs[best] < SWITCH_COST_RATIO * costs[self.member]:
@@ -39,7 +39,7 @@ class Lead:
         return [self.member, *(member for member in self._members if member is not self.member)]
 
     def learn(self, likeliest: dict[Member, PoolCandidate], sizes: dict[Member, int]) -> None:
-        """Take in what members proposed, and how many tokens it took."""
+        """Record what members proposed, and how many tokens each proposal has."""
         for pair, odds in self._agree.items():
             one, other = pair
             odds.learn(likeliest[one] is likeliest[other])
@@ -48,7 +48,7 @@ class Lead:
             self._sizes[member] = size + RECENT_WEIGHT * (sizes[member] - size)
 
     def _cost(self, lead: Member) -> float:
-        """Seconds expected of a round that `lead` leads."""
+        """Return the expected seconds of a round that `lead` leads."""
         if not self._sizes or any(member.pass_seconds is None for member in self._members):
             return 0.0
         cost = 0.0

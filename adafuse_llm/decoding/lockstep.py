@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def in_lockstep(steps: Sequence[Steps[T]]) -> Steps[list[T]]:
-    """Run computations side by side: what they ask at the same time is asked at once.
+    """Run computations in lockstep, batching the queries that they make at the same time.
 
     Returns:
         Their results, in order.
@@ -32,8 +32,9 @@ def in_lockstep(steps: Sequence[Steps[T]]) -> Steps[list[T]]:
 
 
 def merge_queries(member: Member, steps: Sequence[Steps[T]]) -> Steps[list[T]]:
-    """Run computations of one member side by side: what they ask at the same time is one question,
-    and costs one pass. Nothing is drafted.
+    """Run computations of one member in lockstep, merging their queries into one.
+
+    Each merged query costs one pass. Nothing is drafted.
 
     Returns:
         Their results, in order.

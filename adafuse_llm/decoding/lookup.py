@@ -9,7 +9,7 @@ from adafuse_llm.decoding.odds import PRIOR_ODDS, Odds
 from adafuse_llm.tree import Node
 
 GRAM_SIZES = (4, 3, 2)
-"""Numbers of last tokens that are looked up, the longest match counts."""
+"""Numbers of last tokens that are looked up. The longest match counts."""
 
 
 class Lookup:
@@ -24,7 +24,7 @@ class Lookup:
         self._odds = [Odds(PRIOR_ODDS) for _ in GRAM_SIZES]
 
     def after(self, member: Member, node: Node, odds: float) -> list[Node]:
-        """What may follow `node`, where that is reached with the given odds."""
+        """Return nodes that may follow `node`, which is reached with the given odds."""
         ids = member.tree.ids
         self._read_on(ids)
         last = [*ids[-GRAM_SIZES[0] :], *member.tree.tokens(node)][-GRAM_SIZES[0] :]
@@ -44,7 +44,7 @@ class Lookup:
         return copied
 
     def _read_on(self, ids: Sequence[int]) -> None:
-        """Learn the committed tokens that were not read yet: first the odds, then the places."""
+        """Index the committed tokens that have not been read yet, and update the odds."""
         if self._read:
             for end in range(self._read, len(ids)):
                 self._learn(ids, end)

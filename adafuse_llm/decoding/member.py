@@ -22,10 +22,10 @@ RECENT_WEIGHT = 0.2
 
 @dataclass(frozen=True, slots=True)
 class MemberQuery:
-    """A question on its way to a member.
+    """A query to a member.
 
     Attributes:
-        drafts: how many nodes, the last of ``query.evaluate``, nobody has asked for yet.
+        drafts: how many nodes at the end of ``query.evaluate`` are drafts.
         scored: nodes that only their log-probability is wanted of.
     """
 
@@ -35,18 +35,17 @@ class MemberQuery:
     scored: tuple[Node, ...] = ()
 
     def without_drafts(self) -> MemberQuery:
-        """The same query without the nodes that only a draft asked for."""
+        """Return the same query without its drafts."""
         wanted = self.query.evaluate[: len(self.query.evaluate) - self.drafts]
         return MemberQuery(self.member, self.member.query(wanted, self.scored), 0, self.scored)
 
 
 Steps = Generator[tuple[MemberQuery, ...], None, T]
-"""A computation that asks members, several of them at a time, and is resumed once the trees hold
-all the answers."""
+"""A computation that yields queries to members, and is resumed once the trees hold the results."""
 
 
 class Drafter(Protocol):
-    """Says what else a pass may evaluate. It changes what a decode costs, never its result."""
+    """Chooses what else a pass evaluates. It changes the cost of a decode, never its result."""
 
     def extra_nodes(self, member: Member, wanted: Sequence[Node]) -> Sequence[Node]:
         """Nodes to evaluate in the pass that evaluates `wanted`, parents before children; none
@@ -77,7 +76,7 @@ class Member:
         prompt_text: the prompt as plain text, the same for all members.
 
     Attributes:
-        drafter: what its passes evaluate besides what is asked for.
+        drafter: chooses what its passes evaluate in addition.
         passes, tokens: what the request has cost this member so far.
         reused: tokens of the prompt that cost nothing.
         pass_seconds: what a pass takes, the prompt's aside; None before there was one.
@@ -164,17 +163,17 @@ class Member:
             yield (MemberQuery(self, self.query((), unknown), 0, tuple(unknown)),)
 
     def widen(self, node: Node, top: int) -> Steps[None]:
-        """Have more of the likeliest tokens after an evaluated node told: `top` of them, or all."""
+        """Get more of the likeliest tokens after an evaluated node: `top` of them, or all."""
         if max(self._top, len(self.next(node).tokens)) < top:
             yield (MemberQuery(self, NodeQuery(self.tree, (node,), (), top)),)
 
     def draft(self, node: Node) -> Steps[None]:
-        """Have a node evaluated that nobody has asked for; where that fails, it is not."""
+        """Evaluate a node that is not needed yet. If that fails, it stays unevaluated."""
         drafts = [node, *self.drafter.extra_nodes(self, [node])]
         yield (MemberQuery(self, self.query(drafts), len(drafts)),)
 
     def stop_drafting(self) -> None:
-        """Evaluate only what is asked for from now on."""
+        """Evaluate only what is needed from now on."""
         self.drafter = NO_DRAFTER
 
     def query(self, nodes: Sequence[Node], scored: Sequence[Node] = ()) -> NodeQuery:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 
 DRAFT_ODDS = 0.5
-"""Odds of being asked for from which a token is drafted: what a token more costs of a pass, and
-what it may cost in vain."""
+"""Lowest odds of being needed at which a token is drafted. They weigh the cost of one more token in
+a pass against the pass that it saves."""
 
 MAX_DRAFT_TOKENS = 16
-"""Most tokens drafted in a row."""
+"""Maximum number of tokens drafted in a row."""
 
 PRIOR_OBSERVATIONS, MAX_OBSERVATIONS = 4, 20
-"""Observations that a first guess counts for, and that an average remembers."""
+"""Number of observations that a first guess counts for, and the most that an average reflects."""
 
 PRIOR_ODDS = 0.5
-"""Odds of what nothing is known about."""
+"""Odds assumed where nothing is known."""
 
 
 class Odds:
@@ -32,7 +32,7 @@ class Odds:
         self._seen = PRIOR_OBSERVATIONS
 
     def learn(self, right: bool) -> None:
-        """Take in an observation."""
+        """Record an observation."""
         self._seen = min(self._seen + 1, MAX_OBSERVATIONS)
         self.value += (right - self.value) / self._seen
 

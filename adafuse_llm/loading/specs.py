@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MemberSpec:
-    """A member to load, where more than its path matters.
+    """A member to load, with its settings.
 
-    What is None is taken from the call that loads it.
+    Settings that are None are taken from the call that loads the member.
 
     Args:
         path: local folder or hub id.
@@ -87,7 +87,7 @@ class MemberSpec:
 
 
 def as_spec(member: str | MemberSpec | os.PathLike[str]) -> MemberSpec:
-    """A member said as a path, a hub id or a `MemberSpec`.
+    """Return the `MemberSpec` of a member given as a path, a hub id or a `MemberSpec`.
 
     Raises:
         InvalidInputError: it is none of them.
@@ -101,7 +101,7 @@ def as_spec(member: str | MemberSpec | os.PathLike[str]) -> MemberSpec:
 
 
 def member_names(specs: Sequence[MemberSpec]) -> list[str]:
-    """A unique name per member: its own, or the last parts of its path, as many as it takes.
+    """Return a unique name per member: its own, or as many last parts of its path as needed.
 
     A path that occurs twice is numbered (``gpt2``, ``gpt2#2``).
 

@@ -1,4 +1,4 @@
-"""What strategies share that choose token by token.
+"""Common parts of the strategies that choose token by token.
 
 Members have different vocabularies, so a token stands for its text: the others are asked about,
 and continue with, their own tokens for that text. A token that ends inside a UTF-8 character is

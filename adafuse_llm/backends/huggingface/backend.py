@@ -35,18 +35,18 @@ logger = logging.getLogger(__name__)
 FORMS = ("auto", "tree", "path")
 
 PREFIX_CACHE_BYTES = 256 * 2**20
-"""Key/value rows of finished requests that a member keeps unless told otherwise."""
+"""Default limit for the key/value rows that a member keeps of finished requests."""
 
 PATH_STATES = 8
-"""States that the path form is taken to hold at a time: the trunk's, and one per branch."""
+"""Number of states that the path form is assumed to hold: the trunk's, and one per branch."""
 
 
 class HuggingFaceBackend:
     """A transformers model and its tokenizer as one member. Neither is changed.
 
-    The model is tried on a few tokens first: if tree attention gives the numbers of plain forward
-    passes, the tree form is used, else the path-by-path form. Requests share forward passes where
-    the model's attention is PyTorch's (``attn_implementation="sdpa"``).
+    The model is tried on a few tokens first. If tree attention gives the same numbers as plain
+    forward passes, the tree form is used, otherwise the path form. Requests share forward passes
+    if the model uses PyTorch's attention (``attn_implementation="sdpa"``).
 
     Args:
         model: a causal language model (``AutoModelForCausalLM``), in evaluation mode.
@@ -212,12 +212,12 @@ class HuggingFaceBackend:
                 self._prefixes.add(tree.ids, state.form)
 
     def clear_prefix_cache(self) -> None:
-        """Forget the rows of finished requests, as after a change of the model's weights."""
+        """Forget the rows of finished requests. Needed if the model's weights have changed."""
         with self._lock:
             self._prefixes.clear()
 
     def _try(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
-        """Answer asks; where that fails, they start over if asked again."""
+        """Answer queries. If that fails, drop the state of their requests: a retry starts over."""
         try:
             return self._in_turn(queries)
         except BaseException:
@@ -226,13 +226,13 @@ class HuggingFaceBackend:
             raise
 
     def _forget(self, tree: TokenTree) -> None:
-        """Drop what is kept of a request, as it is half written or wrong."""
+        """Drop the state of a request, because it is incomplete or wrong."""
         if isinstance(tree.state, RequestState):
             self._running.discard(tree.state)
         tree.state = None
 
     def _in_turn(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
-        """Answer asks, but those of new requests that begin like another's only after that one."""
+        """Answer queries. A new request that begins like another waits until that one is read."""
         results: dict[int, NodeResult] = {}
         waiting = dict(enumerate(queries))
         while waiting:
@@ -260,11 +260,13 @@ class HuggingFaceBackend:
         return results
 
     def _cross(self, query: NodeQuery, state: RequestState, edge: int) -> list[Node]:
-        """Go past the length at which what was computed before is worth nothing: for good once
-        the committed tokens do, until then with rows that serve this ask only.
+        """Go past the length at which the rotary frequencies of all tokens change.
+
+        Once the committed tokens are past it, the request's state starts over. Until then, the
+        rows beyond it are computed for this query only.
 
         Returns:
-            The nodes that are missing then.
+            The nodes that are still missing.
         """
         whole = self._executor.new_form(query.tree, whole=True)
         if len(query.tree.ids) > edge:
@@ -278,7 +280,7 @@ class HuggingFaceBackend:
         return state.missing(query)
 
     def _state_of(self, tree: TokenTree) -> RequestState:
-        """What is kept of a request; at first, the rows of what it shares with others."""
+        """Return the state of a request. A new one begins with the rows of a known prefix."""
         if tree.state is None:
             rows = None
             if self.form == "tree" and self._decoder.shares_prefixes(len(tree.ids)):
@@ -292,7 +294,7 @@ class HuggingFaceBackend:
         return tree.state
 
     def _sources(self) -> list[tuple[Sequence[int], TreeForm]]:
-        """Running requests whose rows may serve others."""
+        """Running requests whose rows other requests may copy."""
         return [
             (state.tree.ids, state.form)
             for state in self._running
@@ -300,19 +302,19 @@ class HuggingFaceBackend:
         ]
 
     def _is_source(self, state: RequestState) -> bool:
-        """Whether rows depend on nothing but the tokens up to theirs."""
+        """Whether each row depends only on the tokens up to its own."""
         return state.edge == self._decoder.rope_edge and self._decoder.shares_prefixes(0)
 
 
 def _logits(tree: TokenTree, node: Node) -> torch.Tensor:
-    """The logits after an evaluated node, [v]."""
-    assert isinstance(tree.state, RequestState), "asked for before it was evaluated"
+    """Return the logits after an evaluated node, [v]."""
+    assert isinstance(tree.state, RequestState), "its node was not evaluated"
     logits, row = tree.state.rows[node]
     return logits.values[row]
 
 
 def _free_bytes(device: torch.device) -> int:
     module = torch.get_device_module(device)
-    if hasattr(module, "mem_get_info"):  # asks this device alone: no context on others
+    if hasattr(module, "mem_get_info"):  # creates no context on other devices
         return int(module.mem_get_info(device)[0])
     return int(psutil.virtual_memory().available)

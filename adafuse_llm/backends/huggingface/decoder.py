@@ -16,11 +16,11 @@ from adafuse_llm.backends.huggingface.architecture import rotary_positions
 from adafuse_llm.backends.huggingface.kv import to_device
 
 COMPILED_SIZES = 64
-"""Sizes of inputs for which a model is compiled; others run as they are."""
+"""Maximum number of input sizes that a model is compiled for. Others run uncompiled."""
 
 
 class Decoder:
-    """A model reduced to one call. Shared by all requests; holds no state of theirs."""
+    """A model reduced to its forward pass. All requests share it; it holds no state of theirs."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -39,7 +39,7 @@ class Decoder:
         )
 
     def check(self, tokens: Sequence[int]) -> None:
-        """Refuse ids that a GPU would only notice by failing for good."""
+        """Raise an error for ids outside the vocabulary. They would break a GPU's context."""
         if (highest := max(tokens, default=0)) >= self.vocabulary:
             raise ValueError(
                 f"token {highest} is outside the model's {self.vocabulary} embeddings: the "
@@ -123,7 +123,7 @@ class Decoder:
         return logits
 
     def plain(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Logits after `tokens` from a forward pass without any cache, [v]."""
+        """Return the logits after `tokens`, [v], from a forward pass without a cache."""
         ids = torch.tensor([list(tokens)], device=self.device)
         output = self.model(input_ids=ids, use_cache=False, return_dict=True)
         return precise(output.logits[0, -1])

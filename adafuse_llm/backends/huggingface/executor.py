@@ -39,7 +39,13 @@ class Executor:
     def new_form(
         self, tree: TokenTree, rows: RowCache | None = None, *, whole: bool = False
     ) -> TreeForm | PathForm:
-        """Fresh state, with the rows of a prompt's beginning; `whole` to run all of it at once."""
+        """Create the form of a new request.
+
+        Args:
+            tree: the request's tree.
+            rows: rows of the first tokens of its prompt, if they are known.
+            whole: whether to run the whole prompt in one pass.
+        """
         if self.form == "tree":
             cache: KeyValues | None = rows
             if isinstance(self.passes, StaticPasses):
@@ -49,7 +55,7 @@ class Executor:
         return PathForm(self._decoder, tree)
 
     def advance(self, states: Sequence[RequestState], missing: Sequence[Sequence[Node]]) -> None:
-        """Evaluate missing nodes, those of all tree forms in the same passes."""
+        """Evaluate the missing nodes of each request. All tree forms share passes."""
         plans: list[tuple[RequestState, list[Piece]]] = []
         for state, nodes in zip(states, missing, strict=True):
             if not nodes:
@@ -76,8 +82,10 @@ class Executor:
 def _batches(
     plans: Sequence[tuple[RequestState, Sequence[Piece]]], passes: Passes | None
 ) -> list[list[tuple[RequestState, Piece]]]:
-    """Pieces that go into one pass, up to `PREFILL_TOKENS` tokens: first pieces first, each in the
-    earliest pass that has room and is not before that of the request's previous piece.
+    """Group pieces into passes of up to `PREFILL_TOKENS` tokens.
+
+    First pieces come first. Each goes into the earliest pass that has room and does not precede
+    the pass of the request's previous piece.
     """
     limit = 0 if isinstance(passes, SinglePasses) else PREFILL_TOKENS
     apart = int(isinstance(passes, StaticPasses))  # rows of a pass are counted when it is through

@@ -11,11 +11,11 @@ Call = Callable[[], torch.Tensor]
 """A computation whose inputs and buffers are the same tensors every time."""
 
 Record = Callable[[Call], Call]
-"""Makes of a computation one that repeats it; its result is overwritten by the next call of any."""
+"""Turns a computation into one that repeats it. Any later call overwrites its result."""
 
 
 def direct(call: Call) -> Call:
-    """Nothing is recorded: operations are called one by one."""
+    """Record nothing: call the operations one by one."""
     return call
 
 
@@ -37,7 +37,7 @@ class CudaGraphs:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, call: Call) -> Call:
-        """Run once, so that libraries set themselves up, then record."""
+        """Run once, so that libraries initialize themselves, then record."""
         with self._recording, torch.cuda.device(self._device):
             current = torch.cuda.current_stream()
             self._stream.wait_stream(current)

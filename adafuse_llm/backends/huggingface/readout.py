@@ -1,4 +1,4 @@
-"""Read answers off the logits that members keep of requests.
+"""Read results off the logits that a member keeps for its requests.
 
 Shapes: n nodes, v vocabulary, t likeliest tokens.
 """
@@ -22,7 +22,7 @@ def read(
     decoder: Decoder,
     end_ids: torch.Tensor,
 ) -> list[NodeResult]:
-    """Answers to asks whose nodes have been evaluated, with one transfer from the device."""
+    """Read the results of queries whose nodes have been evaluated, in one transfer."""
     pairs = list(zip(queries, states, strict=True))
     top = max(query.top for query in queries)
     wanted = [state.rows[node] for query, state in pairs for node in query.evaluate]
@@ -94,8 +94,8 @@ def likeliest(
     """The `top` highest logits and their ids, [n, t] each, equal ones by lower id; and whether a
     lower id may have been left out, [n, 1].
 
-    ``topk`` leaves the order of equal values open. One more value is asked for: only where it
-    equals the last wanted one could a lower id have been left out. Sorting leaves out none.
+    ``topk`` leaves the order of equal values open. So one more value is requested: a lower
+    id can only be missing if that value equals the last wanted one. Sorting misses none.
     """
     top = min(top, logits.shape[-1])
     if by_sorting:

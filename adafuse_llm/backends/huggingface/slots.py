@@ -13,13 +13,14 @@ import torch
 from adafuse_llm.backends.huggingface.kv import RowCache, RowLayer, to_device
 
 FIRST_ROWS, HEADROOM = 512, 256
-"""Fewest rows of a slot, and how many a request is expected to need beyond its prompt."""
+"""Minimum number of rows in a slot, and the rows that a request is expected to need beyond its
+prompt."""
 
 MAX_OVERSIZE = 4
-"""The pool has at most so many times the rows that its requests were ever expected to need."""
+"""Maximum size of the pool, relative to the most rows that its requests ever needed at once."""
 
 PATIENCE = 8
-"""Requests that must leave the pool before it gives up slots for a longer one, once it is empty."""
+"""Number of requests that must leave the pool before an empty pool trades slots for longer ones."""
 
 
 class SlotRows:

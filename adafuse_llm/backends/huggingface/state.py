@@ -1,4 +1,4 @@
-"""What a member keeps of a running request.
+"""The state that a member keeps for a running request.
 
 Shapes: n nodes, v vocabulary.
 """
@@ -25,9 +25,9 @@ class Logits:
 
 
 class RequestState:
-    """What a member keeps of one request: a form's state, and the logits of live nodes.
+    """The state of one request at a member: that of its form, and the logits of live nodes.
 
-    Logits are kept for nodes of the tree only, as children may be asked for in a later pass. A
+    Logits are kept for nodes of the tree only, as a later pass may need their children. A
     row keeps all logits of its pass, other requests' too: rows that outlive a commit are copied
     once most of what they keep is not theirs.
 
@@ -56,7 +56,7 @@ class RequestState:
         self._reported = (0, 0, 0)
 
     def restart(self, form: TreeForm | PathForm) -> None:
-        """Forget all that was computed, as positions change over."""
+        """Forget everything computed so far, because the rotary frequencies change."""
         self.form, self.rows, self.edge = form, {}, None
 
     def follow(self) -> None:
@@ -72,8 +72,8 @@ class RequestState:
             self.rows = {node: (own, row) for row, node in enumerate(self.rows)}
 
     def missing(self, query: NodeQuery) -> list[Node]:
-        """Nodes to evaluate, parents before children: those asked for, the parents of those to
-        be scored, and what lies above them.
+        """Return the nodes to evaluate for a query, parents before children: those it evaluates,
+        the parents of those it scores, and their ancestors.
         """
         missing: dict[Node, None] = {}
         for wanted in (*query.evaluate, *(node.parent for node in query.score)):
@@ -86,7 +86,7 @@ class RequestState:
         return list(missing)
 
     def learn(self, nodes: Iterable[Node], logits: Logits, start: int) -> None:
-        """Take in the rows of `logits` from `start` on."""
+        """Record the logits of `nodes`: the rows of `logits` from `start` on."""
         self.rows.update((node, (logits, row)) for row, node in enumerate(nodes, start))
 
     def costs(self) -> tuple[int, int, int]:

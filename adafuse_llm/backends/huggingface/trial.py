@@ -1,4 +1,4 @@
-"""Try a model when it is loaded: find the fastest way of evaluation that gives right numbers."""
+"""Try a model when it is loaded, to find the fastest way of evaluation that is correct."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from adafuse_llm.tree import Node, TokenTree
 logger = logging.getLogger(__name__)
 
 TRIAL_TOKENS, TRIAL_DEPTH = 9, 3
-"""Longest sequence on which a model is tried, and how many of its tokens are beyond the prompt."""
+"""Length of the longest trial sequence, and how many of its tokens follow the prompt."""
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
-"""Mean error of logits, relative to their spread, up to which a form is right."""
+"""Largest mean error of logits, relative to their spread, at which a form is correct."""
 
 ROUNDED_TOLERANCE, ROUNDED_NOISE = 5e-3, 4
-"""The same for weights of lower precision and quantized ones, and how many times the difference
-between their own plain passes is right if that is more: where activations are rounded, a token's
-numbers move with the shape of the pass it is in."""
+"""The same for quantized weights and weights of lower precision. Where activations are rounded, the
+numbers of a token depend on the shape of its pass. So an error up to `ROUNDED_NOISE` times the
+difference between the model's own plain passes is accepted, too."""
 
 
 class Trial:
@@ -99,7 +99,7 @@ class Trial:
         )
 
     def _try(self, executor: Executor) -> str | None:
-        """The reason why the executor does not serve, or None."""
+        """Return the reason why an executor cannot be used, or None."""
         if executor.form == "path" and self._decoder.cache_name is None:
             return "it keeps no cache"
         room = min(self._window or TRIAL_TOKENS, TRIAL_TOKENS) - TRIAL_DEPTH
@@ -116,7 +116,7 @@ class Trial:
 
     @torch.inference_mode()
     def _tolerance(self, length: int) -> float:
-        """Up to which error a form is right for this model."""
+        """Return the largest relative error that is accepted for this model."""
         model = self._decoder.model
         if model.dtype in TOLERANCE and not getattr(model, "is_quantized", False):
             return TOLERANCE[model.dtype]
@@ -129,8 +129,10 @@ class Trial:
 
     @torch.inference_mode()
     def _run(self, executor: Executor, room: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Evaluate two small trees side by side, commit and go on: logits of the form, and of
-        plain forward passes over the same sequences.
+        """Evaluate two small trees together, commit, and evaluate more.
+
+        Returns:
+            The logits found, and those of plain forward passes over the same sequences.
         """
         vocabulary = self._decoder.vocabulary
         lengths = (room, max(1, room - 2))
@@ -166,7 +168,7 @@ class Trial:
 
 
 def _difference(logits: torch.Tensor, expected: torch.Tensor, tolerance: float) -> str | None:
-    """How far logits are from the expected ones, if too far for the weights' precision."""
+    """Return how far logits are from the expected ones, if that exceeds the tolerance."""
     finite = torch.isfinite(expected)
     gap = float((logits - expected)[finite].abs().mean())
     scale = float(expected[finite].std())
