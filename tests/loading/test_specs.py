@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adafuse_llm import (
-    MemberSpec,
-)
+from adafuse_llm import MemberSpec
 from adafuse_llm.loading.specs import member_names
 
 
