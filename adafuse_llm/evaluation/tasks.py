@@ -21,9 +21,9 @@ from adafuse_llm.embedded import HeldoutQuestion, final_answer, heldout_question
 from adafuse_llm.errors import InvalidInputError, nearest
 from adafuse_llm.evaluation.files import QUESTION_FORM, put, question_form, read_lines
 from adafuse_llm.evaluation.metrics import final_number
-from adafuse_llm.strategies.answers import MajorityVote, plain
 from adafuse_llm.strategies.base import Strategy
 from adafuse_llm.strategies.registry import find_strategy
+from adafuse_llm.strategies.vote import MajorityVote, plain
 
 EMBEDDED_QUESTIONS = 300
 """How many are used where no limit is given: 50 of each skill."""
