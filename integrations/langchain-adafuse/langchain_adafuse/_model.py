@@ -24,7 +24,7 @@ from adafuse_llm import (
     RuntimeConfig,
     StreamEvent,
 )
-from adafuse_llm.adapters.ensembles import Ensemble, configured
+from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
 from adafuse_llm.adapters.options import check_option_names
 from adafuse_llm.config import DecodeOptions
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest
@@ -148,7 +148,7 @@ class EnsembleModel(Serializable):
     def _only_known(cls, said: Any) -> Any:
         if not isinstance(said, Mapping):
             return said
-        known = check_option_names(said, also=(*cls.model_fields, *ACCEPTED))
+        known = check_option_names(said, extra=(*cls.model_fields, *ACCEPTED))
         known = {name: value for name, value in known.items() if name not in ACCEPTED}
         if known.get("engine") is None and not known.get("members"):
             named = os.environ.get(MEMBERS_VARIABLE, "").split(",")
@@ -190,7 +190,7 @@ class EnsembleModel(Serializable):
         Raises:
             InvalidInputError: there is no such file, or it says something that cannot be used.
         """
-        return cls(**{"members": "embedded", **configured(path), **fields})
+        return cls(**{"members": "embedded", **fields_from_config(path), **fields})
 
     def warmup(self) -> Self:
         """Load the members now instead of with the first call; returns the model."""
@@ -322,7 +322,7 @@ class EnsembleModel(Serializable):
             TypeError: a keyword is unknown.
         """
         said = {name: value for name, value in said.items() if value is not None}
-        update = check_option_names(said, also=(*PER_CALL, *ACCEPTED))
+        update = check_option_names(said, extra=(*PER_CALL, *ACCEPTED))
         update = {name: value for name, value in update.items() if name not in ACCEPTED}
         if stop is not None:
             update["stop"] = [stop] if isinstance(stop, str) else list(stop)

@@ -11,7 +11,7 @@ from llama_index.core.program.utils import FlexibleModel, process_streaming_obje
 
 from adafuse_llm import MalformedReplyError
 from adafuse_llm.adapters.structured import (
-    begun_json,
+    partial_json,
     correction,
     find_json,
     schema_instructions,
@@ -75,7 +75,7 @@ class Partial(Generic[Model]):
 
     def take(self, text: str) -> Model | FlexibleModel | None:
         """The object as far as `text` goes, where that is further than before."""
-        begun = begun_json(text)
+        begun = partial_json(text)
         if not begun:
             return None
         response = CompletionResponse(text=begun)

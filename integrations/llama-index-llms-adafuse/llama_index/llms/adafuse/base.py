@@ -41,7 +41,7 @@ from typing_extensions import Self, Unpack
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidInputError, MemberSpec, RuntimeConfig
 from adafuse_llm.adapters.conversation import to_messages
-from adafuse_llm.adapters.ensembles import Ensemble, configured
+from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
 from adafuse_llm.adapters.options import check_option_names
 from adafuse_llm.config import DecodeOptions
 
@@ -154,7 +154,7 @@ class AdaFuseLLM(CustomLLM):
         fields = {*type(self).model_fields} - {*AdaFuseConfig.model_fields}
         given: dict[str, Any] = {**kwargs}
         base = {key: given.pop(key) for key in fields & {*given}}
-        options = check_option_names(given, also=sorted(fields))
+        options = check_option_names(given, extra=sorted(fields))
         config = AdaFuseConfig(**options)
         options.pop("temperature", None)
         if (members is None) == (engine is None):
@@ -197,7 +197,7 @@ class AdaFuseLLM(CustomLLM):
         Raises:
             InvalidInputError: there is no such file, or it says something that cannot be used.
         """
-        return cls(**{"members": [], **configured(path), **kwargs})
+        return cls(**{"members": [], **fields_from_config(path), **kwargs})
 
     @classmethod
     def class_name(cls) -> str:
@@ -430,7 +430,7 @@ class AdaFuseLLM(CustomLLM):
         asked = [*(chat_history or []), *([user_msg] if user_msg else [])]
         own = ("react_chat_formatter", "output_parser", "tool_retriever", "memory")
         agent = {key: kwargs[key] for key in own if kwargs.get(key) is not None}
-        options = check_option_names({k: v for k, v in kwargs.items() if k not in own}, also=own)
+        options = check_option_names({k: v for k, v in kwargs.items() if k not in own}, extra=own)
         stop = options.get("stop", self._options({}).get("stop", ()))
         stop = (stop,) if isinstance(stop, str) else tuple(stop)
         llm = self.model_copy()
