@@ -206,8 +206,9 @@ def _call_json(call: Call, label: str) -> str:
 
 
 def _block(opens: str, text: str, closes: str) -> str:
-    r"""Return JSON `text` between markers, with ``/`` escaped as ``\/`` where it could close the
-    block.
+    r"""Return JSON `text` between markers.
+
+    ``</`` is escaped as ``<\/``, so the text cannot contain a closing marker.
     """
     escaped = text.replace("</", r"<\/")
     return f"{opens}\n{escaped}\n{closes}"

@@ -71,8 +71,9 @@ class Ensemble:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """JSON-safe data that differs between ensembles whose responses may differ. It omits
-        `runtime`, which does not affect responses.
+        """A JSON-safe key. Ensembles with equal keys return equal responses.
+
+        The key omits `runtime`, which does not affect responses.
         """
         if self.given is not None:
             return {"members": list(self.given.members), "engine": _engine_token(self.given)}
