@@ -69,7 +69,7 @@ def generate(
         elif trace:
             generation = _print_trace(display, events)
         elif display.console.is_terminal:
-            generation = _print_coloured(display, events)
+            generation = _print_in_color(display, events)
         else:
             generation = last(events, _print_plain)
             sys.stdout.write("\n")
@@ -120,8 +120,8 @@ def _print_trace(display: Display, events: Iterator[StreamEvent]) -> Generation:
     return generation
 
 
-def _print_coloured(display: Display, events: Iterator[StreamEvent]) -> Generation:
-    """The text as it grows, in the colours of the members."""
+def _print_in_color(display: Display, events: Iterator[StreamEvent]) -> Generation:
+    """The text as it grows, in the colors of the members."""
 
     def show(event: StreamEvent) -> None:
         shown = (

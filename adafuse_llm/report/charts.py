@@ -23,10 +23,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one line: colour, dashes, and a name where there is a legend."""
+    """Points of one line: color, dashes, and a name where there is a legend."""
 
     points: Sequence[Point]
-    colour: str = "var(--quiet)"
+    color: str = "var(--quiet)"
     dashes: str = ""
     name: str = ""
 
@@ -76,7 +76,7 @@ def line_chart(
         "lines": [
             {
                 "name": each.name,
-                "colour": each.colour,
+                "color": each.color,
                 "dashes": each.dashes,
                 "beside": 4 * (2 * place - len(series) + 1),  # pixels: intervals stay apart
                 "points": " ".join(f"{across(p.x)},{down(p.y)}" for p in each.points),
@@ -100,14 +100,14 @@ def line_chart(
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar: its label, its value, what is written beside it, its interval, its colour."""
+    """A bar: its label, its value, what is written beside it, its interval, its color."""
 
     label: str
     value: float
     shown: str
     low: float | None = None
     high: float | None = None
-    colour: str | None = None
+    color: str | None = None
 
 
 def bar_chart(values: Sequence[Bar], most: float | None = None) -> list[dict[str, Any]]:
@@ -116,7 +116,7 @@ def bar_chart(values: Sequence[Bar], most: float | None = None) -> list[dict[str
     return [
         {
             "label": each.label,
-            "colour": each.colour,
+            "color": each.color,
             "share": round(100 * each.value / top, 2),
             "shown": each.shown,
             "whisker": None

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from adafuse_llm.results import Candidate, FinishReason, Generation, Round
 from adafuse_llm.summary import is_unanimous
 
-COLOURS = ("#56b4e9", "#e69f00", "#cc79a7", "#009e73", "#d55e00", "#0072b2")
-"""Of Okabe and Ito, which can be told apart without colour vision and differ in lightness too."""
+COLORS = ("#56b4e9", "#e69f00", "#cc79a7", "#009e73", "#d55e00", "#0072b2")
+"""Of Okabe and Ito, which can be told apart without color vision and differ in lightness too."""
 
 MARKS = "●■▲◆★▼"
 
@@ -26,15 +26,15 @@ ENDINGS: dict[FinishReason, str] = {
 
 @dataclass(frozen=True)
 class Look:
-    """How one member is shown: its name, its number from 0, a colour and a mark."""
+    """How one member is shown: its name, its number from 0, a color and a mark."""
 
     name: str
     number: int
 
     @property
-    def colour(self) -> str:
-        """One of `COLOURS`."""
-        return COLOURS[self.number % len(COLOURS)]
+    def color(self) -> str:
+        """One of `COLORS`."""
+        return COLORS[self.number % len(COLORS)]
 
     @property
     def mark(self) -> str:

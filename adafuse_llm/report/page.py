@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 
 STROKES = ("solid", "dashed", "dotted", "double")
 DASHES = ("", "7 3", "2 3", "10 3 2 3", "5 2", "1 4")
-"""Lines under spans and in charts: members can be told apart without colour."""
+"""Lines under spans and in charts: members can be told apart without color."""
 
 
 @cache
@@ -114,7 +114,7 @@ def figures(summary: Summary, members: Sequence[Shown]) -> dict[str, Any]:
 
 
 def bars(values: Mapping[str, float], members: Sequence[Shown] = ()) -> list[dict[str, Any]]:
-    """Rows of a bar chart; those of members in their colours."""
+    """Rows of a bar chart; those of members in their colors."""
     shown = {member.name: member for member in members}
     return bar_chart(
         [
@@ -122,7 +122,7 @@ def bars(values: Mapping[str, float], members: Sequence[Shown] = ()) -> list[dic
                 f"{shown[name].mark} {name}" if name in shown else name,
                 value,
                 f"{value:,}",
-                colour=shown[name].colour if name in shown else None,
+                color=shown[name].color if name in shown else None,
             )
             for name, value in values.items()
         ]
@@ -138,7 +138,7 @@ class Shown:
     """A look with the lines of charts and spans."""
 
     def __init__(self, look: Look) -> None:
-        self.name, self.mark, self.colour = look.name, look.mark, look.colour
+        self.name, self.mark, self.color = look.name, look.mark, look.color
         self.stroke = STROKES[look.number % len(STROKES)]
         self.dashes = DASHES[look.number % len(DASHES)]
 
@@ -174,7 +174,7 @@ def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
                 "text": text,
                 "round": decided.index + 1,
                 "mark": look.mark if look else "=",
-                "colour": look.colour if look else "var(--quiet)",
+                "color": look.color if look else "var(--quiet)",
                 "stroke": look.stroke if look else "double",
                 "decided_by": f"{look.mark} {look.name}" if look else "all agree",
                 "milliseconds": 1000 * decided.elapsed,
@@ -219,7 +219,7 @@ def _margins(rounds: Sequence[Round], members: Sequence[Shown]) -> dict[str, Any
                         for margin in decided.margins.get(member.name, ())
                     )
                 ],
-                member.colour,
+                member.color,
                 member.dashes,
             )
             for member in members

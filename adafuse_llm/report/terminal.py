@@ -1,4 +1,4 @@
-"""How members, spans and rounds look on a terminal, with and without colour."""
+"""How members, spans and rounds look on a terminal, with and without color."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from adafuse_llm.results import Candidate, Generation, Round
 from adafuse_llm.summary import is_unanimous
 
 TYPES = ("", "underline", "italic", "bold", "", "")
-"""Neighbours differ in type besides colour."""
+"""Neighbours differ in type besides color."""
 
 AGREED = "bold"
 
@@ -49,7 +49,7 @@ class Display:
         if member is None:
             return AGREED
         look = self._looks[member]
-        return f"{look.colour} {TYPES[look.number % len(TYPES)]}".strip()
+        return f"{look.color} {TYPES[look.number % len(TYPES)]}".strip()
 
     def name(self, member: str | None) -> Text:
         """A member's mark and name; those of agreement for None."""
