@@ -1,10 +1,10 @@
-"""Three small language models made by this project, and a handbook they can answer from.
+"""Three small language models trained by this project, and a handbook to answer from.
 
-They are for trying out, tests and cookbooks; ``MODEL_CARD.md`` says what they can and cannot do.
+They are for demos, tests and cookbooks. ``MODEL_CARD.md`` describes their skills and limits.
 
-    member_paths()        folders of the three members, standard Hugging Face format
+    member_paths()        folders of the three members, in the standard Hugging Face format
     handbook_path()       folder of Markdown documents about a generated town
-    handbook_questions()  questions about it with their answers
+    handbook_questions()  questions about the handbook, with their answers
 
 Importing this package loads neither torch nor transformers.
 """
@@ -24,7 +24,10 @@ MEMBERS: Final = ("wren", "heron", "finch")
 
 @dataclass(frozen=True)
 class HandbookQuestion:
-    """A question about the handbook. ``source`` is the document, None where none says it."""
+    """A question about the handbook.
+
+    ``source`` is the document that has the answer, or None if no document has it.
+    """
 
     question: str
     answer: str
@@ -33,16 +36,16 @@ class HandbookQuestion:
 
 
 def member_paths() -> tuple[Path, ...]:
-    """The folders of the embedded members, always in the same order."""
+    """Return the folders of the embedded members, always in the same order."""
     return tuple(_HERE / "members" / name for name in MEMBERS)
 
 
 def handbook_path() -> Path:
-    """The folder of the handbook's Markdown documents."""
+    """Return the folder of the handbook's Markdown documents."""
     return _HERE / "handbook"
 
 
 def handbook_questions() -> tuple[HandbookQuestion, ...]:
-    """The questions of ``handbook/questions.jsonl``, in file order."""
+    """Return the questions of ``handbook/questions.jsonl``, in file order."""
     text = (handbook_path() / "questions.jsonl").read_text(encoding="utf-8")
     return tuple(HandbookQuestion(**json.loads(line)) for line in text.splitlines() if line)
