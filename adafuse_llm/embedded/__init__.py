@@ -1,25 +1,41 @@
-"""Three small language models trained by this project, and a handbook to answer from.
+"""Three small language models trained by this project, and documents and questions for them.
 
 They are for demos, tests and cookbooks. ``MODEL_CARD.md`` describes their skills and limits.
 
     member_paths()        folders of the three members, in the standard Hugging Face format
     handbook_path()       folder of Markdown documents about a generated town
     handbook_questions()  questions about the handbook, with their answers
+    heldout_questions()   questions of six skills that are not in the training data, with passages
+    final_answer(text)    the answer in a member's reply
 
 Importing this package loads neither torch nor transformers.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["HandbookQuestion", "handbook_path", "handbook_questions", "member_paths"]
+from adafuse_llm.documents import Passage
+from adafuse_llm.errors import InvalidInputError
+
+__all__ = [
+    "HandbookQuestion",
+    "HeldoutQuestion",
+    "final_answer",
+    "handbook_path",
+    "handbook_questions",
+    "heldout_questions",
+    "member_paths",
+]
 
 _HERE: Final = Path(__file__).parent
 MEMBERS: Final = ("wren", "heron", "finch")
+HELDOUT: Final = _HERE / "heldout.jsonl.gz"
+"""File that ``python -m training.freeze`` writes in a clone."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +49,20 @@ class HandbookQuestion:
     answer: str
     source: str | None
     skill: str
+
+
+@dataclass(frozen=True)
+class HeldoutQuestion:
+    """A question that the members were not trained on.
+
+    One of the ``passages`` has the answer, and the others do not. A question that needs no passage,
+    such as one in arithmetic, has none.
+    """
+
+    question: str
+    answer: str
+    skill: str
+    passages: tuple[Passage, ...]
 
 
 def member_paths() -> tuple[Path, ...]:
@@ -49,3 +79,37 @@ def handbook_questions() -> tuple[HandbookQuestion, ...]:
     """Return the questions of ``handbook/questions.jsonl``, in file order."""
     text = (handbook_path() / "questions.jsonl").read_text(encoding="utf-8")
     return tuple(HandbookQuestion(**json.loads(line)) for line in text.splitlines() if line)
+
+
+def heldout_questions(limit: int | None = None) -> tuple[HeldoutQuestion, ...]:
+    """Return the held-out questions, one of each skill in turn.
+
+    None of their made-up words, numbers and problems occurred in the members' training.
+
+    Args:
+        limit: number of questions to return, from the first. None returns all.
+
+    Raises:
+        InvalidInputError: `limit` is not positive, or higher than the number of questions.
+    """
+    lines = gzip.decompress(HELDOUT.read_bytes()).decode("utf-8").splitlines()
+    if limit is not None and not 1 <= limit <= len(lines):
+        raise InvalidInputError(
+            f"the package has {len(lines)} held-out questions; got a limit of {limit}. "
+            f"Use a limit from 1 to {len(lines)}."
+        )
+    return tuple(_heldout(**json.loads(line)) for line in lines[:limit])
+
+
+def _heldout(
+    question: str, answer: str, skill: str, passages: list[dict[str, str]]
+) -> HeldoutQuestion:
+    return HeldoutQuestion(question, answer, skill, tuple(Passage(**each) for each in passages))
+
+
+def final_answer(text: str) -> str:
+    """Return the answer in a reply: the text after ``The answer is``, or the whole reply.
+
+    Spaces around the answer and a final period are dropped.
+    """
+    return text.rsplit("The answer is", 1)[-1].strip().removesuffix(".").strip()

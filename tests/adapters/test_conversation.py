@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adafuse_llm import InvalidInputError
-from adafuse_llm.adapters.conversation import Tool, to_messages
+from adafuse_llm.adapters.conversation import to_messages
 from adafuse_llm.adapters.reply import ReplyParser, ToolCall
+from adafuse_llm.text.chat import Tool
 
 ADD = Tool("add", "Add two numbers.", {"type": "object", "properties": {"a": {"type": "number"}}})
 LOOK = Tool("look_up", 'Say what "it" is.', {"type": "object", "properties": {}})
