@@ -86,10 +86,14 @@ class Job:
 def evaluate(
     setup: Setup,
     *,
-    output: Annotated[Path, typer.Option(help="JSON lines of results.", dir_okay=False)],
+    output: Annotated[
+        Path, typer.Option(help="File of results to write (JSON lines).", dir_okay=False)
+    ],
     task: Annotated[
         str,
-        typer.Option(help="nq, squad, triviaqa, gsm8k, flores_en_de, flores_de_en, embedded."),
+        typer.Option(
+            help="Task: nq, squad, triviaqa, gsm8k, flores_en_de, flores_de_en, embedded."
+        ),
     ],
     data: Annotated[
         Path | None,
@@ -170,10 +174,10 @@ def evaluate(
     found: dict[str, list[Record]] = {}
     try:
         with ExitStack() as stack, cancel_on_interrupt() as cancel:
-            engine = _Lazily(setup, job.task, RuntimeConfig(max_requests=max_requests), stack)
+            engines = _Engines(setup, job.task, RuntimeConfig(max_requests=max_requests), stack)
             ensemble = System()
-            found[ensemble.name] = _run(job, ensemble, output, engine.together, cancel)
-            members = _members(found[ensemble.name], engine) if alone else ()
+            found[ensemble.name] = _run(job, ensemble, output, engines.together, cancel)
+            members = _members(found[ensemble.name], engines) if alone else ()
             for member in members:
                 path = output.with_name(f"{output.stem}.{_safe(member)}{output.suffix}")
                 if any(Results(path).is_at(each) for each in read):
@@ -181,7 +185,7 @@ def evaluate(
                         f"{path}, the output for {member} alone, is also an input file"
                     )
                 single = System.alone(member)
-                found[single.name] = _run(job.singly(), single, path, engine.singly, cancel)
+                found[single.name] = _run(job.singly(), single, path, engines.singly, cancel)
     except _Interrupted:
         typer.echo("interrupted: run the same command again to resume", err=True)
         return INTERRUPTED
@@ -264,7 +268,7 @@ def prepare(
     )
 
 
-class _Lazily:
+class _Engines:
     """The engines for a task, created on first use."""
 
     def __init__(self, setup: Setup, task: Task, runtime: RuntimeConfig, stack: ExitStack) -> None:
@@ -337,12 +341,12 @@ def _run(
     return merged(done, new)
 
 
-def _members(records: Sequence[Record], engine: _Lazily) -> Sequence[str]:
+def _members(records: Sequence[Record], engines: _Engines) -> Sequence[str]:
     """Return the members that took part, from the records if possible, to avoid loading models."""
     for record in records:
         if record.usage is not None:
             return tuple(record.usage.forward_passes)
-    return engine.together().config.use or engine.together().members
+    return engines.together().config.use or engines.together().members
 
 
 def _safe(name: str) -> str:
@@ -364,7 +368,7 @@ def _shown(
         parts += ["", Text(f"{first.system} against", "bold")]
         parts += [_comparisons(comparisons)] if any(comparisons.values()) else []
         parts += [
-            Text(verdict(name, found[0]) if found else _untold(name, failed[name]))
+            Text(verdict(name, found[0]) if found else _not_compared(name, failed[name]))
             for name, found in comparisons.items()
         ]
     return Group(*parts)
@@ -418,7 +422,7 @@ def _comparisons(comparisons: dict[str, list[Comparison]]) -> Table:
     return table
 
 
-def _untold(name: str, failed: int) -> str:
+def _not_compared(name: str, failed: int) -> str:
     return (
         f"Not compared with {printable(name)}: {count(failed, 'answer')} failed. To retry, repeat "
         "the command that wrote them."

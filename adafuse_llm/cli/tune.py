@@ -175,7 +175,7 @@ def tune(
             return INTERRUPTED
     results.tidy()
     options = found.ensemble if keep_ensemble else found.options
-    write_config(output, _said(setup, options), comment=_comment(found))
+    write_config(output, _file_options(setup, options), comment=_comment(found))
     if as_json:
         chosen = {"written": options, "pays": found.pays, "verdict": found.verdict}
         print_json({**found.model_dump(mode="json"), **chosen})
@@ -207,7 +207,7 @@ class _Watch:
             self._progress.console.print(f"line {record.line}: {one_line(record.error)}")
 
 
-def _said(setup: Setup, options: dict[str, Any]) -> dict[str, Any]:
+def _file_options(setup: Setup, options: dict[str, Any]) -> dict[str, Any]:
     """Return the contents of the configuration file.
 
     The file lists only the models that decode. Its weights are those of the chosen setting,
@@ -215,7 +215,7 @@ def _said(setup: Setup, options: dict[str, Any]) -> dict[str, Any]:
     """
     typed = {name: value for name, value in setup.options.items() if name != "weights"}
     options = {**typed, **options}
-    said: dict[str, Any] = {}
+    loading: dict[str, Any] = {}
     if setup.models:
         names = member_names([as_spec(model) for model in setup.models])
         chosen = [
@@ -227,13 +227,17 @@ def _said(setup: Setup, options: dict[str, Any]) -> dict[str, Any]:
         renamed = dict(
             zip([n for n, _ in chosen], member_names([as_spec(m) for m in models]), strict=True)
         )
-        said["models"] = models
+        loading["models"] = models
         del options["use"]
         if "weights" in options:
             options["weights"] = {renamed[n]: w for n, w in options["weights"].items()}
-        said |= {"dtype": setup.dtype, "device_map": setup.device_map, "revision": setup.revision}
+        loading |= {
+            "dtype": setup.dtype,
+            "device_map": setup.device_map,
+            "revision": setup.revision,
+        }
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
-    return {k: v for k, v in {**said, **plain}.items() if v is not None}
+    return {k: v for k, v in {**loading, **plain}.items() if v is not None}
 
 
 def _comment(found: Tuning) -> str:
@@ -274,22 +278,22 @@ def _tested(found: Tuning) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("", found.metric, "tokens", "seconds", "failed"):
         table.add_column(column, justify="right" if column else "left")
-    for name, each in (found.tested or {}).items():
-        score = each.scores[found.metric]
+    for name, evaluation in (found.tested or {}).items():
+        score = evaluation.scores[found.metric]
         table.add_row(
             printable(name),
             score.shown(),
-            f"{each.tokens:.0f}",
-            f"{each.seconds:.2f}",
-            str(each.failed),
+            f"{evaluation.tokens:.0f}",
+            f"{evaluation.seconds:.2f}",
+            str(evaluation.failed),
         )
     return table
 
 
 def _cells(trial: Trial) -> tuple[str, str, str]:
     options = {name: value for name, value in trial.options.items() if name != "use"}
-    said = [f"{name} {_plain(value)}" for name, value in options.items()]
-    setting = f"{'+'.join(trial.options['use'])}; {', '.join(said)}"
+    parts = [f"{name} {_plain(value)}" for name, value in options.items()]
+    setting = f"{'+'.join(trial.options['use'])}; {', '.join(parts)}"
     return f"{trial.score:.1f}{_failed(trial)}", f"{trial.tokens:.0f}", printable(setting)
 
 
@@ -304,5 +308,5 @@ def _failed(trial: Trial) -> str:
 
 def _plain(value: Any) -> str:
     if isinstance(value, dict):
-        return " ".join(f"{name}={each:g}" for name, each in value.items())
+        return " ".join(f"{name}={weight:g}" for name, weight in value.items())
     return str(value)
