@@ -1,4 +1,4 @@
-"""Documents for question answering: read files, cut them into passages, find the fitting ones.
+"""Documents for question answering: read files, split them into passages, search the passages.
 
 passages = read_documents([Path("handbook")])
 best = Retriever(passages).search("Who founded the mill?", k=3)
@@ -27,7 +27,7 @@ _HEADING: Final = re.compile(r"#{1,6}\s+\S")
 
 @dataclass(frozen=True)
 class Passage:
-    """A piece of a document: where it comes from and what it says."""
+    """A piece of a document, with the name of its source."""
 
     source: str
     text: str
@@ -38,19 +38,20 @@ def read_documents(
 ) -> list[Passage]:
     """Read text and Markdown files, and all such files in folders, as passages.
 
-    A passage starts at a heading, keeps that heading, and has at most ``max_chars`` characters;
-    longer sections are cut between paragraphs, long paragraphs between sentences, then words.
-    Files are taken in the order given, the files of a folder by name; hidden ones are left out.
+    A passage starts at a heading, includes that heading, and has at most ``max_chars`` characters.
+    Longer sections are split between paragraphs, and longer paragraphs between lines or sentences,
+    then between words. Passages follow the order of the paths, and files in a folder are sorted by
+    name. Hidden files are skipped.
 
     Raises:
-        InvalidInputError: no path, a path that does not exist, a file of another kind, a file
-            that is not UTF-8, a folder without documents, or nothing but whitespace.
+        InvalidInputError: no path is given, a path does not exist, a file has another suffix or is
+            not UTF-8, a folder has no documents, or the documents have no text.
     """
     if max_chars < 1:
         raise InvalidInputError(f"max_chars must be at least 1, got {max_chars}")
     roots = [Path(path) for path in paths]
     if not roots:
-        raise InvalidInputError("no documents: give at least one text or Markdown file or folder")
+        raise InvalidInputError("no documents: pass at least one text or Markdown file or folder")
     passages: list[Passage] = []
     for root in roots:
         for file, source in _files(root):
@@ -61,7 +62,7 @@ def read_documents(
 
 
 def _files(root: Path) -> Iterator[tuple[Path, str]]:
-    """The files under ``root`` with the source name of each: its path below ``root``."""
+    """Yield the files under ``root``, each with its source name: its path below ``root``."""
     if root.is_file():
         if root.suffix.lower() not in SUFFIXES:
             raise InvalidInputError(
@@ -72,16 +73,16 @@ def _files(root: Path) -> Iterator[tuple[Path, str]]:
         return
     if not root.is_dir():
         raise InvalidInputError(f"no such file or folder: {root}")
-    found = [
+    files = [
         path
         for path in sorted(root.rglob("*"))
         if path.suffix.lower() in SUFFIXES
         and path.is_file()
         and not any(part.startswith(".") for part in path.relative_to(root).parts)
     ]
-    if not found:
+    if not files:
         raise InvalidInputError(f"no documents in {root}: expected files {', '.join(SUFFIXES)}")
-    for path in found:
+    for path in files:
         yield path, path.relative_to(root).as_posix()
 
 
@@ -95,7 +96,7 @@ def _read(path: Path) -> str:
 
 
 def _split(text: str, max_chars: int) -> list[str]:
-    """Sections by heading, each cut to at most ``max_chars`` characters."""
+    """Split a text at its headings, then into pieces of at most ``max_chars`` characters."""
     sections: list[list[str]] = [[]]
     for block in re.split(r"\n\s*\n", text.replace("\r\n", "\n")):
         for part in _before_headings(block.strip("\n")):
@@ -107,7 +108,7 @@ def _split(text: str, max_chars: int) -> list[str]:
 
 
 def _before_headings(block: str) -> Iterator[str]:
-    """A block cut before each heading line, so that a heading always comes first."""
+    """Split a block before each heading line, so that a heading always comes first."""
     lines: list[str] = []
     for line in block.split("\n"):
         if _HEADING.match(line) and lines:
@@ -118,7 +119,7 @@ def _before_headings(block: str) -> Iterator[str]:
 
 
 def _pack(blocks: Sequence[str], max_chars: int) -> Iterator[str]:
-    """Join blocks while they fit. A section that is only a heading gives no passage."""
+    """Join blocks up to ``max_chars`` characters. Skip a section that is only a heading."""
     if len(blocks) == 1 and _HEADING.match(blocks[0]) and "\n" not in blocks[0]:
         return
     current = ""
@@ -135,7 +136,7 @@ def _pack(blocks: Sequence[str], max_chars: int) -> Iterator[str]:
 
 
 def _shorten(block: str, max_chars: int) -> Iterator[str]:
-    """A block in pieces of at most ``max_chars``: by lines or sentences, then words, then cut."""
+    """Split a long block at lines or sentences, then at words, then at ``max_chars``."""
     if len(block) <= max_chars:
         yield block
         return
@@ -160,10 +161,10 @@ def _shorten(block: str, max_chars: int) -> Iterator[str]:
 
 
 class Retriever:
-    """BM25 search over passages (the ``bm25s`` package). Cost: one index over all passages.
+    """A BM25 search over passages (the ``bm25s`` package). Creating it indexes all passages.
 
     Raises:
-        InvalidInputError: there are no passages.
+        InvalidInputError: no passages are given.
         MissingDependencyError: ``bm25s`` is not installed.
     """
 
@@ -183,9 +184,10 @@ class Retriever:
         )
 
     def search(self, query: str, k: int = 3) -> list[Passage]:
-        """At most ``k`` passages that share a word with ``query``, best first.
+        """Return at most ``k`` passages that share a word with ``query``, best first.
 
-        When none shares a word, the first ``k`` passages: an answer needs something to read.
+        If no passage shares a word, return the first ``k``, so that there is always something to
+        answer from.
         """
         if k < 1:
             raise InvalidInputError(f"k must be at least 1, got {k}")
@@ -209,15 +211,15 @@ def _import_bm25s() -> Any:
         import bm25s
     except ImportError as error:
         raise MissingDependencyError(
-            'searching documents needs the package bm25s: pip install "adafuse-llm[cli]"'
+            'document search needs the package bm25s: pip install "adafuse-llm[cli]"'
         ) from error
     return bm25s
 
 
 def question_messages(question: str, passages: Sequence[Passage]) -> list[dict[str, str]]:
-    """The prompt for a question: one user message with the passages, then the question.
+    """Return a question as one user message: the passages, then the question.
 
-    Without passages the message is the question alone.
+    Without passages, the message is only the question.
     """
     if not question.strip():
         raise InvalidInputError("the question is empty")

@@ -1,7 +1,7 @@
-"""What decoding returns: plain frozen data that serialises to JSON (``model_dump_json``).
+"""Results of decoding: plain frozen data that serializes to JSON (``model_dump_json``).
 
-Members appear by name. No field ever holds NaN or infinity: a member that could not score a
-candidate is absent from its ``nll``.
+Members appear by name. No field ever holds NaN or infinity: a member that cannot score a
+candidate is absent from the candidate's ``nll``.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ class _Result(BaseModel):
 
 
 class Candidate(_Result):
-    """One span of the pool of a round (§3.4).
+    """One span of a round's pool (§3.4).
 
-    ``nll`` and ``score`` are described as AdaFuse means them; other strategies say what theirs are.
+    The descriptions of ``nll`` and ``score`` apply to AdaFuse. The documentation of each other
+    strategy describes its own.
 
     Attributes:
         text: the span exactly as its first proposer wrote it.
-        stops: whether the response ends after it.
-        proposers: names of the members that proposed it, in member order.
+        stops: whether the response ends after the span.
+        proposers: names of the members that proposed the span, in member order.
         nll: mean negative log-likelihood per token by member, in nats (equation 5).
-        score: fused score F, the weighted mean of ``nll`` (equation 6); None if no member
-            could score the candidate, which then cannot win.
+        score: fused score F, the weighted mean of ``nll`` (equation 6). None if no member could
+            score the candidate; such a candidate cannot win.
     """
 
     text: str
@@ -45,15 +46,15 @@ class Candidate(_Result):
 
 
 class Round(_Result):
-    """One round of Algorithm 1: the pool, and what was committed.
+    """One round of Algorithm 1: the pool and the committed text.
 
     Attributes:
         index: number of the round, from 0.
         candidates: the pool, in order of proposal.
         winner: index of the committed candidate.
-        text: what the round committed: the winner's text, less leading spaces that the prompt
-            already ended in, and less one where a reply to messages begins with it.
-        margins: for each member, its margin Δ at the start of each word that it considered
+        text: the committed text: the winner's text without the leading spaces that the prompt
+            already ends with. A reply to messages also loses one leading space.
+        margins: by member, the margin Δ at the start of each word that the member considered
             (equation 1), dimensionless.
         elapsed: wall-clock seconds from the start of the round to its commit.
     """
@@ -67,15 +68,15 @@ class Round(_Result):
 
 
 class Usage(_Result):
-    """What a decode cost, by member name.
+    """Cost of a decode, by member name.
 
     Attributes:
         prompt_tokens: tokens of the prompt in the member's vocabulary.
         completion_tokens: tokens of the committed response in the member's vocabulary.
-        forward_passes: forward passes of the member's model that served this request.
-        tokens_processed: tokens that went through those passes, the prompt's included.
-        cached_tokens: tokens of the prompt that needed no pass, as an earlier request began with
-            the same.
+        forward_passes: forward passes of the member's model for this request.
+        tokens_processed: tokens in those passes, including the prompt's.
+        cached_tokens: tokens of the prompt that needed no pass because an earlier request began
+            with the same tokens.
     """
 
     prompt_tokens: dict[str, int]
@@ -88,10 +89,10 @@ class Usage(_Result):
 class Generation(_Result):
     """A finished response with the decisions behind it.
 
-    The joined texts of the rounds are the text, followed by what a stop sequence cut off.
+    The texts of the rounds, joined, are ``text`` plus any characters that a stop sequence cut off.
 
-    It shows itself: in a notebook, printed with rich in a terminal, and as a page of its own
-    (`to_html`).
+    To display it: end a notebook cell with it, print it with rich in a terminal, or write it to an
+    HTML page (`to_html`).
     """
 
     text: str
@@ -102,12 +103,12 @@ class Generation(_Result):
     def __str__(self) -> str:
         return self.text
 
-    def to_html(self, path: str | Path, *, title: str = "What the ensemble wrote") -> Path:
+    def to_html(self, path: str | Path, *, title: str = "Ensemble response") -> Path:
         """Write one self-contained HTML page: the text by winning member, every round, charts.
 
         Args:
             path: the file to write.
-            title: shown on top, such as the question.
+            title: heading of the page, such as the question.
 
         Returns:
             The path.
@@ -130,19 +131,19 @@ class Generation(_Result):
 
 
 class ScoredText(_Result):
-    """What an ensemble makes of a given text.
+    """An ensemble's score of a given text.
 
     Attributes:
-        text: as given.
-        nll: mean negative log-likelihood per token by member, in nats (equation 5); members that
-            cannot write exactly this text, or that find it impossible, are absent.
-        tokens: over how many terms each mean is: the text's tokens in the member's vocabulary,
-            and one for the end of the response where that was asked for.
-        score: fused score F, the weighted mean of ``nll`` (equation 6); None if no member with
-            weight could score it.
-        loglikelihood: equation 6 over whole log-likelihoods instead of means per token, in nats:
-            the weighted mean of ``-nll * tokens``. Unlike F it compares texts of different length
-            as probabilities do. None where ``score`` is.
+        text: the given text.
+        nll: mean negative log-likelihood per token by member, in nats (equation 5). Members that
+            cannot write exactly this text, or to which it is impossible, are absent.
+        tokens: number of terms in each mean: the text's tokens in the member's vocabulary, plus
+            one if the end of the response is scored too.
+        score: fused score F, the weighted mean of ``nll`` (equation 6). None if no member with a
+            positive weight can score the text.
+        loglikelihood: equation 6 applied to whole log-likelihoods instead of means per token, in
+            nats: the weighted mean of ``-nll * tokens``. Unlike F, it compares texts of different
+            lengths by their probability. None if ``score`` is None.
     """
 
     text: str
@@ -153,21 +154,20 @@ class ScoredText(_Result):
 
 
 class Scores(_Result):
-    """Given texts, each as a continuation of one prompt, and what scoring them cost."""
+    """The scores of given continuations of one prompt, and the cost of scoring them."""
 
     texts: tuple[ScoredText, ...]
     usage: Usage
 
 
 class StreamEvent(_Result):
-    """What a stream yields: one event per committed span.
+    """One event of a stream: a committed span.
 
     Attributes:
-        text: what may be shown now. Empty while the response could be the beginning of a stop
-            sequence; the joined texts of a stream are the text of its generation.
-        round: the round that committed the span; None on the event that closes a cancelled
-            decode.
-        generation: the whole result, on the last event only.
+        text: the text that can be shown now. Text that could be the beginning of a stop sequence
+            waits for a later event. The texts of a stream, joined, are its generation's text.
+        round: the round that committed the span. None on the event that ends a cancelled decode.
+        generation: the whole result. Only the last event has it.
     """
 
     text: str

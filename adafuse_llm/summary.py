@@ -1,4 +1,4 @@
-"""Rounds in figures: who won, how many words at a time, how often all agreed."""
+"""Statistics of rounds: wins by member, words per round, agreement."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from pydantic import BaseModel, ConfigDict
 from adafuse_llm.results import Round
 
 RoundDetail = Literal["none", "summary", "full"]
-"""How much is told of a round: nothing, what was committed and who proposed it, or everything."""
+"""How much a round's record contains: nothing, the committed span and its proposers, or all."""
 
 
 class Summary(BaseModel):
-    """The rounds of one response, or of many, in figures. JSON-safe.
+    """Statistics of the rounds of one or many responses. JSON-safe.
 
     Attributes:
-        rounds: their number.
-        wins: by member, rounds that committed a span which it had proposed; where several had,
-            it counts for each.
-        words_per_round: rounds by the number of words they committed (the paper's distribution);
-            a round that only ended the response counts as 0.
-        agreement: share of unanimous rounds (:func:`is_unanimous`), 0 for a lone member; None
-            without rounds.
-        mean_margin: by member, mean margin Δ over the words it considered (equation 1); members
-            that considered none are left out.
-        seconds: of all rounds together.
+        rounds: number of rounds.
+        wins: by member, the number of rounds that committed a span the member proposed. A span
+            with several proposers counts for each of them.
+        words_per_round: number of rounds by the number of words that they committed (the paper's
+            distribution). A round that only ended the response has 0 words.
+        agreement: share of unanimous rounds (:func:`is_unanimous`). It is 0 for a single member,
+            and None without rounds.
+        mean_margin: by member, the mean margin Δ over the words that the member considered
+            (equation 1). Members that considered no words are absent.
+        seconds: wall-clock seconds of all rounds.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,61 +42,64 @@ class Summary(BaseModel):
 
     @classmethod
     def of(cls, rounds: Iterable[Round]) -> Summary:
-        """Summarise rounds of one ensemble."""
+        """Summarize rounds of one ensemble."""
         return cls.of_records(map(record, rounds))
 
     @classmethod
     def of_records(cls, records: Iterable[Mapping[str, Any]]) -> Summary:
-        """Summarise rounds as :func:`record` tells them. Without their margins (``"summary"``) the
-        mean margins stay empty, and so do the wins of members that never won.
+        """Summarize rounds from the records that :func:`record` returns.
+
+        Records of detail ``"summary"`` have no margins. Then `mean_margin` is empty, and `wins`
+        lacks the members that never won.
         """
-        told = list(records)
+        records = list(records)
         margins: dict[str, list[float]] = {}
-        for each in told:
-            for name, values in each.get("margins", {}).items():
+        for entry in records:
+            for name, values in entry.get("margins", {}).items():
                 margins.setdefault(name, []).extend(values)
         wins = dict.fromkeys(margins, 0)
-        for each in told:
-            for name in each["proposers"]:
+        for entry in records:
+            for name in entry["proposers"]:
                 wins[name] = wins.get(name, 0) + 1
         return cls(
-            rounds=len(told),
+            rounds=len(records),
             wins=wins,
-            words_per_round=dict(sorted(Counter(len(r["text"].split()) for r in told).items())),
-            agreement=fmean(each["unanimous"] for each in told) if told else None,
+            words_per_round=dict(sorted(Counter(len(r["text"].split()) for r in records).items())),
+            agreement=fmean(r["unanimous"] for r in records) if records else None,
             mean_margin={name: fmean(values) for name, values in margins.items() if values},
-            seconds=sum(each["elapsed"] for each in told),
+            seconds=sum(r["elapsed"] for r in records),
         )
 
 
 def proposers(done: Round) -> Sequence[str]:
-    """The members that proposed what a round committed."""
+    """Return the members that proposed the committed span."""
     return done.candidates[done.winner].proposers
 
 
 def is_unanimous(done: Round) -> bool:
-    """Whether all of several members proposed one and the same span, and nothing else.
+    """Return whether several members all proposed the same span and no other.
 
     A member that is unsure proposes alternatives, so a round with more than one candidate is not
-    unanimous, even if all members listed the winner. Nor is one that a single member decided.
+    unanimous, even if all members proposed the winner. A round with a single member is not
+    unanimous either.
     """
     members = set(done.margins)
     return len(members) > 1 and len(done.candidates) == 1 and set(proposers(done)) == members
 
 
 def record(done: Round, detail: RoundDetail = "full") -> dict[str, Any]:
-    """A round as plain JSON data, for callbacks, chunks and traces.
+    """Return a round as plain JSON data, for callbacks, chunks and traces.
 
     Args:
         done: the round.
-        detail: ``"summary"`` for what was committed, by whom, its score, and whether the round was
-            ``unanimous`` (:func:`is_unanimous`); ``"full"`` for every candidate and the margins
-            besides; ``"none"`` for an empty record.
+        detail: ``"summary"`` for the committed text, its proposers, its score, and whether the
+            round was ``unanimous`` (:func:`is_unanimous`). ``"full"`` adds every candidate and the
+            margins. ``"none"`` returns an empty record.
     """
     if detail == "none":
         return {}
     winner = done.candidates[done.winner]
-    told: dict[str, Any] = {
+    data: dict[str, Any] = {
         "round": done.index,
         "text": done.text,
         "proposers": list(winner.proposers),
@@ -106,5 +109,5 @@ def record(done: Round, detail: RoundDetail = "full") -> dict[str, Any]:
     }
     if detail == "full":
         whole = done.model_dump(mode="json")
-        told |= {key: whole[key] for key in ("winner", "candidates", "margins")}
-    return told
+        data |= {key: whole[key] for key in ("winner", "candidates", "margins")}
+    return data

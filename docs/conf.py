@@ -14,12 +14,12 @@ from generated import copy_cookbooks, fill  # noqa: E402
 
 project = "adafuse-llm"
 author = "The adafuse-llm developers"
-copyright = author  # noqa: A001  # Sphinx's name for it
+copyright = author  # noqa: A001  # Sphinx requires this name
 release = metadata.version("adafuse-llm")
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 myst_heading_anchors = 3
-nb_execution_mode = "off"  # `make cookbooks` runs them
+nb_execution_mode = "off"  # `make cookbooks` runs the notebooks
 nb_merge_streams = True
 exclude_patterns = ["figures"]
 html_theme = "furo"
@@ -38,7 +38,7 @@ napoleon_use_ivar = True
 
 
 def setup(app: Any) -> None:
-    """Fill the pages that are generated."""
+    """Copy the cookbooks and fill in the generated parts of pages."""
 
     def read(_: Any, __: str, source: list[str]) -> None:
         source[0] = fill(source[0])

@@ -1,4 +1,4 @@
-"""Pages of the site that are generated: options from their models, flags from the command line,
+"""Generated parts of the documentation: options from their models, flags from the command line,
 tables from stored results.
 """
 
@@ -16,7 +16,7 @@ PLACE = re.compile(r"<!-- generated: (\w+) -->")
 
 
 def copy_cookbooks(source: Path, target: Path) -> None:
-    """Put the notebooks where the site's pages are, with links that hold there."""
+    """Copy the notebooks into the site's pages and adjust their links."""
     target.mkdir(exist_ok=True)
     for path in [*source.glob("*.ipynb"), *source.glob("*.md")]:
         text = path.read_text(encoding="utf-8").replace("](../docs/", "](../")
@@ -24,13 +24,13 @@ def copy_cookbooks(source: Path, target: Path) -> None:
 
 
 def fill(markdown: str) -> str:
-    """Put what is generated where a page asks for it, and make links to notebooks hold there."""
+    """Replace each placeholder by its generated text, and adjust links to notebooks."""
     linked = markdown.replace("](../../cookbooks/", "](../cookbooks/")
     return PLACE.sub(lambda found: GENERATORS[found[1]](), linked)
 
 
 def configuration() -> str:
-    """The options, a table per model."""
+    """Return the options, with one table per model."""
     from adafuse_llm import AdaFuseConfig, RuntimeConfig
 
     return "\n\n".join(
@@ -62,7 +62,7 @@ def _bounds(metadata: list[Any]) -> Iterator[str]:
 
 
 def command_line() -> str:
-    """The commands, a table of flags each."""
+    """Return the commands, each with a table of its flags."""
     import typer
 
     from adafuse_llm.cli import create_app
@@ -92,7 +92,7 @@ def _command(name: str, command: Any) -> str:
 
 @cache
 def _suite() -> Any:
-    """The stored results of ``python -m benchmarks.paper`` on the embedded members."""
+    """Return the stored results of ``python -m benchmarks.paper`` on the embedded members."""
     from benchmarks.paper.report import Report
 
     stored = Path(__file__).parent / "results" / "embedded-suite.json"
@@ -100,7 +100,7 @@ def _suite() -> Any:
 
 
 def suite_run() -> str:
-    """When and with what the results were made."""
+    """Return the command, date, version and machine of the results."""
     report = _suite()
     return (
         f"Made on {report.date[:10]} with adafuse-llm {report.version} on a machine with "
@@ -109,14 +109,14 @@ def suite_run() -> str:
 
 
 def suite_verdicts() -> str:
-    """What the tests say."""
+    """Return the conclusions of the statistical tests."""
     from benchmarks.paper.report import verdicts
 
     return "\n".join(f"- {sentence}" for sentence in verdicts(_suite()))
 
 
 def suite_part(part: str) -> str:
-    """The tables of a part, and what is left out of it."""
+    """Return the tables of a part, and the systems that it leaves out."""
     from benchmarks.paper.sheets import markdown, sheets
 
     tables = [
@@ -130,14 +130,14 @@ def suite_part(part: str) -> str:
 
 
 def suite_trace() -> str:
-    """The answer that is shown round by round."""
+    """Return the example answers, round by round."""
     return "\n\n".join(
         f"> {trace.question}\n\n```text\n{trace.bracketed}\n```" for trace in _suite().traces
     )
 
 
 def suite_charts() -> str:
-    """All charts."""
+    """Return all charts."""
     from benchmarks.paper.page import suite_charts as charts
 
     return f"````{{raw}} html\n{charts(_suite())}\n````"

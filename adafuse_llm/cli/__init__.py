@@ -1,15 +1,15 @@
-"""The `adafuse` command: parse, call the engine, print.
+"""The `adafuse` command: parse the flags, call the engine, print the result.
 
-ask       answer a question over documents, showing the ensemble at work
-generate  continue a prompt, or answer it as a message
-run       answer a test set, line by line, resumable
+ask       answer a question from documents and show how the ensemble decides
+generate  continue a prompt, or answer it as a chat message
+run       answer a test set, one result per line; can be resumed
 eval      answer a benchmark, score it and compare systems
-tune      find members and options that answer best, and test whether fusing pays
-report    summarise a run
-info      look at models, and whether they can work together
+tune      find the best members and options, and test whether fusing pays
+report    summarize a run
+info      describe models and check whether they can work together
 
-Exit codes: 0 done; 1 an unexpected failure, failed lines (`run`, `eval`), members that cannot work
-together (`info`); 2 input, option or model that cannot be used; 130 interrupted.
+Exit codes: 0 success; 1 unexpected failure, failed lines (`run`, `eval`), or members that cannot
+work together (`info`); 2 unusable input, option or model; 130 interrupted.
 
 Importing this package loads neither torch nor transformers.
 """
@@ -29,7 +29,7 @@ __all__ = ["create_app", "main", "run_app"]
 
 
 def main() -> None:
-    """Entry point of `adafuse`."""
+    """Run the command `adafuse`."""
     run_app(create_app, "adafuse")
 
 
@@ -37,11 +37,11 @@ def run_app(create: Callable[[], typer.Typer], name: str) -> None:
     """Run a Typer application on the command line of this process, and exit.
 
     Args:
-        create: returns the application; a package that it cannot import is one line on stderr.
-        name: of the program, for its help.
+        create: returns the application. If it cannot import a package, print one line on stderr.
+        name: name of the program, for its help.
     """
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # show "?" where the encoding lacks a character
+        if hasattr(stream, "reconfigure"):  # print "?" for characters that the encoding lacks
             stream.reconfigure(errors="replace")
     try:
         import rich  # noqa: F401
@@ -59,7 +59,7 @@ def run_app(create: Callable[[], typer.Typer], name: str) -> None:
 
 
 def create_app() -> typer.Typer:
-    """The Typer application."""
+    """Create the Typer application."""
     import typer
 
     from adafuse_llm.cli.ask import ask
@@ -73,9 +73,9 @@ def create_app() -> typer.Typer:
     from adafuse_llm.cli.tune import tune
 
     app = typer.Typer(
-        help="Several local language models answer as one (AdaFuse, arXiv 2601.06022).",
-        epilog="Exit codes: 0 done; 1 unexpected failure, failed lines (run, eval), members that "
-        "cannot work together (info); 2 unusable input, option or model; 130 interrupted.",
+        help="Let several local language models answer as one (AdaFuse, arXiv 2601.06022).",
+        epilog="Exit codes: 0 success; 1 unexpected failure, failed lines (run, eval), or members "
+        "that cannot work together (info); 2 unusable input, option or model; 130 interrupted.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,

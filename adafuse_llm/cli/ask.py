@@ -1,4 +1,4 @@
-"""`adafuse ask`: a question, documents, and the ensemble's answer."""
+"""`adafuse ask`: answer a question from documents."""
 
 from __future__ import annotations
 
@@ -32,47 +32,49 @@ from adafuse_llm.report.terminal import Display
 def ask(
     setup: Setup,
     *,
-    question: Annotated[str, typer.Argument(metavar="QUESTION", help="What to answer.")],
+    question: Annotated[str, typer.Argument(metavar="QUESTION", help="Question to answer.")],
     docs: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Text or Markdown file, or folder of them; repeatable. Default: the handbook "
-            "of a fictional town that comes with the package."
+            help="Text or Markdown file, or a folder of such files. Repeatable. Default: the "
+            "handbook of a fictional town, which ships with the package."
         ),
     ] = None,
-    passages: Annotated[int, typer.Option(min=1, help="How many passages to read.")] = 3,
+    passages: Annotated[int, typer.Option(min=1, help="Number of passages to read.")] = 3,
     html: Annotated[
         Path | None,
-        typer.Option(help="Also write the answer, its rounds and sources as an HTML page."),
+        typer.Option(help="Also write the answer, its rounds and its sources to this HTML file."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """Answer a question over documents, showing the ensemble at work.
+    """Answer a question from documents and show how the ensemble decides.
 
-    The best passages are found offline (BM25), and the members answer from them together.
+    An offline search (BM25) finds the best passages, and the members answer from them together.
     """
     if html is not None and not html.parent.is_dir():
-        raise InvalidInputError(f"--html: there is no folder {html.parent} to write into")
-    found = Retriever(read_documents(docs or [_handbook()])).search(question, k=passages)
-    messages = question_messages(question, found)
+        raise InvalidInputError(f"--html: the folder {html.parent} does not exist")
+    sources = Retriever(read_documents(docs or [_handbook()])).search(question, k=passages)
+    messages = question_messages(question, sources)
     started = time.perf_counter()
     with setup.engine() as engine, cancel_on_interrupt() as cancel:
         loaded = time.perf_counter()
         try:
             events = engine.stream(messages=messages, cancel=cancel)
         except ContextWindowError as error:
-            raise ContextWindowError(f"{error} Fewer --passages make it shorter.") from error
+            raise ContextWindowError(
+                f"{error} Fewer --passages make the prompt shorter."
+            ) from error
         display = Display(engine.members, stdout_console())
-        generation = last(events) if as_json else _show(question, found, display, events)
+        generation = last(events) if as_json else _show(question, sources, display, events)
     seconds = time.perf_counter() - loaded
     if html is not None:
-        sources = [(passage.source, passage.text) for passage in found]
-        html.write_text(page(generation, title=question, sources=sources), encoding="utf-8")
+        named = [(passage.source, passage.text) for passage in sources]
+        html.write_text(page(generation, title=question, sources=named), encoding="utf-8")
     if as_json:
         answer = {
             "question": question,
             "answer": generation.text,
-            "sources": [{"source": p.source, "text": p.text} for p in found],
+            "sources": [{"source": p.source, "text": p.text} for p in sources],
             "members": list(display.members),
             **generation.model_dump(mode="json", exclude={"text"}),
             "seconds": round(seconds, 3),
@@ -85,7 +87,7 @@ def ask(
 
 
 class _Progress:
-    """The answer so far, as a renderable that fits the screen: its end, and the last rounds."""
+    """A display of the growing answer that fits the screen: its end and the last rounds."""
 
     def __init__(self, display: Display, waiting: str) -> None:
         self.display = display
@@ -113,27 +115,27 @@ class _Progress:
 
 
 def _show(
-    question: str, found: Sequence[Passage], display: Display, events: Iterator[StreamEvent]
+    question: str, sources: Sequence[Passage], display: Display, events: Iterator[StreamEvent]
 ) -> Generation:
-    """Print the answer as it grows, the rounds and the sources."""
+    """Print the answer as it grows, then the rounds and the sources."""
     console = display.console
-    reading = f"reading {len(found)} passage{'s' * (len(found) != 1)}"
+    reading = f"reading {len(sources)} passage{'s' * (len(sources) != 1)}"
     progress = _Progress(display, f"{', '.join(display.members)}: {reading}")
     if console.is_terminal:
         console.print(Text(printable(question), "bold"))
         console.print(display.legend(), "", sep="\n")
-    # drawn over while it grows, then printed whole, however long
+    # redrawn while the answer grows; the whole answer is printed at the end
     live = Live(progress, console=console, transient=True, refresh_per_second=12)
     with live if console.file.isatty() else nullcontext():
         generation = last(events, progress.add)
     console.print(progress.answer, "", sep="\n", soft_wrap=True)
-    meaning = " who won, with what, its fused score in nats per token, and the runner-up"
-    console.print(Text("Rounds", "bold").append(meaning, "not bold dim"))
+    columns = ": winning member, its text, fused score in nats per token, and runner-up"
+    console.print(Text("Rounds", "bold").append(columns, "not bold dim"))
     console.print(display.rounds(progress.rounds), "")
     console.print(Text("Sources", "bold"))
-    for number, passage in enumerate(found, start=1):
-        gist = printable(" ".join(passage.text.replace("#", "").split()))
-        line = Text(f"[{number}] {printable(passage.source)}: ").append(gist, "dim")
+    for number, passage in enumerate(sources, start=1):
+        excerpt = printable(" ".join(passage.text.replace("#", "").split()))
+        line = Text(f"[{number}] {printable(passage.source)}: ").append(excerpt, "dim")
         console.print(line, no_wrap=True, overflow="ellipsis")
     console.print()
     return generation

@@ -1,4 +1,4 @@
-"""What the commands share: flags, loading, errors, interruption, consoles."""
+"""Shared parts of the commands: flags, loading, errors, interruption, consoles."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ from adafuse_llm.report.looks import printable
 from adafuse_llm.strategies.registry import NAMED
 
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
-"""Exit codes besides 0; see the package."""
+"""Exit codes other than 0. The docstring of `adafuse_llm.cli` explains them."""
 
 FILE: dict[str, Any] = {"exists": True, "dir_okay": False, "readable": True}
-"""Of flags that name a file to read."""
+"""Typer settings for flags that name a file to read."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What the shared flags say: the members, how to load them, how to decode.
+    """The values of the shared flags: members, loading settings, decoding options.
 
     Attributes:
-        options: of `AdaFuseConfig`, as typed, as --config has them, or as the command has them;
-            those that the command leaves open are absent.
-        config: these, and the defaults of the others.
+        options: options of `AdaFuseConfig` that have a value. A flag comes first, then the file of
+            --config, then the command's default. Options without a value are absent.
+        config: `options`, completed with the defaults of `AdaFuseConfig`.
     """
 
     models: tuple[str, ...]
@@ -75,14 +75,14 @@ class Setup:
     config: AdaFuseConfig
 
     def paths(self) -> list[str]:
-        """The models asked for; by default the embedded members."""
+        """Return the folders or Hub IDs of the models; by default those of the embedded members."""
         from adafuse_llm.embedded import member_paths
 
         return list(self.models) or [str(path) for path in member_paths()]
 
     @contextmanager
     def engine(self, runtime: RuntimeConfig | None = None) -> Iterator[AdaFuseEngine]:
-        """The ensemble, closed at the end."""
+        """Load the ensemble, and close it at the end."""
         paths = self.paths()
         with _quiet(self.debug), self._load(paths, runtime) as engine:
             yield engine
@@ -90,7 +90,7 @@ class Setup:
     def _load(self, paths: Sequence[str], runtime: RuntimeConfig | None) -> AdaFuseEngine:
         names = ", ".join(Path(path).name for path in paths)
         local = all(Path(path).exists() for path in paths)
-        # downloads have progress bars of their own
+        # downloads show their own progress bars
         with stderr_console().status(f"loading {names}") if local else nullcontext():
             return AdaFuseEngine.from_pretrained(
                 paths,
@@ -107,16 +107,16 @@ class Setup:
 def command(
     function: Callable[..., int], *, decoding: bool = True, loading: bool = True, **defaults: Any
 ) -> Callable[..., None]:
-    """A Typer command from ``function(setup, ...) -> exit code``.
+    """Turn ``function(setup, ...) -> exit code`` into a Typer command.
 
-    The shared flags replace its parameter `setup`; what it raises becomes one line.
+    The shared flags replace the parameter `setup`. An exception becomes one line on stderr.
 
     Args:
-        function: the command; its other parameters are flags of its own.
-        decoding: whether it takes the options of `AdaFuseConfig`, and ``--model``.
-        loading: whether it takes the flags that say how members are loaded.
-        **defaults: options of `AdaFuseConfig` whose default differs for this command; None for
-            those that the command itself decides where nothing is typed.
+        function: the command. Its other parameters become its own flags.
+        decoding: whether the command takes the options of `AdaFuseConfig`, and ``--model``.
+        loading: whether the command takes the flags for loading members.
+        **defaults: options of `AdaFuseConfig` that have another default for this command. None
+            means that the command chooses a value if the flag is absent.
     """
     own = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
@@ -128,7 +128,7 @@ def command(
         *(_member_flags(model=decoding) if loading else ()),
         *(_config_flags(defaults) if decoding else ()),
         _CONTEXT,
-        _flag("debug", bool, False, "Errors with traceback, and everything the libraries say."),
+        _flag("debug", bool, False, "Show tracebacks, and the warnings and logs of libraries."),
     ]
 
     def call(context: typer.Context, **values: Any) -> None:
@@ -140,7 +140,7 @@ def command(
         except KeyboardInterrupt:
             typer.echo("interrupted", err=True)
             code = INTERRUPTED
-        except BrokenPipeError:  # the reader has seen enough, as in `adafuse ... | head`
+        except BrokenPipeError:  # the reader closed the pipe, as in `adafuse ... | head`
             _discard_stdout()
             code = FAILED
         except Exception as error:
@@ -157,7 +157,7 @@ def command(
 
 
 def parse_stops(values: Sequence[str]) -> tuple[str, ...]:
-    r"""Stop sequences as typed: ``\n``, ``\t`` and ``\\`` are escapes; empty ones are dropped."""
+    r"""Parse stop sequences: ``\n``, ``\t`` and ``\\`` are escapes; empty ones are dropped."""
     escapes = {"n": "\n", "t": "\t", "\\": "\\"}
     return tuple(
         re.sub(r"\\([nt\\])", lambda match: escapes[match[1]], value) for value in values if value
@@ -165,10 +165,10 @@ def parse_stops(values: Sequence[str]) -> tuple[str, ...]:
 
 
 def parse_weights(values: Sequence[str]) -> dict[str, float] | tuple[float, ...] | None:
-    """Weights as typed, repeated or with commas: ``NAME=1.5`` by name, or ``1.5`` in order.
+    """Parse weights, repeated or separated by commas: ``NAME=1.5`` by name, or ``1.5`` in order.
 
     Raises:
-        InvalidOptionError: not numbers, or both ways mixed.
+        InvalidOptionError: a weight is not a number, or the two forms are mixed.
     """
     given = [part.strip().rpartition("=") for value in values for part in value.split(",")]
     try:
@@ -187,16 +187,16 @@ def parse_weights(values: Sequence[str]) -> dict[str, float] | tuple[float, ...]
 
 
 def parse_members(values: Sequence[str]) -> tuple[str, ...] | None:
-    """Names of members as typed, repeated or with commas; None for all."""
+    """Parse names of members, repeated or separated by commas; return None for all members."""
     return tuple(name.strip() for value in values for name in value.split(",")) or None
 
 
 _PARSERS: dict[str, tuple[Callable[[Sequence[str]], Any], str, str]] = {
-    "stop": (parse_stops, "TEXT", r"Repeatable; \n and \t are understood; '' for none."),
+    "stop": (parse_stops, "TEXT", r"Repeatable. \n and \t are escapes; '' means none."),
     "weights": (parse_weights, "NAME=NUMBER", "Repeatable, or separated by commas."),
     "use": (parse_members, "NAME", "Repeatable, or separated by commas."),
 }
-"""How options that are not numbers are typed: parser, metavar, help."""
+"""Parser, metavar and help text of the options that need their own parser."""
 
 
 _CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
@@ -208,8 +208,8 @@ def _is_typed(context: typer.Context, name: str) -> bool:
 
 
 def _config_flags(defaults: dict[str, Any]) -> Iterator[inspect.Parameter]:
-    """A flag for the strategy, and for every option of `AdaFuseConfig`, which declares them."""
-    text = f"How the next piece of text is chosen: {', '.join(NAMED)}."
+    """Yield a flag for the strategy and for every option that `AdaFuseConfig` declares."""
+    text = f"Strategy that chooses the next piece of text: {', '.join(NAMED)}."
     yield _flag("strategy", str, "adafuse", text, panel="Decoding", metavar="NAME")
     for name, field in AdaFuseConfig.model_fields.items():
         default = defaults.get(name, field.default)
@@ -224,16 +224,16 @@ def _config_flags(defaults: dict[str, Any]) -> Iterator[inspect.Parameter]:
 
 def _member_flags(*, model: bool) -> Iterator[inspect.Parameter]:
     if model:
-        text = "Folder or hub id of a member; repeat for more. Default: the embedded members."
+        text = "Folder or Hub ID of a member. Repeatable. Default: the embedded members."
         yield _flag("model", list[str], [], text, panel="Members", metavar="PATH_OR_ID")
-        text = "YAML or JSON with models, how to load them, and options; flags come before it."
+        text = "YAML or JSON file with models, loading settings and options. Flags override it."
         yield _flag("config", Path | None, None, text, panel="Members", metavar="FILE")
-    text = "Data type of the weights, such as bfloat16; auto: the checkpoint's own."
+    text = "Data type of the weights, such as bfloat16. auto means the checkpoint's own."
     yield _flag("dtype", str, "auto", text, panel="Members")
-    text = "Where accelerate places the weights, such as auto, cpu or cuda."
+    text = "Where Accelerate places the weights, such as auto, cpu or cuda."
     yield _flag("device_map", str | None, None, text, panel="Members")
-    yield _flag("revision", str | None, None, "Revision of hub models.", panel="Members")
-    text = "Let code that comes with a model run."
+    yield _flag("revision", str | None, None, "Revision of models from the Hub.", panel="Members")
+    text = "Run custom code that comes with a model."
     yield _flag("trust_remote_code", bool, False, text, panel="Members")
 
 
@@ -258,8 +258,9 @@ def _flag(
 
 
 def _setup(values: dict[str, Any], decoding: bool, is_typed: Callable[[str], bool]) -> Setup:
-    """Takes the shared flags out of `values`: what is typed, else what --config says, else the
-    command's own.
+    """Remove the shared flags from `values` and return them as a `Setup`.
+
+    A flag overrides the file of --config, which overrides the command's defaults.
     """
     path = values.pop("config", None)
     file = ConfigFile() if path is None else read_config(path)
@@ -286,26 +287,29 @@ def _setup(values: dict[str, Any], decoding: bool, is_typed: Callable[[str], boo
 
 
 def _report(error: Exception, debug: bool) -> int:
-    """One line on stderr; the exit code."""
+    """Print an error as one line on stderr, and return the exit code."""
     if isinstance(error, AdaFuseError):
         message, code = str(error), UNUSABLE
     elif isinstance(error, OSError) and error.filename is not None:
         message, code = f"{error.filename}: {error.strerror}", UNUSABLE
     else:
-        hint = "" if debug else " (unexpected; --debug shows where)"
+        hint = "" if debug else " (unexpected; --debug shows the traceback)"
         message, code = f"{type(error).__name__}: {error}{hint}", FAILED
     typer.echo(f"error: {one_line(message)}", err=True)
     return code
 
 
 def one_line(text: str) -> str:
-    """Text without line breaks and control characters."""
+    """Return a text without line breaks and control characters."""
     return printable(" ".join(text.split()))
 
 
 @contextmanager
 def cancel_on_interrupt() -> Iterator[threading.Event]:
-    """An event for the engine's `cancel` that Ctrl-C sets; a second Ctrl-C interrupts at once."""
+    """Yield an event that Ctrl-C sets, for the engine's `cancel`.
+
+    A second Ctrl-C interrupts immediately.
+    """
     cancel = threading.Event()
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
@@ -314,7 +318,7 @@ def cancel_on_interrupt() -> Iterator[threading.Event]:
         cancel.set()
 
     previous = signal.getsignal(signal.SIGINT)
-    if previous is not signal.SIG_IGN:  # a job in the background is not for Ctrl-C
+    if previous is not signal.SIG_IGN:  # background jobs ignore Ctrl-C
         signal.signal(signal.SIGINT, on_signal)
     try:
         yield cancel
@@ -324,7 +328,7 @@ def cancel_on_interrupt() -> Iterator[threading.Event]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Within `cancel_on_interrupt`, while nothing heeds its event: Ctrl-C interrupts at once."""
+    """Let Ctrl-C interrupt immediately, while no code checks the event of `cancel_on_interrupt`."""
     ours = signal.getsignal(signal.SIGINT)
     if ours is signal.SIG_IGN:
         yield
@@ -339,7 +343,7 @@ def interruptible() -> Iterator[None]:
 def last(
     events: Iterator[StreamEvent], show: Callable[[StreamEvent], None] | None = None
 ) -> Generation:
-    """Follow a stream to its end, showing each event; the whole result."""
+    """Read a stream to its end, show each event, and return the generation."""
     generation = None
     for event in events:
         if show is not None:
@@ -350,14 +354,14 @@ def last(
 
 
 def print_json(value: object) -> None:
-    """One line of JSON, at once; escaped where stdout is not Unicode."""
+    """Print one line of JSON and flush. Escape non-ASCII characters unless stdout is Unicode."""
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     sys.stdout.write(json.dumps(value, ensure_ascii=not unicode) + "\n")
     sys.stdout.flush()
 
 
 def stdout_console() -> Console:
-    """For results. Without a terminal it writes no control sequences, in lines of 120."""
+    """Return a console for results. If not a terminal, it is 120 wide, without control codes."""
     wide = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(
         file=sys.stdout, width=None if wide else 120, markup=False, emoji=False, highlight=False
@@ -365,13 +369,13 @@ def stdout_console() -> Console:
 
 
 def stderr_console() -> Console:
-    """For progress and messages."""
+    """Return a console for progress and messages."""
     return Console(file=sys.stderr, markup=False, emoji=False, highlight=False)
 
 
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
-        """Lines per second, or seconds per line."""
+        """Show lines per second, or seconds per line if slower."""
         if not task.speed:
             return Text("")
         rate = f"{task.speed:.1f} lines/s" if task.speed >= 1 else f"{1 / task.speed:.1f} s/line"
@@ -379,7 +383,7 @@ class _Rate(ProgressColumn):
 
 
 def progress_bar() -> Progress:
-    """A bar on stderr, where that is a terminal."""
+    """Return a progress bar on stderr. It is hidden unless stderr is a terminal."""
     console = stderr_console()
     return Progress(
         BarColumn(),
@@ -390,14 +394,14 @@ def progress_bar() -> Progress:
         TextColumn("left"),
         TimeRemainingColumn(),
         console=console,
-        speed_estimate_period=3600,  # seconds: a line may take minutes
+        speed_estimate_period=3600,  # seconds; a line may take minutes
         disable=not console.is_terminal,
     )
 
 
 @contextmanager
 def _quiet(debug: bool) -> Iterator[None]:
-    """Silence the libraries while the models load and run."""
+    """Silence the libraries while models load and run."""
     if debug:
         logging.basicConfig(level=logging.INFO)
         yield
@@ -411,7 +415,7 @@ def _quiet(debug: bool) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            enable_progress_bars()  # of downloads
+            enable_progress_bars()  # for downloads
             yield
     finally:
         chatter.set_verbosity(verbosity)
@@ -420,5 +424,5 @@ def _quiet(debug: bool) -> Iterator[None]:
 
 
 def _discard_stdout() -> None:
-    """Nobody reads stdout any more: keep Python's own flush at exit from complaining."""
+    """Send stdout to the null device, so that Python's flush at exit does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""`adafuse eval`: a benchmark, answered, scored and compared."""
+"""`adafuse eval`: answer a benchmark, score it and compare systems."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ from adafuse_llm.report.looks import printable
 from adafuse_llm.report.page import count
 
 OPEN: dict[str, Any] = {"stop": None, "max_new_tokens": None}
-"""Options that the task decides where nothing is typed."""
+"""Options that the task sets unless a flag sets them."""
 
 
 MAX_REQUESTS = 16
-"""Questions that are answered at the same time by default."""
+"""Default number of questions that are answered at the same time."""
 
 
 class _Interrupted(Exception):  # noqa: N818
-    """The run was interrupted; the records so far are in the file."""
+    """Interruption of a run. The file holds the records so far."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What is asked, and what must be the same for a run to be resumed."""
+    """The questions, how they are asked, and the identity that a resumed run must match."""
 
     task: Task
     questions: Sequence[Question]
@@ -77,7 +77,7 @@ class Job:
     identity: dict[str, Any]
 
     def singly(self) -> Job:
-        """The same, for members that answer alone."""
+        """Return this job for members that answer alone."""
         config = AdaFuseConfig(stop=self.config.stop, max_new_tokens=self.config.max_new_tokens)
         identity = {**self.identity, "strategy": "single"}
         return dataclasses.replace(self, config=config, identity=identity)
@@ -86,10 +86,14 @@ class Job:
 def evaluate(
     setup: Setup,
     *,
-    output: Annotated[Path, typer.Option(help="JSON lines of results.", dir_okay=False)],
+    output: Annotated[
+        Path, typer.Option(help="File of results to write (JSON lines).", dir_okay=False)
+    ],
     task: Annotated[
         str,
-        typer.Option(help="nq, squad, triviaqa, gsm8k, flores_en_de, flores_de_en, embedded."),
+        typer.Option(
+            help="Task: nq, squad, triviaqa, gsm8k, flores_en_de, flores_de_en, embedded."
+        ),
     ],
     data: Annotated[
         Path | None,
@@ -97,54 +101,57 @@ def evaluate(
     ] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(help="Text file that comes before every question: task, examples.", **FILE),
+        typer.Option(
+            help="Text file with the task and examples, put before every question.", **FILE
+        ),
     ] = None,
     template: Annotated[
         str | None,
         typer.Option(
-            help=r"How a question is put, with {question}; \n is understood. Default: as the "
-            "examples in --prompts do it, else the task's."
+            help=r"Form of a question, with {question}; \n is a line break. Default: the form of "
+            "the examples in --prompts, otherwise the task's."
         ),
     ] = None,
     chat: Annotated[
         bool,
-        typer.Option("--chat", help="Send the prompt as a message; embedded always does."),
+        typer.Option("--chat", help="Send the prompt as a chat message; embedded always does."),
     ] = False,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Only so many questions, from the first.")
+        int | None, typer.Option(min=1, help="Use only the first N questions.")
     ] = None,
     metric: Annotated[
-        list[str] | None, typer.Option(help="Repeatable. Default: those of the task.")
+        list[str] | None,
+        typer.Option(help="Metric to compute. Repeatable. Default: the task's metrics."),
     ] = None,
     alone: Annotated[
-        bool, typer.Option("--alone", help="Also run every member alone, and compare.")
+        bool, typer.Option("--alone", help="Also run every member alone, and compare it.")
     ] = False,
     compare: Annotated[
         list[Path] | None,
-        typer.Option(help="Results of another run, to compare with; repeatable.", **FILE),
+        typer.Option(help="Results of another run to compare with. Repeatable.", **FILE),
     ] = None,
     max_requests: Annotated[
-        int, typer.Option(min=1, help="Questions that are answered at the same time.")
+        int, typer.Option(min=1, help="Number of questions to answer at the same time.")
     ] = MAX_REQUESTS,
     rounds: Annotated[
         bool, typer.Option("--rounds", help="Add the rounds to every result.")
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Start again; what the outputs hold is lost.")
+        bool, typer.Option("--overwrite", help="Start again and discard existing results.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Answer a benchmark and score it: strict metrics, 95 % intervals, cost, paired tests.
 
-    Results are written as they come, one line per question with what was written, the answer read
-    off it, every metric, seconds, and passes and tokens by member; the same command goes on where
-    it was interrupted, and prints the summary again when all is done. With --alone, members'
-    results go into OUTPUT.MEMBER.jsonl. Where --stop and --max-new-tokens are not given, the task
-    decides.
+    Each result is written as soon as it is ready, one line per question: the response, the answer
+    extracted from it, every metric, seconds, and passes and tokens by member. To resume after an
+    interruption, run the same command again. If all questions are answered, it prints the summary
+    again. With --alone, the results of the members are written to OUTPUT.MEMBER.jsonl. The task
+    sets --stop and --max-new-tokens unless you give them.
 
-    Exit codes: 0 all questions answered; 1 some failed (they count as wrong; those that failed of
-    the run, out of memory, say, are asked again by the same command, and until then nothing is
-    compared); 2 nothing could be run; 130 interrupted.
+    Exit codes: 0 all questions answered; 1 some failed; 2 nothing could be run; 130 interrupted.
+    Failed questions count as wrong. If some failed because of the run (such as out of memory), the
+    results are not compared; run the same command again to retry these questions.
     """
     job = prepare(
         setup,
@@ -161,24 +168,26 @@ def evaluate(
     )
     read = [path for path in (data, prompts, *(compare or ())) if path is not None]
     if any(Results(output).is_at(path) for path in read):
-        raise InvalidInputError(f"--output {output} is one of the files to read")
+        raise InvalidInputError(f"--output {output} is also an input file; choose another output")
     others = {str(path): read_records(path) for path in compare or ()}
     setup = dataclasses.replace(setup, config=job.config)
     found: dict[str, list[Record]] = {}
     try:
         with ExitStack() as stack, cancel_on_interrupt() as cancel:
-            engine = _Lazily(setup, job.task, RuntimeConfig(max_requests=max_requests), stack)
+            engines = _Engines(setup, job.task, RuntimeConfig(max_requests=max_requests), stack)
             ensemble = System()
-            found[ensemble.name] = _run(job, ensemble, output, engine.together, cancel)
-            members = _members(found[ensemble.name], engine) if alone else ()
+            found[ensemble.name] = _run(job, ensemble, output, engines.together, cancel)
+            members = _members(found[ensemble.name], engines) if alone else ()
             for member in members:
                 path = output.with_name(f"{output.stem}.{_safe(member)}{output.suffix}")
                 if any(Results(path).is_at(each) for each in read):
-                    raise InvalidInputError(f"{path}, for {member} alone, is a file to read")
+                    raise InvalidInputError(
+                        f"{path}, the output for {member} alone, is also an input file"
+                    )
                 single = System.alone(member)
-                found[single.name] = _run(job.singly(), single, path, engine.singly, cancel)
+                found[single.name] = _run(job.singly(), single, path, engines.singly, cancel)
     except _Interrupted:
-        typer.echo("interrupted: the same command resumes", err=True)
+        typer.echo("interrupted: run the same command again to resume", err=True)
         return INTERRUPTED
     evaluations = [
         Evaluation.of(records, job.metrics, task=job.task.name, system=name)
@@ -220,7 +229,7 @@ def prepare(
     chat: bool,
     max_requests: int,
 ) -> Job:
-    """Everything that is wrong with what was typed is found here, before a model is loaded."""
+    """Check the flags and read the files before any model is loaded."""
     found = load_task(task)
     content = None if data is None else data.read_bytes()
     questions = found.questions(content, limit)
@@ -259,8 +268,8 @@ def prepare(
     )
 
 
-class _Lazily:
-    """The engines for a task, made when they are first needed."""
+class _Engines:
+    """The engines for a task, created on first use."""
 
     def __init__(self, setup: Setup, task: Task, runtime: RuntimeConfig, stack: ExitStack) -> None:
         self._setup, self._task, self._runtime, self._stack = setup, task, runtime, stack
@@ -281,18 +290,18 @@ class _Lazily:
         return self._stack.enter_context(singly(self._together))
 
     def together(self) -> AdaFuseEngine:
-        """The ensemble."""
+        """Return the engine of the ensemble."""
         return self._together
 
     def singly(self) -> AdaFuseEngine:
-        """Its members, one by one."""
+        """Return the engine in which each member answers alone."""
         return self._singly
 
 
 def _run(
     job: Job, system: System, path: Path, engine: Callable[[], AdaFuseEngine], cancel: Event
 ) -> list[Record]:
-    """A system's records: those that are there, and those that were missing."""
+    """Answer the questions that lack a record, and return all records of a system."""
     results = Results(path)
     options = job.config.override(system.options).model_dump(mode="json")
     identity = {**job.identity, **options}
@@ -332,12 +341,12 @@ def _run(
     return merged(done, new)
 
 
-def _members(records: Sequence[Record], engine: _Lazily) -> Sequence[str]:
-    """Who took part: from the records where one tells, so that nothing need be loaded."""
+def _members(records: Sequence[Record], engines: _Engines) -> Sequence[str]:
+    """Return the members that took part, from the records if possible, to avoid loading models."""
     for record in records:
         if record.usage is not None:
             return tuple(record.usage.forward_passes)
-    return engine.together().config.use or engine.together().members
+    return engines.together().config.use or engines.together().members
 
 
 def _safe(name: str) -> str:
@@ -359,7 +368,7 @@ def _shown(
         parts += ["", Text(f"{first.system} against", "bold")]
         parts += [_comparisons(comparisons)] if any(comparisons.values()) else []
         parts += [
-            Text(verdict(name, found[0]) if found else _untold(name, failed[name]))
+            Text(verdict(name, found[0]) if found else _not_compared(name, failed[name]))
             for name, found in comparisons.items()
         ]
     return Group(*parts)
@@ -413,17 +422,17 @@ def _comparisons(comparisons: dict[str, list[Comparison]]) -> Table:
     return table
 
 
-def _untold(name: str, failed: int) -> str:
+def _not_compared(name: str, failed: int) -> str:
     return (
-        f"Nothing is said about {printable(name)}: {count(failed, 'answer')} failed. The command "
-        "that wrote them asks again."
+        f"Not compared with {printable(name)}: {count(failed, 'answer')} failed. To retry, repeat "
+        "the command that wrote them."
     )
 
 
 def verdict(name: str, found: Comparison) -> str:
-    """What a comparison shows, in a sentence."""
+    """Return the result of a comparison as a sentence."""
     if found.verdict == "not shown":
-        return f"No difference from {printable(name)} is shown ({found.chance})."
+        return f"The difference from {printable(name)} is not significant ({found.chance})."
     return (
         f"The score ({found.metric}) is {found.verdict} that of {printable(name)} ({found.chance})."
     )

@@ -1,4 +1,4 @@
-"""`adafuse generate`: a prompt, and the text the ensemble continues it with."""
+"""`adafuse generate`: continue a prompt, or answer it as a chat message."""
 
 from __future__ import annotations
 
@@ -30,18 +30,20 @@ def generate(
         str,
         typer.Argument(
             metavar="PROMPT",
-            help="Text to continue; - reads it from stdin, less one final newline.",
+            help="Text to continue. - reads it from stdin and drops one final newline.",
         ),
     ],
-    chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a message.")] = False,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Send the prompt as a chat message.")
+    ] = False,
     system: Annotated[
-        str | None, typer.Option(help="System message before the prompt; needs --chat.")
+        str | None, typer.Option(help="System message before the prompt. Needs --chat.")
     ] = None,
     trace: Annotated[
         bool,
         typer.Option(
             "--trace",
-            help="A table per round: candidates, each member's NLL (nats per token), fused "
+            help="Print a table per round: candidates, each member's NLL (nats per token), fused "
             "score F, winner, proposers.",
         ),
     ] = False,
@@ -49,17 +51,19 @@ def generate(
         bool,
         typer.Option(
             "--json",
-            help='One object per line: {"round": ...} as it happens, then {"generation": ...}.',
+            help='Print JSON lines: {"round": ...} after each round, then {"generation": ...}.',
         ),
     ] = False,
 ) -> int:
-    """Continue a prompt, or answer it as a message, showing the text as it grows.
+    """Continue a prompt, or answer it as a chat message, and show the text as it grows.
 
-    Into a file or pipe goes the text alone, exactly as decoded, and a final newline.
+    In a file or pipe, the output is only the text, exactly as decoded, and a final newline.
     """
     request = _request(sys.stdin.buffer.read() if prompt == "-" else prompt, chat, system)
     if trace and as_json:
-        raise InvalidOptionError("--json holds everything that --trace shows: pass one of them")
+        raise InvalidOptionError(
+            "--json includes everything that --trace shows: pass only one of them"
+        )
     with setup.engine() as engine, cancel_on_interrupt() as cancel:
         started = time.perf_counter()
         events = engine.stream(**request, cancel=cancel)
@@ -69,7 +73,7 @@ def generate(
         elif trace:
             generation = _print_trace(display, events)
         elif display.console.is_terminal:
-            generation = _print_coloured(display, events)
+            generation = _print_in_color(display, events)
         else:
             generation = last(events, _print_plain)
             sys.stdout.write("\n")
@@ -80,7 +84,7 @@ def generate(
 
 
 def _request(prompt: str | bytes, chat: bool, system: str | None) -> dict[str, Any]:
-    """The arguments for the engine."""
+    """Return the arguments for `AdaFuseEngine.stream`."""
     if isinstance(prompt, bytes):
         try:
             prompt = prompt.decode("utf-8-sig").removesuffix("\n")
@@ -88,10 +92,12 @@ def _request(prompt: str | bytes, chat: bool, system: str | None) -> dict[str, A
             raise InvalidInputError(f"stdin is not UTF-8 text: {error}") from error
     if not chat:
         if system is not None:
-            raise InvalidOptionError("--system needs --chat: a prompt to continue has no roles")
+            raise InvalidOptionError(
+                "--system needs --chat: without --chat the prompt has no roles"
+            )
         return {"prompt": prompt}
     if not prompt.strip():
-        raise InvalidInputError("the prompt is empty: pass some text to answer")
+        raise InvalidInputError("the prompt is empty: pass text to answer")
     turns = [("system", system), ("user", prompt)]
     return {"messages": [{"role": role, "content": text} for role, text in turns if text]}
 
@@ -109,7 +115,7 @@ def _print_plain(event: StreamEvent) -> None:
 
 
 def _print_trace(display: Display, events: Iterator[StreamEvent]) -> Generation:
-    """A table per round, then the text."""
+    """Print a table per round, then the text."""
 
     def show(event: StreamEvent) -> None:
         if event.round is not None:
@@ -120,8 +126,8 @@ def _print_trace(display: Display, events: Iterator[StreamEvent]) -> Generation:
     return generation
 
 
-def _print_coloured(display: Display, events: Iterator[StreamEvent]) -> Generation:
-    """The text as it grows, in the colours of the members."""
+def _print_in_color(display: Display, events: Iterator[StreamEvent]) -> Generation:
+    """Print the text as it grows, in the colors of the members."""
 
     def show(event: StreamEvent) -> None:
         shown = (

@@ -1,4 +1,4 @@
-"""`adafuse info`: what models are, and whether they can work together."""
+"""`adafuse info`: describe models and check whether they can work together."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from adafuse_llm.cli.common import FAILED, Setup, one_line, print_json, stdout_c
 from adafuse_llm.report.looks import printable
 
 PROBES = {"plain text": "\nTwo  spaces, 3.5 lines.", "emoji": " 🙂", "Chinese": " 你好"}
-"""What a tokenizer must give back unchanged; a member is left out of scoring what it cannot."""
+"""Texts that a tokenizer must preserve. A member cannot score a candidate that its tokenizer
+changes.
+"""
 
 SMALL_WINDOW = 512
 
 
 class Finding(NamedTuple):
-    """Something to know about a member of a set; a problem keeps the set from working."""
+    """A problem or warning about one member. A problem keeps the ensemble from working."""
 
     level: Literal["problem", "warning"]
     member: str
@@ -34,20 +36,20 @@ def info(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="MODEL...", help="Folders or hub ids. Default: the embedded members."
+            metavar="MODEL...", help="Folders or Hub IDs. Default: the embedded members."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """Look at models, one after the other, and whether they can work together.
+    """Describe models, loading one at a time, and check whether they can work together.
 
     Exit codes: 0 they can; 1 they cannot.
     """
     facts: list[dict[str, Any]] = []
     findings: list[Finding] = []
     for model in replace(setup, models=tuple(models or ())).paths():
-        fact, found = _look_at(model, setup)
-        facts += fact
+        described, found = _inspect(model, setup)
+        facts += described
         findings += found
     together = not any(finding.level == "problem" for finding in findings)
     if as_json:
@@ -62,8 +64,8 @@ def info(
     return 0 if together else FAILED
 
 
-def _look_at(model: str, setup: Setup) -> tuple[list[dict[str, Any]], list[Finding]]:
-    """Load one model, for no longer than it takes to describe it."""
+def _inspect(model: str, setup: Setup) -> tuple[list[dict[str, Any]], list[Finding]]:
+    """Load one model, describe it, and close it."""
     try:
         with replace(setup, models=(model,)).engine() as engine:
             return [describe(model, engine)], examine(engine)
@@ -72,7 +74,7 @@ def _look_at(model: str, setup: Setup) -> tuple[list[dict[str, Any]], list[Findi
 
 
 def describe(path: str, engine: AdaFuseEngine) -> dict[str, Any]:
-    """Facts about an engine's only member."""
+    """Return facts about an engine's only member."""
     backend: Any = engine.backends[0]
     model, tokenizer = backend.model, backend.tokenizer
     return {
@@ -93,7 +95,7 @@ def describe(path: str, engine: AdaFuseEngine) -> dict[str, Any]:
 
 
 def examine(engine: AdaFuseEngine) -> list[Finding]:
-    """What keeps an engine's only member from working with others, or makes it worse at it."""
+    """Return the problems and warnings of an engine's only member."""
     backend = engine.backends[0]
     findings = []
 
@@ -104,14 +106,14 @@ def examine(engine: AdaFuseEngine) -> list[Finding]:
     for name, probe in PROBES.items():
         if not backend.codec.encode_continuation(context, probe)[1]:
             level: Literal["problem", "warning"] = "problem" if name == "plain text" else "warning"
-            find(level, f"its tokenizer loses {name}: it cannot score what others write there")
+            find(level, f"its tokenizer loses {name}, so it cannot score candidates with such text")
     if not backend.end_ids:
-        find("warning", "it has no end token: it never proposes to stop")
+        find("warning", "it has no end token, so it never proposes to stop")
     window = backend.context_window
     if window is not None and window < SMALL_WINDOW:
-        find("warning", f"its window of {window} tokens limits the prompts of the whole set")
+        find("warning", f"its context window of {window} tokens limits the whole ensemble")
     if not backend.codec.has_chat_template:
-        find("warning", "it has no chat template: messages reach it as plain text (User: ...)")
+        find("warning", "it has no chat template, so it reads messages as plain text (User: ...)")
     try:
         turns = [("system", "Be brief."), ("user", "Hello!")]
         backend.codec.encode_messages([{"role": role, "content": text} for role, text in turns])
@@ -121,7 +123,7 @@ def examine(engine: AdaFuseEngine) -> list[Finding]:
 
 
 def _tokenizer_kind(tokenizer: Any) -> str:
-    """The algorithm, and whether it works on bytes or on characters."""
+    """Name the tokenizer's algorithm, and say whether it works on bytes or on characters."""
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if fast is None:
         return "slow"
@@ -145,12 +147,12 @@ def _print(facts: list[dict[str, Any]], findings: list[Finding], together: bool)
     verdict = f"These models {'can' if together else 'cannot'} work together"
     windows = [fact["context_window"] for fact in facts if fact["context_window"]]
     if together and windows:
-        verdict += f"; a prompt and its answer have {min(windows):,} tokens"
+        verdict += f"; prompt and answer share a window of {min(windows):,} tokens"
     console.print(Text(f"{verdict}.", "bold"))
 
 
 def _table(facts: list[dict[str, Any]]) -> Table:
-    """A column per member, a row per fact."""
+    """Return a table with a column per member and a row per fact."""
     table = Table(show_header=True, header_style="bold")
     table.add_column("")
     for fact in facts:

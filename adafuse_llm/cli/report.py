@@ -1,4 +1,4 @@
-"""`adafuse report`: what the answers of a run took and how they were decided."""
+"""`adafuse report`: summarize the cost and the decisions of a run."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from adafuse_llm.report.run import RunSummary, read_results, run_page
 
 
 def report(
-    setup: Setup,  # noqa: ARG001  # every command takes one
+    setup: Setup,  # noqa: ARG001  # every command takes a setup
     *,
     results: Annotated[
         Path,
-        typer.Argument(help="What `adafuse run --rounds` wrote.", exists=True, dir_okay=False),
+        typer.Argument(help="Results of `adafuse run --rounds`.", exists=True, dir_okay=False),
     ],
-    html: Annotated[Path | None, typer.Option(help="Write an HTML page here.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write an HTML page to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """Summarise a run: words per round, wins, agreement, time and cost by member."""
+    """Summarize a run: words per round, wins, agreement, time and cost by member."""
     lines = read_results(results)
     summary = RunSummary.of(lines)
     if html is not None:

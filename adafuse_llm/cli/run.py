@@ -1,4 +1,4 @@
-"""`adafuse run`: a test set of questions, answered line by line into a file."""
+"""`adafuse run`: answer a test set of questions into a file, line by line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from adafuse_llm.evaluation.files import (
 )
 
 DEFAULTS: dict[str, Any] = {"stop": (r"\nQuestion:",)}
-"""A base model goes on with a question of its own after its answer."""
+"""Default options. A base model often writes another question after its answer, so stop there."""
 
 
 def run(
@@ -39,34 +39,43 @@ def run(
     test_set: Annotated[
         Path, typer.Option(help='JSON lines with "question" and "answer".', **FILE)
     ],
-    output: Annotated[Path, typer.Option(help="JSON lines of results.", dir_okay=False)],
+    output: Annotated[
+        Path, typer.Option(help="File of results to write (JSON lines).", dir_okay=False)
+    ],
     prompts: Annotated[
         Path | None,
-        typer.Option(help="Text file that comes before every question: task, examples.", **FILE),
+        typer.Option(
+            help="Text file with the task and examples, put before every question.", **FILE
+        ),
     ] = None,
     template: Annotated[
         str | None,
         typer.Option(
-            help=r"How a question is put, with {question}; \n is understood. Default: as the "
-            r"examples in --prompts do it, else 'Question: {question}\nAnswer:'."
+            help=r"Form of a question, with {question}; \n is a line break. Default: the form of "
+            r"the examples in --prompts, otherwise 'Question: {question}\nAnswer:'."
         ),
     ] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a message.")] = False,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Send the prompt as a chat message.")
+    ] = False,
     rounds: Annotated[
         bool, typer.Option("--rounds", help="Add the rounds and the usage to every result.")
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Start again; what the output holds is lost.")
+        bool, typer.Option("--overwrite", help="Start again and discard existing results.")
     ] = False,
 ) -> int:
-    """Answer a test set, one result line per line; resumes where it was interrupted.
+    """Answer a test set, one result per line. The command can be interrupted and resumed.
 
-    The prompt is the text of --prompts, a blank line, and the question; with --chat it is sent as
-    one user message, in each member's own template. A result holds line,
-    question, pred (the answer without surrounding whitespace), label and finish_reason; that of
-    a line which failed has finish_reason "error" and the error. Results are written as they
-    come; the same command goes on after the last whole one, asks again what failed of the run
-    (out of memory, say), and OUTPUT.run.json beside them makes sure that it is the same.
+    The prompt is the text of --prompts, a blank line, and the question. With --chat the prompt is
+    sent as one user message, in each member's own template. A result has the fields line,
+    question, pred (the answer without surrounding whitespace), label and finish_reason. If a line
+    fails, its result has finish_reason "error" and a field error.
+
+    Each result is written as soon as it is ready. To resume, run the same command again: it
+    continues after the last complete result and retries lines that failed because of the run (such
+    as out of memory). OUTPUT.run.json records the settings, so that a run with other settings
+    cannot continue the file.
 
     Exit codes: 0 all lines answered; 1 some failed; 2 nothing could be run; 130 interrupted.
     """
@@ -79,7 +88,7 @@ def run(
     lines = read_lines(content)
     results = Results(output)
     if any(path is not None and results.is_at(path) for path in (test_set, prompts)):
-        raise InvalidInputError(f"--output {output} is one of the files to read")
+        raise InvalidInputError(f"--output {output} is also an input file; choose another output")
     identity = {
         "test set": hashlib.sha256(content).hexdigest(),
         "prompts": hashlib.sha256(before.encode()).hexdigest(),
@@ -113,7 +122,7 @@ def run(
                 prompt = before + form.replace("{question}", line.question or "")
                 record = _answer(engine, line, put(prompt, chat=chat), rounds, cancel)
                 if record is None:
-                    progress.console.print("interrupted: the same command resumes")
+                    progress.console.print("interrupted: run the same command again to resume")
                     return INTERRUPTED
                 results.append(record)
                 if problem := record.get("error"):
@@ -128,7 +137,7 @@ def run(
 def _answer(
     engine: AdaFuseEngine, line: Line, request: dict[str, Any], rounds: bool, cancel: Event
 ) -> dict[str, Any] | None:
-    """The result for a line; None if interrupted."""
+    """Return the result of a line, or None if interrupted."""
     record: dict[str, Any] = {
         "line": line.number,
         "question": line.question,
@@ -140,7 +149,7 @@ def _answer(
         return {**record, "error": one_line(line.problem)}
     try:
         generation = engine.generate(**request, cancel=cancel)
-    except Exception as error:  # whatever is wrong with one line must not stop the others
+    except Exception as error:  # an error in one line must not stop the others
         return {**record, "error": one_line(f"{type(error).__name__}: {error}")}
     if generation.finish_reason == "cancelled":
         return None

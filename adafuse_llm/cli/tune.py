@@ -1,4 +1,4 @@
-"""`adafuse tune`: which members, with which options, and whether fusing them pays."""
+"""`adafuse tune`: find the best members and options, and test whether fusing pays."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from adafuse_llm.report.looks import printable
 OPEN: dict[str, Any] = dict.fromkeys(
     (*tuning.SEARCHED, "max_word_tokens", "max_new_tokens", "stop")
 )
-"""Options that the search or the task decides where nothing is typed."""
+"""Options that the search or the task sets unless a flag sets them."""
 
 SHOWN = 5
-"""Settings that are shown."""
+"""Number of settings that the output lists."""
 
 
 def tune(
@@ -49,63 +49,71 @@ def tune(
     file: Annotated[
         Path | None,
         typer.Argument(
-            help='JSON lines with "question" and "answer"; --task embedded needs none.', **FILE
+            help='JSON lines with "question" and "answer". --task embedded needs no file.', **FILE
         ),
     ] = None,
     output: Annotated[
         Path, typer.Option(help="Configuration file to write (YAML).", dir_okay=False)
     ] = Path("adafuse.yaml"),
     task: Annotated[
-        str, typer.Option(help="How questions are put and answers scored; as for adafuse eval.")
+        str, typer.Option(help="Task that asks questions and scores answers, as in adafuse eval.")
     ] = "nq",
     prompts: Annotated[
         Path | None,
-        typer.Option(help="Text file that comes before every question: task, examples.", **FILE),
+        typer.Option(
+            help="Text file with the task and examples, put before every question.", **FILE
+        ),
     ] = None,
     template: Annotated[
         str | None,
-        typer.Option(help=r"How a question is put, with {question}; \n is understood."),
+        typer.Option(help=r"Form of a question, with {question}; \n is a line break."),
     ] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a message.")] = False,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Send the prompt as a chat message.")
+    ] = False,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Only so many questions, from the first.")
+        int | None, typer.Option(min=1, help="Use only the first N questions.")
     ] = None,
     metric: Annotated[
-        str | None, typer.Option(help="What is maximised. Default: the task's main metric.")
+        str | None, typer.Option(help="Metric to maximize. Default: the task's main metric.")
     ] = None,
-    trials: Annotated[int, typer.Option(min=1, help="Settings of the ensemble to try.")] = 30,
-    seed: Annotated[int, typer.Option(help="Of the division and of the search.")] = 1,
+    trials: Annotated[int, typer.Option(min=1, help="Number of ensemble settings to try.")] = 30,
+    seed: Annotated[int, typer.Option(help="Random seed of the split and of the search.")] = 1,
     held_out: Annotated[
-        float, typer.Option(help="Share of the questions that the search does not see.")
+        float, typer.Option(help="Fraction of the questions to hold out from the search.")
     ] = 0.5,
     within: Annotated[
         float,
         typer.Option(
-            help="Points below the best score in which the setting with the fewest tokens "
-            "processed is taken."
+            help="Choose the setting that processes the fewest tokens among those at most this "
+            "many points below the best score."
         ),
     ] = 0.0,
     keep_ensemble: Annotated[
-        bool, typer.Option("--keep-ensemble", help="Write the ensemble whatever the test says.")
+        bool,
+        typer.Option(
+            "--keep-ensemble", help="Write the ensemble even if it is not significantly better."
+        ),
     ] = False,
     max_requests: Annotated[
-        int, typer.Option(min=1, help="Questions that are answered at the same time.")
+        int, typer.Option(min=1, help="Number of questions to answer at the same time.")
     ] = 16,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Start again; what the outputs hold is lost.")
+        bool, typer.Option("--overwrite", help="Start again and discard existing results.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """Find the members and options that answer your questions best, and test them.
+    """Find the members and options that best answer your questions, and test them.
 
-    On one part of the questions members and settings are tried; on the other, which the search
-    does not see, the best setting is compared with the best single member. If the ensemble is
-    above it at p < 0.05, OUTPUT describes the ensemble, else the best member alone; every command
-    takes it as --config OUTPUT. Options that are typed are kept as they are. Answers are noted in
-    OUTPUT.trials.jsonl: the same command goes on where it was interrupted, and what was found
-    until then is written.
+    The search tries members and settings on one part of the questions. The best setting is then
+    compared with the best single member on the other, held-out part. If the ensemble scores higher
+    at p < 0.05, OUTPUT describes the ensemble, otherwise the best member alone. Every command
+    accepts the file as --config OUTPUT. Options that you set are not searched.
 
-    Exit codes: 0 done; 2 nothing could be run; 130 interrupted.
+    Answers are saved in OUTPUT.trials.jsonl. To resume after an interruption, run the same command
+    again. An interrupted command writes the best setting found so far to OUTPUT.
+
+    Exit codes: 0 success; 2 nothing could be run; 130 interrupted.
     """
     job = prepare(
         setup,
@@ -122,7 +130,7 @@ def tune(
     )
     results = Results(output.with_name(f"{output.name}.trials.jsonl"))
     if output.exists() and not overwrite and not results.path.exists():
-        raise InvalidInputError(f"{output} exists. Pass --overwrite, or another --output.")
+        raise InvalidInputError(f"{output} exists. Pass --overwrite, or choose another --output.")
     names = member_names([as_spec(path) for path in setup.paths()])
     candidates(names, setup.config.use, setup.strategy)
     optimiser(seed)
@@ -163,11 +171,11 @@ def tune(
         except InvalidInputError as error:
             if not cancel.is_set():
                 raise
-            typer.echo(f"{error}; the same command goes on", err=True)
+            typer.echo(f"{error}; run the same command again to resume", err=True)
             return INTERRUPTED
     results.tidy()
     options = found.ensemble if keep_ensemble else found.options
-    write_config(output, _said(setup, options), comment=_comment(found))
+    write_config(output, _file_options(setup, options), comment=_comment(found))
     if as_json:
         chosen = {"written": options, "pays": found.pays, "verdict": found.verdict}
         print_json({**found.model_dump(mode="json"), **chosen})
@@ -177,7 +185,7 @@ def tune(
 
 
 class _Watch:
-    """Shows answers as they come, and every setting that is better than those before it."""
+    """A progress display that also prints each setting that is better than all earlier ones."""
 
     def __init__(self, progress: Progress, total: int, searched: int, within: float) -> None:
         self._progress, self._searched, self._within = progress, searched, within
@@ -199,13 +207,15 @@ class _Watch:
             self._progress.console.print(f"line {record.line}: {one_line(record.error)}")
 
 
-def _said(setup: Setup, options: dict[str, Any]) -> dict[str, Any]:
-    """What the configuration file says: only members that decode are loaded with it. Of weights it
-    says those of the chosen setting, which are relative to the largest.
+def _file_options(setup: Setup, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the contents of the configuration file.
+
+    The file lists only the models that decode. Its weights are those of the chosen setting,
+    relative to the largest.
     """
     typed = {name: value for name, value in setup.options.items() if name != "weights"}
     options = {**typed, **options}
-    said: dict[str, Any] = {}
+    loading: dict[str, Any] = {}
     if setup.models:
         names = member_names([as_spec(model) for model in setup.models])
         chosen = [
@@ -217,13 +227,17 @@ def _said(setup: Setup, options: dict[str, Any]) -> dict[str, Any]:
         renamed = dict(
             zip([n for n, _ in chosen], member_names([as_spec(m) for m in models]), strict=True)
         )
-        said["models"] = models
+        loading["models"] = models
         del options["use"]
         if "weights" in options:
             options["weights"] = {renamed[n]: w for n, w in options["weights"].items()}
-        said |= {"dtype": setup.dtype, "device_map": setup.device_map, "revision": setup.revision}
+        loading |= {
+            "dtype": setup.dtype,
+            "device_map": setup.device_map,
+            "revision": setup.revision,
+        }
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
-    return {k: v for k, v in {**said, **plain}.items() if v is not None}
+    return {k: v for k, v in {**loading, **plain}.items() if v is not None}
 
 
 def _comment(found: Tuning) -> str:
@@ -255,7 +269,7 @@ def _shown(found: Tuning, options: dict[str, Any], output: Path) -> Group:
 
 
 def _best(found: Tuning) -> list[Trial]:
-    """Different settings, the best first."""
+    """Return the best distinct settings, best first."""
     different = {repr(trial.options): trial for trial in reversed(found.trials)}
     return sorted(different.values(), key=lambda t: (-t.score, t.tokens))[:SHOWN]
 
@@ -264,22 +278,22 @@ def _tested(found: Tuning) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("", found.metric, "tokens", "seconds", "failed"):
         table.add_column(column, justify="right" if column else "left")
-    for name, each in (found.tested or {}).items():
-        score = each.scores[found.metric]
+    for name, evaluation in (found.tested or {}).items():
+        score = evaluation.scores[found.metric]
         table.add_row(
             printable(name),
             score.shown(),
-            f"{each.tokens:.0f}",
-            f"{each.seconds:.2f}",
-            str(each.failed),
+            f"{evaluation.tokens:.0f}",
+            f"{evaluation.seconds:.2f}",
+            str(evaluation.failed),
         )
     return table
 
 
 def _cells(trial: Trial) -> tuple[str, str, str]:
     options = {name: value for name, value in trial.options.items() if name != "use"}
-    said = [f"{name} {_plain(value)}" for name, value in options.items()]
-    setting = f"{'+'.join(trial.options['use'])}; {', '.join(said)}"
+    parts = [f"{name} {_plain(value)}" for name, value in options.items()]
+    setting = f"{'+'.join(trial.options['use'])}; {', '.join(parts)}"
     return f"{trial.score:.1f}{_failed(trial)}", f"{trial.tokens:.0f}", printable(setting)
 
 
@@ -294,5 +308,5 @@ def _failed(trial: Trial) -> str:
 
 def _plain(value: Any) -> str:
     if isinstance(value, dict):
-        return " ".join(f"{name}={each:g}" for name, each in value.items())
+        return " ".join(f"{name}={weight:g}" for name, weight in value.items())
     return str(value)

@@ -1,1 +1,1 @@
-"""Decisions to look at: a generation, or many, in a terminal and as HTML."""
+"""Displays of one or many generations and their decisions, in a terminal and as HTML."""

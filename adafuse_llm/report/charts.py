@@ -1,4 +1,4 @@
-"""Lines and bars of charts, in percent of a box that the page gives its size."""
+"""Data for line and bar charts. Positions are percentages of a box that the page sizes."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from typing import Any
 
 LABELS = 12
-"""Most labels below a chart of lines, where every point would have one."""
+"""Maximum number of default labels below a line chart."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """A value with its place, what is told of it, and the bounds of its interval."""
+    """A point of a line chart, with its tooltip and the bounds of its interval."""
 
     x: float
     y: float
-    told: str
+    tooltip: str
     low: float | None = None
     high: float | None = None
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one line: colour, dashes, and a name where there is a legend."""
+    """The points of one line with its color, its dashes, and its name in the legend."""
 
     points: Sequence[Point]
-    colour: str = "var(--quiet)"
+    color: str = "var(--quiet)"
     dashes: str = ""
     name: str = ""
 
@@ -39,16 +39,16 @@ def line_chart(
     labels: Mapping[float, str] | None = None,
     axis: str = "",
 ) -> dict[str, Any] | None:
-    """What the template of a line chart needs; None without points.
+    """Return the data for the template of a line chart, or None without points.
 
     Args:
         series: the lines.
-        least: where the vertical axis begins.
-        most: where it ends; default: the largest value.
-        labels: of the horizontal axis by place; default: some of the places, counted from 1.
-        axis: what the horizontal axis means.
+        least: lower end of the vertical axis.
+        most: upper end of the vertical axis. Default: the largest value.
+        labels: labels of the horizontal axis by x. Default: at most `LABELS` numbers from 1.
+        axis: title of the horizontal axis.
     """
-    points = [point for each in series for point in each.points]
+    points = [point for line in series for point in line.points]
     if not points:
         return None
     tops = [point.y if point.high is None else point.high for point in points]
@@ -72,59 +72,59 @@ def line_chart(
             for value in (least, (least + most) / 2, most)
         ],
         "labels": [{"x": across(x), "shown": shown} for x, shown in labels.items()],
-        "named": any(each.name for each in series),
+        "named": any(line.name for line in series),
         "lines": [
             {
-                "name": each.name,
-                "colour": each.colour,
-                "dashes": each.dashes,
-                "beside": 4 * (2 * place - len(series) + 1),  # pixels: intervals stay apart
-                "points": " ".join(f"{across(p.x)},{down(p.y)}" for p in each.points),
+                "name": line.name,
+                "color": line.color,
+                "dashes": line.dashes,
+                "offset": 4 * (2 * index - len(series) + 1),  # pixels; keeps intervals apart
+                "points": " ".join(f"{across(p.x)},{down(p.y)}" for p in line.points),
                 "dots": [
                     {
                         "x": across(p.x),
                         "y": down(p.y),
-                        "told": p.told,
+                        "tooltip": p.tooltip,
                         "top": None if p.high is None else down(p.high),
                         "tall": 0
                         if p.high is None or p.low is None
                         else round(down(p.low) - down(p.high), 2),
                     }
-                    for p in each.points
+                    for p in line.points
                 ],
             }
-            for place, each in enumerate(series)
+            for index, line in enumerate(series)
         ],
     }
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar: its label, its value, what is written beside it, its interval, its colour."""
+    """A bar with its label, its value, the value as text, its interval and its color."""
 
     label: str
     value: float
     shown: str
     low: float | None = None
     high: float | None = None
-    colour: str | None = None
+    color: str | None = None
 
 
 def bar_chart(values: Sequence[Bar], most: float | None = None) -> list[dict[str, Any]]:
-    """Rows of a bar chart from 0 to `most` (default: the largest value)."""
-    top = most or max((each.high or each.value for each in values), default=0.0) or 1.0
+    """Return the rows of a bar chart from 0 to `most` (default: the largest value)."""
+    top = most or max((bar.high or bar.value for bar in values), default=0.0) or 1.0
     return [
         {
-            "label": each.label,
-            "colour": each.colour,
-            "share": round(100 * each.value / top, 2),
-            "shown": each.shown,
+            "label": bar.label,
+            "color": bar.color,
+            "share": round(100 * bar.value / top, 2),
+            "shown": bar.shown,
             "whisker": None
-            if each.low is None or each.high is None
+            if bar.low is None or bar.high is None
             else {
-                "left": round(100 * each.low / top, 2),
-                "width": round(100 * (each.high - each.low) / top, 2),
+                "left": round(100 * bar.low / top, 2),
+                "width": round(100 * (bar.high - bar.low) / top, 2),
             },
         }
-        for each in values
+        for bar in values
     ]

@@ -1,4 +1,4 @@
-"""Results that were written as JSON Lines, read back."""
+"""Reader of results in JSON Lines files."""
 
 from __future__ import annotations
 
@@ -14,32 +14,31 @@ Result = TypeVar("Result", bound=BaseModel)
 
 
 def read_json_lines(path: Path, kind: type[Result], writer: str) -> list[Result]:
-    """The results of a file, in the order of their lines.
+    """Read the results of a file, ordered by the number in their field ``line``.
 
-    A last line that was cut off is left out; a result that was written again takes the place of
-    the earlier one.
+    An incomplete last line is ignored. A later result replaces an earlier one with the same number.
 
     Args:
-        path: of the file.
-        kind: of a result; it has a field ``line``.
+        path: the file.
+        kind: the model of a result. It has a field ``line``.
         writer: the command that writes such files.
 
     Raises:
-        InvalidInputError: it is not such a file, or holds none.
+        InvalidInputError: a line is not such a result, or the file has no results.
     """
     whole, _, _ = path.read_bytes().rpartition(b"\n")
-    found: dict[int, Result] = {}
+    results: dict[int, Result] = {}
     for number, line in enumerate(whole.split(b"\n"), start=1):
         if not line.strip():
             continue
         try:
-            said = json.loads(line)
-            found[said["line"]] = kind.model_validate(said)
+            fields = json.loads(line)
+            results[fields["line"]] = kind.model_validate(fields)
         except (ValueError, TypeError, KeyError, ValidationError) as error:
             reason = str(error).splitlines()[0]
             raise InvalidInputError(
-                f"{path}, line {number}, is no result of {writer}: {reason}"
+                f"{path}, line {number}, is not a result of {writer}: {reason}"
             ) from error
-    if not found:
-        raise InvalidInputError(f"{path} holds no results of {writer}")
-    return [found[number] for number in sorted(found)]
+    if not results:
+        raise InvalidInputError(f"{path} contains no results of {writer}")
+    return [results[number] for number in sorted(results)]

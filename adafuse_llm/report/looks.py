@@ -1,6 +1,4 @@
-"""Who a span belongs to, and how members, spans and numbers are told apart, wherever they are
-shown.
-"""
+"""How members, spans and numbers look in all displays, and which member owns a span."""
 
 from __future__ import annotations
 
@@ -11,8 +9,8 @@ from dataclasses import dataclass
 from adafuse_llm.results import Candidate, FinishReason, Generation, Round
 from adafuse_llm.summary import is_unanimous
 
-COLOURS = ("#56b4e9", "#e69f00", "#cc79a7", "#009e73", "#d55e00", "#0072b2")
-"""Of Okabe and Ito, which can be told apart without colour vision and differ in lightness too."""
+COLORS = ("#56b4e9", "#e69f00", "#cc79a7", "#009e73", "#d55e00", "#0072b2")
+"""Colors of Okabe and Ito, distinct for color-blind readers. They also differ in lightness."""
 
 MARKS = "●■▲◆★▼"
 
@@ -26,15 +24,15 @@ ENDINGS: dict[FinishReason, str] = {
 
 @dataclass(frozen=True)
 class Look:
-    """How one member is shown: its name, its number from 0, a colour and a mark."""
+    """The look of one member: its name, its number from 0, a color and a mark."""
 
     name: str
     number: int
 
     @property
-    def colour(self) -> str:
-        """One of `COLOURS`."""
-        return COLOURS[self.number % len(COLOURS)]
+    def color(self) -> str:
+        """One of `COLORS`."""
+        return COLORS[self.number % len(COLORS)]
 
     @property
     def mark(self) -> str:
@@ -43,18 +41,20 @@ class Look:
 
 
 def looks(members: Sequence[str]) -> dict[str, Look]:
-    """A look for every member, by name."""
+    """Return a look for every member, by name."""
     return {name: Look(name, number) for number, name in enumerate(members)}
 
 
 def members_of(generation: Generation) -> tuple[str, ...]:
-    """The names of the members that decoded, in order."""
+    """Return the names of the members that decoded, in order."""
     return tuple(generation.usage.prompt_tokens)
 
 
 def owner(decided: Round, members: Sequence[str]) -> str | None:
-    """The member that what a round committed belongs to: of those that proposed it, or of all if
-    none did, the one that finds it likeliest. None for a unanimous round.
+    """Return the member that owns the text which a round committed; None for a unanimous round.
+
+    The owner is the member that finds the text most likely, among its proposers or, if it has
+    none, among all members.
     """
     if is_unanimous(decided):
         return None
@@ -63,16 +63,16 @@ def owner(decided: Round, members: Sequence[str]) -> str | None:
 
 
 def quoted(candidate: Candidate) -> str:
-    """A span with its spaces and newlines visible, and whether the text ends there."""
+    """Return a span with visible spaces and newlines, marked if the response ends after it."""
     text = json.dumps(candidate.text, ensure_ascii=False) if candidate.text else ""
     return f"{text} (end)".strip() if candidate.stops else text
 
 
 def number(value: float | None) -> str:
-    """Nats per token, or a dash where there is no score."""
-    return "-" if value is None else f"{max(0.0, value):.3f}"  # no "-0.000"
+    """Format nats per token; a dash means no score."""
+    return "-" if value is None else f"{max(0.0, value):.3f}"  # avoids "-0.000"
 
 
 def printable(text: str) -> str:
-    """Text that cannot steer a terminal: control characters become U+FFFD."""
+    """Replace control characters, which could control a terminal, by U+FFFD."""
     return "".join(c if c in "\n\t" or ord(c) >= 160 or " " <= c <= "~" else "\ufffd" for c in text)

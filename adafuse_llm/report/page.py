@@ -1,6 +1,6 @@
 """A generation as HTML: the text by winning member, every round's candidates, charts.
 
-Nothing is fetched and nothing is run: no scripts, fonts or images.
+The HTML has no scripts and loads no fonts or images.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ HERE = Path(__file__).parent
 
 STROKES = ("solid", "dashed", "dotted", "double")
 DASHES = ("", "7 3", "2 3", "10 3 2 3", "5 2", "1 4")
-"""Lines under spans and in charts: members can be told apart without colour."""
+"""Line styles under spans and in charts, which distinguish members without color."""
 
 
 @cache
 def environment() -> Environment:
-    """The templates of this folder; what they are given is escaped."""
+    """Return the Jinja environment of this folder's templates. It escapes their values."""
     return Environment(
         loader=FileSystemLoader(HERE),
         autoescape=True,
@@ -46,28 +46,28 @@ def environment() -> Environment:
 
 
 def fragment(generation: Generation) -> str:
-    """A generation as HTML to put into another page, such as a notebook's."""
+    """Return a generation as HTML to put into another page, such as a notebook."""
     return f'<div class="adafuse">{_body(generation)}</div>'
 
 
 def page(
     generation: Generation,
     *,
-    title: str = "What the ensemble wrote",
+    title: str = "Ensemble response",
     sources: Iterable[tuple[str, str]] = (),
 ) -> str:
-    """A generation as one self-contained HTML page.
+    """Return a generation as one self-contained HTML page.
 
     Args:
         generation: the response with its rounds.
-        title: shown on top, such as the question.
-        sources: names and texts of passages that were read.
+        title: heading of the page, such as the question.
+        sources: names and texts of the passages that the members read.
     """
     return whole(title, _body(generation), sources)
 
 
 def whole(title: str, body: str, sources: Iterable[tuple[str, str]] = ()) -> str:
-    """A page around `body`, which is HTML."""
+    """Return a whole page around `body`, which is HTML."""
     template = environment().get_template("page.jinja")
     return template.render(
         title=title, body=body, sources=list(sources), version=version("adafuse-llm")
@@ -104,7 +104,7 @@ def _body(generation: Generation) -> str:
 
 
 def figures(summary: Summary, members: Sequence[Shown]) -> dict[str, Any]:
-    """What charts show of a summary: words per round, wins by member, agreement."""
+    """Return the data for a summary's charts: words per round, wins by member, agreement."""
     words = {count(n, "word"): rounds for n, rounds in summary.words_per_round.items()}
     return {
         "words": bars(words),
@@ -114,7 +114,7 @@ def figures(summary: Summary, members: Sequence[Shown]) -> dict[str, Any]:
 
 
 def bars(values: Mapping[str, float], members: Sequence[Shown] = ()) -> list[dict[str, Any]]:
-    """Rows of a bar chart; those of members in their colours."""
+    """Return the rows of a bar chart. The rows of members have their colors."""
     shown = {member.name: member for member in members}
     return bar_chart(
         [
@@ -122,7 +122,7 @@ def bars(values: Mapping[str, float], members: Sequence[Shown] = ()) -> list[dic
                 f"{shown[name].mark} {name}" if name in shown else name,
                 value,
                 f"{value:,}",
-                colour=shown[name].colour if name in shown else None,
+                color=shown[name].color if name in shown else None,
             )
             for name, value in values.items()
         ]
@@ -130,33 +130,36 @@ def bars(values: Mapping[str, float], members: Sequence[Shown] = ()) -> list[dic
 
 
 def count(number: int, thing: str) -> str:
-    """``1 word``, ``2 words``."""
+    """Format a number with its noun: ``1 word``, ``2 words``."""
     return f"{number:,} {thing}{'s' * (number != 1)}"
 
 
 class Shown:
-    """A look with the lines of charts and spans."""
+    """A member's look with its line styles for charts and spans."""
 
     def __init__(self, look: Look) -> None:
-        self.name, self.mark, self.colour = look.name, look.mark, look.colour
+        self.name, self.mark, self.color = look.name, look.mark, look.color
         self.stroke = STROKES[look.number % len(STROKES)]
         self.dashes = DASHES[look.number % len(DASHES)]
 
 
 @cache
 def style() -> str:
-    """The style sheet of everything here, scoped to the class ``adafuse``."""
+    """Return the style sheet of all pages, scoped to the class ``adafuse``."""
     return (HERE / "report.css").read_text(encoding="utf-8")
 
 
 def _identity(generation: Generation) -> str:
-    """A name for the elements of this generation, so that several fit into one page."""
-    said = f"{generation.text}{len(generation.rounds)}{generation.usage}"
-    return "r" + hashlib.sha256(said.encode()).hexdigest()[:10]
+    """Return an ID prefix for a generation's elements, so that one page can hold several."""
+    content = f"{generation.text}{len(generation.rounds)}{generation.usage}"
+    return "r" + hashlib.sha256(content.encode()).hexdigest()[:10]
 
 
 def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, Any]]:
-    """What each round committed of the text; a stop sequence may have cut off the end."""
+    """Return the part of the text that each round committed.
+
+    A stop sequence may have cut off the end.
+    """
     names = [member.name for member in members]
     by_name = {member.name: member for member in members}
     left = generation.text
@@ -174,20 +177,20 @@ def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
                 "text": text,
                 "round": decided.index + 1,
                 "mark": look.mark if look else "=",
-                "colour": look.colour if look else "var(--quiet)",
+                "color": look.color if look else "var(--quiet)",
                 "stroke": look.stroke if look else "double",
                 "decided_by": f"{look.mark} {look.name}" if look else "all agree",
                 "milliseconds": 1000 * decided.elapsed,
                 "margins": "; ".join(f"{member} {values}" for member, values in margins.items()),
                 "rows": [
                     {
-                        "text": quoted(each),
+                        "text": quoted(candidate),
                         "won": index == decided.winner,
-                        "nll": [number(each.nll.get(name)) for name in names],
-                        "score": number(each.score),
-                        "proposers": ", ".join(each.proposers),
+                        "nll": [number(candidate.nll.get(name)) for name in names],
+                        "score": number(candidate.score),
+                        "proposers": ", ".join(candidate.proposers),
                     }
-                    for index, each in enumerate(decided.candidates)
+                    for index, candidate in enumerate(decided.candidates)
                 ],
             }
         )
@@ -207,7 +210,7 @@ def _usage(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
 
 
 def _margins(rounds: Sequence[Round], members: Sequence[Shown]) -> dict[str, Any] | None:
-    """A line per member over the words that it considered."""
+    """Return a chart of margins with a line per member over the words that it considered."""
     return line_chart(
         [
             Series(
@@ -219,7 +222,7 @@ def _margins(rounds: Sequence[Round], members: Sequence[Shown]) -> dict[str, Any
                         for margin in decided.margins.get(member.name, ())
                     )
                 ],
-                member.colour,
+                member.color,
                 member.dashes,
             )
             for member in members

@@ -1,4 +1,4 @@
-"""What many answers took and how they were decided: the results of ``adafuse run --rounds``."""
+"""Summary of the cost and the decisions of many answers, written by ``adafuse run --rounds``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from adafuse_llm.summary import Summary
 
 
 class Answer(BaseModel):
-    """One line of results. Those that failed have an error and no rounds."""
+    """One line of results. A failed line has an error and no rounds."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -34,19 +34,19 @@ class Answer(BaseModel):
 
     @property
     def expected(self) -> str:
-        """The label as text; several accepted answers with a stroke between them."""
+        """The label as text. Several accepted answers are separated by slashes."""
         if self.label is None:
             return ""
         return " / ".join(map(str, self.label if isinstance(self.label, list) else [self.label]))
 
     @property
     def seconds(self) -> float:
-        """Wall-clock time of its rounds."""
+        """Wall-clock seconds of the rounds."""
         return sum(each.elapsed for each in self.rounds)
 
 
 class Cost(BaseModel):
-    """What a member's share of all answers took, counted."""
+    """The cost of one member over all answers."""
 
     forward_passes: int
     tokens_processed: int
@@ -56,15 +56,15 @@ class Cost(BaseModel):
 
 
 class RunSummary(BaseModel):
-    """Many answers in figures. JSON-safe.
+    """Statistics of many answers. JSON-safe.
 
     Attributes:
-        answers: how many there are.
-        failed: lines that have an error instead.
-        finish_reasons: answers by the reason why they ended.
-        decisions: all rounds of all answers.
-        seconds_per_answer: mean, median and 90th percentile of the wall-clock time of the rounds.
-        cost: by member.
+        answers: number of answers.
+        failed: number of lines with an error instead of an answer.
+        finish_reasons: number of answers by finish reason.
+        decisions: summary of the rounds of all answers.
+        seconds_per_answer: mean, median and 90th percentile of the rounds' wall-clock seconds.
+        cost: cost by member.
     """
 
     answers: int
@@ -76,7 +76,7 @@ class RunSummary(BaseModel):
 
     @classmethod
     def of(cls, lines: Iterable[Answer]) -> RunSummary:
-        """Summarise answers of one ensemble."""
+        """Summarize answers of one ensemble."""
         lines = list(lines)
         answers = [line for line in lines if line.error is None]
         cost: dict[str, Counter[str]] = {}
@@ -100,21 +100,21 @@ class RunSummary(BaseModel):
 
 
 def read_results(path: Path) -> list[Answer]:
-    """The lines that ``adafuse run --rounds`` wrote; a last one that was cut off is left out.
+    """Read the results of ``adafuse run --rounds``. An incomplete last line is ignored.
 
     Raises:
-        InvalidInputError: the file is not one of results, or they have no rounds.
+        InvalidInputError: the file has no such results, or the results have no rounds.
     """
     lines = read_json_lines(path, Answer, "adafuse run")
     if not any(line.rounds for line in lines):
         raise InvalidInputError(
-            f"{path} holds no rounds: run again with --rounds, which adds them to every result"
+            f"{path} contains no rounds: run again with --rounds, which adds them to every result"
         )
     return lines
 
 
 def run_page(lines: list[Answer], *, title: str) -> str:
-    """Many answers as one self-contained HTML page."""
+    """Return many answers as one self-contained HTML page."""
     summary = RunSummary.of(lines)
     members = [Shown(look) for look in looks(list(summary.cost)).values()]
     body = (
@@ -125,7 +125,7 @@ def run_page(lines: list[Answer], *, title: str) -> str:
             members=members,
             figures=figures(summary.decisions, members),
             endings=bars(summary.finish_reasons),
-            told=" · ".join(
+            summary=" · ".join(
                 [
                     count(summary.answers, "answer"),
                     f"{summary.failed} failed",

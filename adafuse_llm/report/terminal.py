@@ -1,4 +1,4 @@
-"""How members, spans and rounds look on a terminal, with and without colour."""
+"""Members, spans and rounds in a terminal, with and without color."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from adafuse_llm.results import Candidate, Generation, Round
 from adafuse_llm.summary import is_unanimous
 
 TYPES = ("", "underline", "italic", "bold", "", "")
-"""Neighbours differ in type besides colour."""
+"""Text styles by member. Neighboring members differ in style as well as in color."""
 
 AGREED = "bold"
 
 
 class Display:
-    """The looks of one ensemble.
+    """A display of one ensemble's decisions.
 
-    A span belongs to the member that is surest of it among those that proposed it; where the
-    members proposed nothing else, to all.
+    A span belongs to the proposer that finds it most likely. The span of a unanimous round belongs
+    to all members.
 
     Args:
-        members: their names, in order.
-        console: where they will be shown.
+        members: the members' names, in order.
+        console: the console that prints the display.
     """
 
     def __init__(self, members: Sequence[str], console: Console) -> None:
@@ -41,18 +41,18 @@ class Display:
         self._initials = dict(zip(self.members, initials, strict=True))
 
     def owner(self, decided: Round) -> str | None:
-        """The member that what a round committed belongs to; None for a unanimous round."""
+        """Return the member that owns the text which a round committed; None if unanimous."""
         return looks.owner(decided, self.members)
 
     def style(self, member: str | None) -> str:
-        """The style of a member's spans."""
+        """Return the style of a member's spans."""
         if member is None:
             return AGREED
         look = self._looks[member]
-        return f"{look.colour} {TYPES[look.number % len(TYPES)]}".strip()
+        return f"{look.color} {TYPES[look.number % len(TYPES)]}".strip()
 
     def name(self, member: str | None) -> Text:
-        """A member's mark and name; those of agreement for None."""
+        """Return a member's mark and name; None means that all agree."""
         if member is None:
             return Text("= all agree", AGREED)
         mark = self._looks[member].mark
@@ -60,12 +60,12 @@ class Display:
         return Text(f"{mark} {initial}{printable(member)}", self.style(member))
 
     def legend(self) -> Text:
-        """Which style is whose."""
+        """Return a line that shows each member's style."""
         owners = (*self.members, *([None] if len(self.members) > 1 else []))
         return Text("   ").join(self.name(owner) for owner in owners)
 
     def span(self, text: str, decided: Round) -> Text:
-        """Text that a round released, in the style of its owner."""
+        """Return text that a round released, in the style of its owner."""
         owner = self.owner(decided)
         if not self._brackets or owner is None or not text.strip():
             return Text(printable(text), self.style(owner))
@@ -73,7 +73,7 @@ class Display:
         return Text(printable(f"{text[:start]}[{self._initials[owner]}:{text[start:]}]"))
 
     def rounds(self, rounds: Sequence[Round]) -> Table:
-        """A line per round: who decided what, and what it was preferred to."""
+        """Return a row per round: the owner, the winner, its score and the runner-up."""
         table = Table.grid(padding=(0, 2))
         for justify in ("right", "left", "left", "right", "left"):
             table.add_column(justify=justify, no_wrap=True, overflow="ellipsis")
@@ -90,7 +90,7 @@ class Display:
         return table
 
     def trace(self, decided: Round) -> Table:
-        """Everything about one round: its candidates and what every member thinks of them."""
+        """Return one round in detail: its candidates and their score by member."""
         table = Table(title=f"round {decided.index + 1}", title_justify="left", title_style="bold")
         table.add_column("")
         table.add_column("candidate", overflow="fold")
@@ -111,7 +111,7 @@ class Display:
         return table
 
     def summary(self, generation: Generation, seconds: float | None = None) -> Text:
-        """What a decode took, in one line. Without `seconds` it is the time of the rounds."""
+        """Return the cost of a decode in one line. `seconds` defaults to the time of the rounds."""
         if seconds is None:
             seconds = sum(decided.elapsed for decided in generation.rounds)
         rounds = generation.rounds
@@ -130,7 +130,7 @@ class Display:
 
 
 def shown(generation: Generation, console: Console) -> Iterator[RenderableType]:
-    """A generation in the looks of its members: the text, the rounds, what they took."""
+    """Yield the parts of a displayed generation: legend, text, rounds and cost."""
     display = Display(looks.members_of(generation), console)
     text, left = Text(), generation.text
     for decided in generation.rounds:
@@ -146,12 +146,12 @@ def shown(generation: Generation, console: Console) -> Iterator[RenderableType]:
 
 
 def quoted(candidate: Candidate) -> str:
-    """A span as a terminal can show it."""
+    """Return a quoted span that is safe to print in a terminal."""
     return printable(looks.quoted(candidate))
 
 
 def _preferred_to(decided: Round) -> str:
-    """The best other candidate of a round."""
+    """Describe the best candidate of a round that did not win."""
     others = [
         (candidate.score, index)
         for index, candidate in enumerate(decided.candidates)

@@ -10,14 +10,14 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader
 
 from adafuse_llm.report.charts import Bar, Point, Series, bar_chart, line_chart
-from adafuse_llm.report.looks import COLOURS
+from adafuse_llm.report.looks import COLORS
 from adafuse_llm.report.page import DASHES, count, environment, style, whole
 from benchmarks.paper.report import Line, Report, Section, verdicts
 from benchmarks.paper.sheets import Sheet, shares, sheets
 
 HERE = Path(__file__).parent
 
-SHADES = {"member": COLOURS[1], "peer": None, "adafuse": COLOURS[0]}
+SHADES = {"member": COLORS[1], "peer": None, "adafuse": COLORS[0]}
 """Of bars, by the kind of a row."""
 
 
@@ -108,7 +108,7 @@ def _score(line: Line, task: str) -> Bar:
 
 def _time(line: Line, task: str) -> Bar:
     seconds = line.cells[task].evaluation.latency
-    return Bar(line.name, seconds, f"{seconds:.3f}", colour=SHADES[line.kind])
+    return Bar(line.name, seconds, f"{seconds:.3f}", color=SHADES[line.kind])
 
 
 def _lines(report: Report, section: Section) -> Iterator[dict[str, Any]]:
@@ -125,7 +125,7 @@ def _lines(report: Report, section: Section) -> Iterator[dict[str, Any]]:
                     for line in section.lines
                     if line.series == name and line.at is not None
                 ],
-                COLOURS[place],
+                COLORS[place],
                 DASHES[place],
                 name,
             )

@@ -1,4 +1,4 @@
-"""Takes the README's pictures, light and dark, of an answer and one of its rounds."""
+"""Make the README's pictures of an answer and one of its rounds, light and dark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZE = {"width": 780, "height": 460}
 
 
 def main() -> None:
-    """Write ``rounds-light.png`` and ``rounds-dark.png`` beside this file."""
+    """Write ``rounds-light.png`` and ``rounds-dark.png`` next to this file."""
     with AdaFuseEngine.from_embedded() as engine:
         generation = engine.generate(messages=[{"role": "user", "content": QUESTION}])
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:

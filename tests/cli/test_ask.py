@@ -24,7 +24,7 @@ def test_a_pipe_gets_answer_rounds_sources_and_summary(adafuse, fakes, docs):
     assert "\x1b" not in result.stdout
     lines = [line.rstrip() for line in result.stdout.splitlines()]
     assert lines[0] == "Ada Brook did"
-    assert lines[2].startswith("Rounds who won")
+    assert lines[2].startswith("Rounds: winning member")
     rounds = lines[3 : lines.index("Sources") - 1]
     assert [line.split()[0] for line in rounds] == ["1", "2", "3"]
     assert '" Brook"' in rounds[1]
@@ -61,7 +61,7 @@ def test_an_html_page_holds_question_answer_and_sources(adafuse, fakes, docs, tm
         assert part in shown
     missing = adafuse("ask", "x?", "--docs", docs, "--html", tmp_path / "no" / "x.html")
     assert missing.exit_code == 2
-    assert "no folder" in missing.output
+    assert f"the folder {tmp_path / 'no'} does not exist" in missing.output
 
 
 def test_several_docs_and_a_tiny_real_ensemble(adafuse, members, docs):

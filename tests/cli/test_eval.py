@@ -117,7 +117,7 @@ def test_members_alone_are_compared_with_the_ensemble(adafuse, job, data, tmp_pa
     assert len(fakes) == 1
     table = adafuse(*job, "--alone").stdout
     assert "ensemble against" in table
-    assert "No difference from heron alone is shown (p = 0.250)." in table
+    assert "The difference from heron alone is not significant (p = 0.250)." in table
     assert len(fakes) == 1
 
 
@@ -187,7 +187,7 @@ def test_what_failed_of_the_run_is_asked_again_and_nothing_is_said_before(
     monkeypatch.setattr(AdaFuseEngine, "generate", generate)
     first = adafuse(*job, "--compare", whole)
     assert first.exit_code == 1
-    assert f"Nothing is said about {whole}: 1 answer failed." in " ".join(first.stdout.split())
+    assert f"Not compared with {whole}: 1 answer failed." in " ".join(first.stdout.split())
     assert "McNemar" not in first.stdout
     told = json.loads(adafuse(*job[:-1], other, "--compare", whole, "--json").stdout)
     assert len(asked) == 4  # the line that was too long is not asked again
@@ -283,7 +283,7 @@ def test_a_folder_is_no_file(adafuse, job, fakes, flag, tmp_path):
 def test_results_of_other_kinds_are_not_compared(adafuse, job, data):
     result = adafuse(*job, "--compare", data)
     assert result.exit_code == 2
-    assert "is no result of adafuse eval" in result.stderr
+    assert "is not a result of adafuse eval" in result.stderr
 
 
 def test_the_output_cannot_be_an_input(adafuse, job, data):
@@ -306,7 +306,7 @@ def test_an_interrupted_run_is_resumed(start, adafuse, members, tmp_path):
     process.send_signal(2)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
-    assert b"interrupted: the same command resumes" in stderr
+    assert b"interrupted: run the same command again to resume" in stderr
     done = output.read_bytes()
     assert 2 <= done.count(b"\n") < 16
     result = adafuse(*job)

@@ -106,7 +106,10 @@ def test_unexpected_errors_are_one_line_with_a_hint(adafuse, fakes, monkeypatch)
     monkeypatch.setattr("adafuse_llm.AdaFuseEngine.stream", broken)
     result = adafuse("generate", "x:")
     assert result.exit_code == 1
-    assert result.stderr == "error: RuntimeError: boom bang (unexpected; --debug shows where)\n"
+    assert (
+        result.stderr
+        == "error: RuntimeError: boom bang (unexpected; --debug shows the traceback)\n"
+    )
     result = adafuse("generate", "x:", "--debug")
     assert result.exit_code == 1
     assert "Traceback" in result.stderr

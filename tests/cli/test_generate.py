@@ -76,7 +76,7 @@ def test_the_trace_shows_what_every_member_thinks_of_every_candidate(adafuse, fa
 def test_trace_and_json_do_not_mix(adafuse, fakes):
     result = adafuse("generate", "x:", "--trace", "--json")
     assert result.exit_code == 2
-    assert "pass one of them" in result.stderr
+    assert "pass only one of them" in result.stderr
     assert not fakes
 
 

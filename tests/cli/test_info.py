@@ -14,7 +14,7 @@ def test_a_table_and_a_verdict(adafuse, models):
         assert fact in result.stdout
     assert "warning: badger: it has no chat template" in result.stdout
     assert result.stdout.endswith(
-        "These models can work together; a prompt and its answer have 8,192 tokens.\n"
+        "These models can work together; prompt and answer share a window of 8,192 tokens.\n"
     )
 
 

@@ -82,7 +82,7 @@ def test_an_interrupted_run_resumes(start, adafuse, members, tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert b"interrupted: the same command resumes" in errors
+    assert b"interrupted: run the same command again to resume" in errors
     done = output.read_bytes()
     assert done.endswith(b"\n")
     assert 2 <= done.count(b"\n") < len(items)

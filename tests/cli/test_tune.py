@@ -139,7 +139,7 @@ def test_an_interruption_keeps_what_was_found(adafuse, job, tmp_path, monkeypatc
     monkeypatch.setattr(tuning, "answer_all", answer_all)
     early = adafuse(*job)
     assert early.exit_code == 130, early.output
-    assert "nothing was found; the same command goes on" in early.stderr
+    assert "nothing was found; run the same command again to resume" in early.stderr
     assert not (tmp_path / "tuned.yaml").exists()
     result = adafuse(*job)
     assert result.exit_code == 130, result.output
