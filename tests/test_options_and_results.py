@@ -84,9 +84,9 @@ def test_an_option_out_of_range_is_named_with_what_is_allowed_and_given(
 
 def test_an_unknown_option_gets_the_nearest_name() -> None:
     with pytest.raises(InvalidOptionError, match=r"'max_token'.*Did you mean 'max_new_tokens'"):
-        AdaFuseConfig(max_token=5)
+        AdaFuseConfig(max_token=5)  # type: ignore[call-arg]
     with pytest.raises(InvalidOptionError, match=r"'zzz'.*The options are: margin_threshold"):
-        AdaFuseConfig(zzz=5)
+        AdaFuseConfig(zzz=5)  # type: ignore[call-arg]
     with pytest.raises(InvalidOptionError, match="Did you mean 'margin_threshold'"):
         AdaFuseConfig().override({"margin_treshold": 0.5})
 
@@ -106,7 +106,7 @@ def test_temperature_zero_means_nothing() -> None:
 def test_options_are_frozen_and_changed_by_copy() -> None:
     config = AdaFuseConfig(max_words=2)
     with pytest.raises(Exception, match="frozen"):
-        config.max_words = 3  # type: ignore[misc]
+        config.max_words = 3
     changed = config.override({"stop": "x", "weights": [1, 2]})
     assert (changed.max_words, changed.stop, changed.weights) == (2, ("x",), (1.0, 2.0))
     assert (config.stop, config.weights) == ((), None)
@@ -175,7 +175,7 @@ def test_a_prompt_longer_than_a_window_names_member_window_and_tokens(
 def test_bad_batches_are_refused(pair: AdaFuseEngine) -> None:
     for arguments in ({}, {"prompts": "x"}, {"prompts": ["x"], "messages": [[]]}):
         with pytest.raises(InvalidInputError):
-            pair.generate_batch(**arguments)  # type: ignore[arg-type]
+            pair.generate_batch(**arguments)
     with pytest.raises(InvalidInputError, match="empty"):
         pair.generate_batch(["x", ""])
     assert pair.generate_batch([]) == []
@@ -258,7 +258,7 @@ def test_the_json_of_a_real_decode_has_no_nan_and_reads_back() -> None:
 def test_results_are_frozen() -> None:
     candidate = Candidate(text="a", stops=False, proposers=("one",), nll={}, score=None)
     with pytest.raises(Exception, match="frozen"):
-        candidate.text = "b"  # type: ignore[misc]
+        candidate.text = "b"
 
 
 # Errors ---------------------------------------------------------------------------------------

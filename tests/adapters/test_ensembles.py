@@ -29,7 +29,7 @@ from adafuse_llm.summary import Summary, is_unanimous, record
 
 def test_ensembles_that_say_the_same_share_one_engine_loaded_on_first_use(monkeypatch):
     loads = []
-    load = AdaFuseEngine.from_pretrained.__func__
+    load = AdaFuseEngine.from_pretrained.__func__  # type: ignore[attr-defined]
     monkeypatch.setattr(
         AdaFuseEngine,
         "from_pretrained",
@@ -90,7 +90,7 @@ def test_members_are_a_list_of_members():
     with pytest.raises(InvalidInputError, match="must be a list"):
         Ensemble.of("a")
     with pytest.raises(InvalidInputError, match="must be a path"):
-        Ensemble.of([3])
+        Ensemble.of([3])  # type: ignore[list-item]
 
 
 # Rounds ---------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def test_the_same_command_goes_on_and_another_does_not(adafuse, job, tmp_path, f
 
 
 def test_an_interruption_keeps_what_was_found(adafuse, job, tmp_path, monkeypatch):
-    real = tuning.answer_all
+    real = tuning.answer_all  # type: ignore[attr-defined]
     calls = []
 
     def answer_all(*arguments, cancel, **options):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Generation, RuntimeConfig
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.base import LimitsDrafting, NodeQuery, NodeResult
+from adafuse_llm.config import DecodeOptions
 from adafuse_llm.decoding.draft import Drafts, Lead, Lookup
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.decoding.score import PoolCandidate
@@ -112,7 +113,7 @@ def test_a_member_that_quotes_its_prompt_needs_fewer_passes_than_tokens(branches
         return {" " + word: 0.8, " x": 0.1, " y": 0.1}
 
     prompt = "".join(WORDS) + " : w0 w1 w2"
-    options = {"max_new_tokens": 64, "branching_factor": branches}
+    options: dict[str, Any] = {"max_new_tokens": 64, "branching_factor": branches}
     member, plain = Bulk("a", quoting), Bulk("a", quoting)
     generation = decode([member], prompt, **options)
     assert as_data(decode([plain], prompt, drafting=False, **options)) == as_data(generation)
@@ -155,7 +156,11 @@ class WildDrafts(Drafts):
     threshold=st.sampled_from([0.0, 0.2, 0.7]),
 )
 def test_a_wrong_draft_never_changes_a_result(seed: int, branches: int, threshold: float):
-    options = {"branching_factor": branches, "margin_threshold": threshold, "max_new_tokens": 12}
+    options: DecodeOptions = {
+        "branching_factor": branches,
+        "margin_threshold": threshold,
+        "max_new_tokens": 12,
+    }
     expected = engine(*PAIR, drafting=False).generate(PROMPT, **options)
     WildDrafts.choices.seed(seed)
     with pytest.MonkeyPatch.context() as patch:
@@ -325,7 +330,7 @@ def test_a_lead_that_fails_while_it_runs_ahead_fails_nobody():
                         raise RuntimeError("too far")
             return super().evaluate(asks)
 
-    options = {"max_new_tokens": 100, "max_words": 1, "stop": " w20"}
+    options: dict[str, Any] = {"max_new_tokens": 100, "max_words": 1, "stop": " w20"}
     expected = decode([Bulk(name, counting) for name in "abc"], drafting=False, **options)
     members = [Short("a", counting), *(Short(name, counting, pause=0.003) for name in "bc")]
     assert as_data(decode(members, **options)) == approximately(as_data(expected))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -69,7 +70,7 @@ def test_weights_and_members_are_those_of_the_call():
     recipes = MEMBERS[:2]
     weights = {recipes[0].name: 3.0, recipes[1].name: 1.0}
     (scored,) = (
-        engine(*MEMBERS).score(PROMPT, [" the light"], weights=weights, members=[*weights]).texts
+        engine(*MEMBERS).score(PROMPT, [" the light"], weights=weights, use=[*weights]).texts
     )
     nll, _, fused, summed = expected(recipes, PROMPT, " the light", weights=weights)
     assert set(scored.nll) == set(nll)
@@ -143,13 +144,14 @@ def test_what_no_member_can_score_has_no_score():
 
 def test_unusable_input_is_refused():
     with AdaFuseEngine([fake("one", {"yes": 1.0}, context_window=4)]) as ensemble:
-        for continuations in ([], "yes", [""], [3], ["\ud800"]):
+        wrong: list[Any] = [[], "yes", [""], [3], ["\ud800"]]
+        for continuations in wrong:
             with pytest.raises(InvalidInputError):
                 ensemble.score("x", continuations)
         with pytest.raises(InvalidInputError, match="either"):
             ensemble.score(continuations=["yes"])
         with pytest.raises(InvalidOptionError):
-            ensemble.score("x", ["yes"], wieghts=None)
+            ensemble.score("x", ["yes"], wieghts=None)  # type: ignore[call-arg]
         with pytest.raises(ContextWindowError):
             ensemble.score("xxxx", ["yes"])
 

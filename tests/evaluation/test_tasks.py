@@ -103,6 +103,7 @@ def test_answers_are_the_same_as_the_task_reads_them():
 def test_a_majority_vote_counts_answers():
     task = load_task("gsm8k")
     fitted = task.fitted(find_strategy("vote"))
+    assert isinstance(fitted, MajorityVote)
     assert fitted.key("so 9+9=18") == fitted.key("The answer is 18")
     own = MajorityVote(key=str.strip)
     assert task.fitted(own) is own

@@ -157,7 +157,7 @@ def test_a_member_that_is_no_path(member: Any) -> None:
 
 def test_a_single_path_instead_of_a_list(saved: Path) -> None:
     with pytest.raises(InvalidInputError, match="list"):
-        AdaFuseEngine.from_pretrained(str(saved))  # type: ignore[arg-type]
+        AdaFuseEngine.from_pretrained(str(saved))
 
 
 def test_a_missing_folder(tmp_path: Path) -> None:

@@ -91,7 +91,10 @@ CASES = {
     "torchao-int8": Case("torchao", lambda: torchao("Int8WeightOnlyConfig"), "Int8Tensor", 1e-4),
     "torchao-int4-in-8": Case(
         "torchao",
-        lambda: torchao("IntxWeightOnlyConfig", weight_dtype=torch.int4),
+        lambda: torchao(
+            "IntxWeightOnlyConfig",
+            weight_dtype=torch.int4,  # type: ignore[attr-defined]
+        ),
         "IntxUnpackedToInt8Tensor",
         1e-4,
     ),

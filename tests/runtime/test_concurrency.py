@@ -232,7 +232,7 @@ def test_closing_a_stream_stops_forward_passes(
     stream = slow_ensemble.stream("x", max_new_tokens=100_000)
     for _ in range(3):
         next(stream)
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     stopped_within_a_round(slow_member, slow_member.calls)
 
 
@@ -273,7 +273,7 @@ async def test_closing_an_asynchronous_stream_stops_forward_passes(
     async for event in stream:
         if event.round is not None and event.round.index == 2:
             break
-    await stream.aclose()  # type: ignore[attr-defined]
+    await stream.aclose()
     stopped_within_a_round(slow_member, slow_member.calls)
 
 

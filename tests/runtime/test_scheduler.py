@@ -9,6 +9,7 @@ import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,8 @@ from adafuse_llm import (
 from adafuse_llm.backends import FakeBackend, NodeQuery, SupportsPlacement
 from adafuse_llm.backends.fake import END
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
-from adafuse_llm.decoding.member import Member
+from adafuse_llm.config import DecodeOptions
+from adafuse_llm.decoding.member import Member, MemberQuery
 from adafuse_llm.runtime import scheduler
 from adafuse_llm.runtime.budget import CacheBudget
 from adafuse_llm.strategies.adafuse import branch_tokens
@@ -182,6 +184,7 @@ def test_a_child_of_a_fork_waits_for_no_lock_of_its_parent():
         running = background(engine.generate, "a:", max_new_tokens=3)
         assert inside.wait(PATIENCE)
         coordinator = engine._scheduler._coordinator
+        assert coordinator is not None
         with engine._scheduler._lock, coordinator._accepting, member.codec._growing:
             assert in_child(lambda: engine.generate("b:", max_new_tokens=3).text == " . . .")
         gate.set()
@@ -269,10 +272,11 @@ def test_one_member_serves_all_requests_that_run_at_once():
 
 def waiting(*since_by_name):
     """Questions as the scheduler keeps them, of requests that do not matter here."""
+    none: Any = None
     questions = []
     for name, since in since_by_name:
-        member = type("Asked", (), {"backend": FakeBackend(name, counting)})()
-        questions.append(scheduler.PendingQuery(None, scheduler.MemberQuery(member, None), since))
+        member: Any = type("Asked", (), {"backend": FakeBackend(name, counting)})()
+        questions.append(scheduler.PendingQuery(none, MemberQuery(member, none), since))
     return questions
 
 
@@ -306,7 +310,7 @@ def test_nobody_starves_beside_requests_that_always_outnumber_him():
 
 # Memory ---------------------------------------------------------------------------------------
 
-FEW: dict[str, int] = {
+FEW: DecodeOptions = {
     "max_words": 1,
     "branching_factor": 1,
     "max_word_tokens": 1,
@@ -361,7 +365,8 @@ def test_a_request_that_fits_no_device_is_refused_before_anything_is_computed():
         with pytest.raises(CacheMemoryError):
             engine.generate_batch(["x"] * 3, **FEW)
         assert not members[0].sizes
-        assert engine.generate("x", **{**FEW, "max_new_tokens": 6}).text == " ." * 6
+        fewer: DecodeOptions = {**FEW, "max_new_tokens": 6}
+        assert engine.generate("x", **fewer).text == " ." * 6
 
 
 def test_members_of_one_device_share_its_memory():
@@ -376,7 +381,7 @@ def test_members_of_one_device_share_its_memory():
 
 def test_a_request_needs_no_more_than_the_context_window_and_its_branches():
     member = FakeBackend("dots", counting, (), 8, bytes_per_token=1)
-    options = {**FEW, "max_new_tokens": 100}
+    options: DecodeOptions = {**FEW, "max_new_tokens": 100}
     with AdaFuseEngine([member], runtime=RuntimeConfig(cache_bytes=9)) as engine:
         assert engine.generate("x", **options).finish_reason == "length"
     with (
@@ -545,10 +550,15 @@ def test_a_request_that_fails_on_one_device_is_released_once_the_other_is_done_w
     ran = scheduler.Scheduler([a, b], RuntimeConfig(), CacheBudget(None))
     members = [Member(each, each.codec.encode_prompt("x"), 2, 1.0) for each in (a, b)]
     roots = [NodeQuery(each.tree, (each.tree.root,), (), 2) for each in members]
-    asked = [tuple(map(scheduler.MemberQuery, members, roots))]
+    asked = [tuple(map(MemberQuery, members, roots))]
     request = scheduler.Request(members, {}, (step for step in asked))
     errors = []
-    ran.submit((request, lambda error: (errors.append(error), failed.set())))
+
+    def fails(error: Any) -> None:
+        errors.append(error)
+        failed.set()
+
+    ran.submit((request, fails))
     wait_until(lambda: "released" in happened)
     ran.close()
     assert [error.member for error in errors] == ["a"]

@@ -23,7 +23,6 @@ from adafuse_llm.backends.fake import END
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.backends.huggingface.state import RequestState
 from adafuse_llm.strategies import (
-    NAMED,
     AdaFuse,
     BeamSearch,
     DeePEn,
@@ -37,6 +36,7 @@ from adafuse_llm.strategies import (
     UniTE,
     find_strategy,
 )
+from adafuse_llm.strategies.registry import NAMED
 from adafuse_llm.tree import Node, TokenTree
 from tests import reference_tokens
 from tests.reference import Options, commit, decode, mean_nll, pool, propose, score
@@ -277,7 +277,7 @@ def test_deepen_refuses_members_that_tell_no_distributions() -> None:
     with AdaFuseEngine([backend(PAIR[0]), saying("b", "No")], strategy="deepen") as engine:
         with pytest.raises(InvalidInputError, match=r"needs members that tell .*; b cannot"):
             engine.generate("x")
-        assert engine.generate("x", members=PAIR[0].name, max_new_tokens=3).text
+        assert engine.generate("x", use=PAIR[0].name, max_new_tokens=3).text
     with pytest.raises(InvalidInputError, match="must be a member that decodes"):
         run(DeePEn(main="nobody"), PAIR)
 
@@ -379,7 +379,7 @@ def test_a_beam_of_one_decides_what_adafuse_decides(recipes: Sequence[Recipe]) -
             (only,) = (narrow := run("beam-1", recipes, prompt, **options)).rounds
             assert (narrow.text, narrow.finish_reason) == (usual.text, usual.finish_reason)
             assert narrow.usage.completion_tokens == usual.usage.completion_tokens
-            scores = [each.candidates[each.winner].score for each in usual.rounds]
+            scores: list[Any] = [each.candidates[each.winner].score for each in usual.rounds]
             assert only.candidates[0].score == pytest.approx(sum(scores) / len(scores), abs=1e-9)
             for name, margins in only.margins.items():
                 before = [margin for each in usual.rounds for margin in each.margins[name]]
@@ -390,7 +390,11 @@ def test_a_beam_of_one_decides_what_adafuse_decides(recipes: Sequence[Recipe]) -
 @pytest.mark.parametrize("recipes", [PAIR, TRIPLE], ids=len)
 def test_a_beam_is_that_of_a_search_without_any_cache(recipes: Sequence[Recipe], size: int) -> None:
     """A thousand are more than there are: then it is every answer that rounds can reach."""
-    options = {"max_new_tokens": 4 if size == 1000 else 12, "max_words": 2, "branching_factor": 2}
+    options: dict[str, Any] = {
+        "max_new_tokens": 4 if size == 1000 else 12,
+        "max_words": 2,
+        "branching_factor": 2,
+    }
     for prompt in PROMPTS[:2]:
         expected = beams(recipes, prompt, size, **options)
         (only,) = run(BeamSearch(size), recipes, prompt, **options).rounds
@@ -429,7 +433,12 @@ def test_a_beam_drops_what_lost(recipe: Recipe, monkeypatch: pytest.MonkeyPatch)
         rows.append((len(memory.rows), sum(1 for _ in memory.tree.nodes())))
 
     monkeypatch.setattr(RequestState, "follow", watching)
-    options = {"max_new_tokens": 48, "max_words": 1, "branching_factor": 3, "max_word_tokens": 4}
+    options: dict[str, Any] = {
+        "max_new_tokens": 48,
+        "max_words": 1,
+        "branching_factor": 3,
+        "max_word_tokens": 4,
+    }
     run(BeamSearch(2), [recipe], **options)
     assert len(live) > 8
     assert max(live) <= 1 + 2 * (48 + 4 + 3 * 4)
@@ -457,7 +466,7 @@ def test_a_beam_that_begins_with_space_alone_is_still_at_the_first_word() -> Non
     ]
     members = [
         FakeBackend(
-            name, lambda text, known=known: known.get(text[3:], {END: 1.0}),
+            name, lambda text, known=known: known.get(text[3:], {END: 1.0}),  # type: ignore[misc]
             ["\n", "a", "b", " a", " b"],
         )
         for name, known in zip("ab", rules, strict=True)
@@ -493,7 +502,7 @@ def test_a_beam_finds_what_a_choice_in_every_round_misses() -> None:
 
 def test_reranked_answers_are_the_members_own_and_the_likeliest_wins() -> None:
     for stop in ((), ("e",)):
-        options = {"max_new_tokens": 24, "stop": stop}
+        options: dict[str, Any] = {"max_new_tokens": 24, "stop": stop}
         (only,) = run("rerank", PAIR, PROMPTS[1], **options).rounds
         members = [reference(recipe) for recipe in PAIR]
         ids = {m.name: m.codec.encode_prompt(PROMPTS[1]) for m in members}
@@ -510,7 +519,7 @@ def test_reranked_answers_are_the_members_own_and_the_likeliest_wins() -> None:
                     assert candidate.nll[member.name] == pytest.approx(nll, abs=1e-6)
             mean = math.fsum(candidate.nll.values()) / len(candidate.nll)
             assert candidate.score == pytest.approx(mean, abs=1e-9)
-        scores = [candidate.score for candidate in only.candidates]
+        scores: list[Any] = [candidate.score for candidate in only.candidates]
         assert only.winner == scores.index(min(scores))
 
 
@@ -529,6 +538,7 @@ def test_most_votes_win_and_of_equal_ones_the_earlier_members_answer() -> None:
     with AdaFuseEngine(members, strategy="vote") as engine:
         events = list(engine.stream("Where:"))
         assert len(events) == 1
+        assert events[0].generation is not None
         assert events[0].text == " In Vell"
         (only,) = events[0].generation.rounds
         assert [c.score for c in only.candidates] == pytest.approx([2 / 3, 1 / 3, 1 / 3])
@@ -569,21 +579,22 @@ def test_streams_batches_and_results_are_those_of_one_request(name: str) -> None
 @pytest.mark.parametrize("name", NAMED)
 def test_an_option_that_a_strategy_does_not_use_is_refused(name: str) -> None:
     strategy = find_strategy(name)
-    other = {
+    other: dict[str, Any] = {
         "margin_threshold": 0.5,
         "max_words": 2,
         "branching_factor": 2,
         "max_word_tokens": 8,
         "weights": (1.0, 2.0),
     }
-    members = ("a",) if name == "single" else None
+    use = ("a",) if name == "single" else None
     fakes: list[Any] = [saying("a", "Yes"), saying("b", "No")]
     if name == "deepen":
         fakes = list(twins(PAIR[0]))
-    with AdaFuseEngine(fakes, AdaFuseConfig(members=members), strategy=strategy) as engine:
+    with AdaFuseEngine(fakes, AdaFuseConfig(use=use), strategy=strategy) as engine:
         for option, value in other.items():
             if option in strategy.options:
-                assert engine.generate("x", **{option: value}, max_new_tokens=5).text
+                given: dict[str, Any] = {option: value, "max_new_tokens": 5}
+                assert engine.generate("x", **given).text
             else:
                 said = f"option '{option}': strategy '{name}' does not use it; got"
                 with pytest.raises(InvalidOptionError, match=said):

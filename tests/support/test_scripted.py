@@ -33,7 +33,9 @@ def test_members_with_different_tokenizers_write_the_reply_of_the_script(form):
         turns = [*ask("Say everything"), {"role": "assistant", "content": REPLY}, *ask("Again?")]
         assert engine.generate(messages=turns).text == REPLY
         assert engine.generate(messages=ask("Again?")).text == "I do not know."
-        assert {b.form for b in engine.backends} == {"tree" if form == "auto" else "path"}
+        assert {getattr(b, "form", None) for b in engine.backends} == {
+            "tree" if form == "auto" else "path"
+        }
 
 
 def test_plain_prompts():

@@ -27,6 +27,7 @@ from adafuse_llm.embedded.tools import (
     one_line,
 )
 from adafuse_llm.errors import InvalidInputError
+from adafuse_llm.text.chat import Message
 from benchmarks import embedded_agents as benchmark
 from tests.support.errands import ERRANDS
 from training.dialogues import FORMS, Form, act, is_same_turn, read, turns_of
@@ -274,7 +275,7 @@ def test_act_runs_the_tools_that_are_called(form: Form) -> None:
     turns = iter([said for _, said in turns_of(CASE, form, TOOLS)])
     prompts = []
 
-    def say(messages: list[dict[str, str]]) -> str:
+    def say(messages: list[Message]) -> str:
         prompts.append(messages[-1]["content"])
         return next(turns)
 
@@ -348,7 +349,7 @@ def engine() -> Iterator[AdaFuseEngine]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_ensemble_answers_with_its_tools(engine: AdaFuseEngine, form: Form) -> None:
-    def say(messages: list[dict[str, str]]) -> str:
+    def say(messages: list[Message]) -> str:
         return engine.generate(messages=messages, max_new_tokens=160).text
 
     for question, _, answer in ERRANDS:

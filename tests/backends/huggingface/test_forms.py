@@ -49,7 +49,9 @@ def test_dead_rows_never_exceed_a_quarter_of_the_buffer_after_a_commit():
             seen.append(self.cache.rows)
 
     member = HuggingFaceBackend(model(Recipe("llama")), tokenizer("bytelevel"), "watched")
-    member._new_form = lambda tree, form, rows=None: Watched(tree, chunked=True, cache=rows)
+    member._new_form = lambda tree, form, rows=None: Watched(  # type: ignore[method-assign, assignment, misc]
+        tree, chunked=True, cache=rows
+    )
     config = AdaFuseConfig(margin_threshold=1, max_new_tokens=120, branching_factor=5)
     generation = AdaFuseEngine([member], config).generate("The ferry")
     assert len(seen) >= 20
@@ -116,7 +118,7 @@ def test_what_was_evaluated_of_a_winner_is_kept_where_its_last_token_was_only_sc
 def test_a_member_that_fits_no_form_is_refused_with_the_reason():
     member = model(Recipe("llama", seed=77))
 
-    class Moody(type(member)):
+    class Moody(type(member)):  # type: ignore[misc]
         """Computes something else without a cache: no cached run can agree."""
 
         def forward(self, input_ids=None, use_cache=None, past_key_values=None, **kwargs):

@@ -71,7 +71,7 @@ def check_batch(
     ["llama", "mistral", "qwen3", "gemma2", "gemma3", "gpt2", "phi3", "gptj", "falcon", "mamba"],
 )
 def test_many_requests_at_once_equal_the_reference(arch: str) -> None:
-    kinds = ("bytelevel", "sentencepiece", "unigram")
+    kinds: tuple[Any, ...] = ("bytelevel", "sentencepiece", "unigram")
     kind = kinds[len(arch) % 3]
     pair = Recipe(arch, kind, seed=7), Recipe("olmo2", "bytelevel", seed=8)
     check_batch(pair, margin_threshold=0.2, max_new_tokens=14)

@@ -169,7 +169,7 @@ def test_nothing_is_claimed_of_answers_that_were_lost():
     assert claims["one alone"].adjusted == pytest.approx(2 * 2 / 2**36)  # of two rivals
     assert "nothing is said about UniTE (3 answers failed)" in verdicts(report)[1]
     made = {sheet.title: sheet for sheet in sheets(report)}
-    assert dict(made["Table 1"].rows)["UniTE"] == "42.5 (3 failed)"
+    assert ("UniTE", "42.5 (3 failed)") in made["Table 1"].rows
     tests = made["Table 1: nq, intervals, cost and tests"]
     row = dict(zip(tests.columns, tests.rows[1], strict=True))
     assert (row["failed"], row["p, peer"], row["p, member"], row["gain"]) == ("3", "-", "-", "-")
@@ -318,12 +318,12 @@ def test_a_row_that_does_not_fit_the_members_is_an_error_before_anything_is_deco
     tmp_path, row, message
 ):
     works, _ = load_work(Suite(questions=Sizes(table=1, sweep=1, time=1)), None)
-    with AdaFuseEngine([FakeBackend("one", {}), FakeBackend("two", {})]) as engine:
+    with AdaFuseEngine([FakeBackend(name, lambda text: {}) for name in ("one", "two")]) as engine:
         runner = Runner(lambda: engine, tmp_path, works, Suite(), identity={})
         with pytest.raises(InvalidInputError, match=message):
             runner.refusal(Job("embedded", row, 1))
         optional = row.model_copy(update={"optional": True})
-        assert message in runner.refusal(Job("embedded", optional, 1))
+        assert message in (runner.refusal(Job("embedded", optional, 1)) or "")
     assert not list(tmp_path.iterdir())
 
 

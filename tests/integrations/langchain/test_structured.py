@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pydantic.v1
 import pytest
@@ -18,7 +19,7 @@ from langchain_adafuse._schema import problems
 from tests.support.obliging import call
 from tests.support.scripted import scripted_engine
 
-GOOD = {"name": "Orrin", "people": 1200}
+GOOD: dict[str, Any] = {"name": "Orrin", "people": 1200}
 
 
 class City(BaseModel):
@@ -42,7 +43,7 @@ class CityDict(TypedDict):
     people: int
 
 
-SCHEMAS = {
+SCHEMAS: dict[str, Any] = {
     "v2": City,
     "v1": CityV1,
     "typed dict": CityDict,

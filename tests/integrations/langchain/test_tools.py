@@ -6,6 +6,7 @@ import json
 import warnings
 from functools import reduce
 from operator import add
+from typing import Any
 
 import pytest
 from langchain.agents import create_agent
@@ -177,7 +178,7 @@ def test_agents_use_two_tools(make, script, answer, calls):
 
 
 async def test_agents_stream_messages_rounds_and_events():
-    agent = create_agent(chat_that(asks_in_turn), TOOLS)
+    agent: Any = create_agent(chat_that(asks_in_turn), TOOLS)
     given = {"messages": [HumanMessage("How many?")]}
     pieces, rounds = [], []
     async for mode, data in agent.astream(given, stream_mode=["messages", "custom"]):
@@ -267,7 +268,7 @@ def test_members_of_all_families_answer_any_history(family):
     with AdaFuseEngine(members) as engine:
         chat = ChatAdaFuse(engine=engine).bind_tools(TOOLS)
         assert chat.invoke(HISTORY).content == "Well."
-        assert "".join(piece.content for piece in chat.stream("Hi")) == "Well."
+        assert "".join(piece.text for piece in chat.stream("Hi")) == "Well."
 
 
 def test_pictures_and_results_of_unknown_calls_are_refused(chat):

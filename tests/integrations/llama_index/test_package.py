@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from hatchling.builders.wheel import WheelBuilder
@@ -103,7 +104,8 @@ def test_the_migration_table_is_true():
             assert old in takes
         elif new == ["none"]:
             with pytest.raises(TypeError, match=f"unknown option '{old}'"):
-                AdaFuseLLM(engine=engine, **{old: 1})
+                unknown: dict[str, Any] = {old: 1}
+                AdaFuseLLM(engine=engine, **unknown)
         else:
             assert new
             assert {*new} <= takes

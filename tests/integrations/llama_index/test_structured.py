@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage
@@ -25,7 +25,12 @@ class Ship(BaseModel):
     crew: tuple[str, ...] = ()
 
 
-FERRY = {"name": "Orrin {II}", "kind": "ferry", "length": 31.5, "crew": ["Anna", "船長"]}
+FERRY: dict[str, Any] = {
+    "name": "Orrin {II}",
+    "kind": "ferry",
+    "length": 31.5,
+    "crew": ["Anna", "船長"],
+}
 WRITTEN = json.dumps(FERRY, ensure_ascii=False)
 PROMPT = PromptTemplate("Describe the ship {name}.")
 
