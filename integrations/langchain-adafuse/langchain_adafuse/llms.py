@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForLLMRun,
@@ -14,10 +14,11 @@ from langchain_core.callbacks import (
 )
 from langchain_core.language_models import BaseLLM
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
+from typing_extensions import Unpack
 
 from adafuse_llm import Generation as Answer
 from adafuse_llm import StreamEvent
-from langchain_adafuse._model import EnsembleModel, Told, usage_of
+from langchain_adafuse._model import EnsembleModel, ModelFields, Told, usage_of
 from langchain_adafuse._rounds import ROUNDS_KEY
 
 Kind = Literal["input_tokens", "output_tokens", "total_tokens"]
@@ -42,6 +43,10 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
         TimeoutError: `timeout` seconds have passed.
         MemberError: a member failed; its name is in the message.
     """
+
+    if TYPE_CHECKING:  # for each class: pydantic's would take the names of fields alone
+
+        def __init__(self, **fields: Unpack[ModelFields]) -> None: ...
 
     @property
     def _llm_type(self) -> str:
