@@ -53,8 +53,8 @@ class Member:
     """
 
     def __init__(self, seconds: float) -> None:
-        scripted = importlib.import_module("scripted")
-        template = importlib.import_module("models").STRICT
+        scripted = importlib.import_module("tests.support.scripted")
+        template = importlib.import_module("tests.support.models").STRICT
         self.seconds = 0.0
         self.passes, self.fails = 0, False
         self.prompts: list[list[int]] = []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from adafuse_llm.config import AdaFuseConfig
-from adafuse_llm.errors import InvalidOptionError, nearest
+from adafuse_llm.config import AdaFuseConfig, hint
+from adafuse_llm.errors import InvalidOptionError
 
 ALIASES = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}
 
@@ -35,7 +35,7 @@ def check_option_names(given: Mapping[str, Any], *, also: Iterable[str] = ()) ->
         if option not in (*options, *also):
             allowed = [*options, *ALIASES, *also]
             raise TypeError(
-                f"unknown option {keyword!r}.{nearest(keyword, allowed)} The options are: "
+                f"unknown option {keyword!r}.{hint(keyword, allowed)} The options are: "
                 f"{', '.join(allowed)}."
             )
         if value is None and option not in (*NULLABLE, *also):

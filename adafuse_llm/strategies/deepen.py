@@ -73,8 +73,8 @@ class DeePEn(Strategy):
         ]:
             raise InvalidInputError(
                 "strategy 'deepen' needs members that tell whole distributions and embeddings "
-                f"(adafuse_llm.Relative), as Hugging Face models do; {', '.join(lacking)} cannot. "
-                "Leave them out, or choose another strategy."
+                "(adafuse_llm.backends.SupportsAnchors), as Hugging Face models do; "
+                f"{', '.join(lacking)} cannot. Leave them out, or choose another strategy."
             )
         if not _shared(members):
             raise InvalidInputError(

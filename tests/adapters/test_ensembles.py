@@ -167,7 +167,7 @@ def test_a_record_is_plain_json_in_three_details():
 def test_a_configuration_file_names_members_that_decode_and_their_weights(tmp_path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(
-        "models: [org/one, org/two, org/three]\nmembers: [three, one]\nweights: [1, 2, 3]\n"
+        "models: [org/one, org/two, org/three]\nuse: [three, one]\nweights: [1, 2, 3]\n"
         "max_words: 2\ndtype: bfloat16\n"
     )
     found = configured(path)
@@ -196,9 +196,7 @@ def test_a_configuration_file_is_held_to_what_an_engine_takes(tmp_path, monkeypa
         ("{one: 1, too: 2}", "no member 'too'.*Did you mean 'two'"),
         ("{one: 1, three: 2}", "two is missing"),
     ]:
-        path.write_text(
-            f"models: [a/one, a/two, a/three]\nmembers: [one, two]\nweights: {weights}\n"
-        )
+        path.write_text(f"models: [a/one, a/two, a/three]\nuse: [one, two]\nweights: {weights}\n")
         with pytest.raises(InvalidOptionError, match=message):
             configured(path)
 
@@ -215,12 +213,12 @@ def test_a_configuration_that_could_not_be_read_back_is_not_written(tmp_path) ->
 
 def test_a_configuration_file_may_choose_among_the_embedded_members(tmp_path) -> None:
     path = tmp_path / "config.yaml"
-    path.write_text("members: [heron]\nbranching_factor: 1\n")
+    path.write_text("use: [heron]\nbranching_factor: 1\n")
     found = configured(path)
     assert [spec.name for spec in found["members"]] == ["heron"]
     path.write_text("branching_factor: 1\n")
     assert "members" not in configured(path)
-    path.write_text("members: [herron]\n")
+    path.write_text("use: [herron]\n")
     with pytest.raises(InvalidOptionError, match=r"no member 'herron'\. Did you mean 'heron'"):
         configured(path)
     path.write_text("strategy: unite\n")

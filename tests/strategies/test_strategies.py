@@ -101,9 +101,9 @@ def test_a_single_member_writes_what_its_own_generate_writes(recipe: Recipe, pro
 
 def test_a_single_member_is_chosen_among_those_of_an_engine() -> None:
     name = PAIR[1].name
-    chosen = run("single", PAIR, members=name, max_new_tokens=24)
+    chosen = run("single", PAIR, use=name, max_new_tokens=24)
     assert as_data(chosen) == approximately(as_data(run("single", PAIR[1:], max_new_tokens=24)))
-    with pytest.raises(InvalidInputError, match=r"one member; got 2 ...use="):
+    with pytest.raises(InvalidInputError, match=r"one member; got 2 .*use="):
         run("single", PAIR)
 
 

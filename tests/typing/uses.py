@@ -156,4 +156,3 @@ async def llama_index_calls(llm: li.AdaFuseLLM) -> None:
     llm.stream_complete("x", True, anything=1)  # ok
     await llm.acomplete("x", anything=1)  # ok
     await llm.astream_chat([ChatMessage("x")], anything=1)  # ok
-    llm.chat("x")  # error: [arg-type]

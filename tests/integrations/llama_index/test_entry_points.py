@@ -236,8 +236,10 @@ async def test_no_option_is_ignored(engine, path):
     with pytest.raises(InvalidOptionError, match="margin_threshold"):
         await ask(llm, path, "Where?", margin_threshold=3)
     with pytest.raises(InvalidOptionError, match="there is no member 'pen'"):
-        await ask(llm, path, "Where?", members=["pen"])
-    said = await ask(llm, path, prompt_of(path, "Where is it?"), members=["ink"])
+        await ask(llm, path, "Where?", use=["pen"])
+    with pytest.raises(TypeError, match="use= chooses"):
+        await ask(llm, path, "Where?", members=["ink"])
+    said = await ask(llm, path, prompt_of(path, "Where is it?"), use=["ink"])
     assert said.raw.usage is not None
     assert set(said.raw.usage.members.prompt_tokens) == {"ink"}
 
@@ -253,8 +255,9 @@ def test_every_option_can_be_said_once_for_all_calls(engine):
         "max_new_tokens": 30,
         "stop": ("x",),
         "weights": {"ink": 1.0, "quill": 2.0},
+        "use": ("ink", "quill"),
     }
-    assert {*said, "members"} == {*AdaFuseConfig.model_fields}
+    assert {*said} == {*AdaFuseConfig.model_fields}
     llm = AdaFuseLLM(engine=engine, **said)
     with recorded() as record:
         llm.complete("Where?")

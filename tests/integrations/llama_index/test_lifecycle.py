@@ -305,7 +305,7 @@ def test_prompts_that_cannot_be_used_are_refused_before_anything_is_computed():
 
 def test_a_configuration_file_is_an_llm(tmp_path):
     path = tmp_path / "tuned.yaml"
-    path.write_text("members: [wren, finch]\nmax_words: 2\nmax_new_tokens: 20\n")
+    path.write_text("use: [wren, finch]\nmax_words: 2\nmax_new_tokens: 20\n")
     llm = AdaFuseLLM.from_config(path, max_new_tokens=8)
     assert (llm.max_words, llm.max_new_tokens) == (2, 8)
     assert llm.to_payload()["model_name"] == "wren+finch"
