@@ -14,6 +14,7 @@ from adafuse_llm import __version__
 from adafuse_llm.config import RuntimeConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
+from adafuse_llm.forks import after_fork
 from adafuse_llm.loading.config_file import read_config
 from adafuse_llm.loading.members import MemberSpec, as_spec, member_names
 from adafuse_llm.runtime.heap import trim_heap
@@ -89,7 +90,7 @@ class Ensemble:
     @property
     def is_loaded(self) -> bool:
         """Whether an engine is there."""
-        return self.given is not None or self._key in _ENGINES
+        return self.given is not None or self._key in _LOADED.engines
 
     def engine(self) -> AdaFuseEngine:
         """The engine; loads the members if that has not been done.
@@ -100,10 +101,10 @@ class Ensemble:
         if self.given is not None:
             return self.given
         key = self._key
-        with _lock_of(key):
-            engine = _ENGINES.get(key)
+        with _LOADED.lock_of(key):
+            engine = _LOADED.engines.get(key)
             if engine is None or engine.closed:
-                engine = _ENGINES[key] = self._load()
+                engine = _LOADED.engines[key] = self._load()
             return engine
 
     def unload(self) -> None:
@@ -111,8 +112,8 @@ class Ensemble:
         the next use loads them again. An engine that was given is left to its owner.
         """
         if self.given is None:
-            with _lock_of(self._key):
-                if (engine := _ENGINES.pop(self._key, None)) is not None:
+            with _LOADED.lock_of(self._key):
+                if (engine := _LOADED.engines.pop(self._key, None)) is not None:
                     engine.close()
                     del engine  # with its members, unless somebody else holds it
                     trim_heap()
@@ -162,13 +163,23 @@ def configured(path: str | PathLike[str]) -> dict[str, Any]:
     return {**fields, **options}
 
 
-_ENGINES: dict[str, AdaFuseEngine] = {}
-_LOCKS: dict[str, threading.Lock] = {}
+class _Loaded:
+    """The engines of this process by key, and a lock for each key while its members load."""
+
+    def __init__(self) -> None:
+        self.engines: dict[str, AdaFuseEngine] = {}
+        after_fork(self._renew_locks)
+
+    def _renew_locks(self) -> None:
+        self._locks: dict[str, threading.Lock] = {}
+
+    def lock_of(self, key: str) -> threading.Lock:
+        """Return the lock of a key."""
+        return self._locks.setdefault(key, threading.Lock())
+
+
+_LOADED = _Loaded()
 _TOKENS: weakref.WeakKeyDictionary[AdaFuseEngine, str] = weakref.WeakKeyDictionary()
-
-
-def _lock_of(key: str) -> threading.Lock:
-    return _LOCKS.setdefault(key, threading.Lock())
 
 
 def _token(engine: AdaFuseEngine) -> str:

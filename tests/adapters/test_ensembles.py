@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import pickle
 import threading
 
@@ -17,12 +18,14 @@ from adafuse_llm import (
     MemberSpec,
     Round,
 )
+from adafuse_llm.adapters import ensembles
 from adafuse_llm.adapters.ensembles import Ensemble, configured
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.loading.config_file import write_config
 from adafuse_llm.loading.members import as_spec
 from adafuse_llm.report.looks import owner
 from adafuse_llm.summary import Summary, is_unanimous, record
+from tests.support.forks import in_child
 
 # Ensembles ------------------------------------------------------------------------------------
 
@@ -51,6 +54,17 @@ def test_ensembles_that_say_the_same_share_one_engine_loaded_on_first_use(monkey
     assert not other.is_loaded
     assert other.engine() is not found[0]
     other.unload()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_of_a_fork_does_not_wait_for_a_load_of_its_parent(monkeypatch):
+    monkeypatch.setattr(
+        Ensemble, "_load", lambda _: AdaFuseEngine([FakeBackend("m", lambda _: {"a": 1.0})])
+    )
+    ensemble = Ensemble.of(["some/model"])
+    with ensembles._LOADED.lock_of(ensemble._key):  # as while another thread loads
+        assert in_child(lambda: ensemble.engine().members == ("m",))
+    ensemble.unload()
 
 
 def test_an_ensemble_whose_engine_was_closed_loads_again():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
 from langchain_core.exceptions import OutputParserException
-from langchain_core.language_models import LanguageModelInput
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import (
     AIMessage,
     AIMessageChunk,
@@ -27,9 +27,6 @@ from pydantic.v1 import ValidationError as ValidationErrorV1
 from adafuse_llm.adapters.structured import correction, find_json
 from adafuse_llm.errors import InvalidOptionError
 from langchain_adafuse._schema import problems
-
-if TYPE_CHECKING:
-    from langchain_adafuse.chat_models import ChatAdaFuse
 
 Schema = dict[str, Any] | type
 Method = Literal["json_schema", "function_calling", "json_mode"]
@@ -108,7 +105,7 @@ class StructuredOutput(Runnable[LanguageModelInput, Any]):
     @classmethod
     def of(
         cls,
-        chat: ChatAdaFuse,
+        chat: BaseChatModel,
         schema: Schema,
         *,
         method: Method,
