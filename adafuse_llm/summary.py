@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict
 
 from adafuse_llm.results import Round
 
+__all__ = ["Summary", "is_unanimous", "record"]
+
 RoundDetail = Literal["none", "summary", "full"]
 """How much is told of a round: nothing, what was committed and who proposed it, or everything."""
 

@@ -27,6 +27,8 @@ from adafuse_llm.strategies.base import Strategy
 from adafuse_llm.strategies.registry import find_strategy
 from training.world import SKILLS, Case, Names, draw_case, final_answer
 
+__all__ = ["Question", "Task", "embedded_questions", "load_task"]
+
 EMBEDDED_SEED = 1
 EMBEDDED_PASSAGES = 3
 EMBEDDED_QUESTIONS = 300
