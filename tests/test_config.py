@@ -13,6 +13,8 @@ from adafuse_llm import (
 )
 from tests.support.models import Recipe, engine
 
+pytestmark = pytest.mark.quick
+
 
 def test_defaults() -> None:
     assert AdaFuseConfig().model_dump() == {

@@ -28,6 +28,7 @@ def pair() -> AdaFuseEngine:
     return AdaFuseEngine([FakeBackend("one", always), FakeBackend("two", always, (), 20)])
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -57,6 +58,7 @@ def test_bad_requests_are_refused_before_anything_is_computed(
     assert all(getattr(member, "passes", 0) == 0 for member in pair.backends)
 
 
+@pytest.mark.quick
 def test_a_prompt_longer_than_a_window_names_member_window_and_tokens(
     pair: AdaFuseEngine,
 ) -> None:
@@ -68,6 +70,7 @@ def test_a_prompt_longer_than_a_window_names_member_window_and_tokens(
     assert pair.context_window == 20
 
 
+@pytest.mark.quick
 def test_bad_batches_are_refused(pair: AdaFuseEngine) -> None:
     for arguments in ({}, {"prompts": "x"}, {"prompts": ["x"], "messages": [[]]}):
         with pytest.raises(InvalidInputError):
@@ -78,6 +81,7 @@ def test_bad_batches_are_refused(pair: AdaFuseEngine) -> None:
     assert all(getattr(member, "passes", 0) == 0 for member in pair.backends)
 
 
+@pytest.mark.quick
 def test_an_engine_needs_members_with_different_names() -> None:
     with pytest.raises(InvalidInputError, match="at least one member"):
         AdaFuseEngine([])
@@ -96,6 +100,7 @@ def test_weights_by_name_and_by_order_are_the_same() -> None:
     assert as_data(by_order)["rounds"] == approximately(as_data(by_name)["rounds"])
 
 
+@pytest.mark.quick
 def test_some_members_decode_as_an_engine_of_them_would() -> None:
     recipes = (Recipe(seed=1), Recipe("gpt2", "sentencepiece", seed=2), Recipe("gpt2", seed=3))
     names = [recipe.name for recipe in recipes]
@@ -107,6 +112,7 @@ def test_some_members_decode_as_an_engine_of_them_would() -> None:
     assert as_data(some)["rounds"] == approximately(as_data(pair)["rounds"])
 
 
+@pytest.mark.quick
 def test_no_scorable_candidate_is_an_error_not_a_silence() -> None:
     def impossible(text: str) -> dict[str, float]:
         return {"a": 0.0, "b": 0.0}

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pickle
 
+import pytest
+
 import adafuse_llm
 from adafuse_llm import (
     AdaFuseError,
     MemberError,
     MemberOutOfMemoryError,
 )
+
+pytestmark = pytest.mark.quick
 
 
 def test_every_error_is_one_of_ours_and_of_the_fitting_standard_type() -> None:

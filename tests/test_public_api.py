@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.quick
+
 ROOT = Path(__file__).parents[1]
 LIST = Path(__file__).with_name("public_api.txt")
 CHANGELOG = ROOT / "CHANGELOG.md"

@@ -14,6 +14,8 @@ from adafuse_llm import (
 from adafuse_llm.backends import FakeBackend
 from tests.support.models import Recipe, engine
 
+pytestmark = pytest.mark.quick
+
 
 def refuse(constant: str) -> None:
     raise AssertionError(f"{constant} in JSON")

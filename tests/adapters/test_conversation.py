@@ -13,6 +13,8 @@ from adafuse_llm import InvalidInputError
 from adafuse_llm.adapters.conversation import Call, Tool, Turn, to_messages
 from adafuse_llm.adapters.reply import ReplyParser, ToolCall
 
+pytestmark = pytest.mark.quick
+
 ADD = Tool("add", "Add two numbers.", {"type": "object", "properties": {"a": {"type": "number"}}})
 LOOK = Tool("look_up", 'Say what "it" is.', {"type": "object", "properties": {}})
 

@@ -14,6 +14,8 @@ from adafuse_llm.adapters.conversation import Tool, Turn, to_messages
 from adafuse_llm.adapters.reply import InvalidToolCall, Reasoning, ReplyParser, Text, ToolCall
 from tests.support.scripted import scripted_engine
 
+pytestmark = pytest.mark.quick
+
 ADD = '\n{"name": "add", "arguments": {"a": 1}}\n'
 MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 

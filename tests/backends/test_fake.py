@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from adafuse_llm.backends import Backend, FakeBackend
+
+pytestmark = pytest.mark.quick
 
 
 def always(text: str) -> dict[str, float]:

@@ -92,6 +92,7 @@ def passes(members: Sequence[Bulk]) -> list[int]:
     return [len(member.sizes) for member in members]
 
 
+@pytest.mark.quick
 def test_members_that_agree_check_several_rounds_in_one_pass():
     members = [Bulk("a", counting), *(Bulk(name, counting, pause=0.003) for name in "bc")]
     plain = [Bulk(name, counting) for name in "abc"]
@@ -105,6 +106,7 @@ def test_members_that_agree_check_several_rounds_in_one_pass():
     assert all(count >= 150 for count in passes(plain))
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("branches", [1, 3])
 def test_a_member_that_quotes_its_prompt_needs_fewer_passes_than_tokens(branches: int):
     def quoting(text: str) -> dict[str, float]:
@@ -252,6 +254,7 @@ def test_members_on_different_devices_propose_side_by_side():
     assert [each.member.name for each in asked] == ["a", "b"]
 
 
+@pytest.mark.quick
 def test_a_member_that_runs_token_by_token_is_given_no_drafts():
     class Recurrent(Bulk):
         def draft_limit(self, length: int) -> int:
@@ -317,6 +320,7 @@ def test_without_its_drafts_a_question_still_asks_for_every_score():
     assert plain.drafts == 0
 
 
+@pytest.mark.quick
 def test_a_lead_that_fails_while_it_runs_ahead_fails_nobody():
     """Nobody has asked for what it would say next."""
     far = []

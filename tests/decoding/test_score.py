@@ -101,6 +101,7 @@ def test_scores_do_not_depend_on_what_runs_beside_them():
         assert one.nll == pytest.approx(other.nll, abs=1e-9)
 
 
+@pytest.mark.quick
 def test_a_text_that_nothing_comes_before_follows_what_prompts_begin_with():
     recipe = Recipe("llama", "bytelevel", 31)  # its tokenizer puts nothing before a prompt
     member = reference(recipe)
@@ -110,6 +111,7 @@ def test_a_text_that_nothing_comes_before_follows_what_prompts_begin_with():
     assert scored.nll[recipe.name] == pytest.approx(mean_nll(member, [end], tokens, stops=False))
 
 
+@pytest.mark.quick
 def test_a_conversation_can_come_before():
     recipe = Recipe("llama", "bytelevel", 31, template=CHATML)
     messages = [{"role": "user", "content": "who?"}]
@@ -142,6 +144,7 @@ def test_what_no_member_can_score_has_no_score():
     )
 
 
+@pytest.mark.quick
 def test_unusable_input_is_refused():
     with AdaFuseEngine([fake("one", {"yes": 1.0}, context_window=4)]) as ensemble:
         wrong: list[Any] = [[], "yes", [""], [3], ["\ud800"]]

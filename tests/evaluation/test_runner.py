@@ -36,6 +36,8 @@ from adafuse_llm.evaluation.runner import (
 from adafuse_llm.evaluation.tasks import Question, load_task
 from tests.support.scripted import scripted_engine
 
+pytestmark = pytest.mark.quick
+
 METRICS = [load_metric("exact_match"), load_metric("f1")]
 NQ = load_task("nq")
 

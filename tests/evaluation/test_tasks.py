@@ -15,6 +15,8 @@ from benchmarks.paper.layout import OF_TASKS
 from tests.support.paths import BENCHMARKS
 from training.world import SKILLS
 
+pytestmark = pytest.mark.quick
+
 FROM_FILES = [name for name, task in TASKS.items() if task.reads_file]
 
 

@@ -150,6 +150,7 @@ def test_nothing_is_decoded_twice_and_a_seed_gives_the_same_search():
     assert again.comparison == found.comparison
 
 
+@pytest.mark.quick
 def test_what_is_cancelled_keeps_what_was_found():
     cancel, trials = threading.Event(), []
 
@@ -216,6 +217,7 @@ def test_nothing_is_shown_by_answers_that_were_lost_and_they_are_asked_again():
     assert line["line"] in {each["line"] for each in lines[:before]}  # it takes that one's place
 
 
+@pytest.mark.quick
 def test_failures_of_the_search_are_counted():
     def rule(text):
         if "w7\n" in text:
@@ -247,6 +249,7 @@ def test_of_settings_that_are_near_the_best_the_cheapest_is_taken():
     assert cheapest(trials, within=20).options == {"use": ["d"]}
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("one", "other"),
     [

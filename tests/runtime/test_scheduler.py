@@ -84,6 +84,7 @@ def wait_until(condition):
         time.sleep(0.002)
 
 
+@pytest.mark.quick
 def test_no_more_requests_run_at_once_than_there_are_places():
     live: set[int] = set()
     most = 0
@@ -107,6 +108,7 @@ def test_no_more_requests_run_at_once_than_there_are_places():
     assert not live
 
 
+@pytest.mark.quick
 def test_a_batch_fails_as_soon_as_one_of_its_prompts_does():
     def rule(text: str) -> dict[str, float]:
         if text.startswith("bad"):
@@ -313,6 +315,7 @@ def test_the_pool_of_a_round_bounds_the_branches():
     assert branch_tokens(2, AdaFuseConfig(max_words=3, branching_factor=3)) == 2 * 5 * 16
 
 
+@pytest.mark.quick
 def test_requests_run_first_come_first_served_as_memory_goes():
     """20 bytes: two short requests at a time. The long one in the middle waits until it is alone,
     and the short ones behind it wait for it.
@@ -334,6 +337,7 @@ def test_requests_run_first_come_first_served_as_memory_goes():
     assert most == 2
 
 
+@pytest.mark.quick
 def test_a_request_that_fits_no_device_is_refused_before_anything_is_computed():
     members = [
         Watched("small", bytes_per_token=1, device="cuda:0"),
@@ -442,6 +446,7 @@ class Meeting:
         self.then()
 
 
+@pytest.mark.quick
 def test_members_on_different_devices_run_at_the_same_time():
     meeting = Meeting()
     with AdaFuseEngine([meeting.a, meeting.b]) as engine:
@@ -449,6 +454,7 @@ def test_members_on_different_devices_run_at_the_same_time():
     assert [text.count(".") for text in texts] == [6, 6]
 
 
+@pytest.mark.quick
 def test_members_of_one_device_take_turns_on_its_thread():
     inside = threading.Lock()
 
@@ -566,6 +572,7 @@ def test_closing_ends_requests_on_both_devices_and_waits_for_their_threads():
     assert not meeting.b.live
 
 
+@pytest.mark.quick
 def test_threads_end_when_there_is_nothing_to_do(monkeypatch):
     monkeypatch.setattr(scheduler, "IDLE_SECONDS", 0.05)
     before = adafuse_threads()
@@ -576,6 +583,7 @@ def test_threads_end_when_there_is_nothing_to_do(monkeypatch):
             wait_until(lambda: not adafuse_threads() - before)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("devices", [("cpu", "cpu"), ("cpu", "cuda:0")])
 def test_a_defect_of_the_scheduler_reaches_every_caller(monkeypatch, devices):
     def defect(backend, asking):

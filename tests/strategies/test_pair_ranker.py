@@ -108,6 +108,7 @@ def test_logits_are_those_of_one_pair_at_a_time(folder, published):
         PairRanker(folder).compare("x", [])
 
 
+@pytest.mark.quick
 def test_a_conversation_is_told_without_templates():
     judge = Judge("", "two", "one")
     members = [saying("a", "one"), saying("b", "two")]
@@ -154,6 +155,7 @@ class Judge:
         return [[float(there - here) for there in places] for here in places]
 
 
+@pytest.mark.quick
 def test_the_answer_with_the_highest_mean_logit_is_committed():
     judge = Judge("two", "three", "one", "")
     members = [saying("a", "one"), saying("b", "two"), saying("c", "three"), saying("d", "one")]

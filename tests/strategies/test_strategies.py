@@ -292,6 +292,7 @@ def test_gac_with_one_weight_is_that_member(only: int) -> None:
         assert fused.text
 
 
+@pytest.mark.quick
 def test_gac_finds_what_is_nobodys_favourite_but_best_on_average() -> None:
     """Eleventh of both members, and likelier on average than what either likes better."""
 
@@ -480,6 +481,7 @@ def test_a_beam_that_begins_with_space_alone_is_still_at_the_first_word() -> Non
     assert (only.text, only.candidates[0].proposers) == (usual.text, ("a", "b"))
 
 
+@pytest.mark.quick
 def test_a_beam_finds_what_a_choice_in_every_round_misses() -> None:
     after = {"": {" a": 0.6, " b": 0.4}, " a": {" c": 0.3, " d": 0.3, " e": 0.3}}
 
@@ -533,6 +535,7 @@ def saying(name: str, reply: str) -> FakeBackend:
     return FakeBackend(name, rule, [*pieces[:-1], " um"])
 
 
+@pytest.mark.quick
 def test_most_votes_win_and_of_equal_ones_the_earlier_members_answer() -> None:
     members = [saying("a", "Twelve."), saying("b", "In Vell"), saying("c", "in vell!")]
     with AdaFuseEngine(members, strategy="vote") as engine:
@@ -576,6 +579,7 @@ def test_streams_batches_and_results_are_those_of_one_request(name: str) -> None
     assert Generation.model_validate_json(alone[0].model_dump_json()) == alone[0]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", NAMED)
 def test_an_option_that_a_strategy_does_not_use_is_refused(name: str) -> None:
     strategy = find_strategy(name)
@@ -603,6 +607,7 @@ def test_an_option_that_a_strategy_does_not_use_is_refused(name: str) -> None:
                     AdaFuseEngine(fakes, AdaFuseConfig(**{option: value}), strategy=strategy)
 
 
+@pytest.mark.quick
 def test_a_strategy_is_given_by_name_or_as_an_object() -> None:
     fakes = [saying("a", "Yes")]
     for strategy in (
@@ -626,6 +631,7 @@ def test_a_strategy_is_given_by_name_or_as_an_object() -> None:
         AdaFuseEngine(fakes, strategy="unit")
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     "make",
     [

@@ -48,6 +48,7 @@ def test_plain_prompts():
         assert engine.generate("A plain\nprompt of everything").text == "\n" + REPLY
 
 
+@pytest.mark.quick
 def test_members_that_disagree():
     with scripted_engine(lambda _: "yes, I do", lambda _: "no, never") as engine:
         done = engine.generate(messages=ask("Well?"))
@@ -72,6 +73,7 @@ def test_pipelines_of_transformers():
     assert done["generated_text"][-1]["content"] == REPLY
 
 
+@pytest.mark.quick
 def test_padded_batches():
     model, known = scripted_model(reply)
     known.pad_token, known.padding_side = known.eos_token, "left"

@@ -19,6 +19,8 @@ from adafuse_llm.text.chat import (
 )
 from tests.support.templates import turn
 
+pytestmark = pytest.mark.quick
+
 
 def test_checked_messages_have_plain_text_and_known_roles() -> None:
     assert check_messages(

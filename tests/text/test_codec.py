@@ -18,6 +18,7 @@ from tests.support.templates import turn
 from tests.support.tokenizers import known_tokenizer
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("template", [None, CHATML, STRICT], ids=["plain", "chatml", "strict"])
 @pytest.mark.parametrize("kind", TOKENIZER_KINDS)
 def test_conversations_become_what_the_template_says(kind: Any, template: str | None) -> None:
@@ -67,6 +68,7 @@ def test_a_control_token_of_the_real_vocabulary_is_not_encoded_from_text() -> No
     assert end not in tokens
 
 
+@pytest.mark.quick
 def test_a_codec_leaves_its_tokenizer_alone() -> None:
     known = tokenizer("bytelevel", CHATML)
     before = known.backend_tokenizer.to_str(), known.chat_template, dict(known.init_kwargs)
@@ -77,6 +79,7 @@ def test_a_codec_leaves_its_tokenizer_alone() -> None:
     assert known.encode("<|end|>") == [known.eos_token_id]
 
 
+@pytest.mark.quick
 def test_sentencepiece_keeps_the_space_at_the_start_of_a_continuation() -> None:
     codec = TokenizerCodec(tokenizer("sentencepiece"))
     prompt = codec.encode_prompt("The")
@@ -96,11 +99,13 @@ def test_an_unfinished_character_shows_as_a_replacement_until_it_is_complete() -
     assert codec.decode_continuation([*prompt, *tokens[:2]], tokens[2:]) == "\U0001f600"
 
 
+@pytest.mark.quick
 def test_codecs_are_text_codecs() -> None:
     assert isinstance(TokenizerCodec(tokenizer("bytelevel")), TextCodec)
     assert isinstance(FakeCodec(), TextCodec)
 
 
+@pytest.mark.quick
 def test_the_fake_codec_cuts_into_the_longest_tokens() -> None:
     codec = FakeCodec(["the", " light"])
     ids = codec.encode_prompt("the lighter<end>")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from adafuse_llm.text.stops import Transcript
+
+pytestmark = pytest.mark.quick
 
 
 def test_a_possible_beginning_of_a_stop_sequence_is_held_back_and_released() -> None:

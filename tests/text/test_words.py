@@ -12,6 +12,8 @@ from adafuse_llm.text.words import (
     leading_space,
 )
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize(
     ("before", "after", "new"),

@@ -53,6 +53,7 @@ def drawn(split: Split, seed: int, per_need: int) -> list[AgentCase]:
 # tools
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("expression", "expected"),
     [
@@ -251,6 +252,7 @@ def test_react_turns_are_those_of_llama_index() -> None:
             assert step.response == CASE.answer
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("form", FORMS)
 def test_a_turn_is_read_as_it_was_meant(form: Form) -> None:
     said = [read(text, form) for _, text in turns_of(CASE, form, TOOLS)]
@@ -270,6 +272,7 @@ def test_a_turn_with_another_argument_or_no_sense_is_another_turn(form: Form) ->
     assert not is_same_turn("", expected, form)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("form", FORMS)
 def test_act_runs_the_tools_that_are_called(form: Form) -> None:
     turns = iter([said for _, said in turns_of(CASE, form, TOOLS)])

@@ -6,6 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
+import pytest
 from mypy import api
 
 from adafuse_llm import AdaFuseConfig
@@ -41,10 +42,12 @@ def test_right_uses_are_accepted_and_wrong_ones_refused(tmp_path: Path, monkeypa
     assert len(expected) > 30
 
 
+@pytest.mark.quick
 def test_the_typed_options_are_the_options() -> None:
     assert {*DecodeOptions.__annotations__} == {*AdaFuseConfig.model_fields, "temperature"}
 
 
+@pytest.mark.quick
 def test_the_typed_keywords_of_langchains_models_are_their_fields() -> None:
     from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
     from langchain_adafuse._model import ACCEPTED, ModelFields
@@ -53,6 +56,7 @@ def test_the_typed_keywords_of_langchains_models_are_their_fields() -> None:
     assert {*ModelFields.__annotations__} == {*fields, *ALIASES, *ACCEPTED}
 
 
+@pytest.mark.quick
 def test_the_typed_keywords_of_the_llama_index_llm_are_its_fields() -> None:
     from llama_index.llms.adafuse import AdaFuseLLM
     from llama_index.llms.adafuse.base import LLMOptions

@@ -28,6 +28,7 @@ def test_a_prompt_in_chunks_gives_the_same_numbers(arch, monkeypatch):
     assert next(iter(generation.usage.forward_passes.values())) > prompt_tokens // 7
 
 
+@pytest.mark.quick
 def test_every_prompt_token_is_processed_once():
     recipe = Recipe("llama")
     backend(recipe).clear_prefix_cache()
@@ -61,6 +62,7 @@ def test_dead_rows_never_exceed_a_quarter_of_the_buffer_after_a_commit():
     assert max(seen) < 3 * sequence, "rows of losers pile up"
 
 
+@pytest.mark.quick
 def test_ties_go_to_the_lower_token_id():
     logits = torch.tensor(
         [[0.0, 3.0, 1.0, 3.0, 3.0, 2.0], [5.0, 4.0, 4.0, 4.0, 4.0, 4.0], [1.0, 1.0, 2.0, 0, 0, 0]]
@@ -136,6 +138,7 @@ def test_a_member_that_fits_no_form_is_refused_with_the_reason():
         HuggingFaceBackend(odd, tokenizer("bytelevel"), "odd")
 
 
+@pytest.mark.quick
 def test_a_model_in_training_mode_or_an_unknown_form_is_refused():
     training = type(model(Recipe("llama")))(model(Recipe("llama")).config).train()
     with pytest.raises(UnsupportedModelError, match="training mode"):

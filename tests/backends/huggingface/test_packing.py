@@ -88,6 +88,7 @@ def test_grouped_heads_give_the_same_numbers_folded_or_not(
     check_batch([Recipe(arch, seed=3)], margin_threshold=0.2, max_new_tokens=10)
 
 
+@pytest.mark.quick
 def test_requests_share_forward_passes() -> None:
     recipe = Recipe("llama", seed=5, end_bias=-30.0)
     options: dict[str, Any] = {"max_new_tokens": 20, "margin_threshold": 0.2}
@@ -191,6 +192,7 @@ def prompt_length(recipe: Recipe, text: str) -> int:
     return len(tokenizer(recipe.kind).encode(text))
 
 
+@pytest.mark.quick
 def test_a_prompt_that_begins_like_an_earlier_one_is_read_from_there() -> None:
     recipe = Recipe("qwen3", seed=9)
     options: dict[str, Any] = {"max_new_tokens": 12, "margin_threshold": 0.2}
@@ -256,6 +258,7 @@ def test_rows_of_a_request_that_is_still_running_serve_another() -> None:
     assert_same(other, expected, TOLERANCE)
 
 
+@pytest.mark.quick
 def test_kept_rows_are_bounded_and_the_oldest_go_first() -> None:
     recipe = Recipe("llama", seed=15)
     row = member(recipe).cache_bytes(1) // 2

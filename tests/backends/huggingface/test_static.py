@@ -91,6 +91,7 @@ def test_many_requests_at_once_equal_the_reference(arch: str) -> None:
     check_batch([member(recipe)], [recipe], margin_threshold=0.2, max_new_tokens=14)
 
 
+@pytest.mark.quick
 def test_members_with_and_without_a_static_cache_work_together() -> None:
     recipes = [Recipe("llama", seed=21), Recipe("olmo2", "unigram", seed=22)]
     plain = HuggingFaceBackend(model(recipes[1]), tokenizer("unigram"), recipes[1].name)
@@ -291,6 +292,7 @@ def values_of(slot: SlotRows) -> list[float]:
     return slot.copy(torch.arange(slot.rows)).layers[1].keys[0, 1, :, 3].tolist()
 
 
+@pytest.mark.quick
 def test_used_slots_are_the_first_ones_and_empty_rows_are_zero() -> None:
     pool = StaticPool()
     first, second, third = (pool.take(8, rows(8, value)) for value in (1.0, 2.0, 3.0))
@@ -311,6 +313,7 @@ def test_used_slots_are_the_first_ones_and_empty_rows_are_zero() -> None:
     assert not any(buffer.any() for buffer in pool.buffers())
 
 
+@pytest.mark.quick
 def test_rows_survive_growth_reordering_and_leaving() -> None:
     pool = StaticPool()
     slot = pool.take(4, rows(4, 1.0))
@@ -490,6 +493,7 @@ def test_a_request_whose_pass_failed_leaves_its_slot(monkeypatch: pytest.MonkeyP
 # Options ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_options_that_cannot_be_together_are_refused() -> None:
     recipe = Recipe("llama", seed=33)
     with pytest.raises(InvalidOptionError, match="static_cache=True needs the tree form"):

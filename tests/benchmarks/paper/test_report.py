@@ -160,6 +160,7 @@ def test_rows_of_different_decisions_have_different_keys():
     assert Job("nq", rows[0], 1).path(Path("out")) == Path("out/nq/adafuse.jsonl")
 
 
+@pytest.mark.quick
 def test_nothing_is_claimed_of_answers_that_were_lost():
     report = reported(UniTE=3)
     claims = {claim.theirs: claim for claim in report.claims}
@@ -242,6 +243,7 @@ def test_rounds_are_words_and_brackets(report):
     assert trace.bracketed == "[yes, indeed]one [so]all"
 
 
+@pytest.mark.quick
 def test_tables_have_a_cell_per_column(report):
     made = {sheet.title: sheet for sheet in sheets(report)}
     for sheet in made.values():
@@ -279,6 +281,7 @@ def test_holms_method_by_hand():
     assert holm([]) == []
 
 
+@pytest.mark.quick
 def test_lines_and_bars_are_placed_in_percent():
     points = [Point(1, 50, "a", 40, 60), Point(3, 100, "b"), Point(2, 0, "c")]
     chart = line_chart([Series(points)], most=100, labels={1: "one", 3: "three"})
@@ -307,6 +310,7 @@ def test_what_a_suite_cannot_read_is_an_error_with_the_file(tmp_path):
         load_work(Suite(), tmp_path, tasks=["embedded"])
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("row", "message"),
     [

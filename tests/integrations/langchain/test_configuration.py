@@ -47,12 +47,14 @@ def text(reply):
     return reply if isinstance(reply, str) else reply.content
 
 
+@pytest.mark.quick
 @BOTH
 def test_every_option_of_decoding_is_a_field(kind):
     assert set(AdaFuseConfig.model_fields) <= set(kind.model_fields)
     assert all(kind.model_fields[name].default is None for name in AdaFuseConfig.model_fields)
 
 
+@pytest.mark.quick
 @BOTH
 def test_making_one_takes_no_time_and_loads_nothing(kind, loads_counted):
     kind(members=["no/such-model", "nor/this"])
@@ -84,6 +86,7 @@ def test_members_are_loaded_once_whatever_is_configured(kind, saved, loads_count
     kind(members=saved).unload()
 
 
+@pytest.mark.quick
 @BOTH
 def test_what_is_missing_or_unknown_is_said(kind):
     with pytest.raises(ValueError, match=r"pass either members=\[...\].*from_embedded"):
@@ -98,6 +101,7 @@ def test_what_is_missing_or_unknown_is_said(kind):
         kind.from_embedded(max_words=0)
 
 
+@pytest.mark.quick
 def test_a_call_overrides_every_option(model):
     said = {
         "margin_threshold": 0.5,

@@ -140,6 +140,7 @@ async def test_events_of_the_second_version_hold_rounds(model):
     assert list(parents) == [told[0]["run_id"]]
 
 
+@pytest.mark.quick
 def test_records_ride_on_chunks_and_merge_to_the_list(chat):
     with get_round_callback() as rounds:
         chunks = list(chat.stream("Hi"))
@@ -152,6 +153,7 @@ def test_records_ride_on_chunks_and_merge_to_the_list(chat):
     assert [each["text"] for each in whole] == [each["text"] for each in merged]
 
 
+@pytest.mark.quick
 def test_records_ride_on_generations(llm):
     chunks = list(llm._stream("Hi"))
     merged = reduce(add, chunks)
@@ -178,6 +180,7 @@ def test_how_much_is_told(model):
     assert "adafuse_rounds" not in quiet.invoke("Hi").additional_kwargs
 
 
+@pytest.mark.quick
 def test_rounds_in_figures_and_as_a_table(chat):
     with get_round_callback() as rounds:
         chat.batch(["Hi", "Hey"])

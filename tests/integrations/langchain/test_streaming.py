@@ -90,6 +90,7 @@ class State(TypedDict):
     answer: str
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("kind", [AdaFuseLLM, ChatAdaFuse])
 async def test_nodes_of_graphs(kind, obliging):
     model = kind(engine=obliging)
@@ -113,6 +114,7 @@ async def test_nodes_of_graphs(kind, obliging):
         assert len(pieces) > 1
 
 
+@pytest.mark.quick
 def test_the_end_is_told_once(chat, llm):
     chunks = list(chat.stream("Hi"))
     for key in ("finish_reason", "model_name", "usage_by_member"):

@@ -78,6 +78,7 @@ def test_an_unknown_choice_is_refused(chat):
         chat.bind_tools(TOOLS, tool_choice="multiple")
 
 
+@pytest.mark.quick
 def test_several_calls_stream_whole_one_after_the_other():
     reply = "I look.\n" + call("population", city="Orrin") + "\n" + call("multiply", a=2, b=3)
     chat = chat_that(lambda prompt: reply).bind_tools(TOOLS)
@@ -127,6 +128,7 @@ def test_a_reply_that_is_cut_inside_a_call():
     assert message.response_metadata["finish_reason"] == "length"
 
 
+@pytest.mark.quick
 def test_without_tools_a_call_is_text():
     reply = call("population", city="Orrin")
     assert chat_that(lambda prompt: reply).invoke("Go").content == reply
@@ -279,6 +281,7 @@ def test_pictures_and_results_of_unknown_calls_are_refused(chat):
         chat.invoke([HumanMessage("Hi"), ToolMessage("3", tool_call_id="9")])
 
 
+@pytest.mark.quick
 async def test_reasoning_is_kept_apart():
     chat = chat_that(lambda prompt: "<think>It is Orrin.</think>\n\nOrrin.")
     streamed = reduce(add, list(chat.stream("Which?")))

@@ -154,6 +154,7 @@ async def test_a_tool_is_chosen_and_called(llm, asynchronous):
     assert (response.response, response.sources) == ("It is 19.", [])
 
 
+@pytest.mark.quick
 def test_options_of_a_step(llm):
     with recorded() as record:
         llm.predict_and_call([TOOL], "12 plus 7?", use=["ink"], max_words=2, stop="?")

@@ -100,6 +100,7 @@ async def test_every_path_returns_the_same_text_and_counts_it_once(engine, path,
     assert not record.named(other + "StartEvent")
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_chunk_tells_its_round_and_the_last_one_the_whole(engine, path):
     said = await ask(AdaFuseLLM(engine=engine), path, prompt_of(path, "Where is it?"))
@@ -214,6 +215,7 @@ def test_a_member_without_a_template_reads_named_turns():
     assert "Be brief.\n\nUser: Where?\n\nAssistant:" in seen
 
 
+@pytest.mark.quick
 def test_what_is_not_text_is_refused(engine):
     llm = AdaFuseLLM(engine=engine)
     picture = ChatMessage(blocks=[ImageBlock(image=b"AAAA")])
@@ -244,6 +246,7 @@ async def test_no_option_is_ignored(engine, path):
     assert set(said.raw.usage.members.prompt_tokens) == {"ink"}
 
 
+@pytest.mark.quick
 def test_every_option_can_be_said_once_for_all_calls(engine):
     from adafuse_llm import AdaFuseConfig
 

@@ -75,6 +75,7 @@ def check(record, decodes, parent):
     assert not record.spans.open_spans
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("path", PATHS)
 async def test_alone(llm, path):
     with recorded() as record:
@@ -199,6 +200,7 @@ async def test_opentelemetry_receives_every_round_under_a_child_span(llm, export
 # Decisions in responses -------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 async def test_decisions_reach_the_response(llm):
     engine, streaming = query_engine(llm), query_engine(llm, streaming=True)
     with DecisionHandler() as handler:

@@ -43,6 +43,7 @@ def no_loading(monkeypatch):
     monkeypatch.setattr("adafuse_llm.loading.members.load_members", load)
 
 
+@pytest.mark.quick
 def test_making_copying_and_pickling_load_nothing(no_loading):
     llm = AdaFuseLLM(["no/such-model", MemberSpec(path="other/one", weight=2)], max_words=2)
     assert isinstance(llm, CustomLLM)
@@ -92,6 +93,7 @@ def test_what_cannot_be_loaded_is_named(tmp_path):
             llm.complete("Well?")
 
 
+@pytest.mark.quick
 def test_wrong_ways_of_making_one():
     with counting_engine(3) as engine:
         wrongs: list[dict[str, Any]] = [{}, {"members": ["a"], "engine": engine}]
@@ -124,6 +126,7 @@ def test_a_given_engine_is_no_part_of_pickles_or_dictionaries():
         assert llm.complete("x").text  # not ours to close
 
 
+@pytest.mark.quick
 def test_metadata_is_true():
     members = [
         FakeBackend("oak", lambda text: {"<end>": 1.0}, context_window=900),

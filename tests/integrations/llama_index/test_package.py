@@ -26,6 +26,7 @@ BUILDER = WheelBuilder(str(PACKAGE))
 README = (PACKAGE / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.quick
 def test_the_base_class():
     assert BaseLLM.__name__ in [base.__name__ for base in AdaFuseLLM.__mro__]
     assert AdaFuseLLM.class_name() == "AdaFuseLLM"
@@ -36,6 +37,7 @@ def test_exported_names_are_documented():
         assert inspect.getdoc(getattr(adafuse, name))
 
 
+@pytest.mark.quick
 def test_namespace_folders_have_no_init_file():
     """One there would hide llama_index.core or other integrations."""
     assert not (PACKAGE / "llama_index" / "__init__.py").exists()
