@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +21,7 @@ PACKAGES = (
     ROOT / "integrations/llama-index-llms-adafuse/llama_index/llms/adafuse",
 )
 DISTRIBUTIONS = ROOT / "integrations"
+MARK = re.compile(r"^(@|pytestmark = )pytest\.mark\.quick$", re.MULTILINE)
 OPTIONAL = {"bm25s", "lm_eval", "matplotlib", "optuna", "pandas", "rich", "sacrebleu", "typer"}
 """Packages of the extras, and those that only benchmarks need."""
 
@@ -67,14 +68,5 @@ def folders() -> list[Path]:
 
 @pytest.mark.parametrize("folder", folders(), ids=lambda folder: str(folder.relative_to(TESTS)))
 def test_a_folder_of_tests_has_quick_ones(folder: Path) -> None:
-    marked = [path.name for path in folder.glob("test_*.py") if _names_the_mark(path)]
+    marked = [path for path in folder.glob("test_*.py") if MARK.search(path.read_text("utf-8"))]
     assert marked, f"mark a test of {folder.relative_to(ROOT)} with pytest.mark.quick"
-
-
-def _names_the_mark(path: Path) -> bool:
-    """Whether `pytest.mark.quick` stands in the code of a file, comments and strings apart."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return any(
-        isinstance(node, ast.Attribute) and ast.unparse(node) == "pytest.mark.quick"
-        for node in ast.walk(tree)
-    )

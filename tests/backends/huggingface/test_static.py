@@ -292,7 +292,6 @@ def values_of(slot: SlotRows) -> list[float]:
     return slot.copy(torch.arange(slot.rows)).layers[1].keys[0, 1, :, 3].tolist()
 
 
-@pytest.mark.quick
 def test_used_slots_are_the_first_ones_and_empty_rows_are_zero() -> None:
     pool = StaticPool()
     first, second, third = (pool.take(8, rows(8, value)) for value in (1.0, 2.0, 3.0))
