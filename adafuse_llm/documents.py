@@ -21,7 +21,7 @@ __all__ = ["INSTRUCTION", "Passage", "Retriever", "question_messages", "read_doc
 SUFFIXES: Final = (".md", ".markdown", ".txt")
 MAX_CHARS: Final = 900
 INSTRUCTION: Final = "Answer from the passages. If they do not say, answer: not stated."
-"""What members are told to do with passages."""
+"""The instruction that `question_messages` puts above the passages."""
 
 _HEADING: Final = re.compile(r"#{1,6}\s+\S")
 

@@ -61,7 +61,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         MemberError: a member failed; its name is in the message.
     """
 
-    if TYPE_CHECKING:  # for each class: pydantic's would take the names of fields alone
+    if TYPE_CHECKING:  # type checkers derive a constructor for each class that has none
 
         def __init__(self, **fields: Unpack[ModelFields]) -> None: ...
 
