@@ -38,7 +38,7 @@ from adafuse_llm.text.words import check_text
 if TYPE_CHECKING:
     import torch
 
-    from adafuse_llm.loading.members import MemberSpec
+    from adafuse_llm.loading.specs import MemberSpec
 
 logger = logging.getLogger(__name__)
 

@@ -19,14 +19,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from typing_extensions import TypedDict
 
 from adafuse_llm.adapters.reply import CALL_CLOSES, CALL_OPENS, ReplyParser, Text
 from adafuse_llm.errors import InvalidInputError, nearest
-from adafuse_llm.text.chat import Message, check_content, check_role
+from adafuse_llm.text.chat import Message, Tool, check_content, check_role
 
 RESULT_OPENS, RESULT_CLOSES = "<tool_response>", "</tool_response>"
 
@@ -77,15 +76,6 @@ class Turn(TypedDict, total=False):
     name: str | None
     tool_calls: Sequence[Call] | None
     tool_call_id: str | None
-
-
-@dataclass(frozen=True)
-class Tool:
-    """A tool as members are told of it; `parameters` is a JSON schema of its arguments."""
-
-    name: str
-    description: str
-    parameters: Mapping[str, Any]
 
 
 def to_messages(

@@ -16,7 +16,7 @@ from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.forks import after_fork
 from adafuse_llm.loading.config_file import read_config
-from adafuse_llm.loading.members import MemberSpec, as_spec, member_names
+from adafuse_llm.loading.specs import MemberSpec, as_spec, member_names
 from adafuse_llm.runtime.heap import trim_heap
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adafuse_llm import InvalidInputError
-from adafuse_llm.adapters.conversation import Call, Tool, Turn, to_messages
+from adafuse_llm.adapters.conversation import Call, Turn, to_messages
 from adafuse_llm.adapters.reply import ReplyParser, ToolCall
+from adafuse_llm.text.chat import Tool
 
 pytestmark = pytest.mark.quick
 

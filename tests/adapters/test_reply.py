@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adafuse_llm.adapters.conversation import Tool, Turn, to_messages
+from adafuse_llm.adapters.conversation import Turn, to_messages
 from adafuse_llm.adapters.reply import InvalidToolCall, Reasoning, ReplyParser, Text, ToolCall
+from adafuse_llm.text.chat import Tool
 from tests.support.scripted import scripted_engine
 
 pytestmark = pytest.mark.quick

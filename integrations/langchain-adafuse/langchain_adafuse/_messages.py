@@ -16,10 +16,11 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from adafuse_llm import StreamEvent
-from adafuse_llm.adapters.conversation import Call, Tool, Turn
+from adafuse_llm.adapters.conversation import Call, Turn
 from adafuse_llm.adapters.reply import CALL_OPENS, InvalidToolCall, Reasoning, ReplyParser, Text
 from adafuse_llm.adapters.reply import ToolCall as WellFormed
 from adafuse_llm.errors import InvalidInputError, nearest
+from adafuse_llm.text.chat import Tool
 from langchain_adafuse._rounds import ROUNDS_KEY
 
 ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "function": "tool"}
