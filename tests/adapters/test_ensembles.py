@@ -19,7 +19,7 @@ from adafuse_llm import (
     Round,
 )
 from adafuse_llm.adapters import ensembles
-from adafuse_llm.adapters.ensembles import Ensemble, configured
+from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.loading.config_file import write_config
 from adafuse_llm.loading.specs import as_spec
@@ -189,7 +189,7 @@ def test_a_configuration_file_names_members_that_decode_and_their_weights(tmp_pa
         "models: [org/one, org/two, org/three]\nuse: [three, one]\nweights: [1, 2, 3]\n"
         "max_words: 2\ndtype: bfloat16\n"
     )
-    found = configured(path)
+    found = fields_from_config(path)
     assert [(spec.path, spec.name) for spec in found.pop("members")] == [
         ("org/one", "one"),
         ("org/three", "three"),
@@ -207,7 +207,10 @@ def test_a_configuration_file_is_held_to_what_an_engine_takes(tmp_path, monkeypa
     monkeypatch.setenv("HOME", str(tmp_path))
     path = tmp_path / "config.yaml"
     path.write_text("models: [~/one, org/two]\n")
-    assert [spec.path for spec in configured(path)["members"]] == [f"{tmp_path}/one", "org/two"]
+    assert [spec.path for spec in fields_from_config(path)["members"]] == [
+        f"{tmp_path}/one",
+        "org/two",
+    ]
     assert as_spec(MemberSpec(path="~/one")).path == f"{tmp_path}/one"
     for weights, message in [
         ("[2, 1]", r"config.yaml: option 'weights' must have one value per member \(3\); got 2"),
@@ -217,7 +220,7 @@ def test_a_configuration_file_is_held_to_what_an_engine_takes(tmp_path, monkeypa
     ]:
         path.write_text(f"models: [a/one, a/two, a/three]\nuse: [one, two]\nweights: {weights}\n")
         with pytest.raises(InvalidOptionError, match=message):
-            configured(path)
+            fields_from_config(path)
 
 
 def test_a_configuration_that_could_not_be_read_back_is_not_written(tmp_path) -> None:
@@ -233,13 +236,13 @@ def test_a_configuration_that_could_not_be_read_back_is_not_written(tmp_path) ->
 def test_a_configuration_file_may_choose_among_the_embedded_members(tmp_path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("use: [heron]\nbranching_factor: 1\n")
-    found = configured(path)
+    found = fields_from_config(path)
     assert [spec.name for spec in found["members"]] == ["heron"]
     path.write_text("branching_factor: 1\n")
-    assert "members" not in configured(path)
+    assert "members" not in fields_from_config(path)
     path.write_text("use: [herron]\n")
     with pytest.raises(InvalidOptionError, match=r"no member 'herron'\. Did you mean 'heron'"):
-        configured(path)
+        fields_from_config(path)
     path.write_text("strategy: unite\n")
     with pytest.raises(InvalidOptionError, match=r"engine=AdaFuseEngine.from_config"):
-        configured(path)
+        fields_from_config(path)

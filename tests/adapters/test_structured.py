@@ -130,7 +130,7 @@ def test_options_have_the_names_that_frameworks_use():
         "weights": None,
         "use": None,
     }
-    assert check_option_names({"tools": None, "max_tokens": None}, also=["tools"]) == {
+    assert check_option_names({"tools": None, "max_tokens": None}, extra=["tools"]) == {
         "tools": None
     }
 
@@ -141,7 +141,7 @@ def test_options_that_are_none():
     with pytest.raises(TypeError, match=r"Did you mean 'max_tokens'"):
         check_option_names({"max_token": 3})
     with pytest.raises(TypeError, match=r"'tool'.*Did you mean 'tools'.*tools\."):
-        check_option_names({"tool": 3}, also=["tools"])
+        check_option_names({"tool": 3}, extra=["tools"])
     with pytest.raises(InvalidOptionError, match="max_tokens=5 and max_new_tokens=6"):
         check_option_names({"max_tokens": 5, "max_new_tokens": 6})
 

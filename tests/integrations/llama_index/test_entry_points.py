@@ -219,9 +219,9 @@ def test_a_member_without_a_template_reads_named_turns():
 def test_what_is_not_text_is_refused(engine):
     llm = AdaFuseLLM(engine=engine)
     picture = ChatMessage(blocks=[ImageBlock(image=b"AAAA")])
-    with pytest.raises(InvalidInputError, match="message 0 holds a ImageBlock"):
+    with pytest.raises(InvalidInputError, match="message 0 contains ImageBlock"):
         llm.chat([picture])
-    with pytest.raises(InvalidInputError, match="message 0 holds a ImageBlock"):
+    with pytest.raises(InvalidInputError, match="message 0 contains ImageBlock"):
         AdaFuseLLM(engine=engine, query_wrapper_prompt="{query_str}!").chat([picture])
     with pytest.raises(InvalidInputError, match="empty: pass at least one user"):
         llm.chat([])

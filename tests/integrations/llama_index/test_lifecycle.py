@@ -100,7 +100,7 @@ def test_wrong_ways_of_making_one():
         for wrong in wrongs:
             with pytest.raises(InvalidInputError, match=r"pass either members=.* or engine="):
                 AdaFuseLLM(**wrong)
-        with pytest.raises(InvalidInputError, match="dtype: say so where the engine is made"):
+        with pytest.raises(InvalidInputError, match="cannot be combined with dtype"):
             AdaFuseLLM(engine=engine, dtype="bfloat16")
         with pytest.raises(TypeError, match=r"unknown option 'max_word'\. Did you mean 'max_word"):
             AdaFuseLLM(engine=engine, max_word=2)  # type: ignore[call-arg]
