@@ -11,6 +11,8 @@ from typing_extensions import Unpack
 
 from adafuse_llm.errors import InvalidOptionError, nearest
 
+__all__ = ["AdaFuseConfig", "DecodeOptions", "RuntimeConfig"]
+
 
 class Options(BaseModel):
     """A frozen set of options; what is wrong with one is said in one line."""

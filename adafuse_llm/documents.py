@@ -16,11 +16,12 @@ from typing import Any, Final
 
 from adafuse_llm.errors import InvalidInputError, MissingDependencyError
 
-__all__ = ["Passage", "Retriever", "question_messages", "read_documents"]
+__all__ = ["INSTRUCTION", "Passage", "Retriever", "question_messages", "read_documents"]
 
 SUFFIXES: Final = (".md", ".markdown", ".txt")
 MAX_CHARS: Final = 900
 INSTRUCTION: Final = "Answer from the passages. If they do not say, answer: not stated."
+"""The instruction that `question_messages` puts above the passages."""
 
 _HEADING: Final = re.compile(r"#{1,6}\s+\S")
 

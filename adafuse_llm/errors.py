@@ -22,6 +22,22 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+__all__ = [
+    "AdaFuseError",
+    "CacheMemoryError",
+    "ContextWindowError",
+    "DecodingError",
+    "EngineClosedError",
+    "InvalidInputError",
+    "InvalidOptionError",
+    "LoadError",
+    "MalformedReplyError",
+    "MemberError",
+    "MemberOutOfMemoryError",
+    "MissingDependencyError",
+    "UnsupportedModelError",
+]
+
 
 class AdaFuseError(Exception):
     """Root of the tree: catch this to catch all of them."""

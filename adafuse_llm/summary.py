@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict
 
 from adafuse_llm.results import Round
 
+__all__ = ["Summary", "is_unanimous", "record"]
+
 RoundDetail = Literal["none", "summary", "full"]
 """How much a round's record contains: nothing, the committed span and its proposers, or all."""
 

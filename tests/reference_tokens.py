@@ -35,7 +35,7 @@ def offers(
     member: ReferenceMember, ids: Sequence[int], count: int
 ) -> list[tuple[list[int], str, bool]]:
     """The likeliest tokens, each up to the end of a character."""
-    found = []
+    found: list[tuple[list[int], str, bool]] = []
     for token in member.likeliest(ids, count):
         if token in member.end_ids:
             found.append(([], "", True))

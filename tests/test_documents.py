@@ -12,6 +12,8 @@ from adafuse_llm import documents
 from adafuse_llm.documents import Passage, Retriever, question_messages, read_documents
 from adafuse_llm.errors import AdaFuseError, InvalidInputError, MissingDependencyError
 
+pytestmark = pytest.mark.quick
+
 
 def write(folder: Path, name: str, text: str) -> Path:
     path = folder / name

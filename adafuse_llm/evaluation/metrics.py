@@ -27,6 +27,17 @@ from numpy.typing import NDArray
 
 from adafuse_llm.errors import InvalidInputError, MissingDependencyError, nearest
 
+__all__ = [
+    "exact_match",
+    "f1",
+    "final_number",
+    "lenient_match",
+    "lenient_number",
+    "load_metric",
+    "normalize",
+    "number",
+]
+
 Statistics = tuple[float, ...]
 """What a metric keeps of one answer. Of many answers it needs only the sums."""
 
@@ -42,10 +53,10 @@ class Metric(Protocol):
     """
 
     @property
-    def name(self) -> str: ...  # noqa: D102
+    def name(self) -> str: ...
 
     @property
-    def binary(self) -> bool: ...  # noqa: D102
+    def binary(self) -> bool: ...
 
     def statistics(self, prediction: str, accepted: Sequence[str]) -> Statistics:
         """What counts of one answer; every answer has as many numbers."""

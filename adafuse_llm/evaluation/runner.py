@@ -29,6 +29,18 @@ from adafuse_llm.evaluation.tasks import Question, Task
 from adafuse_llm.report.lines import read_json_lines
 from adafuse_llm.results import Generation, Usage
 
+__all__ = [
+    "Evaluation",
+    "Record",
+    "System",
+    "answer_all",
+    "compared",
+    "lost",
+    "read_records",
+    "singly",
+    "tokens",
+]
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

@@ -19,6 +19,8 @@ from pydantic import BaseModel, ConfigDict
 from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.evaluation.metrics import Metric, Statistics
 
+__all__ = ["Comparison", "Score", "compare", "holm", "interval", "mcnemar"]
+
 LEVEL = 0.95
 SIGNIFICANT = 0.05
 """A difference is shown where the p-value is below."""

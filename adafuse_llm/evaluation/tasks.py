@@ -25,6 +25,8 @@ from adafuse_llm.strategies.base import Strategy
 from adafuse_llm.strategies.registry import find_strategy
 from adafuse_llm.strategies.vote import MajorityVote, plain
 
+__all__ = ["Question", "Task", "embedded_questions", "load_task"]
+
 EMBEDDED_QUESTIONS = 300
 """How many are used where no limit is given: 50 of each skill."""
 

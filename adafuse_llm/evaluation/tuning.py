@@ -42,6 +42,8 @@ from adafuse_llm.report.page import count
 if TYPE_CHECKING:
     import optuna
 
+__all__ = ["Trial", "Tuning", "tune"]
+
 FEWEST: Final = 10
 """Questions that each part needs at least."""
 

@@ -22,6 +22,8 @@ from pydantic import Field, field_validator
 from adafuse_llm.config import AdaFuseConfig, Options
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest
 
+__all__ = ["ConfigFile", "read_config", "write_config"]
+
 
 class ConfigFile(Options):
     """What a configuration file says.

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adafuse_llm import InvalidInputError
-from adafuse_llm.adapters.conversation import to_messages
+from adafuse_llm.adapters.conversation import Call, Turn, to_messages
 from adafuse_llm.adapters.reply import ReplyParser, ToolCall
 from adafuse_llm.text.chat import Tool
+
+pytestmark = pytest.mark.quick
 
 ADD = Tool("add", "Add two numbers.", {"type": "object", "properties": {"a": {"type": "number"}}})
 LOOK = Tool("look_up", 'Say what "it" is.', {"type": "object", "properties": {}})
@@ -22,7 +25,7 @@ def called(name="add", key="1", **arguments):
 
 
 def test_plain_conversations_stay_as_they_are():
-    turns = [
+    turns: list[Any] = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hello"},
         {"role": "assistant", "content": "Hi", "tool_calls": []},
@@ -67,8 +70,8 @@ def test_a_call_and_its_results_as_members_read_them():
 
 
 def test_results_of_different_replies_stay_apart():
-    turn = {"role": "assistant", "content": None, "tool_calls": [called()]}
-    result = {"role": "tool", "content": "3", "tool_call_id": "1"}
+    turn: Turn = {"role": "assistant", "content": None, "tool_calls": [called()]}
+    result: Turn = {"role": "tool", "content": "3", "tool_call_id": "1"}
     messages = to_messages([{"role": "user", "content": "?"}, turn, result, turn, result])
     assert [m["role"] for m in messages] == ["user", "assistant", "user", "assistant", "user"]
     assert messages[2] == messages[4]
@@ -76,7 +79,10 @@ def test_results_of_different_replies_stay_apart():
 
 @pytest.mark.parametrize("choice", ["auto", "required", "look_up"])
 def test_tools_and_instructions_end_the_system_message(choice):
-    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"}]
+    turns: list[Turn] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "?"},
+    ]
     (system, user) = to_messages(
         turns, tools=[ADD, LOOK], tool_choice=choice, instructions="Answer in JSON.\n"
     )
@@ -91,7 +97,10 @@ def test_tools_and_instructions_end_the_system_message(choice):
 
 
 def test_a_system_message_is_made_where_the_conversation_does_not_begin_with_one():
-    turns = [{"role": "user", "content": "?"}, {"role": "system", "content": "Be brief."}]
+    turns: list[Turn] = [
+        {"role": "user", "content": "?"},
+        {"role": "system", "content": "Be brief."},
+    ]
     messages = to_messages(turns, instructions="Answer in JSON.")
     assert messages == [{"role": "system", "content": "Answer in JSON."}, *turns]
 
@@ -105,7 +114,7 @@ def test_the_example_call_is_well_formed():
 
 def test_earlier_reasoning_is_left_out():
     thoughts = "<think>\nhm </tool_call>\n</think>\n\n"
-    user = {"role": "user", "content": "What is <think>a</think>?"}
+    user: Turn = {"role": "user", "content": "What is <think>a</think>?"}
     for said, kept in [
         (thoughts + "It is a tag.", "It is a tag."),
         ("  " + thoughts, ""),
@@ -130,7 +139,9 @@ JSON = st.recursive(
 @settings(max_examples=50)
 @given(st.lists(st.dictionaries(TEXT, JSON, max_size=2), min_size=1, max_size=3))
 def test_calls_are_read_back_as_they_were(arguments):
-    calls = [{"id": "1", "name": f"</{n}>", "arguments": a} for n, a in enumerate(arguments)]
+    calls: list[Call] = [
+        {"id": "1", "name": f"</{n}>", "arguments": a} for n, a in enumerate(arguments)
+    ]
     (message,) = to_messages([{"role": "assistant", "content": "So:", "tool_calls": calls}])
     parser = ReplyParser(tools=True)
     parts = [*parser.feed(message["content"]), *parser.close()]
@@ -140,7 +151,7 @@ def test_calls_are_read_back_as_they_were(arguments):
 
 @given(TEXT | st.just("a</tool_response>\n<tool_response>b"))
 def test_results_cannot_end_their_block(content):
-    call = {"role": "assistant", "tool_calls": [called("look_up")]}
+    call: Turn = {"role": "assistant", "tool_calls": [called("look_up")]}
     (_, result) = to_messages([call, {"role": "tool", "content": content, "tool_call_id": "1"}])
     text = result["content"].removeprefix("<tool_response>\n").removesuffix("\n</tool_response>")
     assert "</tool_response>" not in text

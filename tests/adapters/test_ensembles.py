@@ -32,7 +32,7 @@ from tests.support.forks import in_child
 
 def test_ensembles_that_say_the_same_share_one_engine_loaded_on_first_use(monkeypatch):
     loads = []
-    load = AdaFuseEngine.from_pretrained.__func__
+    load = AdaFuseEngine.from_pretrained.__func__  # type: ignore[attr-defined]
     monkeypatch.setattr(
         AdaFuseEngine,
         "from_pretrained",
@@ -77,6 +77,7 @@ def test_an_ensemble_whose_engine_was_closed_loads_again():
     ensemble.unload()
 
 
+@pytest.mark.quick
 def test_what_cannot_be_loaded_is_said_and_can_be_tried_again(tmp_path):
     ensemble = Ensemble.of([tmp_path])
     for _ in range(2):
@@ -85,6 +86,7 @@ def test_what_cannot_be_loaded_is_said_and_can_be_tried_again(tmp_path):
     assert not ensemble.is_loaded
 
 
+@pytest.mark.quick
 def test_what_tells_ensembles_apart():
     engines = [AdaFuseEngine([FakeBackend("one", lambda text: {"a": 1.0})]) for _ in range(2)]
     identities = [
@@ -104,7 +106,7 @@ def test_members_are_a_list_of_members():
     with pytest.raises(InvalidInputError, match="must be a list"):
         Ensemble.of("a")
     with pytest.raises(InvalidInputError, match="must be a path"):
-        Ensemble.of([3])
+        Ensemble.of([3])  # type: ignore[list-item]
 
 
 # Rounds ---------------------------------------------------------------------------------------
@@ -124,6 +126,7 @@ def rounds() -> list[Round]:
     ]
 
 
+@pytest.mark.quick
 def test_a_summary_of_rounds():
     summary = Summary.of(rounds())
     assert summary.model_dump() == {
@@ -166,6 +169,7 @@ def test_a_round_is_unanimous_if_all_proposed_one_span_and_nothing_else(done, un
     assert (owner(done, list(done.margins)) is None) is unanimous
 
 
+@pytest.mark.quick
 def test_a_record_is_plain_json_in_three_details():
     first = rounds()[0]
     full = record(first)
@@ -178,6 +182,7 @@ def test_a_record_is_plain_json_in_three_details():
 # Configuration files --------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_a_configuration_file_names_members_that_decode_and_their_weights(tmp_path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(

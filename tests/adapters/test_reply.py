@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adafuse_llm.adapters.conversation import to_messages
+from adafuse_llm.adapters.conversation import Turn, to_messages
 from adafuse_llm.adapters.reply import InvalidToolCall, Reasoning, ReplyParser, Text, ToolCall
 from adafuse_llm.text.chat import Tool
 from tests.support.scripted import scripted_engine
+
+pytestmark = pytest.mark.quick
 
 ADD = '\n{"name": "add", "arguments": {"a": 1}}\n'
 MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
@@ -22,7 +25,7 @@ def parsed(*pieces, **options):
     """The parts of a reply, neighbouring texts of one kind joined."""
     parser = ReplyParser(**options)
     parts = [part for piece in pieces for part in parser.feed(piece)] + parser.close()
-    joined = []
+    joined: list[Any] = []
     for part in parts:
         kind = type(part)
         if kind in (Text, Reasoning) and joined and type(joined[-1]) is kind:
@@ -124,7 +127,8 @@ def test_the_parts_do_not_depend_on_how_a_reply_is_cut(reply, data, tools, reaso
 @given(replies, st.booleans(), st.booleans())
 def test_the_parts_are_those_of_a_whole_reply_matched_at_once(reply, tools, reasoning):
     """Against regular expressions over the whole text; also, nothing is lost but markers."""
-    rest, parts = reply, []
+    parts: list[Any] = []
+    rest = reply
     while rest:
         written = "".join(part.text for part in parts if type(part) is Text).strip()
         match = re.match(r"(\s*)<think>(.*?)(?:</think>|\Z)", rest, re.DOTALL)
@@ -142,7 +146,7 @@ def test_the_parts_are_those_of_a_whole_reply_matched_at_once(reply, tools, reas
         rest = rest[1:]
 
     def joined(parts):
-        text = []
+        text: list[Any] = []
         for part in parts:
             kind = type(part)
             if kind in (Text, Reasoning) and text and text[-1][0] is kind:
@@ -166,7 +170,7 @@ def test_a_conversation_with_a_tool_from_members_and_back():
         return f"Let me add.\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
 
     tool = Tool("add", "Add two numbers.", {"type": "object"})
-    turns = [{"role": "user", "content": "What is 1 + 2?"}]
+    turns: list[Turn] = [{"role": "user", "content": "What is 1 + 2?"}]
     with scripted_engine(script) as engine:
 
         def reply():
@@ -178,7 +182,8 @@ def test_a_conversation_with_a_tool_from_members_and_back():
         first = reply()
         (call,) = (part for part in first if isinstance(part, ToolCall))
         assert (call.name, call.arguments) == ("add", {"a": 1, "b": 2})
-        said = {"role": "assistant", "content": "".join(p.text for p in first if type(p) is Text)}
+        text = "".join(p.text for p in first if type(p) is Text)
+        said: Turn = {"role": "assistant", "content": text}
         said["tool_calls"] = [{"id": "7", "name": call.name, "arguments": call.arguments}]
         assert to_messages([said])[0]["content"] == script("")
         turns += [said, {"role": "tool", "tool_call_id": "7", "content": "3"}]

@@ -13,6 +13,8 @@ from adafuse_llm.adapters.options import check_option_names
 from adafuse_llm.adapters.structured import correction, find_json, schema_instructions
 from tests.support.scripted import scripted_engine
 
+pytestmark = pytest.mark.quick
+
 OBJECT = '{"a": [1, {"b": "}```"}], "c": "</think> \\" ["}'
 VALUE = json.loads(OBJECT)
 

@@ -43,6 +43,7 @@ def greedy(member, tokens):
     return run_generate((member,), [member.encode(PROMPT)], [tokens])
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("ensemble", [UniTE, GaC])
 def test_a_token_by_token_ensemble_of_one_is_greedy(ensemble):
     for member in embedded():
@@ -81,6 +82,7 @@ def test_the_engines_strategies_write_what_these_ensembles_write(ensemble, strat
             assert ensemble(members).run(prompt, len(written.encode())).text.startswith(written)
 
 
+@pytest.mark.quick
 def test_the_papers_loop_with_one_member_says_its_greedy_words():
     member = embedded()[0]
     words = PaperLoop((member,), branches=1).run(PROMPT, 3).text.split()
@@ -148,6 +150,7 @@ def test_each_system_is_run_once_before_it_is_timed():
     assert (row.bytes, row.per_token, row.part("part")) == (2, 2.0, 1.0)
 
 
+@pytest.mark.quick
 def test_the_table_says_which_targets_are_met():
     row = Row("c", "p", "s", (1.0, 3.0, 2.0), Outcome("ab", {"m": 2}, {"m": 2}, {"m": 9}, {"m": 5}))
     targets = [Target("fast", 1.0, 1.1), Target("many", 3.0, 4.0, at_least=True)]
@@ -173,6 +176,7 @@ def test_the_gpu_benchmark_runs_with_toy_members(capsys):
     assert "least time to read the weights" in capsys.readouterr().out
 
 
+@pytest.mark.quick
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so(capsys):
     assert gpu.main([]) == 1

@@ -33,6 +33,7 @@ def test_a_pipe_gets_answer_rounds_sources_and_summary(adafuse, fakes, docs):
     assert lines[-1].startswith("3 rounds · 1.0 words per round · all agreed in 1 of 3 · forward")
 
 
+@pytest.mark.quick
 def test_a_terminal_gets_question_legend_and_colours(adafuse, fakes, docs):
     env = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "100"}
     shown = adafuse("ask", "Who founded the mill?", "--docs", docs, env=env).stdout
@@ -42,6 +43,7 @@ def test_a_terminal_gets_question_legend_and_colours(adafuse, fakes, docs):
     assert "\x1b[1m did" in shown
 
 
+@pytest.mark.quick
 def test_json_is_one_object(adafuse, fakes, docs):
     result = adafuse("ask", "Who founded the mill?", "--docs", docs, "--json", "--passages", 1)
     answer = json.loads(result.stdout)
@@ -80,6 +82,7 @@ def test_documents_are_checked_before_anything_is_loaded(adafuse, fakes, tmp_pat
     assert not fakes
 
 
+@pytest.mark.quick
 def test_the_embedded_members_and_the_handbook_are_the_default(adafuse):
     result = adafuse("ask", "Who founded the Silesse Mill?", "--max-new-tokens", 16)
     assert result.exit_code == 0, result.output

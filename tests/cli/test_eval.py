@@ -28,6 +28,7 @@ def records(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.quick
 def test_a_benchmark_is_answered_and_scored(adafuse, job, tmp_path, fakes):
     result = adafuse(*job, "--json")
     assert result.exit_code == 0, result.output
@@ -50,6 +51,7 @@ def test_a_benchmark_is_answered_and_scored(adafuse, job, tmp_path, fakes):
     assert (config.stop, config.max_new_tokens) == (("\nQuestion:",), 32)  # the task's
 
 
+@pytest.mark.quick
 def test_what_is_typed_comes_before_what_the_task_says(adafuse, job, fakes):
     result = adafuse(*job, "--max-new-tokens", 7, "--stop", "", "--max-requests", 3, "--rounds")
     assert result.exit_code == 0, result.output
@@ -64,6 +66,7 @@ def test_rounds_are_recorded_on_request(adafuse, job, tmp_path):
     assert "words per round" in shown.stdout
 
 
+@pytest.mark.quick
 def test_the_summary_is_a_table(adafuse, job):
     result = adafuse(*job)
     assert "nq: 3 questions" in result.stdout
@@ -144,6 +147,7 @@ def test_two_results_are_compared(adafuse, job, tmp_path):
     assert (found["ours"], found["theirs"]) == (0, 100)
 
 
+@pytest.mark.quick
 def test_embedded_questions_need_no_data(adafuse, fakes, tmp_path):
     output = tmp_path / "out.jsonl"
     result = adafuse("eval", "--task", "embedded", "--limit", 6, "--output", output)

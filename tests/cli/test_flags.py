@@ -8,6 +8,8 @@ from adafuse_llm import AdaFuseConfig, InvalidOptionError, __version__
 from adafuse_llm.cli.common import one_line, parse_stops, parse_weights
 from adafuse_llm.report.looks import printable
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize("name", ["ask", "generate", "run"])
 def test_every_option_of_the_configuration_is_a_flag(adafuse, name):

@@ -2,7 +2,11 @@
 
 import json
 
+import pytest
+
 from adafuse_llm import AdaFuseEngine, Generation, Round
+
+pytestmark = pytest.mark.quick
 
 
 def test_the_text_alone_goes_into_a_pipe(adafuse, fakes):

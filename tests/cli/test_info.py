@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.quick
+
 
 def test_a_table_and_a_verdict(adafuse, models):
     result = adafuse("info", *models)

@@ -29,6 +29,7 @@ def test_help_loads_no_model_library():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_a_missing_extra_is_named(missing):
     code = f"import sys; sys.modules[{missing!r}] = None; from adafuse_llm.cli import main; main()"

@@ -194,6 +194,7 @@ def test_bad_lines_are_reported_and_do_not_stop_the_run(adafuse, job, tmp_path):
     assert again.exit_code == 1
 
 
+@pytest.mark.quick
 def test_a_member_that_fails_on_one_line_does_not_stop_the_run(adafuse, job, tmp_path, monkeypatch):
     real = AdaFuseEngine.generate
 
@@ -258,6 +259,7 @@ def test_the_papers_test_sets_are_read(name):
     assert "{question}" in question_form((BENCHMARKS / f"{name}.prompt.txt").read_text())
 
 
+@pytest.mark.quick
 def test_a_report_summarises_a_run(adafuse, fakes, tmp_path):
     lines = [{"question": "Who founded the mill?", "answer": "Ada <Brook>"}, {"question": 3}]
     test_set, output, html = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "report.html"))
@@ -277,6 +279,7 @@ def test_a_report_summarises_a_run(adafuse, fakes, tmp_path):
     assert "words per round" in adafuse("report", output).stdout
 
 
+@pytest.mark.quick
 def test_a_report_needs_results_with_rounds(adafuse, fakes, tmp_path):
     test_set, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     test_set.write_text('{"question": "x", "answer": "y"}')

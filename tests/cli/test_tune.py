@@ -24,6 +24,7 @@ def job(data, tmp_path, fakes):
     return ["tune", data, "--output", tmp_path / "tuned.yaml", "--trials", 3]
 
 
+@pytest.mark.quick
 def test_a_setting_is_found_tested_and_written(adafuse, job, tmp_path, fakes):
     result = adafuse(*job, "--json")
     assert result.exit_code == 0, result.output
@@ -127,7 +128,7 @@ def test_the_same_command_goes_on_and_another_does_not(adafuse, job, tmp_path, f
 
 
 def test_an_interruption_keeps_what_was_found(adafuse, job, tmp_path, monkeypatch):
-    real = tuning.answer_all
+    real = tuning.answer_all  # type: ignore[attr-defined]
     calls = []
 
     def answer_all(*arguments, cancel, **options):
@@ -192,6 +193,7 @@ def config(tmp_path):
     return path
 
 
+@pytest.mark.quick
 def test_a_configuration_file_says_what_flags_say(adafuse, config, fakes):
     result = adafuse("generate", "x:", "--config", config)
     assert result.exit_code == 0, result.output
@@ -202,6 +204,7 @@ def test_a_configuration_file_says_what_flags_say(adafuse, config, fakes):
     assert call["config"].weights == {"wren": 1.0, "heron": 3.0}
 
 
+@pytest.mark.quick
 def test_what_is_typed_comes_before_the_file(adafuse, config, fakes):
     flags = ["--max-words", 3, "--dtype", "auto", "--model", "a", "--model", "b", "--stop", "!"]
     result = adafuse("generate", "x:", "--config", config, *flags, "--weights", "wren=1,heron=1")

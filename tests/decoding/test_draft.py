@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Generation, RuntimeConfig
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.base import LimitsDrafting, NodeQuery, NodeResult
+from adafuse_llm.config import DecodeOptions
 from adafuse_llm.decoding.draft import Drafts
 from adafuse_llm.decoding.lead import Lead
 from adafuse_llm.decoding.lookup import Lookup
@@ -93,6 +94,7 @@ def passes(members: Sequence[Bulk]) -> list[int]:
     return [len(member.sizes) for member in members]
 
 
+@pytest.mark.quick
 def test_members_that_agree_check_several_rounds_in_one_pass():
     members = [Bulk("a", counting), *(Bulk(name, counting, pause=0.003) for name in "bc")]
     plain = [Bulk(name, counting) for name in "abc"]
@@ -106,6 +108,7 @@ def test_members_that_agree_check_several_rounds_in_one_pass():
     assert all(count >= 150 for count in passes(plain))
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("branches", [1, 3])
 def test_a_member_that_quotes_its_prompt_needs_fewer_passes_than_tokens(branches: int):
     def quoting(text: str) -> dict[str, float]:
@@ -114,7 +117,7 @@ def test_a_member_that_quotes_its_prompt_needs_fewer_passes_than_tokens(branches
         return {" " + word: 0.8, " x": 0.1, " y": 0.1}
 
     prompt = "".join(WORDS) + " : w0 w1 w2"
-    options = {"max_new_tokens": 64, "branching_factor": branches}
+    options: dict[str, Any] = {"max_new_tokens": 64, "branching_factor": branches}
     member, plain = Bulk("a", quoting), Bulk("a", quoting)
     generation = decode([member], prompt, **options)
     assert as_data(decode([plain], prompt, drafting=False, **options)) == as_data(generation)
@@ -157,7 +160,11 @@ class WildDrafts(Drafts):
     threshold=st.sampled_from([0.0, 0.2, 0.7]),
 )
 def test_a_wrong_draft_never_changes_a_result(seed: int, branches: int, threshold: float):
-    options = {"branching_factor": branches, "margin_threshold": threshold, "max_new_tokens": 12}
+    options: DecodeOptions = {
+        "branching_factor": branches,
+        "margin_threshold": threshold,
+        "max_new_tokens": 12,
+    }
     expected = engine(*PAIR, drafting=False).generate(PROMPT, **options)
     WildDrafts.choices.seed(seed)
     with pytest.MonkeyPatch.context() as patch:
@@ -249,6 +256,7 @@ def test_members_on_different_devices_propose_side_by_side():
     assert [each.member.name for each in asked] == ["a", "b"]
 
 
+@pytest.mark.quick
 def test_a_member_that_runs_token_by_token_is_given_no_drafts():
     class Recurrent(Bulk):
         def draft_limit(self, length: int) -> int:
@@ -314,6 +322,7 @@ def test_without_its_drafts_a_question_still_asks_for_every_score():
     assert plain.drafts == 0
 
 
+@pytest.mark.quick
 def test_a_lead_that_fails_while_it_runs_ahead_fails_nobody():
     """Nobody has asked for what it would say next."""
     far = []
@@ -327,7 +336,7 @@ def test_a_lead_that_fails_while_it_runs_ahead_fails_nobody():
                         raise RuntimeError("too far")
             return super().evaluate(asks)
 
-    options = {"max_new_tokens": 100, "max_words": 1, "stop": " w20"}
+    options: dict[str, Any] = {"max_new_tokens": 100, "max_words": 1, "stop": " w20"}
     expected = decode([Bulk(name, counting) for name in "abc"], drafting=False, **options)
     members = [Short("a", counting), *(Short(name, counting, pause=0.003) for name in "bc")]
     assert as_data(decode(members, **options)) == approximately(as_data(expected))

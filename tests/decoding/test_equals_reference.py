@@ -126,6 +126,7 @@ def test_a_member_that_cannot_write_every_text_is_left_out_where_it_cannot(promp
     assert left_out
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("weights", [(1.0, 0.0), (0.0, 2.0), (0.25, 1.5)])
 def test_weights(weights: tuple[float, float]) -> None:
     check(PAIR, PROMPTS[0], weights=weights, margin_threshold=0.2, max_new_tokens=32)
@@ -152,6 +153,7 @@ def test_stop_sequences(stop: tuple[str, ...]) -> None:
     assert ("stop_sequence" in reasons) == (stop != ("zzzz",))
 
 
+@pytest.mark.quick
 def test_every_finish_reason_occurs() -> None:
     eager = (
         Recipe("llama", "bytelevel", seed=41, end_bias=6.0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -100,6 +101,7 @@ def test_scores_do_not_depend_on_what_runs_beside_them():
         assert one.nll == pytest.approx(other.nll, abs=1e-9)
 
 
+@pytest.mark.quick
 def test_a_text_that_nothing_comes_before_follows_what_prompts_begin_with():
     recipe = Recipe("llama", "bytelevel", 31)  # its tokenizer puts nothing before a prompt
     member = reference(recipe)
@@ -109,6 +111,7 @@ def test_a_text_that_nothing_comes_before_follows_what_prompts_begin_with():
     assert scored.nll[recipe.name] == pytest.approx(mean_nll(member, [end], tokens, stops=False))
 
 
+@pytest.mark.quick
 def test_a_conversation_can_come_before():
     recipe = Recipe("llama", "bytelevel", 31, template=CHATML)
     messages = [{"role": "user", "content": "who?"}]
@@ -141,15 +144,17 @@ def test_what_no_member_can_score_has_no_score():
     )
 
 
+@pytest.mark.quick
 def test_unusable_input_is_refused():
     with AdaFuseEngine([fake("one", {"yes": 1.0}, context_window=4)]) as ensemble:
-        for continuations in ([], "yes", [""], [3], ["\ud800"]):
+        wrong: list[Any] = [[], "yes", [""], [3], ["\ud800"]]
+        for continuations in wrong:
             with pytest.raises(InvalidInputError):
                 ensemble.score("x", continuations)
         with pytest.raises(InvalidInputError, match="either"):
             ensemble.score(continuations=["yes"])
         with pytest.raises(InvalidOptionError):
-            ensemble.score("x", ["yes"], wieghts=None)
+            ensemble.score("x", ["yes"], wieghts=None)  # type: ignore[call-arg]
         with pytest.raises(ContextWindowError):
             ensemble.score("xxxx", ["yes"])
 

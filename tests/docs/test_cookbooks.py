@@ -31,6 +31,7 @@ def kinds(notebook: NotebookNode) -> list[list[str]]:
     ]
 
 
+@pytest.mark.quick
 def test_there_are_cookbooks_and_the_readme_names_them() -> None:
     assert paths()
     readme = (paths()[0].parent / "README.md").read_text(encoding="utf-8")
@@ -58,6 +59,7 @@ def test_its_outputs_are_those_of_one_clean_run(path: Path) -> None:
         assert not PLACES.search(json.dumps(output)), "a path of some machine"
 
 
+@pytest.mark.quick
 @each_cookbook
 def test_what_it_links_to_is_there(path: Path) -> None:
     text = "\n".join(cell.source for cell in stored(path).cells if cell.cell_type == "markdown")

@@ -22,6 +22,7 @@ def examples(page: Path) -> Document:
     return Sybil([PythonCodeBlockParser(), SkipParser()], path=str(ROOT)).parse(page)
 
 
+@pytest.mark.quick
 def test_there_are_pages_with_code() -> None:
     assert sum(bool(list(examples(page).examples())) for page in PAGES) >= 4
 

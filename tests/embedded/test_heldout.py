@@ -13,6 +13,7 @@ from adafuse_llm.documents import Passage
 from adafuse_llm.embedded import HeldoutQuestion, final_answer, heldout_questions
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -26,6 +27,7 @@ def test_final_answer_takes_the_answer_proper(text: str, expected: str) -> None:
     assert final_answer(text) == expected
 
 
+@pytest.mark.quick
 def test_there_are_300_questions_of_each_skill_in_turn() -> None:
     questions = heldout_questions()
     skills = [each.skill for each in questions]
@@ -42,6 +44,7 @@ def test_reading_questions_come_with_three_passages_and_sums_with_none() -> None
         assert (each.answer in text) == (each.skill not in {"arithmetic", "not_stated"})
 
 
+@pytest.mark.quick
 def test_a_limit_takes_the_first() -> None:
     assert heldout_questions(7) == heldout_questions()[:7]
     assert isinstance(heldout_questions(1)[0], HeldoutQuestion)

@@ -63,6 +63,7 @@ def answer(model: Any, tokenizer: Any, messages: list[dict[str, str]]) -> str:
     return text
 
 
+@pytest.mark.quick
 def test_together_the_members_are_below_25_megabytes() -> None:
     files = [file for path in member_paths() for file in path.rglob("*") if file.is_file()]
     assert sum(file.stat().st_size for file in files) < 25_000_000
@@ -76,6 +77,7 @@ def test_all_members_load_within_three_seconds() -> None:
     assert time.perf_counter() - start < 3.0
 
 
+@pytest.mark.quick
 def test_architectures_and_vocabularies_differ() -> None:
     configs = [json.loads((path / "config.json").read_text()) for path in member_paths()]
     assert len({config["model_type"] for config in configs}) == 3
@@ -100,6 +102,7 @@ def test_weights_are_safetensors_in_float32_with_room_for_long_prompts(
     assert model.get_input_embeddings().num_embeddings >= len(AutoTokenizer.from_pretrained(folder))
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("text", TEXTS)
 def test_tokenizers_lose_nothing(tokenizer: Any, text: str) -> None:
     ids = tokenizer.encode(text, add_special_tokens=False)

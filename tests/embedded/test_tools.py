@@ -12,6 +12,7 @@ from adafuse_llm.embedded.tools import TOOLS, calculate, look_up, one_line
 from adafuse_llm.errors import InvalidInputError
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("expression", "expected"),
     [
@@ -36,6 +37,7 @@ def test_calculate_takes_sums_only(expression: str) -> None:
         calculate(expression)
 
 
+@pytest.mark.quick
 def test_look_up_finds_the_document_of_every_name_in_the_handbook() -> None:
     for question in handbook_questions():
         if question.source:

@@ -73,6 +73,7 @@ def test_one_member_alone_generates_what_the_harness_does(harness):
     assert ours.startswith(theirs)  # the last word is written to its end
 
 
+@pytest.mark.quick
 def test_log_likelihoods_are_fused_over_whole_continuations():
     ours = lm(ONE, OTHER, weights="3;1").loglikelihood(asked(*PAIRS[:4]), disable_tqdm=True)
     for (context, text), (found, _) in zip(PAIRS, ours, strict=False):
@@ -87,6 +88,7 @@ def test_log_likelihoods_are_fused_over_whole_continuations():
         assert found == pytest.approx(-total / 4, abs=1e-6)
 
 
+@pytest.mark.quick
 def test_greedy_means_that_the_ensemble_writes_it():
     members = [reference(ONE), reference(OTHER)]
     said = decode(members, CONTEXT, Options(max_new_tokens=12)).text

@@ -99,6 +99,7 @@ def test_the_lenient_match_is_never_stricter_than_exact_match():
             assert lenient_match(left, [right])
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("text", "found"),
     [
@@ -191,6 +192,7 @@ def models(tmp_path, monkeypatch):
     return tmp_path / "models"
 
 
+@pytest.mark.quick
 def test_spbleu_of_sums_is_sacrebleus_corpus_score(models):
     import sentencepiece
     from sacrebleu.metrics import BLEU

@@ -36,6 +36,8 @@ from adafuse_llm.evaluation.runner import (
 from adafuse_llm.evaluation.tasks import Question, load_task
 from tests.support.scripted import scripted_engine
 
+pytestmark = pytest.mark.quick
+
 METRICS = [load_metric("exact_match"), load_metric("f1")]
 NQ = load_task("nq")
 
@@ -76,6 +78,7 @@ def test_answers_come_in_order_with_everything_about_them():
     assert first.finish_reason == "stop"
     assert first.error is None
     assert min(first.latency, first.seconds) > 0
+    assert first.usage is not None
     assert first.usage.forward_passes.keys() == {"one", "two"}
     assert first.rounds is None
 
@@ -86,7 +89,7 @@ def test_many_at_a_time_are_the_same_as_one_after_the_other():
     for requests in (1, 5):
         with ensemble(echo("one"), requests=requests) as engine:
             records = answer_all(engine, NQ, questions(*words), METRICS, rounds=True)
-            found.append([(each.line, each.pred, len(each.rounds)) for each in records])
+            found.append([(each.line, each.pred, len(each.rounds or ())) for each in records])
     assert found[0] == found[1]
     assert [line for line, *_ in found[0]] == list(range(1, 24))
 
@@ -114,8 +117,8 @@ def test_a_question_that_fails_counts_as_wrong_and_stops_nobody():
     with ensemble(echo("one", context_window=150)) as engine:
         records = list(answer_all(engine, NQ, asked, METRICS))
     assert [record.finish_reason for record in records] == ["stop", "error", "error", "stop"]
-    assert "MemberError: member 'one' failed" in records[1].error
-    assert "ContextWindowError" in records[2].error
+    assert "MemberError: member 'one' failed" in (records[1].error or "")
+    assert "ContextWindowError" in (records[2].error or "")
     assert records[1].metrics == {"exact_match": 0, "f1": 0}
     told = Evaluation.of(records, METRICS, task="nq", system="ensemble")
     assert (told.answers, told.failed, told.scores["exact_match"].value) == (4, 2, 50)
@@ -158,6 +161,7 @@ def test_a_member_alone_decodes_greedily_and_pays_for_itself():
         )
     assert [record.pred for record in ink] == ["wrong", "right"]
     assert [record.pred for record in quill] == ["right", "right"]
+    assert ink[0].usage is not None
     assert ink[0].usage.cached_tokens == {"ink": 0}
     assert ink[0].usage.tokens_processed["ink"] >= ink[0].usage.prompt_tokens["ink"]
 

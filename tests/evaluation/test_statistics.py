@@ -41,6 +41,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
     assert 0.88 <= held / 80 <= 0.995
 
 
+@pytest.mark.quick
 def test_the_same_seed_gives_the_same_interval():
     rng = random.Random(1)
     answers = rights(rng.random() for _ in range(50))
@@ -77,6 +78,7 @@ def test_mcnemar_is_scipys_binomial_test_also_where_there_are_many():
         assert mcnemar(left, [not each for each in left]) == pytest.approx(min(1.0, exact))
 
 
+@pytest.mark.quick
 def test_systems_are_compared_question_by_question():
     ours = [True] * 60 + [False] * 40
     theirs = [True] * 50 + [False] * 50
@@ -98,6 +100,7 @@ def test_a_system_against_itself_shows_no_difference():
     assert found.test == "approximate randomisation"
 
 
+@pytest.mark.quick
 def test_randomisation_agrees_with_all_possible_exchanges():
     rng = random.Random(3)
     ours = [rng.random() for _ in range(10)]

@@ -14,6 +14,8 @@ from benchmarks.paper.layout import OF_TASKS
 from tests.support.paths import BENCHMARKS
 from training.world import SKILLS
 
+pytestmark = pytest.mark.quick
+
 FROM_FILES = [name for name, task in TASKS.items() if task.reads_file]
 
 
@@ -102,6 +104,7 @@ def test_answers_are_the_same_as_the_task_reads_them():
 def test_a_majority_vote_counts_answers():
     task = load_task("gsm8k")
     fitted = task.fitted(find_strategy("vote"))
+    assert isinstance(fitted, MajorityVote)
     assert fitted.key("so 9+9=18") == fitted.key("The answer is 18")
     own = MajorityVote(key=str.strip)
     assert task.fitted(own) is own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -68,6 +69,7 @@ def test_members_that_complete_each_other_pay():
     assert isinstance(found, Tuning)
     assert (found.searched, found.held_out) == (20, 20)
     assert {name: trial.score for name, trial in found.alone.items()}["idle"] <= 5
+    assert found.comparison is not None
     assert found.comparison.ours == 100
     assert found.comparison.theirs < 70
     assert found.comparison.p_value < 0.05
@@ -128,7 +130,8 @@ def test_a_question_that_is_asked_twice_is_in_one_part():
 
 
 def test_nothing_is_decoded_twice_and_a_seed_gives_the_same_search():
-    asked, lines = [], []
+    asked: list[Any] = []
+    lines: list[dict[str, Any]] = []
     options = {
         "trials": 12,
         "fixed": {"use": ("odd", "even"), "max_words": 1, "weights": (1.0, 1.0, 1.0)},
@@ -147,6 +150,7 @@ def test_nothing_is_decoded_twice_and_a_seed_gives_the_same_search():
     assert again.comparison == found.comparison
 
 
+@pytest.mark.quick
 def test_what_is_cancelled_keeps_what_was_found():
     cancel, trials = threading.Event(), []
 
@@ -184,7 +188,9 @@ def test_members_without_weight_make_no_ensemble():
 
 def test_nothing_is_shown_by_answers_that_were_lost_and_they_are_asked_again():
     held = divide(questions(40), 0.5, seed=1)[1][0]
-    engine, asked, lines = complementary(), [], []
+    engine = complementary()
+    asked: list[Any] = []
+    lines: list[dict[str, Any]] = []
     real = engine.generate
 
     def generate(prompt, **options):
@@ -211,6 +217,7 @@ def test_nothing_is_shown_by_answers_that_were_lost_and_they_are_asked_again():
     assert line["line"] in {each["line"] for each in lines[:before]}  # it takes that one's place
 
 
+@pytest.mark.quick
 def test_failures_of_the_search_are_counted():
     def rule(text):
         if "w7\n" in text:
@@ -242,6 +249,7 @@ def test_of_settings_that_are_near_the_best_the_cheapest_is_taken():
     assert cheapest(trials, within=20).options == {"use": ["d"]}
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("one", "other"),
     [

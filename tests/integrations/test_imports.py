@@ -8,6 +8,7 @@ import sys
 import pytest
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("module", ["langchain_adafuse", "llama_index.llms.adafuse"])
 def test_importing_an_integration_loads_no_model_library(module):
     code = f"import sys, {module}; print({{'torch', 'transformers'}} & set(sys.modules))"

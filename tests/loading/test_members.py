@@ -51,6 +51,7 @@ def test_a_folder_loads_and_decodes(saved: Path) -> None:
         assert engine.generate("The ferry", max_new_tokens=4).text
 
 
+@pytest.mark.quick
 def test_dtypes_of_the_call_and_of_the_member(saved: Path) -> None:
     specs = [MemberSpec(path=str(saved)), MemberSpec(path=str(saved), dtype="bfloat16")]
     with load(*specs, dtype="float32") as engine:
@@ -62,6 +63,7 @@ def test_dtypes_of_the_call_and_of_the_member(saved: Path) -> None:
         assert engine.backends[0].model.dtype == torch.float64  # type: ignore[attr-defined]
 
 
+@pytest.mark.quick
 def test_weights_of_members_become_weights_of_the_ensemble(saved: Path) -> None:
     specs = [
         MemberSpec(path=str(saved), name="a", weight=2.0),
@@ -92,6 +94,7 @@ def test_the_same_name_given_twice_is_an_error(saved: Path) -> None:
 # Memory ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_memory_is_divided_in_proportion_to_the_members() -> None:
     shares = divide_memory({0: 100, "cpu": 1000}, [1, 3])
     assert shares == [{0: 25, "cpu": 250}, {0: 75, "cpu": 750}]
@@ -105,6 +108,7 @@ def test_no_more_memory_is_given_out_than_there_is() -> None:
     assert divide_memory(free, [0, 0]) == [{0: 0, 1: 0}] * 2
 
 
+@pytest.mark.quick
 def test_members_placed_by_accelerate_decode(saved: Path) -> None:
     with load(saved, MemberSpec(path=str(saved), name="second"), device_map="auto") as engine:
         assert engine.generate("The ferry", max_new_tokens=3).text
@@ -128,9 +132,10 @@ def test_a_member_that_is_no_path(member: Any) -> None:
 
 def test_a_single_path_instead_of_a_list(saved: Path) -> None:
     with pytest.raises(InvalidInputError, match="list"):
-        AdaFuseEngine.from_pretrained(str(saved))  # type: ignore[arg-type]
+        AdaFuseEngine.from_pretrained(str(saved))
 
 
+@pytest.mark.quick
 def test_a_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"nowhere.*does not exist"):
         load(tmp_path / "nowhere")

@@ -91,7 +91,10 @@ CASES = {
     "torchao-int8": Case("torchao", lambda: torchao("Int8WeightOnlyConfig"), "Int8Tensor", 1e-4),
     "torchao-int4-in-8": Case(
         "torchao",
-        lambda: torchao("IntxWeightOnlyConfig", weight_dtype=torch.int4),
+        lambda: torchao(
+            "IntxWeightOnlyConfig",
+            weight_dtype=torch.int4,  # type: ignore[attr-defined]
+        ),
         "IntxUnpackedToInt8Tensor",
         1e-4,
     ),
@@ -291,6 +294,7 @@ def test_int4_weights_of_torchao() -> None:
 # What cannot be loaded ------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("wrong", ["4bit", 4, transformers.BitsAndBytesConfig, object()])
 def test_what_is_no_quantization_configuration_is_refused_at_once(wrong: Any) -> None:
     with pytest.raises(InvalidOptionError, match=r"wren.*quantization_config.*BitsAndBytesConfig"):
@@ -353,6 +357,7 @@ def test_packages_are_looked_up_where_pip_puts_them() -> None:
 # Memory ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("config", "bits"),
     [
@@ -404,6 +409,7 @@ def test_configuration_objects_are_read_as_mappings_are() -> None:
     )
 
 
+@pytest.mark.quick
 def test_memory_is_counted_by_what_is_quantized() -> None:
     model = AutoModelForCausalLM.from_pretrained(WREN, dtype=torch.bfloat16)
     total = sum(p.numel() for p in model.parameters())

@@ -12,6 +12,7 @@ def names(*members: str | MemberSpec) -> list[str]:
     return member_names([m if isinstance(m, MemberSpec) else MemberSpec(path=m) for m in members])
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("paths", "expected"),
     [
@@ -31,6 +32,7 @@ def test_names_are_the_last_parts_of_paths_as_many_as_it_takes(
     assert names(*paths) == expected
 
 
+@pytest.mark.quick
 def test_given_names_are_kept_and_others_make_way() -> None:
     assert names(MemberSpec(path="a/model", name="model"), "b/model") == ["model", "b/model"]
     assert names("b/model", MemberSpec(path="a/x", name="model")) == ["b/model", "model"]

@@ -16,6 +16,8 @@ from adafuse_llm.report.looks import looks, owner
 from adafuse_llm.report.page import fragment, page
 from adafuse_llm.summary import Summary
 
+pytestmark = pytest.mark.quick
+
 NASTY = '<b>bold</b> & "quotes"\n\n  <script>alert(1)</script> 中文 🙂 \x1b[31m'
 
 

@@ -226,13 +226,14 @@ def stopped_within_a_round(member: Wrapped, at: int) -> None:
     assert member.released == 1
 
 
+@pytest.mark.quick
 def test_closing_a_stream_stops_forward_passes(
     slow_ensemble: AdaFuseEngine, slow_member: Wrapped
 ) -> None:
     stream = slow_ensemble.stream("x", max_new_tokens=100_000)
     for _ in range(3):
         next(stream)
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     stopped_within_a_round(slow_member, slow_member.calls)
 
 
@@ -254,6 +255,7 @@ def test_a_stream_that_is_never_read_runs_nothing(
     del stream
 
 
+@pytest.mark.quick
 async def test_cancelling_a_task_stops_forward_passes(
     slow_ensemble: AdaFuseEngine, slow_member: Wrapped
 ) -> None:
@@ -273,7 +275,7 @@ async def test_closing_an_asynchronous_stream_stops_forward_passes(
     async for event in stream:
         if event.round is not None and event.round.index == 2:
             break
-    await stream.aclose()  # type: ignore[attr-defined]
+    await stream.aclose()
     stopped_within_a_round(slow_member, slow_member.calls)
 
 
@@ -459,6 +461,7 @@ def test_nan_is_computed_anew_and_kept_for_no_other_request(arch: str) -> None:
     assert [as_data(result) for result in results] == approximately(expected)
 
 
+@pytest.mark.quick
 def test_a_failing_batch_raises_and_stops_its_other_requests() -> None:
     def before(call: int, asks: Sequence[NodeQuery]) -> None:
         time.sleep(0.001)
@@ -477,6 +480,7 @@ def test_a_failing_batch_raises_and_stops_its_other_requests() -> None:
 # Observers ------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_observers_see_every_round_in_order() -> None:
     engine_seen: list[Round] = []
     call_seen: list[Round] = []
@@ -510,6 +514,7 @@ def test_an_observer_that_raises_is_logged_and_harmless(
 # The end --------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_a_closed_engine_takes_no_requests() -> None:
     ensemble = AdaFuseEngine([endless_fake()])
     ensemble.generate("x", max_new_tokens=2)

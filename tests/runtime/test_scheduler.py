@@ -9,6 +9,7 @@ import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,8 @@ from adafuse_llm import (
 from adafuse_llm.backends import FakeBackend, NodeQuery, SupportsPlacement
 from adafuse_llm.backends.fake import END
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
-from adafuse_llm.decoding.member import Member
+from adafuse_llm.config import DecodeOptions
+from adafuse_llm.decoding.member import Member, MemberQuery
 from adafuse_llm.runtime import scheduler
 from adafuse_llm.runtime.budget import CacheBudget
 from adafuse_llm.strategies.adafuse import branch_tokens
@@ -82,6 +84,7 @@ def wait_until(condition):
         time.sleep(0.002)
 
 
+@pytest.mark.quick
 def test_no_more_requests_run_at_once_than_there_are_places():
     live: set[int] = set()
     most = 0
@@ -105,6 +108,7 @@ def test_no_more_requests_run_at_once_than_there_are_places():
     assert not live
 
 
+@pytest.mark.quick
 def test_a_batch_fails_as_soon_as_one_of_its_prompts_does():
     def rule(text: str) -> dict[str, float]:
         if text.startswith("bad"):
@@ -165,6 +169,7 @@ def test_a_child_of_a_fork_waits_for_no_lock_of_its_parent():
         running = background(engine.generate, "a:", max_new_tokens=3)
         assert inside.wait(PATIENCE)
         coordinator = engine._scheduler._coordinator
+        assert coordinator is not None
         with engine._scheduler._lock, coordinator._accepting, member.codec._growing:
             assert in_child(lambda: engine.generate("b:", max_new_tokens=3).text == " . . .")
         gate.set()
@@ -252,10 +257,11 @@ def test_one_member_serves_all_requests_that_run_at_once():
 
 def waiting(*since_by_name):
     """Questions as the scheduler keeps them, of requests that do not matter here."""
+    none: Any = None
     questions = []
     for name, since in since_by_name:
-        member = type("Asked", (), {"backend": FakeBackend(name, counting)})()
-        questions.append(scheduler.PendingQuery(None, scheduler.MemberQuery(member, None), since))
+        member: Any = type("Asked", (), {"backend": FakeBackend(name, counting)})()
+        questions.append(scheduler.PendingQuery(none, MemberQuery(member, none), since))
     return questions
 
 
@@ -289,7 +295,7 @@ def test_nobody_starves_beside_requests_that_always_outnumber_him():
 
 # Memory ---------------------------------------------------------------------------------------
 
-FEW: dict[str, int] = {
+FEW: DecodeOptions = {
     "max_words": 1,
     "branching_factor": 1,
     "max_word_tokens": 1,
@@ -309,6 +315,7 @@ def test_the_pool_of_a_round_bounds_the_branches():
     assert branch_tokens(2, AdaFuseConfig(max_words=3, branching_factor=3)) == 2 * 5 * 16
 
 
+@pytest.mark.quick
 def test_requests_run_first_come_first_served_as_memory_goes():
     """20 bytes: two short requests at a time. The long one in the middle waits until it is alone,
     and the short ones behind it wait for it.
@@ -330,6 +337,7 @@ def test_requests_run_first_come_first_served_as_memory_goes():
     assert most == 2
 
 
+@pytest.mark.quick
 def test_a_request_that_fits_no_device_is_refused_before_anything_is_computed():
     members = [
         Watched("small", bytes_per_token=1, device="cuda:0"),
@@ -344,7 +352,8 @@ def test_a_request_that_fits_no_device_is_refused_before_anything_is_computed():
         with pytest.raises(CacheMemoryError):
             engine.generate_batch(["x"] * 3, **FEW)
         assert not members[0].sizes
-        assert engine.generate("x", **{**FEW, "max_new_tokens": 6}).text == " ." * 6
+        fewer: DecodeOptions = {**FEW, "max_new_tokens": 6}
+        assert engine.generate("x", **fewer).text == " ." * 6
 
 
 def test_members_of_one_device_share_its_memory():
@@ -359,7 +368,7 @@ def test_members_of_one_device_share_its_memory():
 
 def test_a_request_needs_no_more_than_the_context_window_and_its_branches():
     member = FakeBackend("dots", counting, (), 8, bytes_per_token=1)
-    options = {**FEW, "max_new_tokens": 100}
+    options: DecodeOptions = {**FEW, "max_new_tokens": 100}
     with AdaFuseEngine([member], runtime=RuntimeConfig(cache_bytes=9)) as engine:
         assert engine.generate("x", **options).finish_reason == "length"
     with (
@@ -437,6 +446,7 @@ class Meeting:
         self.then()
 
 
+@pytest.mark.quick
 def test_members_on_different_devices_run_at_the_same_time():
     meeting = Meeting()
     with AdaFuseEngine([meeting.a, meeting.b]) as engine:
@@ -444,6 +454,7 @@ def test_members_on_different_devices_run_at_the_same_time():
     assert [text.count(".") for text in texts] == [6, 6]
 
 
+@pytest.mark.quick
 def test_members_of_one_device_take_turns_on_its_thread():
     inside = threading.Lock()
 
@@ -528,10 +539,15 @@ def test_a_request_that_fails_on_one_device_is_released_once_the_other_is_done_w
     ran = scheduler.Scheduler([a, b], RuntimeConfig(), CacheBudget(None))
     members = [Member(each, each.codec.encode_prompt("x"), 2, 1.0) for each in (a, b)]
     roots = [NodeQuery(each.tree, (each.tree.root,), (), 2) for each in members]
-    asked = [tuple(map(scheduler.MemberQuery, members, roots))]
+    asked = [tuple(map(MemberQuery, members, roots))]
     request = scheduler.Request(members, {}, (step for step in asked))
     errors = []
-    ran.submit((request, lambda error: (errors.append(error), failed.set())))
+
+    def fails(error: Any) -> None:
+        errors.append(error)
+        failed.set()
+
+    ran.submit((request, fails))
     wait_until(lambda: "released" in happened)
     ran.close()
     assert [error.member for error in errors] == ["a"]
@@ -556,6 +572,7 @@ def test_closing_ends_requests_on_both_devices_and_waits_for_their_threads():
     assert not meeting.b.live
 
 
+@pytest.mark.quick
 def test_threads_end_when_there_is_nothing_to_do(monkeypatch):
     monkeypatch.setattr(scheduler, "IDLE_SECONDS", 0.05)
     before = adafuse_threads()
@@ -566,6 +583,7 @@ def test_threads_end_when_there_is_nothing_to_do(monkeypatch):
             wait_until(lambda: not adafuse_threads() - before)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("devices", [("cpu", "cpu"), ("cpu", "cuda:0")])
 def test_a_defect_of_the_scheduler_reaches_every_caller(monkeypatch, devices):
     def defect(backend, asking):

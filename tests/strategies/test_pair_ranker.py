@@ -108,6 +108,7 @@ def test_logits_are_those_of_one_pair_at_a_time(folder, published):
         PairRanker(folder).compare("x", [])
 
 
+@pytest.mark.quick
 def test_a_conversation_is_told_without_templates():
     judge = Judge("", "two", "one")
     members = [saying("a", "one"), saying("b", "two")]
@@ -154,12 +155,14 @@ class Judge:
         return [[float(there - here) for there in places] for here in places]
 
 
+@pytest.mark.quick
 def test_the_answer_with_the_highest_mean_logit_is_committed():
     judge = Judge("two", "three", "one", "")
     members = [saying("a", "one"), saying("b", "two"), saying("c", "three"), saying("d", "one")]
     with AdaFuseEngine(members, strategy=Rerank(ranker=judge)) as engine:
         assert engine.strategy.name == "rerank-pairs"
         events = list(engine.stream("Which:"))
+        assert events[0].generation is not None
         (only,) = events[0].generation.rounds
         assert [c.text for c in only.candidates] == [" two", " three", " one"]
         assert [c.score for c in only.candidates] == [-1.5, 0, 1.5]
@@ -240,6 +243,7 @@ def test_models_are_ranked_by_the_model(folder, published):
     best, other = (c.text.strip() for c in only.candidates)
     logits = published("The ferry:", best, other), published("The ferry:", other, best)
     assert only.candidates[0].score == pytest.approx((logits[1] - logits[0]) / 2, abs=1e-5)
+    assert only.candidates[0].score is not None
     assert only.candidates[0].score < 0
     assert math.isfinite(only.candidates[0].nll[only.candidates[0].proposers[0]])
 
@@ -250,10 +254,10 @@ def test_what_is_no_ranker_is_refused_before_anything_is_computed(folder, tmp_pa
     with pytest.raises(LoadError, match="cannot be read"):
         PairRanker(tmp_path)
     with pytest.raises(InvalidOptionError, match="PairRanker"):
-        Rerank(ranker="llm-blender/PairRM-hf")
+        Rerank(ranker="llm-blender/PairRM-hf")  # type: ignore[arg-type]
     for wrong in ("auto", "float23", "int8", None):
         with pytest.raises(InvalidOptionError, match=r"PairRanker\(dtype=...\) must be"):
-            PairRanker(folder, dtype=wrong)
+            PairRanker(folder, dtype=wrong)  # type: ignore[arg-type]
     assert PairRanker(folder, dtype=torch.bfloat16).compare("who?", ["no", "yes"])
 
 

@@ -292,6 +292,7 @@ def test_gac_with_one_weight_is_that_member(only: int) -> None:
         assert fused.text
 
 
+@pytest.mark.quick
 def test_gac_finds_what_is_nobodys_favourite_but_best_on_average() -> None:
     """Eleventh of both members, and likelier on average than what either likes better."""
 
@@ -379,7 +380,7 @@ def test_a_beam_of_one_decides_what_adafuse_decides(recipes: Sequence[Recipe]) -
             (only,) = (narrow := run("beam-1", recipes, prompt, **options)).rounds
             assert (narrow.text, narrow.finish_reason) == (usual.text, usual.finish_reason)
             assert narrow.usage.completion_tokens == usual.usage.completion_tokens
-            scores = [each.candidates[each.winner].score for each in usual.rounds]
+            scores: list[Any] = [each.candidates[each.winner].score for each in usual.rounds]
             assert only.candidates[0].score == pytest.approx(sum(scores) / len(scores), abs=1e-9)
             for name, margins in only.margins.items():
                 before = [margin for each in usual.rounds for margin in each.margins[name]]
@@ -390,7 +391,11 @@ def test_a_beam_of_one_decides_what_adafuse_decides(recipes: Sequence[Recipe]) -
 @pytest.mark.parametrize("recipes", [PAIR, TRIPLE], ids=len)
 def test_a_beam_is_that_of_a_search_without_any_cache(recipes: Sequence[Recipe], size: int) -> None:
     """A thousand are more than there are: then it is every answer that rounds can reach."""
-    options = {"max_new_tokens": 4 if size == 1000 else 12, "max_words": 2, "branching_factor": 2}
+    options: dict[str, Any] = {
+        "max_new_tokens": 4 if size == 1000 else 12,
+        "max_words": 2,
+        "branching_factor": 2,
+    }
     for prompt in PROMPTS[:2]:
         expected = beams(recipes, prompt, size, **options)
         (only,) = run(BeamSearch(size), recipes, prompt, **options).rounds
@@ -429,7 +434,12 @@ def test_a_beam_drops_what_lost(recipe: Recipe, monkeypatch: pytest.MonkeyPatch)
         rows.append((len(memory.rows), sum(1 for _ in memory.tree.nodes())))
 
     monkeypatch.setattr(RequestState, "follow", watching)
-    options = {"max_new_tokens": 48, "max_words": 1, "branching_factor": 3, "max_word_tokens": 4}
+    options: dict[str, Any] = {
+        "max_new_tokens": 48,
+        "max_words": 1,
+        "branching_factor": 3,
+        "max_word_tokens": 4,
+    }
     run(BeamSearch(2), [recipe], **options)
     assert len(live) > 8
     assert max(live) <= 1 + 2 * (48 + 4 + 3 * 4)
@@ -457,7 +467,7 @@ def test_a_beam_that_begins_with_space_alone_is_still_at_the_first_word() -> Non
     ]
     members = [
         FakeBackend(
-            name, lambda text, known=known: known.get(text[3:], {END: 1.0}),
+            name, lambda text, known=known: known.get(text[3:], {END: 1.0}),  # type: ignore[misc]
             ["\n", "a", "b", " a", " b"],
         )
         for name, known in zip("ab", rules, strict=True)
@@ -471,6 +481,7 @@ def test_a_beam_that_begins_with_space_alone_is_still_at_the_first_word() -> Non
     assert (only.text, only.candidates[0].proposers) == (usual.text, ("a", "b"))
 
 
+@pytest.mark.quick
 def test_a_beam_finds_what_a_choice_in_every_round_misses() -> None:
     after = {"": {" a": 0.6, " b": 0.4}, " a": {" c": 0.3, " d": 0.3, " e": 0.3}}
 
@@ -493,7 +504,7 @@ def test_a_beam_finds_what_a_choice_in_every_round_misses() -> None:
 
 def test_reranked_answers_are_the_members_own_and_the_likeliest_wins() -> None:
     for stop in ((), ("e",)):
-        options = {"max_new_tokens": 24, "stop": stop}
+        options: dict[str, Any] = {"max_new_tokens": 24, "stop": stop}
         (only,) = run("rerank", PAIR, PROMPTS[1], **options).rounds
         members = [reference(recipe) for recipe in PAIR]
         ids = {m.name: m.codec.encode_prompt(PROMPTS[1]) for m in members}
@@ -510,7 +521,7 @@ def test_reranked_answers_are_the_members_own_and_the_likeliest_wins() -> None:
                     assert candidate.nll[member.name] == pytest.approx(nll, abs=1e-6)
             mean = math.fsum(candidate.nll.values()) / len(candidate.nll)
             assert candidate.score == pytest.approx(mean, abs=1e-9)
-        scores = [candidate.score for candidate in only.candidates]
+        scores: list[Any] = [candidate.score for candidate in only.candidates]
         assert only.winner == scores.index(min(scores))
 
 
@@ -524,11 +535,13 @@ def saying(name: str, reply: str) -> FakeBackend:
     return FakeBackend(name, rule, [*pieces[:-1], " um"])
 
 
+@pytest.mark.quick
 def test_most_votes_win_and_of_equal_ones_the_earlier_members_answer() -> None:
     members = [saying("a", "Twelve."), saying("b", "In Vell"), saying("c", "in vell!")]
     with AdaFuseEngine(members, strategy="vote") as engine:
         events = list(engine.stream("Where:"))
         assert len(events) == 1
+        assert events[0].generation is not None
         assert events[0].text == " In Vell"
         (only,) = events[0].generation.rounds
         assert [c.score for c in only.candidates] == pytest.approx([2 / 3, 1 / 3, 1 / 3])
@@ -566,10 +579,11 @@ def test_streams_batches_and_results_are_those_of_one_request(name: str) -> None
     assert Generation.model_validate_json(alone[0].model_dump_json()) == alone[0]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", NAMED)
 def test_an_option_that_a_strategy_does_not_use_is_refused(name: str) -> None:
     strategy = find_strategy(name)
-    other = {
+    other: dict[str, Any] = {
         "margin_threshold": 0.5,
         "max_words": 2,
         "branching_factor": 2,
@@ -583,7 +597,8 @@ def test_an_option_that_a_strategy_does_not_use_is_refused(name: str) -> None:
     with AdaFuseEngine(fakes, AdaFuseConfig(use=use), strategy=strategy) as engine:
         for option, value in other.items():
             if option in strategy.options:
-                assert engine.generate("x", **{option: value}, max_new_tokens=5).text
+                given: dict[str, Any] = {option: value, "max_new_tokens": 5}
+                assert engine.generate("x", **given).text
             else:
                 said = f"option '{option}': strategy '{name}' does not use it; got"
                 with pytest.raises(InvalidOptionError, match=said):
@@ -592,6 +607,7 @@ def test_an_option_that_a_strategy_does_not_use_is_refused(name: str) -> None:
                     AdaFuseEngine(fakes, AdaFuseConfig(**{option: value}), strategy=strategy)
 
 
+@pytest.mark.quick
 def test_a_strategy_is_given_by_name_or_as_an_object() -> None:
     fakes = [saying("a", "Yes")]
     for strategy in (
@@ -615,6 +631,7 @@ def test_a_strategy_is_given_by_name_or_as_an_object() -> None:
         AdaFuseEngine(fakes, strategy="unit")
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     "make",
     [

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
-from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.instrumentation.span_handlers import SimpleSpanHandler
 from llama_index.llms.adafuse import AdaFuseRaw
+from llama_index_instrumentation import get_dispatcher
 
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.backends import FakeBackend
@@ -62,7 +62,7 @@ async def ask(llm: Any, path: str, asked: Any, **options: Any) -> Said:
         responses = [each async for each in given]
     else:
         responses = list(given) if path.startswith("stream") else [given]
-    texts = [e.message.content if isinstance(e, ChatResponse) else e.text for e in responses]
+    texts = [e.message.content or "" if isinstance(e, ChatResponse) else e.text for e in responses]
     return Said(texts, [each.delta for each in responses], [each.raw for each in responses])
 
 

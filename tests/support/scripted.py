@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,7 @@ class ScriptedForCausalLM(PreTrainedModel, GenerationMixin):
         self.embedding = torch.nn.Embedding(config.vocab_size, 1)
         self.post_init()
 
-    def _init_weights(self, module: torch.nn.Module) -> None:
+    def _init_weights(self, module: Any) -> None:
         torch.nn.init.zeros_(module.weight)
 
     def get_input_embeddings(self) -> torch.nn.Module:
@@ -112,7 +112,7 @@ class ScriptedForCausalLM(PreTrainedModel, GenerationMixin):
         if past_key_values is not None:
             keys, _ = past_key_values.update(keys, keys, 0)
         rows = keys[:, 0, :, 0].long()  # [S, r]
-        kept = range(size)
+        kept: Sequence[int] = range(size)
         if isinstance(logits_to_keep, torch.Tensor):
             kept = logits_to_keep.tolist()
         elif logits_to_keep:
@@ -164,8 +164,8 @@ class _Writer:
             if piece and token not in special:
                 self._fitting.setdefault(piece, []).append(token)
         self._longest = max(map(len, self._fitting))
-        self._next = functools.lru_cache(maxsize=None)(self._next)
-        self.logits = functools.lru_cache(maxsize=4096)(self.logits)
+        self._next = functools.lru_cache(maxsize=None)(self._next)  # type: ignore[method-assign]
+        self.logits = functools.lru_cache(maxsize=4096)(self.logits)  # type: ignore[method-assign]
 
     def logits(self, ids: tuple[int, ...]) -> torch.Tensor:
         """Logits after `ids`, [v]: logarithms of probabilities."""

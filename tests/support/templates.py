@@ -14,6 +14,7 @@ from typing import Any, Literal
 from tokenizers import AddedToken
 from tokenizers.processors import TemplateProcessing
 
+from adafuse_llm.text.chat import Message
 from tests.support.models import tokenizer
 
 
@@ -339,3 +340,7 @@ def family_tokenizer(name: str) -> Any:
         )
     made.chat_template = family.template
     return made
+
+
+def turn(role: str, content: str) -> Message:
+    return {"role": role, "content": content}

@@ -21,7 +21,7 @@ LLAMA3_SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>",
 def known_tokenizer(kind: str) -> Any:
     """A tokenizer of our own making, or one of the real ones; skips where that is absent."""
     if kind in TOKENIZER_KINDS:
-        return tokenizer(kind)  # type: ignore[arg-type]
+        return tokenizer(kind)
     import transformers
 
     if kind == "llama2":

@@ -9,16 +9,16 @@ import jinja2
 import pytest
 
 from adafuse_llm import InvalidInputError
-from adafuse_llm.adapters.conversation import to_messages
+from adafuse_llm.adapters.conversation import Call, to_messages
 from adafuse_llm.text.chat import Tool, merge_turns
 from adafuse_llm.text.codec import TokenizerCodec
 from tests.support.templates import FAMILIES, family_tokenizer
 
-CALL = {"id": "1", "name": "add", "arguments": {"a": 1}}
+CALL: Call = {"id": "1", "name": "add", "arguments": {"a": 1}}
 ADD = Tool("add", "Adds up.", {"type": "object", "properties": {"a": {"type": "number"}}})
 
 
-def turns(spec: str, fill: str = "{}") -> list[dict[str, Any]]:
+def turns(spec: str, fill: str = "{}") -> list[Any]:
     """``"su"`` is a system message and a user's; each holds a word of its own, put into `fill`."""
     roles = {"s": "system", "u": "user", "a": "assistant"}
     return [
@@ -41,7 +41,7 @@ HISTORIES |= {
     "empty user": [*turns("ua"), {"role": "user", "content": ""}],
     "empty assistant": [*turns("u"), {"role": "assistant", "content": None}, *turns("uu")[1:]],
     "empty system": [{"role": "system", "content": ""}, *turns("u")],
-    "names": to_messages([{**turn, "name": "Anna"} for turn in turns("suauu")]),
+    "names": to_messages([turn | {"name": "Anna"} for turn in turns("suauu")]),
     "tools": to_messages(
         [
             *turns("su"),

@@ -23,6 +23,7 @@ from adafuse_llm.embedded.tools import (
     calculate,
     look_up,
 )
+from adafuse_llm.text.chat import Message
 from benchmarks import embedded_agents as benchmark
 from tests.support.errands import ERRANDS
 from training.agent_prompts import draw_tools
@@ -204,6 +205,7 @@ def test_react_turns_are_those_of_llama_index() -> None:
             assert step.response == CASE.answer
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("form", FORMS)
 def test_a_turn_is_read_as_it_was_meant(form: Form) -> None:
     parsed = [read(text, form) for _, text in turns_of(CASE, form, TOOLS)]
@@ -223,12 +225,13 @@ def test_a_turn_with_another_argument_or_no_sense_is_another_turn(form: Form) ->
     assert not is_same_turn("", expected, form)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("form", FORMS)
 def test_act_runs_the_tools_that_are_called(form: Form) -> None:
     turns = iter([text for _, text in turns_of(CASE, form, TOOLS)])
     prompts = []
 
-    def reply(messages: list[dict[str, str]]) -> str:
+    def reply(messages: list[Message]) -> str:
         prompts.append(messages[-1]["content"])
         return next(turns)
 
@@ -302,7 +305,7 @@ def engine() -> Iterator[AdaFuseEngine]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_ensemble_answers_with_its_tools(engine: AdaFuseEngine, form: Form) -> None:
-    def reply(messages: list[dict[str, str]]) -> str:
+    def reply(messages: list[Message]) -> str:
         return engine.generate(messages=messages, max_new_tokens=160).text
 
     for question, _, answer in ERRANDS:

@@ -32,6 +32,7 @@ def test_the_file_is_the_same_whenever_it_is_written(
     assert gzip.decompress(written[0]) == gzip.decompress(HELDOUT.read_bytes())
 
 
+@pytest.mark.quick
 def test_another_seed_draws_others() -> None:
     shipped = heldout_questions(12)
     other = list(islice(draw_questions(seed=2), 12))

@@ -108,6 +108,7 @@ def test_a_pack_has_the_tokens_of_the_whole_text(tmp_path: Path, name: str) -> N
             assert again == ids
 
 
+@pytest.mark.quick
 def test_every_member_sees_every_skill_with_its_own_emphasis() -> None:
     for recipe in RECIPES.values():
         for emphasis in filter(None, (recipe.emphasis, recipe.finish)):
@@ -120,6 +121,7 @@ def test_every_member_sees_every_skill_with_its_own_emphasis() -> None:
     assert max(mixes, key=lambda e: e.arithmetic) is RECIPES["finch"].emphasis
 
 
+@pytest.mark.quick
 def test_the_learning_rate_falls_to_zero_twice() -> None:
     rates = [learning_rate_factor(step, 200, 300) for step in range(300)]
     assert max(rates) == 1.0
@@ -207,6 +209,7 @@ def test_two_workers_share_three_members_evenly() -> None:
     assert plan_lanes(["a", "b", "c"], 140, 2, first=100)[0] == [("c", 120), ("a", 140)]
 
 
+@pytest.mark.quick
 def test_help_and_bad_options(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["--help"])

@@ -53,6 +53,7 @@ def words_and_values(drawn: list[Case]) -> set[str]:
     return (made_up & set(re.findall(r"[A-Z][a-z]+", text))) | set(VALUE.findall(text))
 
 
+@pytest.mark.quick
 def test_the_same_seed_draws_the_same_cases() -> None:
     assert cases("heldout", 3, 5) == cases("heldout", 3, 5)
     assert cases("heldout", 3, 5) != cases("heldout", 4, 5)
@@ -103,6 +104,7 @@ def test_arithmetic_problems_of_the_two_splits_are_disjoint() -> None:
     assert not steps("train") & steps("heldout")
 
 
+@pytest.mark.quick
 def test_arithmetic_is_right_and_stays_below_one_hundred() -> None:
     names = Names(random.Random(11), "train")
     operations = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
@@ -156,6 +158,7 @@ def test_is_correct_compares_the_whole_answer() -> None:
     assert not is_correct(case, "Maren Tolvik and others")
 
 
+@pytest.mark.quick
 def test_the_shipped_handbook_is_the_generated_one() -> None:
     handbook = draw_handbook(Names(random.Random(HANDBOOK_SEED), "heldout"))
     shipped = {path.name: path.read_text(encoding="utf-8") for path in handbook_path().glob("*.md")}

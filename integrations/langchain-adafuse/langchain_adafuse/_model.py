@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import torch
     from langchain_core.caches import BaseCache
     from langchain_core.callbacks import Callbacks
+    from langchain_core.language_models.model_profile import ModelProfile
     from langchain_core.rate_limiters import BaseRateLimiter
 
     from adafuse_llm import MemberSpec
@@ -87,6 +88,7 @@ class ModelFields(DecodeOptions, total=False):
     rate_limiter: BaseRateLimiter | None
     disable_streaming: bool | Literal["tool_calling"]
     output_version: str | None
+    profile: ModelProfile | None
 
 
 class EnsembleModel(Serializable):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.callbacks import (
     AsyncCallbackManager,
@@ -23,7 +23,7 @@ from langchain_core.runnables.config import ensure_config
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.utils.uuid import uuid7
 from pydantic import PrivateAttr
-from typing_extensions import Self
+from typing_extensions import Self, Unpack
 
 from adafuse_llm import AdaFuseEngine, StreamEvent
 from adafuse_llm.adapters.conversation import to_messages
@@ -31,7 +31,7 @@ from adafuse_llm.adapters.structured import schema_instructions
 from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.text.chat import Message
 from langchain_adafuse._messages import Reply, ToolLike, to_tool_choice, to_tools, to_turns
-from langchain_adafuse._model import EnsembleModel, RoundRecords, usage_of
+from langchain_adafuse._model import EnsembleModel, ModelFields, RoundRecords, usage_of
 from langchain_adafuse._rounds import ModelRun
 from langchain_adafuse._structured import Method, Schema, StructuredOutput
 
@@ -60,6 +60,10 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         TimeoutError: the call takes longer than `timeout` seconds.
         MemberError: a member fails; the message names the member.
     """
+
+    if TYPE_CHECKING:  # type checkers derive a constructor for each class that has none
+
+        def __init__(self, **fields: Unpack[ModelFields]) -> None: ...
 
     _run: ModelRun | None = PrivateAttr(default=None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForLLMRun,
@@ -14,10 +14,11 @@ from langchain_core.callbacks import (
 )
 from langchain_core.language_models import BaseLLM
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
+from typing_extensions import Unpack
 
 from adafuse_llm import Generation as AdaFuseGeneration
 from adafuse_llm import StreamEvent
-from langchain_adafuse._model import EnsembleModel, RoundRecords, usage_of
+from langchain_adafuse._model import EnsembleModel, ModelFields, RoundRecords, usage_of
 from langchain_adafuse._rounds import ROUNDS_KEY
 
 Kind = Literal["input_tokens", "output_tokens", "total_tokens"]
@@ -42,6 +43,10 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
         TimeoutError: the call takes longer than `timeout` seconds.
         MemberError: a member fails; the message names the member.
     """
+
+    if TYPE_CHECKING:  # type checkers derive a constructor for each class that has none
+
+        def __init__(self, **fields: Unpack[ModelFields]) -> None: ...
 
     @property
     def _llm_type(self) -> str:

@@ -28,6 +28,7 @@ def test_what_was_evaluated_of_a_winner_is_kept_where_its_last_token_was_only_sc
     assert answer.next[0].logprobs == pytest.approx(plain.topk(2).values.tolist(), abs=1e-10)
 
 
+@pytest.mark.quick
 def test_a_model_in_training_mode_or_an_unknown_form_is_refused():
     training = type(model(Recipe("llama")))(model(Recipe("llama")).config).train()
     with pytest.raises(UnsupportedModelError, match="training mode"):

@@ -78,7 +78,7 @@ def check_batch(
     ["llama", "mistral", "qwen3", "gemma2", "gemma3", "gpt2", "phi3", "gptj", "falcon", "mamba"],
 )
 def test_many_requests_at_once_equal_the_reference(arch: str) -> None:
-    kinds = ("bytelevel", "sentencepiece", "unigram")
+    kinds: tuple[Any, ...] = ("bytelevel", "sentencepiece", "unigram")
     kind = kinds[len(arch) % 3]
     pair = Recipe(arch, kind, seed=7), Recipe("olmo2", "bytelevel", seed=8)
     check_batch(pair, margin_threshold=0.2, max_new_tokens=14)
@@ -95,6 +95,7 @@ def test_grouped_heads_give_the_same_numbers_folded_or_not(
     check_batch([Recipe(arch, seed=3)], margin_threshold=0.2, max_new_tokens=10)
 
 
+@pytest.mark.quick
 def test_requests_share_forward_passes() -> None:
     recipe = Recipe("llama", seed=5, end_bias=-30.0)
     options: dict[str, Any] = {"max_new_tokens": 20, "margin_threshold": 0.2}
@@ -198,6 +199,7 @@ def prompt_length(recipe: Recipe, text: str) -> int:
     return len(tokenizer(recipe.kind).encode(text))
 
 
+@pytest.mark.quick
 def test_a_prompt_that_begins_like_an_earlier_one_is_read_from_there() -> None:
     recipe = Recipe("qwen3", seed=9)
     options: dict[str, Any] = {"max_new_tokens": 12, "margin_threshold": 0.2}
@@ -263,6 +265,7 @@ def test_rows_of_a_request_that_is_still_running_serve_another() -> None:
     assert_same(other, expected, TOLERANCE)
 
 
+@pytest.mark.quick
 def test_kept_rows_are_bounded_and_the_oldest_go_first() -> None:
     recipe = Recipe("llama", seed=15)
     row = member(recipe).cache_bytes(1) // 2

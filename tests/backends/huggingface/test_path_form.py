@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from adafuse_llm.backends.huggingface.path_form import PathForm
@@ -9,6 +10,7 @@ from adafuse_llm.tree import TokenTree
 from tests.support.models import Recipe, backend
 
 
+@pytest.mark.quick
 def test_a_path_member_recomputes_a_state_it_gave_away():
     """Children of a node whose state moved on to another child are still right."""
     member = backend(Recipe("llama"), "path")

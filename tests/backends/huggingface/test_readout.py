@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from adafuse_llm.backends.huggingface.readout import likeliest
 
 
+@pytest.mark.quick
 def test_ties_go_to_the_lower_token_id():
     logits = torch.tensor(
         [[0.0, 3.0, 1.0, 3.0, 3.0, 2.0], [5.0, 4.0, 4.0, 4.0, 4.0, 4.0], [1.0, 1.0, 2.0, 0, 0, 0]]

@@ -92,6 +92,7 @@ def test_many_requests_at_once_equal_the_reference(arch: str) -> None:
     check_batch([member(recipe)], [recipe], margin_threshold=0.2, max_new_tokens=14)
 
 
+@pytest.mark.quick
 def test_members_with_and_without_a_static_cache_work_together() -> None:
     recipes = [Recipe("llama", seed=21), Recipe("olmo2", "unigram", seed=22)]
     plain = HuggingFaceBackend(model(recipes[1]), tokenizer("unigram"), recipes[1].name)
@@ -130,6 +131,7 @@ def test_requests_join_and_leave_while_others_run() -> None:
         late = engine.generate(PROMPTS[5], max_new_tokens=9)
         texts = [[*stream][-1].generation for stream in streams]
     for prompt, generation, budget in zip(PROMPTS, texts, budgets, strict=False):
+        assert generation is not None
         expected = decode([reference(recipe)], prompt, Options(max_new_tokens=budget))
         assert_same(generation, expected, TOLERANCE)
     expected = decode([reference(recipe)], PROMPTS[5], Options(max_new_tokens=9))
@@ -391,6 +393,7 @@ def test_a_request_whose_pass_failed_leaves_its_slot(monkeypatch: pytest.MonkeyP
 # Options ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_options_that_cannot_be_together_are_refused() -> None:
     recipe = Recipe("llama", seed=33)
     with pytest.raises(InvalidOptionError, match="static_cache=True needs the tree form"):

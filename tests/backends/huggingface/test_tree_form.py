@@ -21,6 +21,7 @@ def test_a_prompt_in_chunks_gives_the_same_numbers(arch, monkeypatch):
     assert next(iter(generation.usage.forward_passes.values())) > prompt_tokens // 7
 
 
+@pytest.mark.quick
 def test_every_prompt_token_is_processed_once():
     recipe = Recipe("llama")
     backend(recipe).clear_prefix_cache()
@@ -42,7 +43,9 @@ def test_dead_rows_never_exceed_a_quarter_of_the_buffer_after_a_commit():
             seen.append(self.cache.rows)
 
     member = HuggingFaceBackend(model(Recipe("llama")), tokenizer("bytelevel"), "watched")
-    member._executor.new_form = lambda tree, rows=None: Watched(tree, chunked=True, cache=rows)
+    member._executor.new_form = lambda tree, rows=None: Watched(  # type: ignore[method-assign, assignment, misc]
+        tree, chunked=True, cache=rows
+    )
     config = AdaFuseConfig(margin_threshold=1, max_new_tokens=120, branching_factor=5)
     generation = AdaFuseEngine([member], config).generate("The ferry")
     assert len(seen) >= 20

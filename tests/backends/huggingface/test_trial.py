@@ -12,7 +12,7 @@ from tests.support.models import Recipe, model, tokenizer
 def test_a_member_that_fits_no_form_is_refused_with_the_reason():
     member = model(Recipe("llama", seed=77))
 
-    class Moody(type(member)):
+    class Moody(type(member)):  # type: ignore[misc]
         """Computes something else without a cache: no cached run can agree."""
 
         def forward(self, input_ids=None, use_cache=None, past_key_values=None, **kwargs):

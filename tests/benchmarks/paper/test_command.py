@@ -310,6 +310,7 @@ def test_without_a_suite_it_is_the_papers(paper, job, fakes):
     assert paper(*job[1:]).stdout == paper(*job).stdout
 
 
+@pytest.mark.quick
 def test_an_unknown_suite_is_one_error(paper, job, fakes, tmp_path):
     result = paper("papr", *job[1:])
     assert result.exit_code == 2
@@ -326,6 +327,7 @@ def test_the_module_is_the_command(tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.quick
 def test_every_strategy_by_name_is_in_a_table_or_left_out_on_purpose():
     from benchmarks.paper.layout import paper
 

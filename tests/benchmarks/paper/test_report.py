@@ -160,6 +160,7 @@ def test_rows_of_different_decisions_have_different_keys():
     assert Job("nq", rows[0], 1).path(Path("out")) == Path("out/nq/adafuse.jsonl")
 
 
+@pytest.mark.quick
 def test_nothing_is_claimed_of_answers_that_were_lost():
     report = reported(UniTE=3)
     claims = {claim.theirs: claim for claim in report.claims}
@@ -169,7 +170,7 @@ def test_nothing_is_claimed_of_answers_that_were_lost():
     assert claims["one alone"].adjusted == pytest.approx(2 * 2 / 2**36)  # of two rivals
     assert "nothing is said about UniTE (3 answers failed)" in verdicts(report)[1]
     made = {sheet.title: sheet for sheet in sheets(report)}
-    assert dict(made["Table 1"].rows)["UniTE"] == "42.5 (3 failed)"
+    assert ("UniTE", "42.5 (3 failed)") in made["Table 1"].rows
     tests = made["Table 1: nq, intervals, cost and tests"]
     row = dict(zip(tests.columns, tests.rows[1], strict=True))
     assert (row["failed"], row["p, peer"], row["p, member"], row["gain"]) == ("3", "-", "-", "-")
@@ -242,6 +243,7 @@ def test_rounds_are_words_and_brackets(report):
     assert trace.bracketed == "[yes, indeed]one [so]all"
 
 
+@pytest.mark.quick
 def test_tables_have_a_cell_per_column(report):
     made = {sheet.title: sheet for sheet in sheets(report)}
     for sheet in made.values():
@@ -279,6 +281,7 @@ def test_holms_method_by_hand():
     assert holm([]) == []
 
 
+@pytest.mark.quick
 def test_lines_and_bars_are_placed_in_percent():
     points = [Point(1, 50, "a", 40, 60), Point(3, 100, "b"), Point(2, 0, "c")]
     chart = line_chart([Series(points)], most=100, labels={1: "one", 3: "three"})
@@ -307,6 +310,7 @@ def test_what_a_suite_cannot_read_is_an_error_with_the_file(tmp_path):
         load_work(Suite(), tmp_path, tasks=["embedded"])
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -318,12 +322,12 @@ def test_a_row_that_does_not_fit_the_members_is_an_error_before_anything_is_deco
     tmp_path, row, message
 ):
     works, _ = load_work(Suite(questions=Sizes(table=1, sweep=1, time=1)), None)
-    with AdaFuseEngine([FakeBackend("one", {}), FakeBackend("two", {})]) as engine:
+    with AdaFuseEngine([FakeBackend(name, lambda text: {}) for name in ("one", "two")]) as engine:
         runner = Runner(lambda: engine, tmp_path, works, Suite(), identity={})
         with pytest.raises(InvalidInputError, match=message):
             runner.refusal(Job("embedded", row, 1))
         optional = row.model_copy(update={"optional": True})
-        assert message in runner.refusal(Job("embedded", optional, 1))
+        assert message in (runner.refusal(Job("embedded", optional, 1)) or "")
     assert not list(tmp_path.iterdir())
 
 

@@ -71,7 +71,7 @@ async def test_the_loop_goes_on_while_members_load_and_decode(kind, tmp_path):
             gaps.append(time.perf_counter() - before)
 
     async def longest_gap():
-        gaps = []
+        gaps: list[float] = []
         heart = asyncio.create_task(beat(gaps))
         await asyncio.sleep(0)
         await model.ainvoke("Hi")
@@ -168,7 +168,7 @@ def test_eight_streams_at_once_equal_those_one_by_one(kind):
         model = kind(engine=engine)
         prompts = [f"Number {n}, please. Answer:" for n in range(1, 9)]
         alone = [[text(chunk) for chunk in model.stream(prompt)] for prompt in prompts]
-        together = [[] for _ in prompts]
+        together: list[list[str]] = [[] for _ in prompts]
 
         def run(place, prompt):
             together[place] = [text(chunk) for chunk in model.stream(prompt)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from langchain.agents import create_agent
 from langgraph.graph import END, START, MessagesState, StateGraph
@@ -45,7 +47,7 @@ def test_the_members_call_the_tools_that_lead_to_the_answer(
 
 
 def test_the_members_know_what_was_said_before(embedded):
-    agent = create_agent(embedded, TOOLS)
+    agent: Any = create_agent(embedded, TOOLS)
     state = agent.invoke({"messages": [("user", "Who founded the Silesse Mill?")]})
     again = agent.invoke({"messages": [*state["messages"], ("user", "What is 417 * 38?")]})
     assert again["messages"][-1].text == "15846"

@@ -97,7 +97,7 @@ def test_a_graph_answers_with_sources_and_rounds(retriever, embedded):
         return {"answer": embedded.invoke(prompt).content}
 
     graph = StateGraph(State).add_sequence([retrieve, generate])
-    app = graph.add_edge(START, "retrieve").add_edge("generate", END).compile()
+    app: Any = graph.add_edge(START, "retrieve").add_edge("generate", END).compile()
     answers, told = [], []
     for question in ASKED:
         for mode, data in app.stream(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import pytest
 from langchain_core.output_parsers import StrOutputParser
@@ -34,7 +34,7 @@ def text(reply):
 @pytest.mark.parametrize("stop", [[], [" lit", "空格", "é te"]], ids=["whole", "stopped"])
 async def test_all_ways_give_the_text_of_the_engine(kind, engine, stop):
     model = kind(engine=engine, stop=stop)
-    given = {"messages": [{"role": "user", "content": "Say it."}]}
+    given: dict[str, Any] = {"messages": [{"role": "user", "content": "Say it."}]}
     prompt = "Say it." if kind is ChatAdaFuse else "Say it.\nAnswer:"
     if kind is AdaFuseLLM:
         given = {"prompt": prompt}
@@ -77,6 +77,8 @@ async def test_the_third_version_of_events(engine):
         assert "".join([piece async for piece in astream.text]) == whole
     message = stream.output
     plain = chat.invoke("Say it.")
+    assert message.usage_metadata is not None
+    assert plain.usage_metadata is not None
     assert message.usage_metadata["output_tokens"] == plain.usage_metadata["output_tokens"]
     assert message.response_metadata["finish_reason"] == "stop"
     kept = [each["text"] for each in message.additional_kwargs["adafuse_rounds"]]
@@ -88,6 +90,7 @@ class State(TypedDict):
     answer: str
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("kind", [AdaFuseLLM, ChatAdaFuse])
 async def test_nodes_of_graphs(kind, obliging):
     model = kind(engine=obliging)
@@ -99,7 +102,7 @@ async def test_nodes_of_graphs(kind, obliging):
     graph.add_node("say", say)
     graph.add_edge(START, "say")
     graph.add_edge("say", END)
-    app = graph.compile()
+    app: Any = graph.compile()
     whole = text(model.invoke("Hi"))
     assert app.invoke({"question": "Hi"})["answer"] == whole
     assert (await app.ainvoke({"question": "Hi"}))["answer"] == whole
@@ -111,6 +114,7 @@ async def test_nodes_of_graphs(kind, obliging):
         assert len(pieces) > 1
 
 
+@pytest.mark.quick
 def test_the_end_is_told_once(chat, llm):
     chunks = list(chat.stream("Hi"))
     for key in ("finish_reason", "model_name", "usage_by_member"):

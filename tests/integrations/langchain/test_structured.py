@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pydantic.v1
 import pytest
@@ -18,7 +19,7 @@ from langchain_adafuse._schema import problems
 from tests.support.obliging import call
 from tests.support.scripted import scripted_engine
 
-GOOD = {"name": "Orrin", "people": 1200}
+GOOD: dict[str, Any] = {"name": "Orrin", "people": 1200}
 
 
 class City(BaseModel):
@@ -42,7 +43,7 @@ class CityDict(TypedDict):
     people: int
 
 
-SCHEMAS = {
+SCHEMAS: dict[str, Any] = {
     "v2": City,
     "v1": CityV1,
     "typed dict": CityDict,
@@ -125,6 +126,7 @@ async def test_what_does_not_fit_is_repaired_so_many_times(method, schema):
     assert "people" in str(whole["parsing_error"])
 
 
+@pytest.mark.quick
 def test_in_a_chain_and_with_options():
     chat = ChatAdaFuse(
         engine=scripted_engine(lambda prompt: f"Sure:\n```json\n{json.dumps(GOOD)}\n```")
@@ -137,6 +139,7 @@ def test_in_a_chain_and_with_options():
         chat.with_structured_output(City, max_repairs=0).invoke("Which?", max_tokens=12)
 
 
+@pytest.mark.quick
 def test_a_call_that_is_missing_is_said():
     chat = ChatAdaFuse(engine=scripted_engine(lambda prompt: "Orrin."))
     structured = chat.with_structured_output(City, method="function_calling", max_repairs=0)
@@ -149,6 +152,7 @@ def test_unknown_methods_are_refused(chat):
         chat.with_structured_output(City, method="grammar")
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("value", "schema", "wrong"),
     [

@@ -15,6 +15,7 @@ from langchain_core.outputs import LLMResult
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import ConfigurableField
 
+from adafuse_llm import AdaFuseEngine
 from langchain_adafuse import AdaFuseLLM
 from tests.support.obliging import answer
 from tests.support.scripted import scripted_engine
@@ -48,7 +49,7 @@ class TextModelTests:
         params: what it is made with.
     """
 
-    llm_class: type[BaseLLM]
+    llm_class: Any
 
     @property
     def params(self) -> dict[str, Any]:
@@ -151,10 +152,12 @@ class TextModelTests:
     async def test_usage(self, model):
         for result in (model.generate([PROMPT, PROMPT]), await model.agenerate([PROMPT, PROMPT])):
             assert isinstance(result, LLMResult)
+            assert result.llm_output is not None
             total = result.llm_output["token_usage"]
             assert total["total_tokens"] == total["input_tokens"] + total["output_tokens"]
             for (generation,) in result.generations:
                 info = generation.generation_info
+                assert info is not None
                 assert info["finish_reason"] == "stop"
                 assert info["usage_metadata"]["output_tokens"] > 0
                 assert set(info["usage_by_member"]["ink"]) >= {"forward_passes", "cached_tokens"}
@@ -220,6 +223,7 @@ class TextModelTests:
 
 class TestAdaFuseLLM(TextModelTests):
     llm_class = AdaFuseLLM
+    engine: AdaFuseEngine
 
     @pytest.fixture(autouse=True, scope="class")
     @classmethod

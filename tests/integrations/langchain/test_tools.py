@@ -6,6 +6,7 @@ import json
 import warnings
 from functools import reduce
 from operator import add
+from typing import Any
 
 import pytest
 from langchain.agents import create_agent
@@ -77,6 +78,7 @@ def test_an_unknown_choice_is_refused(chat):
         chat.bind_tools(TOOLS, tool_choice="multiple")
 
 
+@pytest.mark.quick
 def test_several_calls_stream_whole_one_after_the_other():
     reply = "I look.\n" + call("population", city="Orrin") + "\n" + call("multiply", a=2, b=3)
     chat = chat_that(lambda prompt: reply).bind_tools(TOOLS)
@@ -126,6 +128,7 @@ def test_a_reply_that_is_cut_inside_a_call():
     assert message.response_metadata["finish_reason"] == "length"
 
 
+@pytest.mark.quick
 def test_without_tools_a_call_is_text():
     reply = call("population", city="Orrin")
     assert chat_that(lambda prompt: reply).invoke("Go").content == reply
@@ -177,7 +180,7 @@ def test_agents_use_two_tools(make, script, answer, calls):
 
 
 async def test_agents_stream_messages_rounds_and_events():
-    agent = create_agent(chat_that(asks_in_turn), TOOLS)
+    agent: Any = create_agent(chat_that(asks_in_turn), TOOLS)
     given = {"messages": [HumanMessage("How many?")]}
     pieces, rounds = [], []
     async for mode, data in agent.astream(given, stream_mode=["messages", "custom"]):
@@ -267,7 +270,7 @@ def test_members_of_all_families_answer_any_history(family):
     with AdaFuseEngine(members) as engine:
         chat = ChatAdaFuse(engine=engine).bind_tools(TOOLS)
         assert chat.invoke(HISTORY).content == "Well."
-        assert "".join(piece.content for piece in chat.stream("Hi")) == "Well."
+        assert "".join(piece.text for piece in chat.stream("Hi")) == "Well."
 
 
 def test_pictures_and_results_of_unknown_calls_are_refused(chat):
@@ -278,6 +281,7 @@ def test_pictures_and_results_of_unknown_calls_are_refused(chat):
         chat.invoke([HumanMessage("Hi"), ToolMessage("3", tool_call_id="9")])
 
 
+@pytest.mark.quick
 async def test_reasoning_is_kept_apart():
     chat = chat_that(lambda prompt: "<think>It is Orrin.</think>\n\nOrrin.")
     streamed = reduce(add, list(chat.stream("Which?")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from typing import Any
 
 import pytest
 from llama_index.core.agent.react import ReActChatFormatter
@@ -69,7 +70,7 @@ async def test_a_react_agent_is_stopped_before_what_it_makes_up(llm, streaming, 
     with recorded() as record:
         handler = agent.run("What is 12 plus 7?")
         events = [event async for event in handler.stream_events()]
-        response = await handler
+        response: Any = await handler
     assert str(response) == "It is 19."
     (result,) = [event for event in events if isinstance(event, ToolCallResult)]
     assert (result.tool_kwargs, result.tool_output.content) == ({"a": 12, "b": 7}, "19")
@@ -77,7 +78,7 @@ async def test_a_react_agent_is_stopped_before_what_it_makes_up(llm, streaming, 
     assert written[0] == CALL
     assert response.raw["summary"]["rounds"] > 0
     if streaming:
-        shown = [event for event in events if isinstance(event, AgentStream)]
+        shown: list[Any] = [event for event in events if isinstance(event, AgentStream)]
         assert "42" not in "".join(event.delta for event in shown)
         assert all(len(event.raw["rounds"]) == 1 for event in shown)
 
@@ -109,7 +110,7 @@ async def test_agents_hand_over_to_each_other():
         workflow = AgentWorkflow(agents=[porter, clerk], root_agent="Porter")
         handler = workflow.run(user_msg="What does the bread cost?")
         calls = [e async for e in handler.stream_events() if type(e) is ToolCall]
-        response = await handler
+        response: Any = await handler
     assert [call.tool_name for call in calls] == ["handoff", "add"]
     assert str(response) == "The bread is 19 crowns."
     assert response.current_agent_name == "Clerk"
@@ -153,6 +154,7 @@ async def test_a_tool_is_chosen_and_called(llm, asynchronous):
     assert (response.response, response.sources) == ("It is 19.", [])
 
 
+@pytest.mark.quick
 def test_options_of_a_step(llm):
     with recorded() as record:
         llm.predict_and_call([TOOL], "12 plus 7?", use=["ink"], max_words=2, stop="?")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import types
+from typing import Any
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock, MessageRole, ThinkingBlock
@@ -42,7 +43,7 @@ def engine():
         yield engine
 
 
-CASES = {
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str | None]] = {
     "plain": ("Where is it?", {}, {}, REPLIES["Where"]),
     "stop": ("Where is it?", {}, {"stop": [" by the", "\n"]}, "Orrin lies north of Vell,"),
     "stop of the LLM": ("Where is it?", {"stop": " of"}, {}, "Orrin lies north"),
@@ -83,6 +84,8 @@ async def test_every_path_returns_the_same_text_and_counts_it_once(engine, path,
     assert len(said.texts) == (len(own.rounds) if "stream" in path else 1)
 
     usage = said.raw.usage
+    assert usage is not None
+    assert usage.members is not None
     assert usage.members.prompt_tokens == own.usage.prompt_tokens
     assert usage.members.completion_tokens == own.usage.completion_tokens
     assert usage.prompt_tokens == own.usage.prompt_tokens["ink"]
@@ -97,10 +100,12 @@ async def test_every_path_returns_the_same_text_and_counts_it_once(engine, path,
     assert not record.named(other + "StartEvent")
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_chunk_tells_its_round_and_the_last_one_the_whole(engine, path):
     said = await ask(AdaFuseLLM(engine=engine), path, prompt_of(path, "Where is it?"))
     rounds = [each.index for raw in said.raws for each in raw.rounds]
+    assert said.raw.summary is not None
     assert rounds == list(range(said.raw.summary.rounds))
     for raw in said.raws[:-1]:
         assert (len(raw.rounds), raw.usage, raw.finish_reason, raw.summary) == (1, None, None, None)
@@ -116,9 +121,9 @@ async def test_streams_are_real_generators_and_nothing_is_written_into_additiona
     for stream in (llm.stream_complete("Where?"), llm.stream_chat(messages)):
         assert isinstance(stream, types.GeneratorType)
         assert all(not each.additional_kwargs for each in stream)
-    for stream in (await llm.astream_complete("Where?"), await llm.astream_chat(messages)):
-        assert isinstance(stream, types.AsyncGeneratorType)
-        async for each in stream:
+    for astream in (await llm.astream_complete("Where?"), await llm.astream_chat(messages)):
+        assert isinstance(astream, types.AsyncGeneratorType)
+        async for each in astream:
             assert not each.additional_kwargs
     assert not llm.chat(messages).message.additional_kwargs
 
@@ -210,6 +215,7 @@ def test_a_member_without_a_template_reads_named_turns():
     assert "Be brief.\n\nUser: Where?\n\nAssistant:" in seen
 
 
+@pytest.mark.quick
 def test_what_is_not_text_is_refused(engine):
     llm = AdaFuseLLM(engine=engine)
     picture = ChatMessage(blocks=[ImageBlock(image=b"AAAA")])
@@ -236,13 +242,15 @@ async def test_no_option_is_ignored(engine, path):
     with pytest.raises(TypeError, match="use= chooses"):
         await ask(llm, path, "Where?", members=["ink"])
     said = await ask(llm, path, prompt_of(path, "Where is it?"), use=["ink"])
+    assert said.raw.usage is not None
     assert set(said.raw.usage.members.prompt_tokens) == {"ink"}
 
 
+@pytest.mark.quick
 def test_every_option_can_be_said_once_for_all_calls(engine):
     from adafuse_llm import AdaFuseConfig
 
-    said = {
+    said: dict[str, Any] = {
         "margin_threshold": 0.5,
         "max_words": 2,
         "branching_factor": 2,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from llama_index.core import get_response_synthesizer
 from llama_index.core.base.llms.types import ChatMessage
-from llama_index.core.instrumentation import get_dispatcher
-from llama_index.core.instrumentation.dispatcher import instrument_tags
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, TextNode
@@ -19,6 +18,8 @@ from llama_index.observability.otel.base import (
     OTelCompatibleEventHandler,
     OTelCompatibleSpanHandler,
 )
+from llama_index_instrumentation import get_dispatcher
+from llama_index_instrumentation.dispatcher import instrument_tags
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -74,6 +75,7 @@ def check(record, decodes, parent):
     assert not record.spans.open_spans
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("path", PATHS)
 async def test_alone(llm, path):
     with recorded() as record:
@@ -111,7 +113,7 @@ async def test_in_a_query_engine(llm, streaming):
 
 async def test_in_a_workflow(llm):
     with recorded() as record:
-        said = await asyncio.gather(*(Asking().run(llm=llm) for _ in range(8)))
+        said: Any = await asyncio.gather(*(Asking().run(llm=llm) for _ in range(8)))
     assert [raw.summary.rounds for raw in said] == [WORDS + 1] * 8
     check(record, 8, "AdaFuseLLM.achat-")
     spans = record.closed()
@@ -198,6 +200,7 @@ async def test_opentelemetry_receives_every_round_under_a_child_span(llm, export
 # Decisions in responses -------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 async def test_decisions_reach_the_response(llm):
     engine, streaming = query_engine(llm), query_engine(llm, streaming=True)
     with DecisionHandler() as handler:

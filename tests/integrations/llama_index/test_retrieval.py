@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import pytest_socket
@@ -11,7 +12,9 @@ from llama_index.core.chat_engine import ContextChatEngine
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.retrievers import QueryFusionRetriever
+from llama_index.core.retrievers.fusion_retriever import FUSION_MODES
 from llama_index.core.schema import TextNode
 from llama_index.llms.adafuse import AdaFuseLLM, DecisionHandler
 from llama_index.retrievers.bm25 import BM25Retriever
@@ -68,7 +71,7 @@ def retrievers(nodes):
         return QueryFusionRetriever(
             [bm25, vector.as_retriever(similarity_top_k=2)],
             llm=llm,
-            mode="reciprocal_rerank",
+            mode=FUSION_MODES.RECIPROCAL_RANK,
             num_queries=1,
             similarity_top_k=2,
         )
@@ -88,6 +91,7 @@ async def test_the_embedded_questions_are_answered_with_sources_and_rounds(llm, 
             response = await engine.aquery(each.question)
             right += str(response) == each.answer
             assert each.source in {node.metadata["source"] for node in response.source_nodes}
+            assert response.metadata is not None
             (raw,) = response.metadata["adafuse"]
             assert "".join(r.text for r in raw.rounds).strip() == str(response)
             assert set(raw.summary.wins) == {"wren", "heron", "finch"}
@@ -142,7 +146,7 @@ def test_a_streamed_answer_and_a_streamed_chat(llm, retrievers):
     engine = RetrieverQueryEngine.from_args(
         retrievers("bm25", llm), llm=llm, text_qa_template=TEMPLATE, streaming=True
     )
-    response = engine.query("Who founded the Silesse Mill?")
+    response: Any = engine.query("Who founded the Silesse Mill?")
     assert "".join(response.response_gen) == "Jenbert Zalwyn"
     chat = ContextChatEngine.from_defaults(
         retriever=retrievers("bm25", llm),
@@ -157,6 +161,6 @@ def test_default_prompts_of_llama_index_fit(llm, retrievers):
     """They are long, and the members have never seen them; a small answer comes all the same."""
     for mode in ("compact", "refine", "tree_summarize", "accumulate"):
         engine = RetrieverQueryEngine.from_args(
-            retrievers("bm25", llm), llm=llm, response_mode=mode
+            retrievers("bm25", llm), llm=llm, response_mode=ResponseMode(mode)
         )
         assert str(engine.query("Who founded the Silesse Mill?"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage
@@ -25,7 +25,12 @@ class Ship(BaseModel):
     crew: tuple[str, ...] = ()
 
 
-FERRY = {"name": "Orrin {II}", "kind": "ferry", "length": 31.5, "crew": ["Anna", "船長"]}
+FERRY: dict[str, Any] = {
+    "name": "Orrin {II}",
+    "kind": "ferry",
+    "length": 31.5,
+    "crew": ["Anna", "船長"],
+}
 WRITTEN = json.dumps(FERRY, ensure_ascii=False)
 PROMPT = PromptTemplate("Describe the ship {name}.")
 
@@ -104,6 +109,7 @@ async def test_attempts_are_bounded(way):
             await predict(AdaFuseLLM(engine=cut, retries=0), way, "cut", max_new_tokens=9)
 
 
+@pytest.mark.quick
 def test_members_read_the_schema_as_it_is(llm):
     seen: list[str] = []
     with AdaFuseEngine([scripted(lambda prompt: seen.append(prompt) or WRITTEN)]) as engine:
@@ -127,6 +133,7 @@ async def test_a_stream_shows_objects_that_grow(llm, way):
     assert all(FERRY["name"].startswith(name) for name in names if name)
 
 
+@pytest.mark.quick
 async def test_as_structured_llm(llm):
     ship = llm.as_structured_llm(Ship)
     asked = [ChatMessage("Describe the ship fenced.")]

@@ -1,0 +1,102 @@
+"""Options: defaults, checks and changes by copy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from adafuse_llm import (
+    AdaFuseConfig,
+    InvalidOptionError,
+)
+from tests.support.models import Recipe, engine
+
+pytestmark = pytest.mark.quick
+
+
+def test_defaults() -> None:
+    assert AdaFuseConfig().model_dump() == {
+        "margin_threshold": 0.7,
+        "max_words": 3,
+        "branching_factor": 3,
+        "max_word_tokens": 16,
+        "max_new_tokens": 256,
+        "stop": (),
+        "weights": None,
+        "use": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("margin_threshold", -0.1, "greater than or equal to 0"),
+        ("margin_threshold", 1.5, "less than or equal to 1"),
+        ("margin_threshold", "high", "number"),
+        ("margin_threshold", math.nan, ""),
+        ("max_words", 0, "greater than or equal to 1"),
+        ("max_words", 1.5, "integer"),
+        ("branching_factor", 0, "greater than or equal to 1"),
+        ("branching_factor", -3, "greater than or equal to 1"),
+        ("max_word_tokens", 0, "greater than or equal to 1"),
+        ("max_new_tokens", 0, "greater than or equal to 1"),
+        ("max_new_tokens", "many", "integer"),
+        ("stop", [""], "at least one character"),
+        ("stop", 5, "tuple"),
+        ("weights", [1.0, -1.0], "non-negative"),
+        ("weights", [0.0, 0.0], "not all zero"),
+        ("weights", {"a": math.inf}, "finite"),
+        ("weights", (), "not all zero"),
+    ],
+)
+def test_an_option_out_of_range_is_named_with_what_is_allowed_and_given(
+    name: str, value: Any, allowed: str
+) -> None:
+    with pytest.raises(InvalidOptionError) as caught:
+        AdaFuseConfig(**{name: value})
+    message = str(caught.value)
+    assert name in message
+    assert allowed in message
+    assert repr(value) in message or repr(value[0]) in message
+    assert "\n" not in message
+    assert isinstance(caught.value, ValueError)
+
+
+def test_an_unknown_option_gets_the_nearest_name() -> None:
+    with pytest.raises(InvalidOptionError, match=r"'max_token'.*Did you mean 'max_new_tokens'"):
+        AdaFuseConfig(max_token=5)  # type: ignore[call-arg]
+    with pytest.raises(InvalidOptionError, match=r"'zzz'.*The options are: margin_threshold"):
+        AdaFuseConfig(zzz=5)  # type: ignore[call-arg]
+    with pytest.raises(InvalidOptionError, match="Did you mean 'margin_threshold'"):
+        AdaFuseConfig().override({"margin_treshold": 0.5})
+
+
+@pytest.mark.parametrize("value", [0.7, 1, "warm", -1])
+def test_a_temperature_other_than_zero_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidOptionError, match=r"temperature.*0"):
+        AdaFuseConfig(temperature=value)
+    with pytest.raises(InvalidOptionError, match="temperature"):
+        engine(Recipe()).generate("x", temperature=value)
+
+
+def test_temperature_zero_means_nothing() -> None:
+    assert AdaFuseConfig(temperature=0) == AdaFuseConfig(temperature=None) == AdaFuseConfig()
+
+
+def test_options_are_frozen_and_changed_by_copy() -> None:
+    config = AdaFuseConfig(max_words=2)
+    with pytest.raises(Exception, match="frozen"):
+        config.max_words = 3
+    changed = config.override({"stop": "x", "weights": [1, 2]})
+    assert (changed.max_words, changed.stop, changed.weights) == (2, ("x",), (1.0, 2.0))
+    assert (config.stop, config.weights) == ((), None)
+    assert AdaFuseConfig(stop=None).stop == ()
+    assert AdaFuseConfig(stop=["a", "b"]).stop == ("a", "b")
+
+
+def test_the_options_of_the_reference_are_the_options_of_the_engine() -> None:
+    from tests.reference import Options
+
+    assert vars(Options()) == AdaFuseConfig().model_dump(exclude={"use"})

@@ -1,0 +1,122 @@
+"""What an engine refuses, and whom it lets decode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import adafuse_llm
+from adafuse_llm import (
+    AdaFuseConfig,
+    AdaFuseEngine,
+    ContextWindowError,
+    InvalidInputError,
+    InvalidOptionError,
+)
+from adafuse_llm.backends import FakeBackend
+from tests.support.compare import approximately, as_data
+from tests.support.models import Recipe, engine
+
+
+def always(text: str) -> dict[str, float]:
+    return {"<end>": 0.9, "a": 0.1}
+
+
+@pytest.fixture
+def pair() -> AdaFuseEngine:
+    return AdaFuseEngine([FakeBackend("one", always), FakeBackend("two", always, (), 20)])
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({}, "either a prompt or messages"),
+        ({"prompt": "x", "messages": [{"role": "user", "content": "x"}]}, "either"),
+        ({"prompt": ""}, "empty"),
+        ({"prompt": "   "}, "empty"),
+        ({"prompt": 5}, "int"),
+        ({"messages": []}, "empty"),
+        ({"prompt": "x", "weights": [1.0]}, "weights.*2.*1"),
+        ({"prompt": "x", "weights": {"one": 1.0}}, "weights.*two is missing"),
+        ({"prompt": "x", "weights": {"one": 0, "two": 1}, "use": "one"}, "no weight.*one"),
+        ({"prompt": "x", "use": ["one", "tow"]}, "no member 'tow'.*'two'"),
+        ({"prompt": "x", "use": []}, "use.*at least 1"),
+        ({"prompt": "x", "weights": {"one": 1.0, "tow": 1.0}}, "tow"),
+        ({"prompt": "x", "max_words": 0}, "max_words"),
+        ({"prompt": "x", "max_wrds": 1}, "Did you mean 'max_words'"),
+    ],
+)
+def test_bad_requests_are_refused_before_anything_is_computed(
+    pair: AdaFuseEngine, arguments: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=says):
+        pair.generate(**arguments)
+    with pytest.raises(InvalidInputError, match=says):
+        pair.stream(**arguments)
+    assert all(getattr(member, "passes", 0) == 0 for member in pair.backends)
+
+
+@pytest.mark.quick
+def test_a_prompt_longer_than_a_window_names_member_window_and_tokens(
+    pair: AdaFuseEngine,
+) -> None:
+    with pytest.raises(ContextWindowError, match=r"25 tokens.*'two'.*20"):
+        pair.generate("x" * 25)
+    with pytest.raises(ContextWindowError):
+        pair.generate("x" * 20)
+    assert pair.generate("x" * 19).finish_reason == "stop"
+    assert pair.context_window == 20
+
+
+@pytest.mark.quick
+def test_bad_batches_are_refused(pair: AdaFuseEngine) -> None:
+    for arguments in ({}, {"prompts": "x"}, {"prompts": ["x"], "messages": [[]]}):
+        with pytest.raises(InvalidInputError):
+            pair.generate_batch(**arguments)
+    with pytest.raises(InvalidInputError, match="empty"):
+        pair.generate_batch(["x", ""])
+    assert pair.generate_batch([]) == []
+    assert all(getattr(member, "passes", 0) == 0 for member in pair.backends)
+
+
+@pytest.mark.quick
+def test_an_engine_needs_members_with_different_names() -> None:
+    with pytest.raises(InvalidInputError, match="at least one member"):
+        AdaFuseEngine([])
+    with pytest.raises(InvalidInputError, match="different names"):
+        AdaFuseEngine([FakeBackend("one", always), FakeBackend("one", always)])
+    with pytest.raises(InvalidOptionError, match="weights"):
+        AdaFuseEngine([FakeBackend("one", always)], AdaFuseConfig(weights=(1.0, 1.0)))
+
+
+def test_weights_by_name_and_by_order_are_the_same() -> None:
+    members = (Recipe(seed=1), Recipe("gpt2", "sentencepiece", seed=2))
+    names = [member.name for member in members]
+    ensemble = engine(*members)
+    by_order = ensemble.generate("The", max_new_tokens=8, weights=[0.2, 1.0])
+    by_name = ensemble.generate("The", max_new_tokens=8, weights={names[1]: 1.0, names[0]: 0.2})
+    assert as_data(by_order)["rounds"] == approximately(as_data(by_name)["rounds"])
+
+
+@pytest.mark.quick
+def test_some_members_decode_as_an_engine_of_them_would() -> None:
+    recipes = (Recipe(seed=1), Recipe("gpt2", "sentencepiece", seed=2), Recipe("gpt2", seed=3))
+    names = [recipe.name for recipe in recipes]
+    weights = dict(zip(names, (0.2, 1.0, 0.5), strict=True))
+    ensemble = engine(*recipes)
+    some = ensemble.generate("The", max_new_tokens=8, use=[names[2], names[0]], weights=weights)
+    pair = engine(recipes[0], recipes[2]).generate("The", max_new_tokens=8, weights=[0.2, 0.5])
+    assert set(some.usage.forward_passes) == {names[0], names[2]}
+    assert as_data(some)["rounds"] == approximately(as_data(pair)["rounds"])
+
+
+@pytest.mark.quick
+def test_no_scorable_candidate_is_an_error_not_a_silence() -> None:
+    def impossible(text: str) -> dict[str, float]:
+        return {"a": 0.0, "b": 0.0}
+
+    ensemble = AdaFuseEngine([FakeBackend("one", impossible)])
+    with ensemble, pytest.raises(adafuse_llm.DecodingError):
+        ensemble.generate("x")

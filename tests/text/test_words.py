@@ -1,0 +1,94 @@
+"""Words."""
+
+from __future__ import annotations
+
+import pytest
+
+from adafuse_llm.text.words import (
+    added,
+    ends_before,
+    is_closed,
+    is_incomplete,
+    leading_space,
+)
+
+pytestmark = pytest.mark.quick
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "new"),
+    [
+        ("", "abc", "abc"),
+        ("ab", "abc", "c"),
+        ("ab", "ab", ""),
+        ("ab\ufffd", "ab\u00e9", "\u00e9"),
+        ("ab\ufffd\ufffd", "ab\u20ac c", "\u20ac c"),
+        ("ab\ufffd", "ab\ufffd\ufffd", "\ufffd"),
+        ("ab\ufffd", "ab\ufffd c", " c"),
+    ],
+)
+def test_added_text(before: str, after: str, new: str) -> None:
+    assert added(before, after) == new
+
+
+@pytest.mark.parametrize(
+    ("word", "closed"),
+    [
+        ("the", False),
+        (" the", False),
+        (".\n\n", True),
+        ("the ", True),
+        (" ", False),
+        ("\n\n", False),
+        ("", False),
+        ("the\u00a0", True),
+        ("\ufffd", False),
+    ],
+)
+def test_a_word_is_closed_by_whitespace_it_carries(word: str, closed: bool) -> None:
+    assert is_closed(word, 1, 16) is closed
+
+
+def test_a_word_is_closed_by_its_length() -> None:
+    assert is_closed("abc", 4, 4)
+    assert not is_closed("abc", 3, 4)
+    assert is_closed("   ", 4, 4)
+    assert is_closed("abc", 1, 1)
+
+
+def test_a_word_that_ends_inside_a_character_may_be_three_tokens_longer() -> None:
+    for tokens in (4, 5, 6):
+        assert not is_closed("ab\ufffd", tokens, 4)
+    assert is_closed("ab\ufffd", 7, 4)
+
+
+@pytest.mark.parametrize(
+    ("word", "extended", "ends"),
+    [
+        ("the", "the light", True),
+        ("the", "the\n", True),
+        ("the", "there", False),
+        ("the", "the.", False),
+        (" ", "  ", False),
+        (" ", " the", False),
+        ("", " the", False),
+        ("caf\ufffd", "caf\u00e9", False),
+        ("caf\ufffd", "caf\u2003", False),
+        ("caf\ufffd", "caf\ufffd ", True),
+        ("caf\ufffd", "caf\ufffd\ufffd", False),
+        ("the", "the", False),
+        ("\u4e2d", "\u4e2d\u6587", False),
+        ("the", "the\u00a0x", True),
+    ],
+)
+def test_a_word_ends_before_whitespace(word: str, extended: str, ends: bool) -> None:
+    assert ends_before(word, extended) is ends
+
+
+def test_small_text_functions() -> None:
+    assert is_incomplete("a\ufffd")
+    assert not is_incomplete("\ufffda")
+    assert not is_incomplete("")
+    assert leading_space(" \n a b") == " \n "
+    assert leading_space("a ") == ""
+    assert leading_space(" \t") == " \t"

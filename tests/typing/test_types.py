@@ -1,0 +1,66 @@
+"""What a type checker accepts and refuses: `uses.py` under the project's settings."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from mypy import api
+
+from adafuse_llm import AdaFuseConfig
+from adafuse_llm.adapters.options import ALIASES
+from adafuse_llm.config import DecodeOptions
+
+ROOT = Path(__file__).parents[2]
+USES = Path(__file__).with_name("uses.py")
+WRONG = re.compile(r"# error: \[([\w-]+)\]$")
+REPORT = re.compile(r"uses\.py:(\d+): error: .*\[([\w-]+)\]$")
+
+
+def test_right_uses_are_accepted_and_wrong_ones_refused(tmp_path: Path, monkeypatch) -> None:
+    """A copy is checked: as a file of `tests` it would be held to less than strict mode."""
+    monkeypatch.chdir(ROOT)
+    copy = Path(shutil.copy(USES, tmp_path))
+    printed, failed, _ = api.run(
+        ["--config-file", "pyproject.toml", "--cache-dir", str(tmp_path / "cache"), str(copy)]
+    )
+    assert not failed, failed
+    found = {}
+    for line in printed.splitlines():
+        if report := REPORT.search(line):
+            found[int(report[1])] = report[2]
+        else:
+            assert "note:" in line or line.startswith("Found "), line
+    lines = dict(enumerate(USES.read_text(encoding="utf-8").splitlines(), start=1))
+    expected = {number: wrong[1] for number, line in lines.items() if (wrong := WRONG.search(line))}
+    refused = {number: f"{lines[number].strip()}  -> {code}" for number, code in found.items()}
+    accepted = {number: lines[number].strip() for number in expected.keys() - found.keys()}
+    assert not accepted, f"wrong uses that are accepted: {accepted}"
+    assert found == expected, f"refused: {refused}"
+    assert len(expected) > 30
+
+
+@pytest.mark.quick
+def test_the_typed_options_are_the_options() -> None:
+    assert {*DecodeOptions.__annotations__} == {*AdaFuseConfig.model_fields, "temperature"}
+
+
+@pytest.mark.quick
+def test_the_typed_keywords_of_langchains_models_are_their_fields() -> None:
+    from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
+    from langchain_adafuse._model import ACCEPTED, ModelFields
+
+    fields = {*AdaFuseLLM.model_fields, *ChatAdaFuse.model_fields}
+    assert {*ModelFields.__annotations__} == {*fields, *ALIASES, *ACCEPTED}
+
+
+@pytest.mark.quick
+def test_the_typed_keywords_of_the_llama_index_llm_are_its_fields() -> None:
+    from llama_index.llms.adafuse import AdaFuseLLM
+    from llama_index.llms.adafuse.base import LLMOptions
+
+    named = {"members", "engine"}  # parameters of their own
+    fields = {*AdaFuseLLM.model_fields, *ALIASES, "temperature"}
+    assert {*LLMOptions.__annotations__} == fields - named
