@@ -322,7 +322,6 @@ def test_without_its_drafts_a_question_still_asks_for_every_score():
     assert plain.drafts == 0
 
 
-@pytest.mark.quick
 def test_a_lead_that_fails_while_it_runs_ahead_fails_nobody():
     """Nobody has asked for what it would say next."""
     far = []
