@@ -292,7 +292,7 @@ def test_records_are_read_back_without_a_line_that_was_cut_off(tmp_path):
     path.write_text(text + again.model_dump_json(exclude_none=True) + "\n")
     assert read_records(path) == [again, records[1]]  # the later one counts
     path.write_text(text + '{"line": 3}\n')
-    with pytest.raises(InvalidInputError, match="line 3, is no result"):
+    with pytest.raises(InvalidInputError, match="line 3, is not a result"):
         read_records(path)
     path.write_text("")
     with pytest.raises(InvalidInputError, match="no results"):
