@@ -43,7 +43,7 @@ from adafuse_llm.errors import (
     MissingDependencyError,
     UnsupportedModelError,
 )
-from adafuse_llm.loading.members import MemberSpec
+from adafuse_llm.loading.specs import MemberSpec
 from adafuse_llm.results import (
     Candidate,
     Generation,

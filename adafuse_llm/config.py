@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -204,14 +204,19 @@ class AdaFuseConfig(Options):
         return {name: weights[name] for name in members if name in names}
 
 
+def hint(name: str, allowed: Iterable[str]) -> str:
+    """Return what to write instead of an unknown option, or an empty string."""
+    if name == "members":
+        return " use= chooses among the members that are loaded."
+    return nearest(name, allowed)
+
+
 def _explain(error: ValidationError, names: list[str]) -> str:
     """One line: option, what is allowed, what was given (the first problem found)."""
     problem = error.errors()[0]
     name = str(problem["loc"][0]) if problem["loc"] else "options"
     if problem["type"] == "extra_forbidden":
-        return (
-            f"unknown option {name!r}.{nearest(name, names)} The options are: {', '.join(names)}."
-        )
+        return f"unknown option {name!r}.{hint(name, names)} The options are: {', '.join(names)}."
     allowed = problem["msg"].removeprefix("Value error, ")
     allowed = allowed[:1].lower() + allowed[1:]
     return f"option {name!r}: {allowed}; got {problem['input']!r}"

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from adafuse_llm.loading.config_file import read_config
 from adafuse_llm.results import Generation, Round, Scores, StreamEvent
 from adafuse_llm.runtime.budget import CacheBudget
 from adafuse_llm.runtime.heap import trim_heap
-from adafuse_llm.runtime.scheduler import Outbox, Request, Scheduler
+from adafuse_llm.runtime.scheduler import Request, Scheduler
 from adafuse_llm.strategies.base import Strategy, StrategyContext, refuse_unused_options
 from adafuse_llm.strategies.registry import find_strategy
 from adafuse_llm.text.chat import as_plain_text, check_messages
@@ -37,7 +38,7 @@ from adafuse_llm.text.words import check_text
 if TYPE_CHECKING:
     import torch
 
-    from adafuse_llm.loading.members import MemberSpec
+    from adafuse_llm.loading.specs import MemberSpec
 
 logger = logging.getLogger(__name__)
 
@@ -239,7 +240,7 @@ class AdaFuseEngine:
             MemberError: a member failed; the engine stays usable.
         """
         request = self._request(prompt, messages, cancel, overrides)
-        *_, last = self._consume(request, on_round)
+        *_, last = self._stream_one(request, on_round)
         assert last.generation is not None, "a decode ends with its generation or an error"
         return last.generation
 
@@ -259,7 +260,7 @@ class AdaFuseEngine:
         iterator, or leaving a loop over it, stops the decode within a round.
         """
         request = self._request(prompt, messages, cancel, overrides)
-        return self._consume(request, on_round)
+        return self._stream_one(request, on_round)
 
     def generate_batch(
         self,
@@ -299,7 +300,7 @@ class AdaFuseEngine:
             *(self._request(prompt, None, cancel, overrides) for prompt in prompts or ()),
             *(self._request(None, turns, cancel, overrides) for turns in messages or ()),
         ]
-        return self._consume_all(requests, on_round)
+        return self._stream_all(requests, on_round)
 
     def score(
         self,
@@ -344,19 +345,14 @@ class AdaFuseEngine:
         room = max(sum(1 for _ in member.tree.nodes()) for member in members)
         needs = self._budget.needs(members, config.override({"max_new_tokens": 1}), spare=room)
         request = Request(members, needs, score_texts(members, texts, stops=stops))
-        outbox: queue.SimpleQueue[Scores | BaseException] = queue.SimpleQueue()
-        try:
-            self._scheduler.submit((request, outbox.put))
-            event = outbox.get()
-        finally:
-            request.abandoned.set()
-        if isinstance(event, BaseException):
-            raise event
+        outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        with self._running([request], lambda _, event: outbox.put(event)):
+            scores: Scores = _raise_error(outbox.get())
         given = [
             scored.model_copy(update={"text": text})
-            for scored, text in zip(event.texts, continuations, strict=True)
+            for scored, text in zip(scores.texts, continuations, strict=True)
         ]
-        return event.model_copy(update={"texts": tuple(given)})
+        return scores.model_copy(update={"texts": tuple(given)})
 
     async def agenerate(
         self,
@@ -389,28 +385,22 @@ class AdaFuseEngine:
         stops the decode. Observers run on the event loop.
         """
         loop = asyncio.get_running_loop()
-        inbox: asyncio.Queue[StreamEvent | BaseException] = asyncio.Queue()
-
+        inbox: asyncio.Queue[Any] = asyncio.Queue()
         request = await asyncio.to_thread(self._request, prompt, messages, cancel, overrides)
 
-        def deliver(event: StreamEvent | BaseException) -> None:
+        def deliver(_: int, event: Any) -> None:
             try:
                 loop.call_soon_threadsafe(inbox.put_nowait, event)
             except RuntimeError:  # the loop was closed: nobody waits any more
                 request.abandoned.set()
 
-        try:
-            self._scheduler.submit((request, deliver))
+        with self._running([request], deliver):
             while True:
-                event = await inbox.get()
-                if isinstance(event, BaseException):
-                    raise event
+                event: StreamEvent = _raise_error(await inbox.get())
                 self._observe(event, on_round)
                 yield event
                 if event.generation is not None:
                     return
-        finally:
-            request.abandoned.set()
 
     @property
     def closed(self) -> bool:
@@ -431,42 +421,44 @@ class AdaFuseEngine:
     def __repr__(self) -> str:
         return f"{type(self).__name__}(members=[{', '.join(self.members)}])"
 
-    def _consume(
-        self, request: Request, on_round: RoundObserver | None
-    ) -> Generator[StreamEvent, None, None]:
-        outbox: queue.SimpleQueue[StreamEvent | BaseException] = queue.SimpleQueue()
-        try:
-            self._scheduler.submit((request, outbox.put))
-            while True:
-                event = outbox.get()
-                if isinstance(event, BaseException):
-                    raise event
-                self._observe(event, on_round)
-                yield event
-                if event.generation is not None:
-                    return
-        finally:
-            request.abandoned.set()
+    @contextmanager
+    def _running(
+        self, requests: Sequence[Request], deliver: Callable[[int, Any], None]
+    ) -> Iterator[None]:
+        """Run requests inside the block; abandon those that have not ended when it is left.
 
-    def _consume_all(
-        self, requests: Sequence[Request], on_round: RoundObserver | None
-    ) -> Generator[tuple[int, StreamEvent], None, None]:
-        outbox: queue.SimpleQueue[tuple[int, StreamEvent | BaseException]] = queue.SimpleQueue()
-        running = len(requests)
+        Args:
+            requests: the requests to start at the same time.
+            deliver: called on the scheduler's thread with a request's index and its next event,
+                or the error that ended it.
+        """
         try:
             self._scheduler.submit(
-                *((request, _numbered(i, outbox)) for i, request in enumerate(requests))
+                *((request, partial(deliver, index)) for index, request in enumerate(requests))
             )
-            while running:
-                index, event = outbox.get()
-                if isinstance(event, BaseException):
-                    raise event
-                self._observe(event, on_round)
-                running -= event.generation is not None
-                yield index, event
+            yield
         finally:
             for request in requests:
                 request.abandoned.set()
+
+    def _stream_all(
+        self, requests: Sequence[Request], on_round: RoundObserver | None
+    ) -> Generator[tuple[int, StreamEvent], None, None]:
+        outbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        unfinished = len(requests)
+        with self._running(requests, lambda index, event: outbox.put((index, event))):
+            while unfinished:
+                index, event = outbox.get()
+                self._observe(_raise_error(event), on_round)
+                unfinished -= event.generation is not None
+                yield index, event
+
+    def _stream_one(
+        self, request: Request, on_round: RoundObserver | None
+    ) -> Generator[StreamEvent, None, None]:
+        with closing(self._stream_all([request], on_round)) as events:
+            for _, event in events:
+                yield event
 
     def _observe(self, event: StreamEvent, on_round: RoundObserver | None) -> None:
         if event.round is None:
@@ -559,10 +551,11 @@ class AdaFuseEngine:
         return [(each, weights[each.name]) for each in self._backends if each.name in weights]
 
 
-def _numbered(
-    index: int, outbox: queue.SimpleQueue[tuple[int, StreamEvent | BaseException]]
-) -> Outbox:
-    return lambda event: outbox.put((index, event))
+def _raise_error(event: Any) -> Any:
+    """Return an event of a request, or raise the error that ended the request."""
+    if isinstance(event, BaseException):
+        raise event
+    return event
 
 
 def _encode(backend: Backend, prompt: str | None, messages: Messages | None) -> list[int]:

@@ -1,24 +1,28 @@
-"""What a child of ``fork`` makes anew, as the threads that were at it are gone."""
+"""Recreate locks in a forked child, where the parent's threads no longer exist."""
 
 from __future__ import annotations
 
 import os
 import weakref
 from collections.abc import Callable
+from typing import Any
 
-_renewals: set[weakref.WeakMethod[Callable[[], None]]] = set()
+_renewals: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
 
 
 def after_fork(renew: Callable[[], None]) -> None:
-    """Call a bound method now, and in every child of this process while its owner lives."""
+    """Call a bound method now, and in every forked child while its owner lives.
+
+    Args:
+        renew: the method; an owner has at most one.
+    """
     renew()
-    _renewals.add(weakref.WeakMethod(renew, _renewals.discard))
+    _renewals[renew.__self__] = renew.__func__  # type: ignore[attr-defined]  # a bound method
 
 
 def _renew_all() -> None:
-    for each in list(_renewals):
-        if (renew := each()) is not None:
-            renew()
+    for owner, renew in list(_renewals.items()):
+        renew(owner)
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,12 +1,14 @@
-"""How often the embedded members, alone and fused, act rightly as agents with two tools.
+"""Measure how often the embedded members, alone and fused, succeed as agents with two tools.
 
     python benchmarks/embedded_agents.py                # 100 held-out cases of each form
     python benchmarks/embedded_agents.py --cases 40 --output agents.json
 
-A case is a question of the held-out split that needs `look_up`, `calculate`, both one after the
-other, or neither. It succeeds when every call names the right tool with exactly the right argument
-and the answer is exactly right; it ends at the first turn that is wrong. Then the questions of the
-handbook are asked, and the tools do what they are called for: there the answer counts.
+A case is a question of the held-out split that needs `look_up`, `calculate`, both in sequence, or
+neither. It succeeds if every call names the right tool with exactly the right argument and the
+answer is exactly right. A case ends at its first wrong turn.
+
+The benchmark also asks the questions of the handbook. There the tools run as the member calls them,
+and only the answer counts.
 """
 
 from __future__ import annotations
@@ -19,17 +21,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from adafuse_llm.embedded import handbook_questions, member_paths
+from adafuse_llm.embedded import final_answer, handbook_questions, member_paths
 from adafuse_llm.embedded.tools import TOOLS
 from training.dialogues import FORMS, Form, act, is_same_turn, turns_of
-from training.world import NEEDS, AgentCase, Names, draw_agent_case, final_answer
+from training.world import NEEDS, AgentCase, Names, draw_agent_case
 
 ENSEMBLE: Final = "ensemble"
 MAX_NEW_TOKENS: Final = 160
 
 
 def heldout_cases(n_cases: int, seed: int) -> list[AgentCase]:
-    """``n_cases`` cases of the held-out split, as many for every need."""
+    """Draw ``n_cases`` cases of the held-out split, equally many for each need."""
     cases = []
     for index, need in enumerate(NEEDS):
         names = Names(random.Random(f"agents {seed} {need}"), "heldout")
@@ -56,26 +58,26 @@ def _start_worker(threads: int) -> None:
 
 
 def _judge(job: Job) -> dict[str, Any]:
-    """One case with one engine: whether it succeeded, and where it went wrong."""
+    """Run one case with one engine; return whether it succeeded, and its first wrong turn."""
     system, form, case = job
 
-    def say(messages: Sequence[Mapping[str, Any]]) -> str:
+    def reply(messages: Sequence[Mapping[str, Any]]) -> str:
         generation = _engines[system].generate(messages=messages, max_new_tokens=MAX_NEW_TOKENS)
         text: str = generation.text
         return text
 
     if isinstance(case, int):
         question = handbook_questions()[case]
-        answer = act(say, form, question.question)
+        answer = act(reply, form, question.question)
         row = {"need": "handbook" if question.source else "handbook, not stated"}
         right = answer is not None and final_answer(answer) == question.answer
         row |= {"question": question.question, "expected": question.answer}
         return row | {"system": system, "form": form, "right": right, "said": answer}
     row = {"system": system, "form": form, "need": case.need, "question": case.question}
     for number, (messages, expected) in enumerate(turns_of(case, form, TOOLS)):
-        said = say(messages)
-        if not is_same_turn(said, expected, form):
-            return row | {"right": False, "turn": number, "expected": expected, "said": said}
+        text = reply(messages)
+        if not is_same_turn(text, expected, form):
+            return row | {"right": False, "turn": number, "expected": expected, "said": text}
     return row | {"right": True}
 
 
@@ -89,8 +91,8 @@ def _run(jobs: Sequence[Job], workers: int) -> Iterator[dict[str, Any]]:
         yield from pool.imap_unordered(_judge, jobs, chunksize=4)
 
 
-def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Success in percent by form, need (and over all drawn cases), and system."""
+def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Return success in percent by form, need (or all drawn cases), and system."""
     summary: dict[str, dict[str, dict[str, float]]] = {}
     for form in FORMS:
         of_form = [row for row in rows if row["form"] == form]
@@ -117,7 +119,7 @@ def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict[str, f
 
 
 def as_markdown(summary: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
-    """The summary as a Markdown table for each form."""
+    """Format the summary as a Markdown table for each form."""
     systems = [*(path.name for path in member_paths()), ENSEMBLE]
     lines = []
     for form, needs in summary.items():
@@ -136,10 +138,14 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--cases", type=int, default=100, help="drawn cases of each form")
-    parser.add_argument("--handbook", type=int, default=1, help="take every n-th of its questions")
+    parser.add_argument(
+        "--handbook", type=int, default=1, help="ask every n-th question of the handbook"
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
-    parser.add_argument("--output", type=Path, help="write the summary and every case as JSON")
+    parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
+    parser.add_argument(
+        "--output", type=Path, help="write the summary and all cases to this file, as JSON"
+    )
     args = parser.parse_args(argv)
     for name in ("cases", "handbook", "workers"):
         if getattr(args, name) < 1:
@@ -148,19 +154,19 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line entry; returns the exit code."""
+    """Run the command and return its exit code."""
     from tqdm.auto import tqdm
 
     args = _arguments(argv)
-    asked = range(0, len(handbook_questions()), args.handbook)
+    handbook = range(0, len(handbook_questions()), args.handbook)
     jobs: list[Job] = [
         (system, form, case)
         for system in (ENSEMBLE, *(path.name for path in member_paths()))
         for form in FORMS
-        for case in (*heldout_cases(args.cases, args.seed), *asked)
+        for case in (*heldout_cases(args.cases, args.seed), *handbook)
     ]
     rows = list(tqdm(_run(jobs, args.workers), total=len(jobs), unit="case"))
-    summary = summarise(rows)
+    summary = summarize(rows)
     print(as_markdown(summary))
     if args.output:
         report = {"settings": vars(args) | {"output": None}, "success": summary, "cases": rows}

@@ -2,12 +2,15 @@
 
     python benchmarks/embedded_skills.py                      # 300 questions per skill
     python benchmarks/embedded_skills.py --per-skill 50 --output skills.json
+    python benchmarks/embedded_skills.py --seed 2             # other questions
 
 Every question is asked with the canonical prompt (``question_messages``) and three passages, two
 of them distractors; arithmetic stands alone. Names, values and problems are of the held-out split:
-none occurred in training. A member alone decodes greedily through the same engine, as an ensemble
-of one with ``branching_factor=1``. The cost is what the engine reports: forward passes and tokens
-of each member, per whitespace-separated word of the answer; the prompt's tokens are given apart.
+none occurred in training. The questions ship with the package; another ``--seed`` or number of
+``--passages`` draws others with `training.freeze`. A member alone decodes greedily through the same
+engine, as an ensemble of one with ``branching_factor=1``. The cost is what the engine reports:
+forward passes and tokens of each member, per whitespace-separated word of the answer; the prompt's
+tokens are given apart.
 """
 
 from __future__ import annotations
@@ -15,15 +18,18 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from adafuse_llm.embedded import member_paths
+from adafuse_llm.embedded import heldout_questions, member_paths
+from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.evaluation.metrics import verbatim
-from adafuse_llm.evaluation.tasks import TASKS, Question, embedded_questions
+from adafuse_llm.evaluation.tasks import TASKS, Question
+from training.freeze import PASSAGES, SEED, draw_questions
 from training.world import SKILLS
 
 ENSEMBLE: Final = "ensemble"
@@ -33,10 +39,17 @@ COSTS: Final = ("forward_passes", "tokens_processed", "prompt_tokens")
 TASK: Final = TASKS["embedded"]
 
 
-def heldout_questions(per_skill: int, seed: int, n_passages: int) -> list[Question]:
-    """``per_skill`` questions for every skill, skill by skill."""
-    drawn = list(islice(embedded_questions(seed, n_passages), per_skill * len(SKILLS)))
-    return [question for skill in SKILLS for question in drawn if question.group == skill]
+def choose_questions(per_skill: int, seed: int, n_passages: int) -> list[Question]:
+    """Return ``per_skill`` questions for every skill, skill by skill.
+
+    Raises:
+        InvalidInputError: the package has fewer.
+    """
+    most = per_skill * len(SKILLS)
+    shipped = (seed, n_passages) == (SEED, PASSAGES)
+    found = heldout_questions(most) if shipped else islice(draw_questions(seed, n_passages), most)
+    questions = [Question.from_heldout(number, each) for number, each in enumerate(found, 1)]
+    return [question for skill in SKILLS for question in questions if question.group == skill]
 
 
 _engines: dict[str, Any] = {}
@@ -163,8 +176,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         description=summary, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--per-skill", type=int, default=300, help="questions per skill")
-    parser.add_argument("--passages", type=int, default=3, help="passages in every prompt")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--passages", type=int, default=PASSAGES, help="passages in every prompt")
+    parser.add_argument("--seed", type=int, default=SEED, help="another one draws others")
     parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
     parser.add_argument("--output", type=Path, help="write summary and every answer as JSON")
     args = parser.parse_args(argv)
@@ -180,7 +193,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     args = _arguments(argv)
     members = [path.name for path in member_paths()]
-    questions = heldout_questions(args.per_skill, args.seed, args.passages)
+    try:
+        questions = choose_questions(args.per_skill, args.seed, args.passages)
+    except InvalidInputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     jobs = [
         (system, index, question)
         for system in (ENSEMBLE, *members)

@@ -1,13 +1,13 @@
-"""The ensemble on a GPU, at the price of two members of 8 and 7 billion parameters.
+"""Measure the speed of an ensemble of an 8B and a 7B member on a GPU.
 
     python -m benchmarks.gpu                  # needs a CUDA device with about 40 GB
-    python -m benchmarks.gpu --tiny           # the same with toy members on any processor
+    python -m benchmarks.gpu --tiny           # the same with toy members, on any device
 
 The members have the configurations of Llama-3.1-8B and Mistral-7B v0.3 and random weights in
-bfloat16, made on the device. What they say is scripted (``benchmarks.speed.script``): a text with a
-given distribution of words per round, so that they agree as often as trained members would. The
-engine is compared with their own ``generate()``, with a cache that grows and with a static one,
-and with the least time in which the device can read the weights once for every token.
+bfloat16, created on the device. A script determines their output (``benchmarks.speed.script``): a
+text with a given distribution of words per round, so that they agree as often as trained members
+do. The benchmark compares the engine with the members' own ``generate()``, with a dynamic and a
+static cache, and with the time that the device needs to read the weights once for each token.
 """
 
 from __future__ import annotations
@@ -76,32 +76,33 @@ TINY: Final[dict[str, Any]] = {
     "vocab_size": 2048,
 }
 NO_END: Final = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-AT_ONCE: Final = 16
+CONCURRENT: Final = 16
+"""Concurrent requests in the measurement of throughput."""
 
 
 def scripted_members(device: torch.device, positions: int, *, tiny: bool) -> Members:
-    """The two members; they write with the embedded members' tokenizers."""
-    made = []
+    """Make the two members, with tokenizers of the embedded members."""
+    members = []
     kinds = (("llama", "Llama", LLAMA), ("mistral", "Mistral", MISTRAL))
     for index, (name, prefix, sizes) in enumerate(kinds):
         settings = {**sizes, **(TINY if tiny else {}), **NO_END}
         config = getattr(transformers, f"{prefix}Config")(**settings)
         torch.manual_seed(index)
-        standard = torch.get_default_dtype()
+        previous_dtype = torch.get_default_dtype()
         torch.set_default_dtype(torch.bfloat16)
         try:
             with torch.device(device):
                 model = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
         finally:
-            torch.set_default_dtype(standard)
+            torch.set_default_dtype(previous_dtype)
         make_scripted(model, positions)
         tokenizer = transformers.AutoTokenizer.from_pretrained(member_paths()[index])
-        made.append(make_member(name, model, tokenizer))
-    return tuple(made)
+        members.append(make_member(name, model, tokenizer))
+    return tuple(members)
 
 
 def bandwidth(device: torch.device, size: int) -> float:
-    """Bytes per second that the device moves when it copies `size` bytes (read and written)."""
+    """Measure the bytes per second that a copy of `size` bytes reads and writes."""
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     seconds = []
@@ -115,7 +116,7 @@ def bandwidth(device: torch.device, size: int) -> float:
 
 
 def weight_bytes(model: Any) -> int:
-    """Bytes of weights that every pass reads: all but the input embeddings."""
+    """Count the bytes of weights that a pass reads: all but the input embeddings."""
     embeddings = model.get_input_embeddings().weight
     return sum(p.nbytes for p in model.parameters() if p is not embeddings)
 
@@ -126,17 +127,17 @@ def compare(
     sizes: tuple[int, int],
     repeats: int,
     words_per_round: Sequence[float],
-    moved: float,
+    bytes_per_second: float,
 ) -> None:
-    """Engine, ``generate()`` and limit for prompt and response of the given sizes (in tokens).
+    """Compare the engine, ``generate()`` and the limit of the memory bandwidth.
 
     Args:
-        report: where the rows go.
-        members: scripted ones.
-        sizes: prompt and response.
-        repeats: how often each system is timed.
-        words_per_round: shares of rounds that commit one, two, three words.
-        moved: bytes per second.
+        report: receives the rows and figures.
+        members: scripted members.
+        sizes: tokens of prompt and response.
+        repeats: number of timed runs of each system.
+        words_per_round: shares of rounds that commit one, two and three words.
+        bytes_per_second: memory bandwidth of the device.
     """
     prompt, response = sizes
     text = prompt_of(prompt)
@@ -146,9 +147,9 @@ def compare(
     new = list(systems["engine, B = 1"]().tokens.values())
     static = "generate(), static cache, as B = 1"
     systems[static] = partial(run_generate, members, ids, new, cache_implementation="static")
-    engine = make_engine(members, max_new_tokens=response, max_requests=AT_ONCE)
-    systems[f"engine, B = 3, {AT_ONCE} at once"] = lambda: add_up(
-        [outcome_of(each) for each in engine.generate_batch([text] * AT_ONCE)]
+    engine = make_engine(members, max_new_tokens=response, max_requests=CONCURRENT)
+    systems[f"engine, B = 3, {CONCURRENT} at once"] = lambda: add_up(
+        [outcome_of(each) for each in engine.generate_batch([text] * CONCURRENT)]
     )
     point = point_of(prompt, response)
     rows = take_turns("gpu", point, systems, repeats, warm=run_once(alone))
@@ -156,7 +157,7 @@ def compare(
     weights = {member.name: weight_bytes(member.model) for member in members}
     for branches in (1, 3):
         row = rows[f"engine, B = {branches}"]
-        limit = sum(weights[name] * n for name, n in row.outcome.tokens.items()) / moved
+        limit = sum(weights[name] * n for name, n in row.outcome.tokens.items()) / bytes_per_second
         report.figures += [
             (
                 f"engine / generate(), static cache, B = {branches}, {point}",
@@ -167,11 +168,11 @@ def compare(
                 f"{row.median / limit:.2f} x of {limit:.3f} s",
             ),
         ]
-    many = rows[f"engine, B = 3, {AT_ONCE} at once"].median / AT_ONCE
+    per_request = rows[f"engine, B = 3, {CONCURRENT} at once"].median / CONCURRENT
     report.figures.append(
         (
-            f"throughput of {AT_ONCE} at once / one at a time, B = 3, {point}",
-            f"{rows['engine, B = 3'].median / many:.2f} x",
+            f"throughput of {CONCURRENT} at once / one at a time, B = 3, {point}",
+            f"{rows['engine, B = 3'].median / per_request:.2f} x",
         )
     )
     rounds = engine.generate(text).rounds
@@ -186,8 +187,10 @@ def _synchronize(device: torch.device) -> None:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description="On a GPU.")
-    parser.add_argument("--tiny", action="store_true", help="toy members, on any processor")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu", description="Measure the ensemble on a GPU."
+    )
+    parser.add_argument("--tiny", action="store_true", help="use toy members, on any device")
     parser.add_argument("--prompts", type=int, nargs="+", default=[500, 2000], metavar="TOKENS")
     parser.add_argument("--response", type=int, default=64, metavar="TOKENS")
     parser.add_argument("--repeats", type=int, default=5)
@@ -195,32 +198,36 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--words-per-round", type=float, nargs=3, default=WORDS_PER_ROUND, metavar="SHARE",
         help="shares of the rounds that commit one, two and three words",
     )  # fmt: skip
-    parser.add_argument("--output", type=Path, help="write everything measured here, as JSON")
-    parser.add_argument("--markdown", type=Path, help="write the table here too")
+    parser.add_argument("--output", type=Path, help="write all measurements to this file, as JSON")
+    parser.add_argument("--markdown", type=Path, help="also write the table to this file")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run, print, write."""
+    """Run the comparisons, print the table and write the files."""
     args = _arguments(argv)
     if not args.tiny and not torch.cuda.is_available():
-        print("benchmarks.gpu: no CUDA device here; --tiny runs toy members on the processor")
+        print("benchmarks.gpu: found no CUDA device; use --tiny to run toy members on the CPU")
         return 1
     transformers.utils.logging.disable_progress_bar()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     positions = max(args.prompts) + 3 * args.response + 64
     members = scripted_members(device, positions, tiny=args.tiny)
-    moved = bandwidth(device, 1 << (24 if args.tiny else 31))
-    header = {**machine(), "device": str(device), "memory bandwidth": f"{moved / 1e9:.0f} GB/s"}
+    bytes_per_second = bandwidth(device, 1 << (24 if args.tiny else 31))
+    header = {
+        **machine(),
+        "device": str(device),
+        "memory bandwidth": f"{bytes_per_second / 1e9:.0f} GB/s",
+    }
     if device.type == "cuda":
         header["device"] = torch.cuda.get_device_name(device)
     report = Report()
     for prompt in args.prompts:
         sizes = prompt, args.response
-        compare(report, members, sizes, args.repeats, args.words_per_round, moved)
+        compare(report, members, sizes, args.repeats, args.words_per_round, bytes_per_second)
     if device.type == "cuda":
-        most = torch.cuda.max_memory_allocated(device)
-        report.figures.append(("most memory allocated", f"{most / 2**30:.1f} GiB"))
+        peak = torch.cuda.max_memory_allocated(device)
+        report.figures.append(("most memory allocated", f"{peak / 2**30:.1f} GiB"))
     table = as_markdown(report, header)
     print(table)
     if args.markdown:

@@ -1,13 +1,14 @@
-"""LangChain's standard tests of chat models on `ChatHuggingFace`, for comparison with ours.
+"""Run LangChain's standard tests of chat models on `ChatHuggingFace`, for comparison with ours.
 
     pip install --no-deps langchain-huggingface
     python benchmarks/langchain_standard_tests.py
 
-langchain-huggingface declares versions of huggingface-hub that transformers 5 does not take; it
-runs all the same, so it is installed without its dependencies. It is given one of the two scripted
-members that answer in ``tests/integrations/langchain/test_standard.py``, in a local pipeline; the
-same command over those tests is ``pytest tests/integrations/langchain/test_standard.py``.
-Prints pytest's summary of the 60 items.
+langchain-huggingface requires versions of huggingface-hub that transformers 5 does not support. It
+works nevertheless, so install it without its dependencies. Its local pipeline runs one of the two
+scripted members of ``tests/integrations/langchain/test_standard.py``. To run the same tests on our
+integration: ``pytest tests/integrations/langchain/test_standard.py``.
+
+The command prints pytest's summary of the 60 items.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MISSING = "needs langchain-huggingface: pip install --no-deps langchain-huggingf
 
 @functools.cache
 def pipeline() -> Any:
-    """A text-generation pipeline over a scripted member."""
+    """Make a text-generation pipeline with a scripted member."""
     from langchain_huggingface import HuggingFacePipeline
 
     from tests.support.obliging import answer
@@ -76,7 +77,7 @@ class TestIntegration(OnePipeline, ChatModelIntegrationTests):
 
 
 def main() -> int:
-    """Run the items; a failure among them is a result, not an error."""
+    """Run the items; failed items are a result, not an error."""
     try:
         import langchain_huggingface  # noqa: F401
     except ImportError:

@@ -1,12 +1,12 @@
-"""AdaFuseLLM beside HuggingFaceLLM, on the same member: does each do what was asked of it?
+"""Compare AdaFuseLLM with HuggingFaceLLM on the same member.
 
     python benchmarks/llama_index_yardstick.py
     python benchmarks/llama_index_yardstick.py --output yardstick.md
 
-The member is a real model with a real tokenizer whose logits spell a reply of fifty words (that of
-the tests), with a fixed time for a forward pass; both LLMs get the same two objects. An ensemble of
-one writes the member's own greedy text, so whatever differs is the integration's doing. Drafting
-and prefix caches are off, for passes to be comparable.
+The member is a real model with a real tokenizer, from the tests. Its logits spell a reply of fifty
+words, and each forward pass takes a fixed time. Both LLMs get the same model and tokenizer. An
+ensemble of one member writes the member's own greedy text, so all differences come from the
+integrations. Drafting and prefix caches are off, so that forward passes are comparable.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from adafuse_llm.backends.huggingface import HuggingFaceBackend
 
 REPLY = " ".join(f"word{number}" for number in range(50))
 PROMPT = "Count to fifty.\nAnswer:"
-LEFT_AFTER = 3
-"""Chunks that are read of a stream that is left early."""
+READ_CHUNKS = 3
+"""Chunks to read from a stream before it is closed."""
 
 
 class Member:
-    """The scripted member, with what was done to it.
+    """The scripted member, with a record of its forward passes.
 
     Attributes:
-        seconds: time of a forward pass.
-        passes: how many there were.
-        prompts: the tokens of passes over more than one.
-        fails: whether the next passes raise.
+        seconds: duration of a forward pass.
+        passes: number of forward passes.
+        prompts: tokens of the passes over more than one token.
+        fails: whether the next passes raise an error.
     """
 
     def __init__(self, seconds: float) -> None:
-        scripted = importlib.import_module("scripted")
-        template = importlib.import_module("models").STRICT
+        scripted = importlib.import_module("tests.support.scripted")
+        template = importlib.import_module("tests.support.models").STRICT
         self.seconds = 0.0
         self.passes, self.fails = 0, False
         self.prompts: list[list[int]] = []
@@ -71,8 +71,8 @@ class Member:
         self._engine = AdaFuseEngine([backend], runtime=RuntimeConfig(drafting=False))
         self.seconds = seconds
 
-    def settled(self) -> int:
-        """Passes so far, once no more are made."""
+    def wait_until_idle(self) -> int:
+        """Wait until no more passes run; return the number of passes so far."""
         while True:
             before = self.passes
             time.sleep(10 * self.seconds + 0.05)
@@ -110,7 +110,7 @@ def same_prompt(member: Member, make: Make) -> str:
     member.prompts.clear()
     llm.complete(PROMPT)
     list(llm.stream_complete(PROMPT))
-    member.settled()
+    member.wait_until_idle()
     first, second, *_ = member.prompts
     return "same" if first == second else "differ"
 
@@ -140,7 +140,7 @@ def overrides(member: Member, make: Make) -> str:
 
 
 def heartbeat(_: Member, make: Make) -> str:
-    async def ask() -> float:
+    async def run() -> float:
         gaps, last = [0.0], time.perf_counter()
 
         async def heart() -> None:
@@ -157,40 +157,40 @@ def heartbeat(_: Member, make: Make) -> str:
         beating.cancel()
         return max(gaps)
 
-    return f"{asyncio.run(ask()) * 1000:.0f} ms"
+    return f"{asyncio.run(run()) * 1000:.0f} ms"
 
 
 def closed(member: Member, make: Make) -> str:
     stream = make(max_new_tokens=200).stream_complete(PROMPT)
-    for _ in range(LEFT_AFTER):
+    for _ in range(READ_CHUNKS):
         next(stream)
     before = member.passes
     stream.close()
-    return f"{member.settled() - before} passes"
+    return f"{member.wait_until_idle() - before} passes"
 
 
 def cancelled(member: Member, make: Make) -> str:
-    async def ask() -> None:
+    async def run() -> None:
         task = asyncio.create_task(make(max_new_tokens=200).acomplete(PROMPT))
         await asyncio.sleep(10 * member.seconds)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
     before = member.passes
-    asyncio.run(ask())
-    return f"{member.settled() - before} passes"
+    asyncio.run(run())
+    return f"{member.wait_until_idle() - before} passes"
 
 
 def failure(member: Member, make: Make) -> str:
-    """What reads a stream whose member fails; read in a thread, as it may never end."""
-    said: list[str] = []
+    """Report what the reader of a stream sees when the member fails. The stream may never end."""
+    outcomes: list[str] = []
 
     def read() -> None:
         try:
             list(make(max_new_tokens=20).stream_complete(PROMPT))
-            said.append("ends as if nothing had happened")
+            outcomes.append("ends as if nothing had happened")
         except Exception as error:
-            said.append(f"{type(error).__name__}: {error}"[:60])
+            outcomes.append(f"{type(error).__name__}: {error}"[:60])
 
     member.fails = True
     with _silent_threads():
@@ -198,7 +198,7 @@ def failure(member: Member, make: Make) -> str:
         reader.start()
         reader.join(timeout=2)
     member.fails = False
-    return said[0] if said else "hangs"
+    return outcomes[0] if outcomes else "hangs"
 
 
 def json_safe(_: Member, make: Make) -> str:
@@ -212,10 +212,10 @@ def json_safe(_: Member, make: Make) -> str:
 
 def usage(_: Member, make: Make) -> str:
     raw: Any = make(max_new_tokens=5).complete(PROMPT).raw
-    told = dict(raw).get("usage")
-    if told is None:
+    counts = dict(raw).get("usage")
+    if counts is None:
         return "none"
-    return f"{told.prompt_tokens} + {told.completion_tokens} tokens"
+    return f"{counts.prompt_tokens} + {counts.completion_tokens} tokens"
 
 
 def events(_: Member, make: Make) -> str:
@@ -225,7 +225,7 @@ def events(_: Member, make: Make) -> str:
     return str(len(debug.get_event_pairs(CBEventType.LLM)))
 
 
-QUESTIONS: dict[str, Callable[[Member, Make], str]] = {
+CHECKS: dict[str, Callable[[Member, Make], str]] = {
     "prompts of `complete` and `stream_complete`": same_prompt,
     "texts of `complete` and `stream_complete`": same_text,
     "beginning-of-sequence tokens in a chat": beginnings,
@@ -242,19 +242,19 @@ QUESTIONS: dict[str, Callable[[Member, Make], str]] = {
 
 
 def table(seconds: float) -> str:
-    """Every question, asked of both, as Markdown."""
+    """Check both LLMs and return the table as Markdown."""
     member = Member(seconds)
     rows = [["", *member.llms], ["---"] * (1 + len(member.llms))]
     rows += [
-        [question, *(ask(member, make) for make in member.llms.values())]
-        for question, ask in QUESTIONS.items()
+        [name, *(check(member, make) for make in member.llms.values())]
+        for name, check in CHECKS.items()
     ]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 @contextmanager
 def _silent_threads() -> Iterator[None]:
-    """Errors that nobody waits for are not printed."""
+    """Do not print errors of threads."""
     hook, threading.excepthook = threading.excepthook, lambda _: None
     try:
         yield
@@ -264,13 +264,13 @@ def _silent_threads() -> Iterator[None]:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=0.01, help="of a forward pass")
-    parser.add_argument("--output", type=Path, help="write the table there, too")
-    given = parser.parse_args(arguments)
-    text = table(given.seconds)
+    parser.add_argument("--seconds", type=float, default=0.01, help="duration of a forward pass")
+    parser.add_argument("--output", type=Path, help="also write the table to this file")
+    args = parser.parse_args(arguments)
+    text = table(args.seconds)
     print(text)
-    if given.output:
-        given.output.write_text(f"{text}\n", encoding="utf-8")
+    if args.output:
+        args.output.write_text(f"{text}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
-"""Do members on one CPU run faster in turns, or at the same time with a share of its cores each?
+"""Measure whether members on one CPU run faster in turns or in parallel on a share of the cores.
 
     python benchmarks/members_side_by_side.py
     python benchmarks/members_side_by_side.py --repeats 21 --output side_by_side.json
 
-One step is a forward pass of every embedded member over the same number of tokens, which ends
-when the last member has finished; 1 token is a plain decoding step, 8 are a small batch or a tree.
+A step is a forward pass of each embedded member over the same number of tokens. It ends when the
+last member has finished. One token is a plain decoding step; eight are a small batch or a tree.
 
 turns       one member after the other, each with all threads
-turns, 1    one after the other, each with a single thread
-at once     a Python thread and an equal share of the threads for each member, at least one
+turns, 1    one member after the other, each with a single thread
+at once     all members in parallel, each with a Python thread and an equal share of the threads
 
-The ways alternate, so that whatever else the machine does meets all of them; ratios are medians
-over such triples. Threads that share an operation wait for each other: on a machine that is busy
-with other things, `turns` suffers most, and the ratios say more about that than about the ways.
+The three ways alternate, so that other load on the machine affects all of them. Ratios are medians
+over such triples. Threads that share an operation wait for each other: on a busy machine, `turns`
+suffers most, and the ratios then reflect that load.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ WAYS = ("turns", "turns, 1", "at once")
 TOKENS = (1, 8)
 PROMPT_TOKENS = 256
 STEPS = 5
-"""Steps per measurement."""
+"""Steps in each measurement."""
 
 
 @torch.inference_mode()
 def passes(model: Any, tokens: int) -> Callable[[], None]:
-    """A forward pass of `tokens` tokens after a cached prompt, [1, tokens], to be repeated."""
+    """Return a function that runs a forward pass over [1, tokens] after a cached prompt."""
     cache = model(torch.full((1, PROMPT_TOKENS), 5), use_cache=True).past_key_values
     ids = torch.full((1, tokens), 7)
 
@@ -55,7 +55,7 @@ def passes(model: Any, tokens: int) -> Callable[[], None]:
 
 
 def in_turns(runs: Sequence[Callable[[], None]]) -> float:
-    """Seconds of a step, the members one after the other."""
+    """Time a step with one member after the other; return seconds."""
     started = time.perf_counter()
     for _ in range(STEPS):
         for run in runs:
@@ -64,7 +64,7 @@ def in_turns(runs: Sequence[Callable[[], None]]) -> float:
 
 
 def at_once(runs: Sequence[Callable[[], None]], pools: Sequence[ThreadPoolExecutor]) -> float:
-    """Seconds of a step, each member on its own thread."""
+    """Time a step with each member on its own thread; return seconds."""
     started = time.perf_counter()
     for _ in range(STEPS):
         for step in [pool.submit(run) for pool, run in zip(pools, runs, strict=True)]:
@@ -73,10 +73,10 @@ def at_once(runs: Sequence[Callable[[], None]], pools: Sequence[ThreadPoolExecut
 
 
 def measure(models: Sequence[Any], threads: int, repeats: int) -> list[dict[str, Any]]:
-    """Per number of tokens and way: median milliseconds of a step, and its ratio to `turns`."""
+    """Return median milliseconds of a step and its ratio to `turns`, by tokens and way."""
     share = max(1, threads // len(models))
     pools = [ThreadPoolExecutor(1) for _ in models]
-    for pool in pools:  # torch's setting is one per calling thread
+    for pool in pools:  # torch keeps this setting per calling thread
         pool.submit(torch.set_num_threads, share).result()
 
     def step(way: str, runs: Sequence[Callable[[], None]]) -> float:
@@ -97,7 +97,7 @@ def measure(models: Sequence[Any], threads: int, repeats: int) -> list[dict[str,
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The figures as Markdown."""
+    """Format the figures as Markdown."""
     lines = ["| tokens | way | ms per step | ÷ turns |", "|---:|---|---:|---:|"]
     lines += [f"| {r['tokens']} | {r['way']} | {r['ms']:.2f} | {r['ratio']:.2f} |" for r in rows]
     return "\n".join(lines)
@@ -107,7 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeats", type=int, default=11, help="measurements, at least 5")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--output", type=Path, help="write the figures as JSON here")
+    parser.add_argument("--output", type=Path, help="write the figures to this file, as JSON")
     arguments = parser.parse_args()
     if arguments.repeats < 5:
         parser.error("--repeats must be at least 5")

@@ -92,7 +92,7 @@ def _command(name: str, command: Any) -> str:
 
 @cache
 def _suite() -> Any:
-    """The stored results of ``adafuse eval --suite paper`` on the embedded members."""
+    """The stored results of ``python -m benchmarks.paper`` on the embedded members."""
     from benchmarks.paper.report import Report
 
     stored = Path(__file__).parent / "results" / "embedded-suite.json"
@@ -102,12 +102,10 @@ def _suite() -> Any:
 def suite_run() -> str:
     """When and with what the results were made."""
     report = _suite()
-    lines = [
-        f"```text\n{report.command}\n```",
+    return (
         f"Made on {report.date[:10]} with adafuse-llm {report.version} on a machine with "
-        f"{report.machine}; decoding took {report.time}.",
-    ]
-    return "\n\n".join(lines)
+        f"{report.machine}; decoding took {report.time}."
+    )
 
 
 def suite_verdicts() -> str:

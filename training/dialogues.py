@@ -1,10 +1,10 @@
-"""What an agent reads and writes, in the two forms that the members know.
+"""An agent's messages and replies, in the two forms that the members know.
 
     "tool calls"   the text form of `adafuse_llm.adapters.conversation.to_messages`
-    "ReAct"        thoughts, actions and observations, as LlamaIndex's ReActAgent exchanges them
+    "ReAct"        thoughts, actions and observations, in the format of LlamaIndex's ReActAgent
 
-`turns_of` gives the assistant's turns of a generated case; `act` lets somebody answer a question
-with the tools of `agents`.
+`turns_of` returns the assistant's turns of a generated case. `act` runs an agent on a question with
+the tools of `adafuse_llm.embedded.tools`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
-from adafuse_llm.adapters.conversation import Call, Tool, Turn, to_messages
+from adafuse_llm.adapters.conversation import Call, Turn, to_messages
 from adafuse_llm.adapters.reply import ReplyParser, Text, ToolCall
 from adafuse_llm.embedded.tools import REACT_HEADER, TOOLS, calculate, look_up
 from adafuse_llm.errors import InvalidInputError
-from adafuse_llm.text.chat import Message
+from adafuse_llm.text.chat import Message, Tool
 from training.world import AgentCase, ToolUse
 
 __all__ = ["FORMS", "Form", "act", "is_same_turn", "read", "turns_of"]
@@ -41,15 +41,20 @@ def turns_of(
     *,
     earlier: bool = False,
 ) -> list[tuple[list[Message], str]]:
-    """The assistant's turns of ``case``: the messages before each, and its text.
+    """Return the assistant's turns of ``case``, each as the messages before it and its text.
 
-    ``system`` stands before the tools in the system message; where there are no ``tools``, it is
-    all of it. ReAct has its own before tools. With ``earlier``, the turns before the question are
-    among them, but for ReAct, which keeps them in another form.
+    Args:
+        case: the question with its tool uses and answer.
+        form: the text form of tool calls.
+        tools: the tools that the system message describes.
+        system: text before the tools in the system message. With ReAct, it is used only if there
+            are no tools.
+        earlier: include the turns before the question. ReAct never includes them, as it keeps
+            earlier turns in another form.
     """
     if form == "ReAct":
         header = REACT_HEADER.format(
-            tool_desc="\n".join(map(_described, tools)),
+            tool_desc="\n".join(map(_describe, tools)),
             tool_names=", ".join(tool.name for tool in tools),
         )
         return _react_turns(case, header if tools else system)
@@ -58,47 +63,47 @@ def turns_of(
 
 
 def read(text: str, form: Form) -> tuple[str, dict[str, Any]] | str:
-    """What an assistant's turn says: a tool's name and arguments, or the answer.
+    """Parse an assistant's turn: return a tool's name and arguments, or the answer.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the text is neither a tool call nor an answer.
     """
     if form == "ReAct":
         if call := re.search(r"Action: (\w+)\nAction Input: (\{.*\})", text):
             return call[1], dict(json.loads(call[2]))
-        if answer := re.search(r"Answer: (.*)", text, re.DOTALL):
-            return answer[1].strip()
+        if final := re.search(r"Answer: (.*)", text, re.DOTALL):
+            return final[1].strip()
         raise ValueError(f"neither an action nor an answer: {text!r:.80}")
     parser = ReplyParser(tools=True)
     parts = [*parser.feed(text), *parser.close()]
     for part in parts:
         if isinstance(part, ToolCall):
             return part.name, part.arguments
-    said = "".join(part.text for part in parts if isinstance(part, Text)).strip()
-    if not said:
+    answer = "".join(part.text for part in parts if isinstance(part, Text)).strip()
+    if not answer:
         raise ValueError(f"neither a call nor an answer: {text!r:.80}")
-    return said
+    return answer
 
 
-def is_same_turn(said: str, expected: str, form: Form) -> bool:
-    """Whether two turns call the same tool in the same way, or give the same answer."""
+def is_same_turn(reply: str, expected: str, form: Form) -> bool:
+    """Return whether two turns make the same tool call or give the same answer."""
     try:
-        return read(said, form) == read(expected, form)
+        return read(reply, form) == read(expected, form)
     except ValueError:
         return False
 
 
-def act(say: Callable[[list[Message]], str], form: Form, question: str) -> str | None:
-    """Let ``say`` answer a question with the tools of `agents`; None where it does not get there.
+def act(reply: Callable[[list[Message]], str], form: Form, question: str) -> str | None:
+    """Run an agent on a question and return its answer, or None if it fails.
 
-    ``say`` gets the messages so far and returns the assistant's text.
+    ``reply`` takes the messages so far and returns the assistant's text.
     """
     uses: list[ToolUse] = []
     for _ in range(MAX_USES + 1):
         so_far = AgentCase(question, "", "both", tuple(uses))
         messages, _ = turns_of(so_far, form, TOOLS)[-1]
         try:
-            step = read(say(messages), form)
+            step = read(reply(messages), form)
             if isinstance(step, str):
                 return step
             name, arguments = step
@@ -131,23 +136,23 @@ def _tool_turns(
 
 
 def _react_turns(case: AgentCase, header: str) -> list[tuple[list[Message], str]]:
-    """An agent keeps what it did for an earlier question in one message."""
+    """Return the ReAct turns; the steps of each earlier question are one message."""
     messages: list[Message] = [{"role": "system", "content": header}]
     for each in case.earlier:
-        steps = [text for use in each.uses for text in (_kept(use), _observation(use))]
+        steps = [text for use in each.uses for text in (_repeated_action(use), _observation(use))]
         messages.append({"role": "user", "content": each.question})
         messages.append({"role": "assistant", "content": "\n".join([*steps, _answer(each)])})
     messages.append({"role": "user", "content": case.question})
     turns = []
     for use in case.uses:
         turns.append((list(messages), _action(use)))
-        messages.append({"role": "assistant", "content": _kept(use)})
+        messages.append({"role": "assistant", "content": _repeated_action(use)})
         messages.append({"role": "user", "content": _observation(use)})
     return [*turns, (messages, _answer(case))]
 
 
-def _described(tool: Tool) -> str:
-    """A tool as LlamaIndex's ReAct formatter puts it into ``{tool_desc}``."""
+def _describe(tool: Tool) -> str:
+    """Describe a tool as LlamaIndex's ReAct formatter does in ``{tool_desc}``."""
     return (
         f"> Tool Name: {tool.name}\nTool Description: {tool.description}\n"
         f"Tool Args: {json.dumps(tool.parameters)}\n"
@@ -162,8 +167,8 @@ def _action(use: ToolUse) -> str:
     return _step(use, json.dumps({ARGUMENTS[use.tool]: use.argument}))
 
 
-def _kept(use: ToolUse) -> str:
-    """An action as LlamaIndex writes it into the next prompt: a Python dictionary."""
+def _repeated_action(use: ToolUse) -> str:
+    """Write an action as LlamaIndex repeats it in the next prompt: as a Python dictionary."""
     return _step(use, str({ARGUMENTS[use.tool]: use.argument}))
 
 

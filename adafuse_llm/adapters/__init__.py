@@ -1,5 +1,5 @@
-"""What every framework integration needs, once: ensembles that load late, conversations with tools
-as plain messages, replies taken apart as they stream, structured output.
+"""Code that the framework integrations share.
 
-Nothing here knows a framework, and nothing computes.
+It covers ensembles that load on first use, conversations with tools as plain messages, parsers for
+streamed replies, and structured output. These modules import no framework and run no model.
 """

@@ -1,8 +1,8 @@
-"""Conversations with tools as plain messages, which every chat template takes.
+"""Conversations with tools, written as plain messages that every chat template accepts.
 
-What a member reads of tools is written here, once and the same for all members: most templates
-know no tools, those that do write them in ways of their own, and members that were told different
-things could not agree on how to call one. A member reads ::
+This module describes the tools in the same words to all members. Most chat templates do not support
+tools, and those that do use different formats. Members that read different formats could not agree
+on how to write a call. A member reads ::
 
     system      the system message, then the tools and how to call them
     user        What is 1 + 2?
@@ -19,14 +19,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from typing_extensions import TypedDict
 
 from adafuse_llm.adapters.reply import CALL_CLOSES, CALL_OPENS, ReplyParser, Text
 from adafuse_llm.errors import InvalidInputError, nearest
-from adafuse_llm.text.chat import Message, check_content, check_role
+from adafuse_llm.text.chat import Message, Tool, check_content, check_role
 
 RESULT_OPENS, RESULT_CLOSES = "<tool_response>", "</tool_response>"
 
@@ -53,7 +52,7 @@ NAMED = "This time, your reply must call the tool {name}."
 
 
 class Call(TypedDict):
-    """What the assistant asked of a tool; `id` is what the result refers to."""
+    """A tool call by the assistant; the message with the result refers to `id`."""
 
     id: str
     name: str
@@ -65,11 +64,12 @@ class Turn(TypedDict, total=False):
 
     Attributes:
         role: ``system``, ``user``, ``assistant`` or ``tool`` (a result), or another framework's
-            word for one of them.
+            name for one of them.
         content: text, or a list of text parts.
-        name: who speaks. A user's goes before the content; others are left out.
-        tool_calls: an assistant's.
-        tool_call_id: of the call whose result this is.
+        name: name of the speaker. A user's name is written before the content; other names are
+            ignored.
+        tool_calls: calls in an assistant's message.
+        tool_call_id: in a tool's message, the id of the call that it answers.
     """
 
     role: str
@@ -79,15 +79,6 @@ class Turn(TypedDict, total=False):
     tool_call_id: str | None
 
 
-@dataclass(frozen=True)
-class Tool:
-    """A tool as members are told of it; `parameters` is a JSON schema of its arguments."""
-
-    name: str
-    description: str
-    parameters: Mapping[str, Any]
-
-
 def to_messages(
     turns: Iterable[Turn],
     *,
@@ -95,43 +86,45 @@ def to_messages(
     tool_choice: str = "auto",
     instructions: str = "",
 ) -> list[Message]:
-    """A conversation with tools as messages for `AdaFuseEngine.generate`.
+    """Convert a conversation with tools to messages for `AdaFuseEngine.generate`.
 
-    Reasoning at the beginning of the assistant's turns is left out.
+    Reasoning at the beginning of assistant turns is removed.
 
     Args:
         turns: the conversation, in order.
-        tools: described at the end of the system message that the conversation begins with, or of
-            a new one.
-        tool_choice: ``"auto"``; ``"none"`` to leave the tools out; ``"required"``, or a tool's
-            name, to ask for a call of any tool or of that one.
-        instructions: added to the end of that system message.
+        tools: tools to describe at the end of the first system message, which is added if the
+            conversation does not start with one.
+        tool_choice: ``"auto"``; ``"none"`` to omit the tools; ``"required"`` to request a call of
+            any tool; or the name of a tool, to request a call of that tool.
+        instructions: text to append to the first system message, after the tools.
 
     Raises:
-        InvalidInputError: a turn has an unknown role, content that is not text, calls that are not
-            an assistant's or not JSON, or a result without its call; two tools have one name;
-            there is no such choice of tools.
+        InvalidInputError: the conversation is empty; a turn has an unknown role, content that is
+            not text, tool calls outside an assistant's turn, calls that cannot be written as JSON,
+            or a result without a call; two tools have the same name; `tool_choice` is unknown.
     """
-    named: dict[str, str] = {}  # id of a call to the tool's name
+    tool_names: dict[str, str] = {}  # from the id of a call
     messages: list[Message] = []
     follows_result = False
     for number, turn in enumerate(turns):
-        what = f"message {number}"
-        role = check_role(turn.get("role"), what)
-        content = check_content(turn.get("content"), what)
+        label = f"message {number}"
+        role = check_role(turn.get("role"), label)
+        content = check_content(turn.get("content"), label)
         if turn.get("tool_calls") and role != "assistant":
-            raise InvalidInputError(f"{what} is the {role}'s; only an assistant's has tool_calls")
+            raise InvalidInputError(
+                f"{label} has role {role!r}; only an assistant message can have tool_calls"
+            )
         if role == "tool":
-            block = _result(turn, content, named, what)
+            block = _result_block(turn, content, tool_names, label)
             if follows_result:
                 block = f"{messages.pop()['content']}\n{block}"
             messages.append({"role": "user", "content": block})
         elif role == "assistant":
             calls = turn.get("tool_calls") or ()
-            blocks = [_block(CALL_OPENS, _called(call, what), CALL_CLOSES) for call in calls]
-            named |= {str(call.get("id")): call["name"] for call in calls}
+            blocks = [_block(CALL_OPENS, _call_json(call, label), CALL_CLOSES) for call in calls]
+            tool_names |= {str(call.get("id")): call["name"] for call in calls}
             text = _without_reasoning(content)
-            if blocks:  # as the member wrote it: a call begins on a line of its own
+            if blocks:  # as members write them: each call begins on a new line
                 text = "\n".join([*filter(None, [text.rstrip("\n")]), *blocks])
             messages.append({"role": role, "content": text})
         else:
@@ -140,11 +133,11 @@ def to_messages(
         follows_result = role == "tool"
     if not messages:
         raise InvalidInputError("the conversation is empty: pass at least one user message")
-    return _with_system(messages, [_describe(tools, tool_choice), instructions.strip()])
+    return _with_system(messages, [_describe_tools(tools, tool_choice), instructions.strip()])
 
 
 def _with_system(messages: list[Message], texts: Iterable[str]) -> list[Message]:
-    """`texts` at the end of the system message that the conversation begins with."""
+    """Append `texts` to the first system message, or add one."""
     first = messages[0]["content"] if messages[0]["role"] == "system" else ""
     content = "\n\n".join(text for text in (first, *texts) if text)
     if not content:
@@ -153,22 +146,24 @@ def _with_system(messages: list[Message], texts: Iterable[str]) -> list[Message]
     return [{"role": "system", "content": content}, *rest]
 
 
-def _describe(tools: Sequence[Tool], choice: str) -> str:
-    """What members are told of the tools; empty where there are none to call."""
+def _describe_tools(tools: Sequence[Tool], choice: str) -> str:
+    """Return the prompt's section about tools; empty if there are no tools to call."""
     names = [tool.name for tool in tools]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise InvalidInputError(f"tools need different names; got {', '.join(twice)} twice")
+        raise InvalidInputError(
+            f"tools need different names; got {', '.join(twice)} more than once"
+        )
     if choice not in (*TOOL_CHOICES, *names):
         raise InvalidInputError(
             f"tool_choice must be {', '.join(TOOL_CHOICES)} or the name of a tool "
-            f"({', '.join(names) or 'there are none'}); got {choice!r}."
+            f"({', '.join(names) or 'no tools given'}); got {choice!r}."
             f"{nearest(choice, [*TOOL_CHOICES, *names])}"
         )
     if choice == "required" and not tools:
         raise InvalidInputError("tool_choice='required' needs tools; got none")
     if choice == "none" or not tools:
         return ""
-    said = {"auto": AUTO, "required": REQUIRED}.get(choice, NAMED.format(name=choice))
+    request = {"auto": AUTO, "required": REQUIRED}.get(choice, NAMED.format(name=choice))
     lines = [
         _json(
             {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
@@ -176,45 +171,47 @@ def _describe(tools: Sequence[Tool], choice: str) -> str:
         )
         for tool in tools
     ]
-    return "\n\n".join([TOOLS, "\n".join(lines), f"{HOW_TO_CALL} {said}"])
+    return "\n\n".join([TOOLS, "\n".join(lines), f"{HOW_TO_CALL} {request}"])
 
 
-def _result(turn: Turn, content: str, named: Mapping[str, str], what: str) -> str:
-    """The result of a call, as members read it."""
+def _result_block(turn: Turn, content: str, tool_names: Mapping[str, str], label: str) -> str:
+    """Return the result of a call in the form that members read."""
     key = turn.get("tool_call_id")
-    if key is None or key not in named:
+    if key is None or key not in tool_names:
         raise InvalidInputError(
-            f"{what} is the result of a call with the id {key!r}, which no assistant's message "
-            f"before it has; calls so far: {', '.join(map(repr, named)) or 'none'}"
+            f"{label} is the result of a call with id {key!r}, but no earlier assistant message "
+            f"has a call with that id. Ids of earlier calls: "
+            f"{', '.join(map(repr, tool_names)) or 'none'}"
         )
-    result = _json({"name": named[key], "content": content}, what)
+    result = _json({"name": tool_names[key], "content": content}, label)
     return _block(RESULT_OPENS, result, RESULT_CLOSES)
 
 
-def _called(call: Call, what: str) -> str:
+def _call_json(call: Call, label: str) -> str:
     if not isinstance(call.get("name"), str) or not isinstance(call.get("arguments"), Mapping):
         raise InvalidInputError(
-            f"{what} has a tool call without a name or without arguments as a mapping: {call!r:.80}"
+            f"{label} has a tool call that lacks a name, or a mapping of arguments: {call!r:.80}"
         )
-    return _json({"name": call["name"], "arguments": call["arguments"]}, what)
+    return _json({"name": call["name"], "arguments": call["arguments"]}, label)
 
 
 def _block(opens: str, text: str, closes: str) -> str:
-    r"""`text`, which is JSON, between markers that it cannot spell: JSON may write ``/`` as
-    ``\/``.
+    r"""Return JSON `text` between markers.
+
+    ``</`` is escaped as ``<\/``, so the text cannot contain a closing marker.
     """
-    harmless = text.replace("</", r"<\/")
-    return f"{opens}\n{harmless}\n{closes}"
+    escaped = text.replace("</", r"<\/")
+    return f"{opens}\n{escaped}\n{closes}"
 
 
-def _json(value: Mapping[str, Any], what: str) -> str:
+def _json(value: Mapping[str, Any], label: str) -> str:
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_to_plain)
     except (TypeError, ValueError) as error:
-        raise InvalidInputError(f"{what} cannot be written as JSON: {error}") from error
+        raise InvalidInputError(f"{label} cannot be written as JSON: {error}") from error
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{type(value).__name__} {value!r:.40} is not JSON")

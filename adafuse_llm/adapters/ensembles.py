@@ -1,4 +1,4 @@
-"""Ensembles that are cheap to name and are loaded when they are first used, once per process."""
+"""Ensembles that load on first use, once per process."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from adafuse_llm import __version__
 from adafuse_llm.config import RuntimeConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
+from adafuse_llm.forks import after_fork
 from adafuse_llm.loading.config_file import read_config
-from adafuse_llm.loading.members import MemberSpec, as_spec, member_names
+from adafuse_llm.loading.specs import MemberSpec, as_spec, member_names
 from adafuse_llm.runtime.heap import trim_heap
 
 if TYPE_CHECKING:
@@ -26,19 +27,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Ensemble:
-    """Members by name, or an engine that is there already.
+    """A description of an ensemble that is loaded on first use, or an existing engine.
 
-    Ensembles that say the same share one engine: making, copying or pickling one loads nothing,
-    and configuring a model a hundred times loads its weights once.
+    Ensembles with the same arguments share one engine. Creating, copying or pickling one loads
+    nothing.
 
     Args:
-        members: folders, hub ids or `MemberSpec`; none for the members that ship with adafuse-llm.
+        members: what to load; empty for the members that ship with adafuse-llm.
         dtype, device_map, trust_remote_code, revision: as for `AdaFuseEngine.from_pretrained`.
-        runtime: how requests are run.
-        given: an engine to use instead; then nothing else is said.
-
-    Raises:
-        InvalidInputError: a member is not one, or two explicit names are the same.
+        runtime: settings of the scheduler and the caches.
+        given: an existing engine to use instead; the other arguments are then ignored.
     """
 
     members: tuple[MemberSpec, ...] = ()
@@ -53,7 +51,11 @@ class Ensemble:
     def of(
         cls, members: Sequence[str | MemberSpec | dict[str, Any]] = (), **loading: Any
     ) -> Ensemble:
-        """An ensemble of members said in any of the ways that users say them."""
+        """Create an ensemble from folders, hub ids, `MemberSpec` objects or dicts of their fields.
+
+        Raises:
+            InvalidInputError: `members` is not a list of these, or two explicit names are equal.
+        """
         if isinstance(members, (str, dict, MemberSpec)):
             raise InvalidInputError(f"members must be a list; got one member: {members!r}")
         specs = tuple(MemberSpec(**m) if isinstance(m, dict) else as_spec(m) for m in members)
@@ -62,21 +64,22 @@ class Ensemble:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the members; tells them without loading."""
+        """Names of the members. Reading them loads nothing."""
         if self.given is not None:
             return self.given.members
         return tuple(member_names(self.members or _embedded()))
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells this ensemble from any other that may answer differently: JSON-safe. `runtime`
-        is left out, as it changes no answer.
+        """A JSON-safe key. Ensembles with equal keys return equal responses.
+
+        The key omits `runtime`, which does not affect responses.
         """
         if self.given is not None:
-            return {"members": list(self.given.members), "engine": _token(self.given)}
+            return {"members": list(self.given.members), "engine": _engine_token(self.given)}
         if not self.members:
             return {"members": list(self.names), "embedded": __version__}
-        said = {
+        description = {
             "members": [
                 {f.name: getattr(spec, f.name) for f in fields(spec)} for spec in self.members
             ],
@@ -84,43 +87,45 @@ class Ensemble:
             "device_map": self.device_map,
             "revision": self.revision,
         }
-        return dict(json.loads(json.dumps(said, default=_plain)))
+        return dict(json.loads(json.dumps(description, default=_to_plain)))
 
     @property
     def is_loaded(self) -> bool:
-        """Whether an engine is there."""
-        return self.given is not None or self._key in _ENGINES
+        """Whether the engine exists."""
+        return self.given is not None or self._key in _LOADED.engines
 
     def engine(self) -> AdaFuseEngine:
-        """The engine; loads the members if that has not been done.
+        """Return the engine; load the members if they are not loaded.
 
         Raises:
-            LoadError: a member cannot be loaded; the next call tries again.
+            LoadError: a member cannot be loaded. The next call tries again.
         """
         if self.given is not None:
             return self.given
         key = self._key
-        with _lock_of(key):
-            engine = _ENGINES.get(key)
+        with _LOADED.lock_of(key):
+            engine = _LOADED.engines.get(key)
             if engine is None or engine.closed:
-                engine = _ENGINES[key] = self._load()
+                engine = _LOADED.engines[key] = self._load()
             return engine
 
     def unload(self) -> None:
-        """End running requests and let go of the members, for every ensemble that says the same;
-        the next use loads them again. An engine that was given is left to its owner.
+        """Cancel running requests and release the members, for all ensembles with the same
+        arguments.
+
+        The next use loads the members again. An engine passed as `given` stays open.
         """
         if self.given is None:
-            with _lock_of(self._key):
-                if (engine := _ENGINES.pop(self._key, None)) is not None:
+            with _LOADED.lock_of(self._key):
+                if (engine := _LOADED.engines.pop(self._key, None)) is not None:
                     engine.close()
-                    del engine  # with its members, unless somebody else holds it
+                    del engine  # releases the members, unless other code refers to the engine
                     trim_heap()
 
     @property
     def _key(self) -> str:
-        said = [self.identity, self.trust_remote_code, self.runtime.model_dump()]
-        return json.dumps(said, sort_keys=True)
+        parts = [self.identity, self.trust_remote_code, self.runtime.model_dump()]
+        return json.dumps(parts, sort_keys=True)
 
     def _load(self) -> AdaFuseEngine:
         return AdaFuseEngine.from_pretrained(
@@ -133,47 +138,59 @@ class Ensemble:
         )
 
 
-def configured(path: str | PathLike[str]) -> dict[str, Any]:
-    """What a configuration file says, as a framework's model takes it: members that decode, how
-    they are loaded, and options. Members are absent where they are the embedded ones, all of them.
+def fields_from_config(path: str | PathLike[str]) -> dict[str, Any]:
+    """Read a configuration file into the fields of a framework's model.
+
+    The fields are the active members, how to load them, and options. ``"members"`` is absent if the
+    file has neither `models` nor `use`; all embedded members are then active.
 
     Raises:
-        InvalidInputError: there is no such file, or it says something that cannot be used.
+        InvalidInputError: the file cannot be read, or has unknown or invalid content.
     """
-    said = read_config(path)
-    if said.strategy != "adafuse":
+    file = read_config(path)
+    if file.strategy != "adafuse":
         raise InvalidOptionError(
-            f"configuration file {path}: strategy must be 'adafuse' here; got {said.strategy!r}. "
-            "Pass engine=AdaFuseEngine.from_config(...), which takes any."
+            f"configuration file {path}: strategy must be 'adafuse' here; got {file.strategy!r}. "
+            "For other strategies, pass engine=AdaFuseEngine.from_config(...)."
         )
-    options = said.config.model_dump(include=set(said.options))
-    chosen = options.pop("use", None)
-    fields = {name: getattr(said, name) for name in ("dtype", "device_map", "revision")}
-    if said.models or chosen:
-        specs = tuple(map(as_spec, said.models)) or _embedded()
-        named = dict(zip(member_names(specs), specs, strict=True))
+    options = file.config.model_dump(include=set(file.options))
+    used = options.pop("use", None)
+    fields = {name: getattr(file, name) for name in ("dtype", "device_map", "revision")}
+    if file.models or used:
+        specs = tuple(map(as_spec, file.models)) or _embedded()
+        by_name = dict(zip(member_names(specs), specs, strict=True))
         try:
-            weights = said.config.member_weights(tuple(named))
+            weights = file.config.member_weights(tuple(by_name))
         except InvalidOptionError as error:
             raise InvalidOptionError(f"configuration file {path}: {error}") from None
-        fields["members"] = [replace(named[name], name=name) for name in weights]
-        if chosen and "weights" in options:
+        fields["members"] = [replace(by_name[name], name=name) for name in weights]
+        if used and "weights" in options:
             options["weights"] = weights
     return {**fields, **options}
 
 
-_ENGINES: dict[str, AdaFuseEngine] = {}
-_LOCKS: dict[str, threading.Lock] = {}
-_TOKENS: weakref.WeakKeyDictionary[AdaFuseEngine, str] = weakref.WeakKeyDictionary()
+class _Loaded:
+    """The loaded engines of this process, and a lock per engine for loading it, by key."""
+
+    def __init__(self) -> None:
+        self.engines: dict[str, AdaFuseEngine] = {}
+        after_fork(self._renew_locks)
+
+    def _renew_locks(self) -> None:
+        self._locks: dict[str, threading.Lock] = {}
+
+    def lock_of(self, key: str) -> threading.Lock:
+        """Return the lock of a key."""
+        return self._locks.setdefault(key, threading.Lock())
 
 
-def _lock_of(key: str) -> threading.Lock:
-    return _LOCKS.setdefault(key, threading.Lock())
+_LOADED = _Loaded()
+_ENGINE_TOKENS: weakref.WeakKeyDictionary[AdaFuseEngine, str] = weakref.WeakKeyDictionary()
 
 
-def _token(engine: AdaFuseEngine) -> str:
-    """A name for an engine that no other has, in this process or another."""
-    return _TOKENS.setdefault(engine, uuid.uuid4().hex)
+def _engine_token(engine: AdaFuseEngine) -> str:
+    """Return an id of the engine that is unique across processes."""
+    return _ENGINE_TOKENS.setdefault(engine, uuid.uuid4().hex)
 
 
 def _embedded() -> tuple[MemberSpec, ...]:
@@ -182,6 +199,6 @@ def _embedded() -> tuple[MemberSpec, ...]:
     return tuple(MemberSpec(path=str(path)) for path in member_paths())
 
 
-def _plain(value: Any) -> Any:
-    """For JSON: a configuration object as the mapping it is saved as, anything else as text."""
+def _to_plain(value: Any) -> Any:
+    """Convert a configuration object to its mapping, and any other value to text, for JSON."""
     return value.to_dict() if hasattr(value, "to_dict") else str(value)

@@ -1,49 +1,51 @@
-"""Options of decoding that are given with a call, under the names that frameworks use."""
+"""Decoding options that users pass as keywords, under the names that frameworks use."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from adafuse_llm.config import AdaFuseConfig
-from adafuse_llm.errors import InvalidOptionError, nearest
+from adafuse_llm.config import AdaFuseConfig, hint
+from adafuse_llm.errors import InvalidOptionError
 
 ALIASES = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}
 
 NULLABLE = ("weights", "use")
-"""Options of which None is a value."""
+"""Options for which None is a valid value."""
 
 
-def check_option_names(given: Mapping[str, Any], *, also: Iterable[str] = ()) -> dict[str, Any]:
-    """Options for a call of `AdaFuseEngine`; None stands for one that was not given, but for those
-    of which it is a value (weights, use). Values are checked by the engine.
+def check_option_names(given: Mapping[str, Any], *, extra: Iterable[str] = ()) -> dict[str, Any]:
+    """Return `given` with aliases replaced by the engine's option names.
+
+    Options with the value None are dropped, except those in `NULLABLE`. The engine checks the
+    values.
 
     Args:
-        given: keywords: options of `AdaFuseConfig`, ``temperature``, or one of `ALIASES`.
-        also: keywords that are the caller's own; they are returned as given.
+        given: options of `AdaFuseConfig`, ``temperature``, or keywords in `ALIASES`.
+        extra: other accepted keywords, returned unchanged.
 
     Raises:
-        TypeError: a keyword is none of these.
-        InvalidOptionError: an option is given twice under different names, with different values.
+        TypeError: a keyword is unknown.
+        InvalidOptionError: two names of the same option have different values.
     """
-    also = tuple(also)
+    extra = tuple(extra)
     options = (*AdaFuseConfig.model_fields, "temperature")
     checked: dict[str, Any] = {}
-    said: dict[str, str] = {}  # option to the keyword it was given as
+    keywords: dict[str, str] = {}  # from option to the keyword in `given`
     for keyword, value in given.items():
-        option = keyword if keyword in also else ALIASES.get(keyword, keyword)
-        if option not in (*options, *also):
-            allowed = [*options, *ALIASES, *also]
+        option = keyword if keyword in extra else ALIASES.get(keyword, keyword)
+        if option not in (*options, *extra):
+            allowed = [*options, *ALIASES, *extra]
             raise TypeError(
-                f"unknown option {keyword!r}.{nearest(keyword, allowed)} The options are: "
+                f"unknown option {keyword!r}.{hint(keyword, allowed)} The options are: "
                 f"{', '.join(allowed)}."
             )
-        if value is None and option not in (*NULLABLE, *also):
+        if value is None and option not in (*NULLABLE, *extra):
             continue
         if option in checked and checked[option] != value:
             raise InvalidOptionError(
-                f"{said[option]}={checked[option]!r} and {keyword}={value!r} are the same option; "
-                "leave one of them out"
+                f"{keywords[option]}={checked[option]!r} and {keyword}={value!r} are the same "
+                "option; pass only one of them"
             )
-        checked[option], said[option] = value, keyword
+        checked[option], keywords[option] = value, keyword
     return checked

@@ -1,12 +1,13 @@
-"""Replies taken apart while they stream: text, reasoning, calls of tools.
+"""Parse streamed replies into text, reasoning and tool calls.
 
-A call is JSON between two markers, as `adafuse_llm.adapters.conversation` shows it to members::
+A call is JSON between two markers. `adafuse_llm.adapters.conversation` describes this format to
+the members::
 
     <tool_call>
     {"name": "add", "arguments": {"a": 1, "b": 2}}
     </tool_call>
 
-Reasoning stands between ``<think>`` and ``</think>`` at the beginning of a reply.
+Reasoning is text between ``<think>`` and ``</think>`` at the beginning of a reply.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ REASONING_OPENS, REASONING_CLOSES = "<think>", "</think>"
 
 @dataclass(frozen=True)
 class Text:
-    """What is meant for the reader, exactly as written."""
+    """Text for the user, unchanged."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Reasoning:
-    """What a member wrote to itself, without the markers."""
+    """Reasoning, without its markers."""
 
     text: str
 
@@ -38,9 +39,9 @@ class ToolCall:
     """A well-formed call.
 
     Attributes:
-        name: the tool's name; whether there is such a tool is not checked.
-        arguments: its arguments, not checked against a schema.
-        text: all that stands between the markers.
+        name: the name of the tool, which may be unknown.
+        arguments: the arguments, not validated against a schema.
+        text: everything between the markers.
     """
 
     name: str
@@ -50,12 +51,12 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class InvalidToolCall:
-    """A call that is malformed, or was not finished.
+    """A malformed or unfinished call.
 
     Attributes:
-        name: the tool's name, where the JSON is well-formed and has one.
-        text: all that stands between the markers, or to the end of the reply.
-        error: what is wrong with it.
+        name: the name of the tool, if the JSON is well-formed and has a name.
+        text: everything between the markers, or up to the end of the reply.
+        error: why the call is invalid.
     """
 
     name: str | None
@@ -66,54 +67,56 @@ class InvalidToolCall:
 Part = Text | Reasoning | ToolCall | InvalidToolCall
 
 
-_AFTER: dict[str, type[Text | Reasoning | ToolCall]] = {
+_KIND_AFTER: dict[str, type[Text | Reasoning | ToolCall]] = {
     CALL_OPENS: ToolCall,
     CALL_CLOSES: Text,
     REASONING_OPENS: Reasoning,
     REASONING_CLOSES: Text,
 }
-"""What is written after each marker."""
+"""The kind of text that follows each marker."""
 
 
 class ReplyParser:
-    """Takes a reply apart as it is written. However it is cut into pieces, the parts are the same
-    but for where texts are cut, and hold all of it but the markers. Text that may be the beginning
-    of a marker is held back, and so is a call until it is closed.
+    """An incremental parser of one reply.
+
+    The parts contain the whole reply except the markers. The size of the pieces passed to `feed`
+    affects only where texts are split. The parser buffers a call until the call is closed, and text
+    that may be the beginning of a marker.
 
     Args:
-        tools: whether to look for calls; otherwise they are text.
-        reasoning: whether to look for reasoning; otherwise it is text.
+        tools: whether to recognize calls; otherwise they are text.
+        reasoning: whether to recognize reasoning; otherwise it is text.
     """
 
     def __init__(self, *, tools: bool = False, reasoning: bool = True) -> None:
         self._tools = tools
-        self._reasoning = reasoning  # until text is written
+        self._reasoning = reasoning  # False after the first text
         self._kind: type[Text | Reasoning | ToolCall] = Text
-        self._held = ""
+        self._buffer = ""
 
     def feed(self, text: str) -> list[Part]:
-        """The parts, or further pieces of texts, that `text` completes."""
-        self._held += text
+        """Add `text` to the reply; return the parts that are now known."""
+        self._buffer += text
         parts: list[Part] = []
-        while found := self._first_marker():
-            place, marker = found
-            parts += self._take(place)
-            self._held = self._held[len(marker) :]
-            self._kind = _AFTER[marker]
+        while first := self._first_marker():
+            position, marker = first
+            parts += self._take(position)
+            self._buffer = self._buffer[len(marker) :]
+            self._kind = _KIND_AFTER[marker]
         if self._kind is not ToolCall:
-            parts += self._take(len(self._held) - self._begun())
+            parts += self._take(len(self._buffer) - self._partial_marker_size())
         return parts
 
     def close(self) -> list[Part]:
-        """What was held back, as the reply has ended."""
+        """End the reply; return the parts that are still buffered."""
         if self._kind is not ToolCall:
-            return self._take(len(self._held))
-        self._kind, held, self._held = Text, self._held, ""
-        return [InvalidToolCall(None, held, f"the call is not closed by {CALL_CLOSES}")]
+            return self._take(len(self._buffer))
+        self._kind, rest, self._buffer = Text, self._buffer, ""
+        return [InvalidToolCall(None, rest, f"the call is not closed by {CALL_CLOSES}")]
 
     def _take(self, size: int) -> list[Part]:
-        """The first `size` characters as parts of the current kind."""
-        head, self._held = self._held[:size], self._held[size:]
+        """Remove the first `size` characters from the buffer; return them as parts."""
+        head, self._buffer = self._buffer[:size], self._buffer[size:]
         if self._kind is ToolCall:
             return [_read_call(head)]
         if not head:
@@ -124,22 +127,27 @@ class ReplyParser:
         return [Text(head)]
 
     def _first_marker(self) -> tuple[int, str] | None:
-        """The next marker that means something here, and where it stands."""
-        places = ((self._held.find(marker), marker) for marker in self._markers())
+        """Return the position and text of the first marker in the buffer that takes effect."""
+        positions = ((self._buffer.find(marker), marker) for marker in self._markers())
         return min(
-            ((place, m) for place, m in places if place >= 0 and self._may_stand(m, place)),
+            (
+                (position, m)
+                for position, m in positions
+                if position >= 0 and self._is_valid_at(m, position)
+            ),
             default=None,
         )
 
-    def _begun(self) -> int:
-        """Characters at the end that may be the beginning of a marker."""
-        size = len(self._held)
+    def _partial_marker_size(self) -> int:
+        """Return how many characters at the buffer's end may be the beginning of a marker."""
+        size = len(self._buffer)
         return max(
             (
                 length
                 for marker in self._markers()
                 for length in range(1, min(len(marker), size + 1))
-                if self._held.endswith(marker[:length]) and self._may_stand(marker, size - length)
+                if self._buffer.endswith(marker[:length])
+                and self._is_valid_at(marker, size - length)
             ),
             default=0,
         )
@@ -151,13 +159,13 @@ class ReplyParser:
             return [REASONING_CLOSES]
         return [CALL_OPENS] * self._tools + [REASONING_OPENS] * self._reasoning
 
-    def _may_stand(self, marker: str, place: int) -> bool:
-        """Whether a marker counts at `place`: reasoning comes before all text."""
-        return marker != REASONING_OPENS or not self._held[:place].strip()
+    def _is_valid_at(self, marker: str, position: int) -> bool:
+        """Return whether the marker takes effect at `position`: reasoning precedes all text."""
+        return marker != REASONING_OPENS or not self._buffer[:position].strip()
 
 
 def _read_call(text: str) -> ToolCall | InvalidToolCall:
-    """The call that stands between two markers; never a repaired one."""
+    """Parse the text between the markers of a call, without repairing it."""
     try:
         call = read_json(text)
     except ValueError as error:
@@ -172,16 +180,16 @@ def _read_call(text: str) -> ToolCall | InvalidToolCall:
 
 
 def read_json(text: str) -> Any:
-    """JSON as the standard has it: Python's NaN and Infinity are none.
+    """Parse standard JSON, which has no NaN or Infinity.
 
     Raises:
-        ValueError: `text` is not JSON, with what is wrong.
+        ValueError: `text` is not JSON.
     """
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_reject)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
-def _refuse(constant: str) -> NoReturn:
+def _reject(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON number")

@@ -1,4 +1,4 @@
-"""Structured output: what members are told to write, and the JSON that they wrote."""
+"""Structured output: instructions for the members, and the JSON in their replies."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _BRACKETS = {"{": "}", "[": "]"}
 
 
 def schema_instructions(schema: Mapping[str, Any]) -> str:
-    """What members are told to write, for the end of the system message.
+    """Return instructions to reply in JSON, for the end of the system message.
 
     Args:
         schema: a JSON schema of the reply.
 
     Raises:
-        InvalidInputError: it cannot be written as JSON.
+        InvalidInputError: the schema cannot be written as JSON.
     """
     try:
         compact = json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -35,25 +35,24 @@ def schema_instructions(schema: Mapping[str, Any]) -> str:
 
 
 def find_json(text: str) -> Any:
-    """The JSON value of a reply, without reasoning, code fences and words around it.
+    """Parse the JSON value in a reply, ignoring reasoning, code fences and text around it.
 
-    If the reply is not JSON as a whole, the longest object or array in it counts; what is inside
-    of one never does.
+    If the whole reply is not JSON, the value is its longest outermost object or array.
 
     Raises:
-        ValueError: there is none, it is cut off, or it is malformed; with what is wrong.
+        ValueError: the reply has no JSON, or the JSON is cut off or malformed.
     """
     answer = _answer(text).strip()
     fenced = _FENCED.fullmatch(answer)
-    for whole in (text, answer, *(fenced.groups() if fenced else ())):
+    for candidate in (text, answer, *(fenced.groups() if fenced else ())):
         try:
-            return read_json(whole)
+            return read_json(candidate)
         except ValueError:
             continue
     regions = list(_regions(answer))
     if not regions:
-        begins = f"it begins with {answer[:40]!r}" if answer else "it is empty"
-        raise ValueError(f"the reply holds no JSON object or array; {begins}")
+        detail = f"it begins with {answer[:40]!r}" if answer else "it is empty"
+        raise ValueError(f"the reply holds no JSON object or array; {detail}")
     region = max(regions, key=lambda region: len(region.text))
     if not region.closed:
         raise ValueError(f"the JSON is cut off: it ends with {region.text[-40:]!r}")
@@ -64,31 +63,32 @@ def find_json(text: str) -> Any:
 
 
 def correction(error: str) -> str:
-    """What the user says to a reply that cannot be used, so that the next one can."""
+    """Return a user message that requests a correction of an unusable reply."""
     return (
         f"This reply cannot be used: {error}\n"
         "Reply with the corrected JSON value, and with nothing else."
     )
 
 
-def begun_json(text: str) -> str:
-    """The JSON in a reply that is still being written, as far as it goes: the longest object or
-    array outside of reasoning, closed or not. Empty while there is none.
+def partial_json(text: str) -> str:
+    """Return the JSON so far in an unfinished reply, or "" if it has none yet.
+
+    This is the longest outermost object or array outside of reasoning, closed or not.
     """
     regions = (region.text for region in _regions(_answer(text)))
     return max(regions, key=len, default="")
 
 
 class _Region(NamedTuple):
-    """What stands in brackets that are in no others."""
+    """An outermost object or array, with its position in a text."""
 
     start: int
     text: str
     closed: bool
 
-    def holds(self, place: int) -> bool:
-        """Whether `place` is in this region, and the region is JSON."""
-        if not self.start < place < self.start + len(self.text):
+    def holds(self, position: int) -> bool:
+        """Return whether the region is JSON and `position` is inside it."""
+        if not self.start < position < self.start + len(self.text):
             return False
         try:
             read_json(self.text)
@@ -98,29 +98,30 @@ class _Region(NamedTuple):
 
 
 def _answer(text: str) -> str:
-    """The reply without reasoning, whose first marker may have been a part of the prompt."""
+    """Remove the reasoning from a reply. Its opening marker may be in the prompt instead."""
     parser = ReplyParser()
     parts = [*parser.feed(text), *parser.close()]
     answer = "".join(part.text for part in parts if isinstance(part, Text))
-    place = answer.rfind(REASONING_CLOSES)
-    if place < 0 or any(region.holds(place) for region in _regions(answer)):
+    position = answer.rfind(REASONING_CLOSES)
+    if position < 0 or any(region.holds(position) for region in _regions(answer)):
         return answer
-    return answer[place + len(REASONING_CLOSES) :]
+    return answer[position + len(REASONING_CLOSES) :]
 
 
 def _regions(text: str) -> Iterator[_Region]:
-    start, place = 0, 0
-    missing: list[str] = []  # closing brackets, the innermost last
-    while place < len(text):
-        character = text[place]
-        quoted = _QUOTED.match(text, place) if missing else None
-        place = quoted.end() if quoted else place + 1
+    """Yield the outermost objects and arrays of a text, in order."""
+    start, position = 0, 0
+    open_brackets: list[str] = []  # the expected closing brackets, innermost last
+    while position < len(text):
+        character = text[position]
+        quoted = _QUOTED.match(text, position) if open_brackets else None
+        position = quoted.end() if quoted else position + 1
         if character in _BRACKETS:
-            start = start if missing else place - 1
-            missing.append(_BRACKETS[character])
-        elif missing and character == missing[-1]:
-            missing.pop()
-            if not missing:
-                yield _Region(start, text[start:place], closed=True)
-    if missing:
+            start = start if open_brackets else position - 1
+            open_brackets.append(_BRACKETS[character])
+        elif open_brackets and character == open_brackets[-1]:
+            open_brackets.pop()
+            if not open_brackets:
+                yield _Region(start, text[start:position], closed=True)
+    if open_brackets:
         yield _Region(start, text[start:], closed=False)

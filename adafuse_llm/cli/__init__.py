@@ -17,6 +17,7 @@ Importing this package loads neither torch nor transformers.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from adafuse_llm import __version__
@@ -24,11 +25,21 @@ from adafuse_llm import __version__
 if TYPE_CHECKING:
     import typer
 
-__all__ = ["create_app", "main"]
+__all__ = ["create_app", "main", "run_app"]
 
 
 def main() -> None:
     """Entry point of `adafuse`."""
+    run_app(create_app, "adafuse")
+
+
+def run_app(create: Callable[[], typer.Typer], name: str) -> None:
+    """Run a Typer application on the command line of this process, and exit.
+
+    Args:
+        create: returns the application; a package that it cannot import is one line on stderr.
+        name: of the program, for its help.
+    """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # show "?" where the encoding lacks a character
             stream.reconfigure(errors="replace")
@@ -36,7 +47,7 @@ def main() -> None:
         import rich  # noqa: F401
         import typer  # noqa: F401
 
-        app = create_app()
+        app = create()
     except ImportError as error:
         sys.stderr.write(
             f'error: the command line needs {error.name}: pip install "adafuse-llm[cli]"\n'
@@ -44,7 +55,7 @@ def main() -> None:
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-    app(prog_name="adafuse")
+    app(prog_name=name)
 
 
 def create_app() -> typer.Typer:

@@ -48,14 +48,13 @@ from adafuse_llm.evaluation.statistics import Comparison, p_value
 from adafuse_llm.evaluation.tasks import Question, Task, load_task, strategy_identity
 from adafuse_llm.report.looks import printable
 from adafuse_llm.report.page import count
-from benchmarks.paper.command import Typed, run_suite
 
 OPEN: dict[str, Any] = {"stop": None, "max_new_tokens": None}
 """Options that the task decides where nothing is typed."""
 
 
 MAX_REQUESTS = 16
-"""Questions that are answered at the same time, where nothing is typed."""
+"""Questions that are answered at the same time by default."""
 
 
 class _Interrupted(Exception):  # noqa: N818
@@ -87,24 +86,14 @@ class Job:
 def evaluate(
     setup: Setup,
     *,
-    output: Annotated[Path, typer.Option(help="JSON lines of results; of a suite, a folder.")],
+    output: Annotated[Path, typer.Option(help="JSON lines of results.", dir_okay=False)],
     task: Annotated[
-        str | None,
+        str,
         typer.Option(help="nq, squad, triviaqa, gsm8k, flores_en_de, flores_de_en, embedded."),
-    ] = None,
-    suite: Annotated[
-        str | None,
-        typer.Option(
-            help="Run a paper's tables and figures: paper, or a YAML file.", metavar="NAME_OR_FILE"
-        ),
-    ] = None,
+    ],
     data: Annotated[
         Path | None,
-        typer.Option(
-            help='JSON lines with "question" and "answer"; embedded needs none. Of a suite, a '
-            "folder with TASK.jsonl and TASK.prompt.txt.",
-            exists=True,
-        ),
+        typer.Option(help='JSON lines with "question" and "answer"; embedded needs none.', **FILE),
     ] = None,
     prompts: Annotated[
         Path | None,
@@ -135,19 +124,14 @@ def evaluate(
         typer.Option(help="Results of another run, to compare with; repeatable.", **FILE),
     ] = None,
     max_requests: Annotated[
-        int | None,
-        typer.Option(min=1, help="Questions that are answered at the same time. Default: 16."),
-    ] = None,
+        int, typer.Option(min=1, help="Questions that are answered at the same time.")
+    ] = MAX_REQUESTS,
     rounds: Annotated[
         bool, typer.Option("--rounds", help="Add the rounds to every result.")
     ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Start again; what the outputs hold is lost.")
     ] = False,
-    html: Annotated[
-        Path | None,
-        typer.Option(help="Page of a suite. Default: suite.html in its folder.", dir_okay=False),
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Answer a benchmark and score it: strict metrics, 95 % intervals, cost, paired tests.
@@ -158,34 +142,10 @@ def evaluate(
     results go into OUTPUT.MEMBER.jsonl. Where --stop and --max-new-tokens are not given, the task
     decides.
 
-    --suite paper runs members alone, other strategies and AdaFuse, and prints the tables and
-    figures of the AdaFuse paper, with tests of whether AdaFuse is above; on the embedded members,
-    or on a folder of the paper's benchmarks (--data). Its folder holds every answer, suite.json and
-    suite.html.
-
     Exit codes: 0 all questions answered; 1 some failed (they count as wrong; those that failed of
     the run, out of memory, say, are asked again by the same command, and until then nothing is
     compared); 2 nothing could be run; 130 interrupted.
     """
-    if suite is not None:
-        _refuse_beside_suite(
-            prompts=prompts,
-            template=template,
-            alone=alone,
-            compare=compare,
-            rounds=rounds,
-            overwrite=overwrite,
-        )
-        tasks = [task] if task is not None else []
-        typed = Typed(suite, output, data, tasks, metric or [], limit, max_requests, chat)
-        return run_suite(setup, typed, html=html, as_json=as_json)
-    if task is None or html is not None:
-        raise InvalidInputError(
-            "pass --task NAME or --suite paper" if task is None else "--html needs --suite"
-        )
-    for path in (output, data):
-        if path is not None and path.is_dir():
-            raise InvalidInputError(f"{path} is a folder; a task reads and writes files")
     job = prepare(
         setup,
         task=task,
@@ -197,7 +157,7 @@ def evaluate(
         rounds=rounds,
         overwrite=overwrite,
         chat=chat,
-        max_requests=max_requests or MAX_REQUESTS,
+        max_requests=max_requests,
     )
     read = [path for path in (data, prompts, *(compare or ())) if path is not None]
     if any(Results(output).is_at(path) for path in read):
@@ -207,9 +167,7 @@ def evaluate(
     found: dict[str, list[Record]] = {}
     try:
         with ExitStack() as stack, cancel_on_interrupt() as cancel:
-            engine = _Lazily(
-                setup, job.task, RuntimeConfig(max_requests=max_requests or MAX_REQUESTS), stack
-            )
+            engine = _Lazily(setup, job.task, RuntimeConfig(max_requests=max_requests), stack)
             ensemble = System()
             found[ensemble.name] = _run(job, ensemble, output, engine.together, cancel)
             members = _members(found[ensemble.name], engine) if alone else ()
@@ -246,16 +204,6 @@ def evaluate(
     else:
         stdout_console().print(_shown(evaluations, comparisons, failed))
     return FAILED if any(each.failed for each in evaluations) else 0
-
-
-def _refuse_beside_suite(**given: Any) -> None:
-    """Refuse flags that a suite would ignore."""
-    for name, value in given.items():
-        if value:
-            raise InvalidInputError(
-                f"--{name} does not go with --suite, whose tables say what is run and compared; "
-                "another --output starts again"
-            )
 
 
 def prepare(

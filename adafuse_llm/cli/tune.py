@@ -31,7 +31,7 @@ from adafuse_llm.evaluation.metrics import load_metric
 from adafuse_llm.evaluation.runner import Record
 from adafuse_llm.evaluation.tuning import Trial, Tuning, candidates, cheapest, divide, optimiser
 from adafuse_llm.loading.config_file import write_config
-from adafuse_llm.loading.members import as_spec, member_names
+from adafuse_llm.loading.specs import as_spec, member_names
 from adafuse_llm.report.looks import printable
 
 OPEN: dict[str, Any] = dict.fromkeys(

@@ -1,8 +1,8 @@
-"""Lossless drafting: nodes that are evaluated before the algorithm asks for them.
+"""Lossless drafting: nodes that are evaluated before the algorithm needs them.
 
-A draft is a set of nodes that a pass takes along because they will probably be asked for. If they
-are, they cost no pass of their own; if not, a few tokens were processed for nothing. No result
-depends on them. What is drafted, in passes that are made anyway:
+A draft is a set of nodes that a pass evaluates in addition, because the algorithm will probably
+need them. If it does, they cost no pass of their own. If not, a few tokens were processed for
+nothing. No result depends on them. These are drafted, in passes that are made anyway:
 
 * spans that other members proposed in this round, which have to be scored in any case; if the
   member would have said the same, its own proposal needs no further pass;
@@ -20,55 +20,38 @@ back once it would.
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import combinations
 from typing import Protocol
 
 from typing_extensions import override
 
 from adafuse_llm.backends.base import LimitsDrafting, SupportsPlacement
 from adafuse_llm.config import AdaFuseConfig
-from adafuse_llm.decoding.member import RECENT, Member, Steps, in_lockstep
+from adafuse_llm.decoding.lead import Lead
+from adafuse_llm.decoding.lockstep import in_lockstep
+from adafuse_llm.decoding.lookup import Lookup
+from adafuse_llm.decoding.member import Member, Steps
+from adafuse_llm.decoding.odds import DRAFT_ODDS, MAX_DRAFT_TOKENS, PRIOR_ODDS, Odds
 from adafuse_llm.decoding.propose import Proposal, propose
 from adafuse_llm.decoding.score import Pool, PoolCandidate
 from adafuse_llm.text.words import added
 from adafuse_llm.tree import Node
 
-WORTH = 0.5
-"""Odds of being asked for from which a token is drafted: what a token more costs of a pass, and
-what it may cost in vain."""
+WIN_ODDS = 0.4
+"""Lowest odds of winning at which a candidate's last token is evaluated before it has won."""
 
-LIKELY = 0.4
-"""Odds of winning from which a candidate's last token is evaluated before it has won."""
+RUN_AHEAD_ODDS = 0.6
+"""Lowest odds of agreement at which the lead runs ahead. Unused tokens cost whole passes."""
 
-AHEAD = 0.6
-"""Odds from which the lead runs ahead: in vain, that costs passes."""
-
-EARLY = 4
-"""Committed tokens that a response is taken to have at least, where drafts are bounded."""
-
-LONGEST = 16
-"""Most tokens drafted in a row."""
-
-ASSUMED, MEMORY = 4, 20
-"""Observations that a first guess counts for, and that an average remembers."""
-
-EVEN = 0.5
-"""Odds of what nothing is known about."""
-
-GRAMS = (4, 3, 2)
-"""Numbers of last tokens that are looked up, the longest match counts."""
-
-SWITCH = 0.85
-"""Another member takes the lead where that costs at most this share."""
+MIN_RESPONSE_TOKENS = 4
+"""Minimum number of response tokens that the bound on drafts is computed with."""
 
 
 class Drafting(Protocol):
-    """In which order members propose, and what their passes take along."""
+    """Decides in which order members propose, and what their passes evaluate in addition."""
 
     def propose(self, config: AdaFuseConfig, *, first_word: bool) -> Steps[list[Proposal]]:
         """Proposals of a round, in member order."""
@@ -102,35 +85,6 @@ class NoDrafts(Drafting):
         pass
 
 
-class Odds:
-    """How often something was right: an average that follows the request.
-
-    Args:
-        value: what is assumed at first; it counts as much as `ASSUMED` observations.
-    """
-
-    __slots__ = ("_seen", "value")
-
-    def __init__(self, value: float) -> None:
-        self.value = value
-        self._seen = ASSUMED
-
-    def learn(self, right: bool) -> None:
-        """Take in an observation."""
-        self._seen = min(self._seen + 1, MEMORY)
-        self.value += (right - self.value) / self._seen
-
-    def length(self, first: float = 1.0, worth: float = WORTH) -> int:
-        """How many in a row are right with odds of `worth`, where the first depends on something
-        of odds `first`.
-        """
-        if first * self.value < worth:
-            return 0
-        if self.value**LONGEST * first >= worth:
-            return LONGEST
-        return int(math.log(worth / first) / math.log(self.value))
-
-
 class Drafts:
     """What a request drafts. Members that share a device propose one after another, so that each
     checks what those before it said; devices work side by side. In a crowd all members propose
@@ -156,7 +110,7 @@ class Drafts:
             member.drafter = self
         self._leads = [Lead(group) for group in by_device.values()]
         self._lookups = {member: Lookup() for member in self._members}
-        self._unanimous = Odds(EVEN)
+        self._unanimous = Odds(PRIOR_ODDS)
         self._wins: dict[tuple[int, int, bool], Odds] = {}
         self._start(first_word=True, branches=1, threshold=1.0)
 
@@ -197,9 +151,9 @@ class Drafts:
     def _run_ahead(self, lead: Member, config: AdaFuseConfig) -> Steps[None]:
         """Go on beyond the likeliest span for as long as all are likely to agree."""
         span, size = self._proposals[lead].spans[0], self._sizes[lead]
-        rounds = 0 if span.stops else self._unanimous.length(worth=AHEAD)
+        rounds = 0 if span.stops else self._unanimous.length(threshold=RUN_AHEAD_ODDS)
         left = config.max_new_tokens - lead.response_tokens - size
-        for _ in range(min(rounds * size, LONGEST, left)):
+        for _ in range(min(rounds * size, MAX_DRAFT_TOKENS, left)):
             ahead = _greedy(lead, span.node)
             if ahead is None or ahead.length > _limit(lead, lead.tree.root.length):
                 return
@@ -208,8 +162,8 @@ class Drafts:
                 return
 
     def likely(self, candidate: PoolCandidate) -> bool:
-        """Whether a candidate may well win, told from who has proposed it so far."""
-        return self._odds(self._pool.find(candidate)).value >= LIKELY
+        """Whether a candidate is likely to win, given who has proposed it so far."""
+        return self._odds(self._pool.find(candidate)).value >= WIN_ODDS
 
     def observe(self, winner: PoolCandidate) -> None:
         """Learn from a round. Its winner is committed."""
@@ -221,14 +175,14 @@ class Drafts:
             lead.learn(self._likeliest, self._sizes)
 
     def _odds(self, candidate: PoolCandidate) -> Odds:
-        """The odds that a candidate wins, told from who has proposed it so far."""
+        """Return the odds that a candidate wins, given who has proposed it so far."""
         proposed, agreed = len(self._proposals), len(candidate.proposers)
         likeliest = any(each is candidate for each in self._likeliest.values())
         prior = agreed / len(self._members) if likeliest else 0.0
         return self._wins.setdefault((proposed, agreed, likeliest), Odds(prior))
 
     def extra_nodes(self, member: Member, wanted: Sequence[Node]) -> Sequence[Node]:
-        """What a pass of `member` takes along."""
+        """Return the nodes that a pass of `member` evaluates in addition."""
         root = member.tree.root
         limit = _limit(member, root.length)
         if limit <= root.length:
@@ -272,14 +226,14 @@ class Drafts:
         than 2 + B for each that was committed.
         """
         processed = member.tokens + member.reused - member.prompt_tokens
-        return processed <= (2 + self._branches) * max(member.response_tokens, EARLY)
+        return processed <= (2 + self._branches) * max(member.response_tokens, MIN_RESPONSE_TOKENS)
 
     def _after(
         self, member: Member, candidate: PoolCandidate, end: Node
     ) -> Iterator[tuple[Node, float]]:
         """Nodes after a candidate that may win, with the odds that it does."""
         odds = self._odds(candidate).value
-        if odds < WORTH:
+        if odds < DRAFT_ODDS:
             return
         proposer = candidate.proposers[0]
         if proposer is not member:
@@ -309,107 +263,6 @@ class Drafts:
         return [ahead] if ahead else []
 
 
-class Lead:
-    """Who proposes first among members that propose one after another.
-
-    A round led by l is expected to cost c_l n_l + Σ c_k (1 + (1 - a_kl) n_k) seconds, summed over
-    the others k: c seconds per pass, n tokens of a proposal, a how often two members agree; all
-    measured in this request. Before they are, the first member leads.
-
-    Attributes:
-        member: the lead.
-    """
-
-    def __init__(self, members: Sequence[Member]) -> None:
-        self.member = members[0]
-        self._members = tuple(members)
-        self._sizes: dict[Member, float] = {}
-        self._agree = {pair: Odds(EVEN) for pair in map(frozenset, combinations(members, 2))}
-
-    def order(self) -> list[Member]:
-        """The members as they propose in this round, the lead first."""
-        costs = {member: self._cost(member) for member in self._members}
-        best = min(self._members, key=costs.__getitem__)
-        if costs[best] < SWITCH * costs[self.member]:
-            self.member = best
-        return [self.member, *(member for member in self._members if member is not self.member)]
-
-    def learn(self, likeliest: dict[Member, PoolCandidate], sizes: dict[Member, int]) -> None:
-        """Take in what members proposed, and how many tokens it took."""
-        for pair, odds in self._agree.items():
-            one, other = pair
-            odds.learn(likeliest[one] is likeliest[other])
-        for member in self._members:
-            size = self._sizes.get(member, sizes[member])
-            self._sizes[member] = size + RECENT * (sizes[member] - size)
-
-    def _cost(self, lead: Member) -> float:
-        """Seconds expected of a round that `lead` leads."""
-        if not self._sizes or any(member.pass_seconds is None for member in self._members):
-            return 0.0
-        cost = 0.0
-        for member in self._members:
-            own = self._sizes[member]
-            passes = own
-            if member is not lead:
-                passes = 1 + (1 - self._agree[frozenset((member, lead))].value) * own
-            cost += passes * (member.pass_seconds or 0.0)
-        return cost
-
-
-class Lookup:
-    """Where the last few tokens of a member occurred before, and what followed.
-
-    Built when it is first used: about a microsecond per token of the prompt.
-    """
-
-    def __init__(self) -> None:
-        self._read = 0
-        self._found: list[dict[tuple[int, ...], int]] = [{} for _ in GRAMS]
-        self._odds = [Odds(EVEN) for _ in GRAMS]
-
-    def after(self, member: Member, node: Node, odds: float) -> list[Node]:
-        """What may follow `node`, where that is reached with the given odds."""
-        ids = member.tree.ids
-        self._read_on(ids)
-        last = [*ids[-GRAMS[0] :], *member.tree.tokens(node)][-GRAMS[0] :]
-        for size, found, right in zip(GRAMS, self._found, self._odds, strict=True):
-            start = found.get(tuple(last[-size:]))
-            if start is not None:
-                return self._copy(member, node, ids[start : start + right.length(odds)])
-        return []
-
-    def _copy(self, member: Member, node: Node, tokens: Sequence[int]) -> list[Node]:
-        copied = []
-        for token in tokens:
-            if member.is_full(node) or token in member.end_ids:
-                break
-            node = member.tree.child(node, token)
-            copied.append(node)
-        return copied
-
-    def _read_on(self, ids: Sequence[int]) -> None:
-        """Learn the committed tokens that were not read yet: first the odds, then the places."""
-        if self._read:
-            for end in range(self._read, len(ids)):
-                self._learn(ids, end)
-        else:
-            for size, found in zip(GRAMS, self._found, strict=True):
-                grams = zip(*(ids[shift:] for shift in range(size)), strict=False)
-                found.update(zip(grams, range(size, len(ids)), strict=False))
-        self._read = len(ids)
-
-    def _learn(self, ids: Sequence[int], end: int) -> None:
-        known = False
-        for size, found, odds in zip(GRAMS, self._found, self._odds, strict=True):
-            gram = tuple(ids[end - size : end])
-            start = found.get(gram)
-            if start is not None and not known:
-                odds.learn(ids[start] == ids[end])
-                known = True
-            found[gram] = end
-
-
 def _limit(member: Member, length: int) -> int:
     """The longest sequence that drafts may reach."""
     backend = member.backend
@@ -424,7 +277,11 @@ def _greedy(member: Member, node: Node) -> Node | None:
     start = node.length
     while node.next is not None:
         token = node.next.greedy
-        if token in member.end_ids or member.is_full(node) or node.length - start >= LONGEST:
+        if (
+            token in member.end_ids
+            or member.is_full(node)
+            or node.length - start >= MAX_DRAFT_TOKENS
+        ):
             return None
         node = member.tree.child(node, token)
     return node

@@ -16,16 +16,16 @@ from adafuse_llm.tree import Next, Node, TokenTree
 
 T = TypeVar("T")
 
-RECENT = 0.2
+RECENT_WEIGHT = 0.2
 """Weight of the latest observation in averages that follow the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberQuery:
-    """A question on its way to a member.
+    """A query to a member.
 
     Attributes:
-        drafts: how many nodes, the last of ``query.evaluate``, nobody has asked for yet.
+        drafts: how many nodes at the end of ``query.evaluate`` are drafts.
         scored: nodes that only their log-probability is wanted of.
     """
 
@@ -35,57 +35,17 @@ class MemberQuery:
     scored: tuple[Node, ...] = ()
 
     def without_drafts(self) -> MemberQuery:
-        """The same query without the nodes that only a draft asked for."""
+        """Return the same query without its drafts."""
         wanted = self.query.evaluate[: len(self.query.evaluate) - self.drafts]
         return MemberQuery(self.member, self.member.query(wanted, self.scored), 0, self.scored)
 
 
 Steps = Generator[tuple[MemberQuery, ...], None, T]
-"""A computation that asks members, several of them at a time, and is resumed once the trees hold
-all the answers."""
-
-
-def in_lockstep(steps: Sequence[Steps[T]]) -> Steps[list[T]]:
-    """Run computations side by side: what they ask at the same time is asked at once.
-
-    Returns:
-        Their results, in order.
-    """
-    results: dict[int, T] = {}
-    running = dict(enumerate(steps))
-    while running:
-        prompt_text: list[MemberQuery] = []
-        for index, step in list(running.items()):
-            try:
-                prompt_text += next(step)
-            except StopIteration as done:
-                results[index] = done.value
-                del running[index]
-        if prompt_text:
-            yield tuple(prompt_text)
-    return [results[index] for index in range(len(steps))]
-
-
-def merge_queries(member: Member, steps: Sequence[Steps[T]]) -> Steps[list[T]]:
-    """Run computations of one member side by side: what they ask at the same time is one question,
-    and costs one pass. Nothing is drafted.
-
-    Returns:
-        Their results, in order.
-    """
-    running = in_lockstep(steps)
-    while True:
-        try:
-            prompt_text = next(running)
-        except StopIteration as done:
-            return list(done.value)
-        wanted = dict.fromkeys(node for each in prompt_text for node in each.query.evaluate)
-        scored = tuple(dict.fromkeys(node for each in prompt_text for node in each.scored))
-        yield (MemberQuery(member, member.query(tuple(wanted), scored), 0, scored),)
+"""A computation that yields queries to members, and is resumed once the trees hold the results."""
 
 
 class Drafter(Protocol):
-    """Says what else a pass may evaluate. It changes what a decode costs, never its result."""
+    """Chooses what else a pass evaluates. It changes the cost of a decode, never its result."""
 
     def extra_nodes(self, member: Member, wanted: Sequence[Node]) -> Sequence[Node]:
         """Nodes to evaluate in the pass that evaluates `wanted`, parents before children; none
@@ -113,10 +73,10 @@ class Member:
         prompt: the request's prompt in the member's tokens.
         top: how many of the likeliest tokens the algorithm will look at.
         weight: w in the fused score.
-        asked: the prompt as plain text, the same for all members.
+        prompt_text: the prompt as plain text, the same for all members.
 
     Attributes:
-        drafter: what its passes evaluate besides what is asked for.
+        drafter: chooses what its passes evaluate in addition.
         passes, tokens: what the request has cost this member so far.
         reused: tokens of the prompt that cost nothing.
         pass_seconds: what a pass takes, the prompt's aside; None before there was one.
@@ -203,17 +163,17 @@ class Member:
             yield (MemberQuery(self, self.query((), unknown), 0, tuple(unknown)),)
 
     def widen(self, node: Node, top: int) -> Steps[None]:
-        """Have more of the likeliest tokens after an evaluated node told: `top` of them, or all."""
+        """Get more of the likeliest tokens after an evaluated node: `top` of them, or all."""
         if max(self._top, len(self.next(node).tokens)) < top:
             yield (MemberQuery(self, NodeQuery(self.tree, (node,), (), top)),)
 
     def draft(self, node: Node) -> Steps[None]:
-        """Have a node evaluated that nobody has asked for; where that fails, it is not."""
+        """Evaluate a node that is not needed yet. If that fails, it stays unevaluated."""
         drafts = [node, *self.drafter.extra_nodes(self, [node])]
         yield (MemberQuery(self, self.query(drafts), len(drafts)),)
 
     def stop_drafting(self) -> None:
-        """Evaluate only what is asked for from now on."""
+        """Evaluate only what is needed from now on."""
         self.drafter = NO_DRAFTER
 
     def query(self, nodes: Sequence[Node], scored: Sequence[Node] = ()) -> NodeQuery:
@@ -244,7 +204,7 @@ class Member:
             node.logprob = logprob
         if self.passes and result.passes:
             known, new = self.pass_seconds, seconds / result.passes
-            self.pass_seconds = new if known is None else known + RECENT * (new - known)
+            self.pass_seconds = new if known is None else known + RECENT_WEIGHT * (new - known)
         self.passes += result.passes
         self.tokens += result.tokens
         self.reused += result.reused

@@ -11,7 +11,8 @@ from math import inf, isfinite
 from adafuse_llm import results
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.draft import Drafting
-from adafuse_llm.decoding.member import Member, MemberQuery, Steps, in_lockstep
+from adafuse_llm.decoding.lockstep import in_lockstep
+from adafuse_llm.decoding.member import Member, MemberQuery, Steps
 from adafuse_llm.decoding.score import Pool, PoolCandidate, fuse
 from adafuse_llm.errors import DecodingError
 from adafuse_llm.results import (

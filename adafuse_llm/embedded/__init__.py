@@ -1,25 +1,41 @@
-"""Three small language models made by this project, and a handbook they can answer from.
+"""Three small language models made by this project, and what they can answer questions about.
 
 They are for trying out, tests and cookbooks; ``MODEL_CARD.md`` says what they can and cannot do.
 
     member_paths()        folders of the three members, standard Hugging Face format
     handbook_path()       folder of Markdown documents about a generated town
     handbook_questions()  questions about it with their answers
+    heldout_questions()   questions of six skills that they were not trained on, with passages
+    final_answer(text)    the answer in a member's reply
 
 Importing this package loads neither torch nor transformers.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["HandbookQuestion", "handbook_path", "handbook_questions", "member_paths"]
+from adafuse_llm.documents import Passage
+from adafuse_llm.errors import InvalidInputError
+
+__all__ = [
+    "HandbookQuestion",
+    "HeldoutQuestion",
+    "final_answer",
+    "handbook_path",
+    "handbook_questions",
+    "heldout_questions",
+    "member_paths",
+]
 
 _HERE: Final = Path(__file__).parent
 MEMBERS: Final = ("wren", "heron", "finch")
+HELDOUT: Final = _HERE / "heldout.jsonl.gz"
+"""Written by ``python -m training.freeze`` in a clone."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +46,20 @@ class HandbookQuestion:
     answer: str
     source: str | None
     skill: str
+
+
+@dataclass(frozen=True)
+class HeldoutQuestion:
+    """A question that the members were not trained on.
+
+    ``passages`` are what it is about, one of them with the answer and the others without it;
+    none where the question stands alone, as in arithmetic.
+    """
+
+    question: str
+    answer: str
+    skill: str
+    passages: tuple[Passage, ...]
 
 
 def member_paths() -> tuple[Path, ...]:
@@ -46,3 +76,37 @@ def handbook_questions() -> tuple[HandbookQuestion, ...]:
     """The questions of ``handbook/questions.jsonl``, in file order."""
     text = (handbook_path() / "questions.jsonl").read_text(encoding="utf-8")
     return tuple(HandbookQuestion(**json.loads(line)) for line in text.splitlines() if line)
+
+
+def heldout_questions(limit: int | None = None) -> tuple[HeldoutQuestion, ...]:
+    """The held-out questions, one of each skill in turn.
+
+    No made-up word, number or problem in them occurred in the members' training.
+
+    Args:
+        limit: return only the first ones; None for all.
+
+    Raises:
+        InvalidInputError: `limit` is higher than the number of questions, or not positive.
+    """
+    lines = gzip.decompress(HELDOUT.read_bytes()).decode("utf-8").splitlines()
+    if limit is not None and not 1 <= limit <= len(lines):
+        raise InvalidInputError(
+            f"the package has {len(lines)} held-out questions; got a limit of {limit}. "
+            f"Use a limit from 1 to {len(lines)}."
+        )
+    return tuple(_heldout(**json.loads(line)) for line in lines[:limit])
+
+
+def _heldout(
+    question: str, answer: str, skill: str, passages: list[dict[str, str]]
+) -> HeldoutQuestion:
+    return HeldoutQuestion(question, answer, skill, tuple(Passage(**each) for each in passages))
+
+
+def final_answer(text: str) -> str:
+    """Return the answer in a reply: what follows ``The answer is``, or all of it.
+
+    Spaces around it and a closing full stop are dropped.
+    """
+    return text.rsplit("The answer is", 1)[-1].strip().removesuffix(".").strip()

@@ -1,15 +1,16 @@
-"""Two tools, with which the embedded members act as small agents.
+"""Two tools with which the embedded members act as small agents.
 
-    look_up     what the handbook says about a name
-    calculate   a sum of numbers
-    TOOLS       both as members are told of them (`adafuse_llm.adapters.conversation.Tool`)
+    look_up     finds what the handbook says about a name
+    calculate   works out a sum of numbers
+    TOOLS       descriptions of both for the members (`adafuse_llm.text.chat.Tool`)
 
-The members know two forms of using them: the text form that `to_messages` writes, and, under
-`REACT_HEADER`, thoughts, actions and observations. `REACT_HEADER` is the ``system_header`` of
-LlamaIndex's ``ReActChatFormatter``.
+The members can call tools in two forms: the text form of
+`adafuse_llm.adapters.conversation.to_messages`, and ReAct's thoughts, actions and observations. For
+ReAct, pass `REACT_HEADER` as the ``system_header`` of LlamaIndex's ``ReActChatFormatter``.
 """
 
-# Annotations stay objects: frameworks show them to members, and a string would have quotes.
+# No `from __future__ import annotations`: frameworks show the annotations to members, and string
+# annotations would appear in quotes. The docstrings of both tools are part of the prompts.
 
 import ast
 from collections.abc import Sequence
@@ -17,10 +18,10 @@ from decimal import Decimal
 from functools import cache
 from typing import Final
 
-from adafuse_llm.adapters.conversation import Tool
 from adafuse_llm.documents import Passage, Retriever, read_documents
 from adafuse_llm.embedded import handbook_path
 from adafuse_llm.errors import InvalidInputError
+from adafuse_llm.text.chat import Tool
 
 __all__ = ["CALCULATE", "LOOK_UP", "REACT_HEADER", "TOOLS", "calculate", "look_up", "one_line"]
 
@@ -71,7 +72,7 @@ TOOLS: Final[tuple[Tool, ...]] = (LOOK_UP, CALCULATE)
 
 
 def one_line(passages: Sequence[Passage]) -> str:
-    """Passages as `look_up` returns them: numbered, on one line."""
+    """Join passages as `look_up` returns them: numbered, on one line."""
     return " ".join(
         f"[{number}] {' '.join(passage.text.split())}"
         for number, passage in enumerate(passages, start=1)
@@ -84,7 +85,7 @@ def _handbook() -> Retriever:
 
 
 def _value(node: ast.expr, expression: str) -> Decimal:
-    """The value of an expression of decimals, ``+``, ``-``, ``*`` and parentheses."""
+    """Evaluate an expression of decimals, ``+``, ``-``, ``*`` and parentheses."""
     match node:
         case ast.Constant(value=int() | float()) if not isinstance(node.value, bool):
             return Decimal(ast.get_source_segment(expression.strip(), node) or "")

@@ -5,7 +5,6 @@
     files       test sets in, results out, resumable
     tasks       prompts, options and metrics of each benchmark
     runner      questions to an engine, many at a time; what the results say
-    suite       a paper's tables and figures: many systems, each answer once
     tuning      members and options: a search, and a test on held-out questions
     lm_eval     the engine as a model of lm-evaluation-harness
 

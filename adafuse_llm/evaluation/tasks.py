@@ -11,26 +11,22 @@ ones) and take a header, a text with instructions and examples that comes before
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count, islice
 from types import MappingProxyType
 from typing import Any
 
 from adafuse_llm.documents import Passage, question_messages
+from adafuse_llm.embedded import HeldoutQuestion, final_answer, heldout_questions
 from adafuse_llm.errors import InvalidInputError, nearest
 from adafuse_llm.evaluation.files import QUESTION_FORM, put, question_form, read_lines
 from adafuse_llm.evaluation.metrics import final_number
-from adafuse_llm.strategies.answers import MajorityVote, plain
 from adafuse_llm.strategies.base import Strategy
 from adafuse_llm.strategies.registry import find_strategy
-from training.world import SKILLS, Case, Names, draw_case, final_answer
+from adafuse_llm.strategies.vote import MajorityVote, plain
 
-EMBEDDED_SEED = 1
-EMBEDDED_PASSAGES = 3
 EMBEDDED_QUESTIONS = 300
-"""How many are asked where no limit is given: 50 of each skill."""
+"""How many are used where no limit is given: 50 of each skill."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +46,12 @@ class Question:
     accepted: tuple[str, ...]
     group: str | None = None
     passages: tuple[Passage, ...] = ()
+
+    @classmethod
+    def from_heldout(cls, number: int, question: HeldoutQuestion) -> Question:
+        """A question for the embedded members, with its place in the series."""
+        accepted = (question.answer,)
+        return cls(number, question.question, accepted, question.skill, question.passages)
 
 
 @dataclass(frozen=True)
@@ -80,16 +82,17 @@ class Task:
         """The first questions, `limit` at most.
 
         Args:
-            data: JSON Lines; None for a task that makes its own questions.
+            data: JSON Lines; None for a task that comes with its questions.
             limit: how many; None for all (`embedded`: `EMBEDDED_QUESTIONS`).
 
         Raises:
-            InvalidInputError: the data are missing, not wanted, or malformed.
+            InvalidInputError: the data are missing, not wanted, or malformed; or the task comes
+                with fewer questions than `limit`.
         """
         if not self.reads_file:
             if data is not None:
                 raise InvalidInputError(f"task {self.name!r} makes its own questions: no --data")
-            return list(islice(embedded_questions(), limit or EMBEDDED_QUESTIONS))
+            return embedded_questions(EMBEDDED_QUESTIONS if limit is None else limit)
         if data is None:
             raise InvalidInputError(
                 f"task {self.name!r} needs --data: a file of JSON lines with question and answer"
@@ -177,25 +180,16 @@ def strategy_identity(name: str) -> dict[str, str]:
     return {"strategy": name, **({"votes": "answers as the task reads them"} if votes else {})}
 
 
-def embedded_questions(
-    seed: int = EMBEDDED_SEED, passages: int = EMBEDDED_PASSAGES
-) -> Iterator[Question]:
-    """Held-out questions without end, one of every skill in turn.
+def embedded_questions(limit: int = EMBEDDED_QUESTIONS) -> list[Question]:
+    """The first of the held-out questions that ship with the package, one of each skill in turn.
 
     Names, values and problems are of the held-out split: none occurred in the members' training.
-    Question n is the same however many are drawn; another seed gives others.
+
+    Raises:
+        InvalidInputError: `limit` is higher than the number of questions.
     """
-    drawn = [_cases(seed, skill, passages) for skill in SKILLS]
-    for number in count(1):
-        case = next(drawn[(number - 1) % len(SKILLS)])
-        accepted = (final_answer(case.answer),)
-        yield Question(number, case.question, accepted, case.skill, case.passages)
-
-
-def _cases(seed: int, skill: Any, passages: int) -> Iterator[Case]:
-    names = Names(random.Random(f"benchmark {seed} {skill}"), "heldout")  # noqa: S311
-    while True:
-        yield draw_case(names, skill, passages)
+    questions = enumerate(heldout_questions(limit), 1)
+    return [Question.from_heldout(number, each) for number, each in questions]
 
 
 def first_line(text: str) -> str:

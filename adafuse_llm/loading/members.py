@@ -1,13 +1,9 @@
-"""From names to members: loading Hugging Face models, and placing them."""
+"""Load Hugging Face models as members, and place them on devices."""
 
 from __future__ import annotations
 
 import copy
-import math
-import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +15,11 @@ from adafuse_llm.errors import (
 )
 from adafuse_llm.loading.quantization import (
     bits_per_weight,
-    is_quantization,
     kept_modules,
     method,
     missing_packages,
 )
+from adafuse_llm.loading.specs import MemberSpec, as_spec, member_names
 from adafuse_llm.text.codec import TokenizerCodec
 
 RESERVE = 0.1
@@ -33,75 +29,6 @@ if TYPE_CHECKING:
     import torch
 
     from adafuse_llm.backends.huggingface import HuggingFaceBackend
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemberSpec:
-    """A member to load, where more than its path matters.
-
-    What is None is taken from the call that loads it.
-
-    Args:
-        path: local folder or hub id.
-        name: shown in results; by default the last part of the path, lengthened until unique.
-        dtype: dtype of the weights, such as ``"bfloat16"`` or ``"auto"``.
-        device: device such as ``"cuda:1"``, for a member that goes to one device as a whole.
-        device_map: accelerate's device map, for a member spread over several.
-        revision: revision of a hub model.
-        trust_remote_code: allow code that comes with the model to run.
-        quantization_config: as taken by ``AutoModelForCausalLM.from_pretrained``: an object such
-            as ``BitsAndBytesConfig``, or a mapping as in ``config.json``. A checkpoint that is
-            quantized already needs none.
-        prefix_cache_bytes: most bytes of key/value rows kept of finished requests, for those that
-            begin with the same tokens; 0 to keep none. Default: 256 MiB.
-        static_cache: run decoding passes in fixed sizes, on a GPU as CUDA graphs; see
-            ``HuggingFaceBackend`` for what it takes.
-        compile: compile these passes with ``torch.compile``.
-        allow_pickle: accept weights in pickle format, which can run code when loaded.
-        weight: w in the fused score.
-    """
-
-    path: str
-    name: str | None = None
-    dtype: str | torch.dtype | None = None
-    device: str | None = None
-    device_map: str | Mapping[str, Any] | None = None
-    revision: str | None = None
-    trust_remote_code: bool | None = None
-    quantization_config: Any = None
-    prefix_cache_bytes: int | None = None
-    static_cache: bool = False
-    compile: bool = False
-    allow_pickle: bool = False
-    weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.device is not None and self.device_map is not None:
-            raise InvalidOptionError(
-                f"member {self.path!r}: pass device (one for the whole member) or device_map, "
-                "not both"
-            )
-        if self.prefix_cache_bytes is not None and self.prefix_cache_bytes < 0:
-            raise InvalidOptionError(
-                f"member {self.path!r}: prefix_cache_bytes must be 0 or more; "
-                f"got {self.prefix_cache_bytes}"
-            )
-        if self.compile and not self.static_cache:
-            raise InvalidOptionError(
-                f"member {self.path!r}: compile=True compiles the passes of a static cache; pass "
-                "static_cache=True, too"
-            )
-        if not math.isfinite(self.weight) or self.weight < 0:
-            raise InvalidOptionError(
-                f"member {self.path!r}: weight must be finite and not negative; got {self.weight}"
-            )
-        if self.quantization_config is not None and not is_quantization(self.quantization_config):
-            raise InvalidOptionError(
-                f"member {self.path!r}: quantization_config must be one of transformers' "
-                "configurations, such as BitsAndBytesConfig(load_in_4bit=True) or "
-                "TorchAoConfig(...), or the mapping it is saved as; got "
-                f"{self.quantization_config!r}"
-            )
 
 
 def load_members(
@@ -155,42 +82,6 @@ def load_members(
     return loaded, weights if set(weights.values()) != {1.0} else None
 
 
-def member_names(specs: Sequence[MemberSpec]) -> list[str]:
-    """A unique name per member: its own, or the last parts of its path, as many as it takes.
-
-    A path that occurs twice is numbered (``gpt2``, ``gpt2#2``).
-
-    Raises:
-        InvalidInputError: two explicit names are the same.
-    """
-    given = Counter(spec.name for spec in specs if spec.name is not None)
-    if twice := [name for name, times in given.items() if times > 1]:
-        raise InvalidInputError(
-            f"members need different names; got {twice[0]!r} {given[twice[0]]} times"
-        )
-    unnamed = {spec.path for spec in specs if spec.name is None}
-    parts = {
-        path: [p for p in Path(path).parts if p not in ("/", ".")] or [path] for path in unnamed
-    }
-    sizes = dict.fromkeys(unnamed, 1)
-    while True:
-        short = {path: "/".join(parts[path][-sizes[path] :]) for path in unnamed}
-        uses = Counter([*short.values(), *given])
-        longer = [p for p in unnamed if uses[short[p]] > 1 and sizes[p] < len(parts[p])]
-        if not longer:
-            break
-        for path in longer:
-            sizes[path] += 1
-    names: list[str] = []
-    for spec in specs:
-        name = base = spec.name if spec.name is not None else short[spec.path]
-        number = 2
-        while spec.name is None and (name in names or name in given):
-            name, number = f"{base}#{number}", number + 1
-        names.append(name)
-    return names
-
-
 def divide_memory(
     free: Mapping[int | str, int], sizes: Sequence[int]
 ) -> list[dict[int | str, int]]:
@@ -202,20 +93,6 @@ def divide_memory(
     """
     total = sum(sizes) or 1
     return [{device: room * size // total for device, room in free.items()} for size in sizes]
-
-
-def as_spec(member: str | MemberSpec | os.PathLike[str]) -> MemberSpec:
-    """A member said as a path, a hub id or a `MemberSpec`.
-
-    Raises:
-        InvalidInputError: it is none of them.
-    """
-    if isinstance(member, (str, os.PathLike)) and str(member).strip():
-        member = MemberSpec(path=str(member))
-    if isinstance(member, MemberSpec):
-        path = str(member.path)
-        return replace(member, path=str(Path(path).expanduser())) if path[:1] == "~" else member
-    raise InvalidInputError(f"a member must be a path, a hub id or a MemberSpec; got {member!r}")
 
 
 def _check_dtype(dtype: Any) -> None:

@@ -9,10 +9,10 @@ Which member: the one that most requests wait for, so that requests fall into st
 stay large, unless somebody has waited too long (`next_backend`).
 
 Which thread: members on different devices (`SupportsPlacement.device`) run at the same time, each
-device on a thread of its own, so only one thread ever touches a model. Members of one device
-take turns, and where there is only one device the coordinating thread evaluates, without hand-offs. This is
-so on a CPU as well. At the same time, members with all cores each fight for them; with a share of
-the cores each they gain little where a pass keeps all cores busy, wait for the slowest, and need
+device on a thread of its own, so only one thread ever touches a model. Members of one device take
+turns, and where there is only one device the coordinating thread evaluates, without hand-offs. This
+is so on a CPU as well. At the same time, members with all cores each fight for them; with a share
+of the cores each they gain little where a pass keeps all cores busy, wait for the slowest, and need
 another number of torch threads, which is the caller's to set
 (``benchmarks/members_side_by_side.py`` measures it).
 

@@ -1,6 +1,7 @@
 """AdaFuse and the strategies that it is compared with, and what a new strategy is made of."""
 
-from adafuse_llm.decoding.member import Member, Steps, in_lockstep
+from adafuse_llm.decoding.lockstep import in_lockstep
+from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import Proposal, Span, propose
 from adafuse_llm.decoding.rounds import (
     PlayRound,
@@ -11,16 +12,18 @@ from adafuse_llm.decoding.rounds import (
 )
 from adafuse_llm.decoding.score import Pool, PoolCandidate
 from adafuse_llm.strategies.adafuse import AdaFuse
-from adafuse_llm.strategies.answers import MajorityVote, Ranker, Rerank
 from adafuse_llm.strategies.base import Strategy, StrategyContext
 from adafuse_llm.strategies.beam import BeamSearch
 from adafuse_llm.strategies.deepen import DeePEn
-from adafuse_llm.strategies.fixed import FixedWords, Single
+from adafuse_llm.strategies.fixed import FixedWords
 from adafuse_llm.strategies.gac import GaC
 from adafuse_llm.strategies.pair_ranker import PairRanker
 from adafuse_llm.strategies.registry import find_strategy
+from adafuse_llm.strategies.rerank import Ranker, Rerank
+from adafuse_llm.strategies.single import Single
 from adafuse_llm.strategies.sweetspan import SweetSpan
 from adafuse_llm.strategies.unite import UniTE
+from adafuse_llm.strategies.vote import MajorityVote
 
 __all__ = [  # noqa: RUF022  grouped by use
     "AdaFuse",

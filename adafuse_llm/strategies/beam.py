@@ -10,7 +10,8 @@ from functools import partial
 from typing_extensions import override
 
 from adafuse_llm.config import AdaFuseConfig
-from adafuse_llm.decoding.member import Member, Steps, in_lockstep, merge_queries
+from adafuse_llm.decoding.lockstep import in_lockstep, merge_queries
+from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import propose
 from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, commit_best, score, to_result
 from adafuse_llm.decoding.score import Pool, PoolCandidate

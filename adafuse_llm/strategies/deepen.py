@@ -11,11 +11,12 @@ from typing_extensions import override
 
 from adafuse_llm.backends.base import Backend, SupportsAnchors
 from adafuse_llm.config import AdaFuseConfig
-from adafuse_llm.decoding.member import Member, Steps, in_lockstep
+from adafuse_llm.decoding.lockstep import in_lockstep
+from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, commit_best, to_result
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.strategies.base import Strategy, StrategyContext
-from adafuse_llm.strategies.tokens import (
+from adafuse_llm.strategies.token_level import (
     LISTED,
     first_logprobs,
     offer,
@@ -73,8 +74,8 @@ class DeePEn(Strategy):
         ]:
             raise InvalidInputError(
                 "strategy 'deepen' needs members that tell whole distributions and embeddings "
-                f"(adafuse_llm.Relative), as Hugging Face models do; {', '.join(lacking)} cannot. "
-                "Leave them out, or choose another strategy."
+                "(adafuse_llm.backends.SupportsAnchors), as Hugging Face models do; "
+                f"{', '.join(lacking)} cannot. Leave them out, or choose another strategy."
             )
         if not _shared(members):
             raise InvalidInputError(

@@ -1,16 +1,14 @@
-"""A fixed number of greedy words per round: Figure 2 of the paper, and a single member."""
+"""A fixed number of greedy words per round: Figure 2 of the paper."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from typing_extensions import override
 
-from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.rounds import PlayRound, Scorer, score
-from adafuse_llm.errors import InvalidInputError, InvalidOptionError
+from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.strategies.adafuse import branch_tokens, rounds_of_words
 from adafuse_llm.strategies.base import Strategy, StrategyContext
 
@@ -66,27 +64,3 @@ class FixedWords(GreedyWords):
     @override
     def name(self) -> str:
         return f"fixed-{self.words}"
-
-
-class Single(GreedyWords):
-    """One member alone, greedy: what a fusion has to beat.
-
-    Its tokens are those of its own greedy ``generate()``, a word a round, through the same caches.
-    Where the engine has several members, the option ``use=("name",)`` says which. Score and
-    NLL: mean nats per token of the word.
-    """
-
-    name = "single"
-    options = frozenset({"max_word_tokens"})
-
-    def __init__(self) -> None:
-        super().__init__(1)
-
-    @override
-    def check(self, members: Sequence[Backend]) -> None:
-        if len(members) != 1:
-            raise InvalidInputError(
-                f"strategy 'single' decodes with one member; got {len(members)} "
-                f"({', '.join(member.name for member in members)}). Choose one with the option "
-                f"use=({members[0].name!r},)."
-            )

@@ -11,12 +11,13 @@ from typing_extensions import override
 
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.config import AdaFuseConfig
-from adafuse_llm.decoding.member import Member, Steps, in_lockstep
+from adafuse_llm.decoding.lockstep import in_lockstep
+from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import Proposal
 from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, commit_best, to_result
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.strategies.base import Strategy, StrategyContext
-from adafuse_llm.strategies.tokens import (
+from adafuse_llm.strategies.token_level import (
     LISTED,
     averaged,
     first_logprobs,

@@ -7,14 +7,16 @@ from collections.abc import Callable, Mapping
 
 from adafuse_llm.errors import InvalidOptionError, nearest
 from adafuse_llm.strategies.adafuse import AdaFuse
-from adafuse_llm.strategies.answers import MajorityVote, Rerank
 from adafuse_llm.strategies.base import Strategy
 from adafuse_llm.strategies.beam import BeamSearch
 from adafuse_llm.strategies.deepen import DeePEn
-from adafuse_llm.strategies.fixed import FixedWords, Single
+from adafuse_llm.strategies.fixed import FixedWords
 from adafuse_llm.strategies.gac import GaC
+from adafuse_llm.strategies.rerank import Rerank
+from adafuse_llm.strategies.single import Single
 from adafuse_llm.strategies.sweetspan import SweetSpan
 from adafuse_llm.strategies.unite import UniTE
+from adafuse_llm.strategies.vote import MajorityVote
 
 NAMED: Mapping[str, Callable[[], Strategy]] = {
     "adafuse": AdaFuse,

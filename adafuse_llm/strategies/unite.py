@@ -10,11 +10,12 @@ from functools import partial
 from typing_extensions import override
 
 from adafuse_llm.config import AdaFuseConfig
-from adafuse_llm.decoding.member import Member, Steps, in_lockstep
+from adafuse_llm.decoding.lockstep import in_lockstep
+from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, commit_best
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.strategies.base import Strategy, StrategyContext
-from adafuse_llm.strategies.tokens import averaged, first_logprobs, offer, union
+from adafuse_llm.strategies.token_level import averaged, first_logprobs, offer, union
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from adafuse_llm.errors import InvalidInputError, nearest
@@ -32,6 +33,21 @@ class Message(TypedDict):
 
     role: str
     content: str
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool that members can call.
+
+    Attributes:
+        name: what a call names.
+        description: what the tool does, in words.
+        parameters: a JSON schema of the arguments.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:

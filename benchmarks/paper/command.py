@@ -1,4 +1,4 @@
-"""`adafuse eval --suite`: a paper's tables and figures."""
+"""Run a suite, resume it, show it: what `python -m benchmarks.paper` does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
@@ -63,26 +63,73 @@ class Wanted:
     output: Path
 
 
-@dataclasses.dataclass(frozen=True)
-class Typed:
-    """What was typed beside the shared flags."""
+def run_suite(
+    setup: Setup,
+    *,
+    suite: Annotated[str, typer.Argument(help="paper, or a YAML file.", metavar="SUITE")] = "paper",
+    output: Annotated[Path, typer.Option(help="Folder of answers, suite.json and suite.html.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with TASK.jsonl and TASK.prompt.txt. Default: the embedded questions.",
+            exists=True,
+        ),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help="Run only this one: nq, squad, triviaqa, gsm8k, flores_en_de, flores_de_en, "
+            "embedded."
+        ),
+    ] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option(help="Repeatable. Default: those of the tasks.")
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Use only the first N questions of each task.", metavar="N"),
+    ] = None,
+    max_requests: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Questions that are answered at the same time. Default: the suite's, which is 16.",
+        ),
+    ] = None,
+    chat: Annotated[
+        bool,
+        typer.Option("--chat", help="Send the prompt as a message; embedded always does."),
+    ] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Page to write. Default: suite.html in the folder.", dir_okay=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Run the AdaFuse paper's tables and figures, with paired tests.
 
-    name: str
-    output: Path
-    data: Path | None
-    tasks: Sequence[str]
-    metrics: Sequence[str]
-    limit: int | None
-    max_requests: int | None
-    chat: bool
+    Runs members alone, other strategies and AdaFuse, and tests whether AdaFuse is above them; on
+    the embedded members, or on a folder of the paper's benchmarks (--data). The output folder
+    holds every answer, suite.json and suite.html. The same command resumes where it was
+    interrupted, and prints the tables again when all is done.
 
-
-def run_suite(setup: Setup, typed: Typed, *, html: Path | None, as_json: bool) -> int:
-    """Run what is missing of a suite, then show it; the exit code."""
-    output = typed.output
-    wanted, setup = _wanted(setup, typed)
-    for task, reason in wanted.absent.items():
-        typer.echo(f"{task} is left out: {reason}", err=True)
+    Exit codes: 0 all questions answered; 1 some failed (they count as wrong; those that failed of
+    the run, out of memory, say, are asked again by the same command, and until then nothing is
+    compared); 2 nothing could be run; 130 interrupted.
+    """
+    wanted, setup = _wanted(
+        setup,
+        name=suite,
+        output=output,
+        data=data,
+        tasks=[] if task is None else [task],
+        metrics=metric or [],
+        limit=limit,
+        max_requests=max_requests,
+        chat=chat,
+    )
+    for name, reason in wanted.absent.items():
+        typer.echo(f"{name} is left out: {reason}", err=True)
     with ExitStack() as stack, cancel_on_interrupt() as cancel:
         engine = _Lazily(setup, stack)
         notes = Notes(output)
@@ -107,7 +154,7 @@ def run_suite(setup: Setup, typed: Typed, *, html: Path | None, as_json: bool) -
         with progress_bar() as progress:
             total = sum(job.questions for job in jobs)
             left = sum(runner.missing(job) for job in jobs)
-            shown = progress.add_task(typed.name, total=total, completed=total - left)
+            shown = progress.add_task(wanted.name, total=total, completed=total - left)
             if left < total:
                 typer.echo(f"{output}: {total - left} of {total} answers are there", err=True)
 
@@ -142,12 +189,23 @@ def run_suite(setup: Setup, typed: Typed, *, html: Path | None, as_json: bool) -
     return FAILED if failed else 0
 
 
-def _wanted(setup: Setup, typed: Typed) -> tuple[Wanted, Setup]:
-    """Everything that is wrong with what was typed is found here, before a model is loaded."""
-    suite, output = load_suite(typed.name).limited(typed.limit), typed.output
-    if typed.max_requests is not None:
-        suite = suite.model_copy(update={"max_requests": typed.max_requests})
-    if typed.chat:
+def _wanted(
+    setup: Setup,
+    *,
+    name: str,
+    output: Path,
+    data: Path | None,
+    tasks: Sequence[str],
+    metrics: Sequence[str],
+    limit: int | None,
+    max_requests: int | None,
+    chat: bool,
+) -> tuple[Wanted, Setup]:
+    """Check the arguments before a model is loaded; what to run, and with which members."""
+    suite = load_suite(name).limited(limit)
+    if max_requests is not None:
+        suite = suite.model_copy(update={"max_requests": max_requests})
+    if chat:
         suite = suite.model_copy(update={"chat": True})
     own = AdaFuseConfig()
     taken = ", ".join("--" + each.replace("_", "-") for each in OF_TASKS)
@@ -166,16 +224,14 @@ def _wanted(setup: Setup, typed: Typed) -> tuple[Wanted, Setup]:
         for option, value in setup.options.items()
         if option in OF_TASKS and option != "use"
     }
-    works, absent = load_work(
-        suite, typed.data, tasks=typed.tasks, metrics=typed.metrics, options=given
-    )
+    works, absent = load_work(suite, data, tasks=tasks, metrics=metrics, options=given)
     setup = dataclasses.replace(
         setup,
         models=setup.models or suite.models,
         dtype=suite.dtype if setup.dtype == "auto" else setup.dtype,
         device_map=setup.device_map or suite.device_map,
     )
-    return Wanted(typed.name, suite, works, absent, output), setup
+    return Wanted(name, suite, works, absent, output), setup
 
 
 class _Lazily:
@@ -301,7 +357,7 @@ def _tell_absent(parts: Sequence[Part], refused: dict[str, str]) -> None:
 def _about(wanted: Wanted, setup: Setup, members: Sequence[str]) -> dict[str, Any]:
     return {
         "suite": wanted.name,
-        "command": shlex.join(["adafuse", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "benchmarks.paper", *sys.argv[1:]]),
         "models": setup.models,
         "members": tuple(members),
         "max_requests": wanted.suite.max_requests,

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any
+
+from jinja2 import ChoiceLoader, Environment, FileSystemLoader
 
 from adafuse_llm.report.charts import Bar, Point, Series, bar_chart, line_chart
 from adafuse_llm.report.looks import COLOURS
@@ -11,8 +15,18 @@ from adafuse_llm.report.page import DASHES, count, environment, style, whole
 from benchmarks.paper.report import Line, Report, Section, verdicts
 from benchmarks.paper.sheets import Sheet, shares, sheets
 
+HERE = Path(__file__).parent
+
 SHADES = {"member": COLOURS[1], "peer": None, "adafuse": COLOURS[0]}
 """Of bars, by the kind of a row."""
+
+
+@cache
+def _templates() -> Environment:
+    """The templates of this folder, and those of the package's reports."""
+    shared = environment()
+    assert shared.loader is not None
+    return shared.overlay(loader=ChoiceLoader([FileSystemLoader(HERE), shared.loader]))
 
 
 def suite_page(report: Report) -> str:
@@ -40,7 +54,7 @@ def _body(report: Report, *, only_charts: bool = False) -> str:
         ]
     )
     return (
-        environment()
+        _templates()
         .get_template("suite.jinja")
         .render(
             css=style(),

@@ -25,7 +25,7 @@ from adafuse_llm.strategies.base import Strategy
 from benchmarks.paper.layout import PAPER_TASKS, Part, Row, Suite, settled
 
 ENDLESS = range(1, 10**9)
-"""Numbers of questions that a task makes itself."""
+"""Numbers of the embedded questions: answers to any of them stay in a file."""
 
 WARM_UP = 1
 """Questions that come before those that are timed."""
@@ -147,7 +147,8 @@ def _work(
     options: Mapping[str, Any],
 ) -> Work:
     content = header = None
-    most = max(suite.questions.model_dump().values()) + WARM_UP
+    sizes = suite.questions
+    most = max(sizes.table, sizes.sweep, sizes.time + WARM_UP)
     if task.reads_file and data is not None:
         file, prompts = data / f"{task.name}.jsonl", data / f"{task.name}.prompt.txt"
         content = file.read_bytes()
@@ -385,7 +386,7 @@ def chosen_members(engine: AdaFuseEngine, names: Sequence[str] | None) -> tuple[
     for name in names or ():
         if name not in engine.members:
             raise InvalidInputError(
-                f"--members: there is no member {name!r}.{nearest(name, engine.members)} "
+                f"--use: there is no member {name!r}.{nearest(name, engine.members)} "
                 f"Members: {', '.join(engine.members)}."
             )
     return tuple(each for each in engine.members if names is None or each in names)

@@ -1,4 +1,4 @@
-"""Runs the comparisons: see the package."""
+"""Run the comparisons; see the package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # read when torch is imported
+for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # torch reads them on import
     os.environ.setdefault(variable, "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -19,20 +19,20 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     from benchmarks.speed.comparisons import COMPARISONS
 
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.speed", description="What the ensemble costs."
+        prog="python -m benchmarks.speed", description="Measure what the ensemble costs."
     )
-    parser.add_argument("--quick", action="store_true", help="toy sizes, about a minute")
+    parser.add_argument("--quick", action="store_true", help="use toy sizes; takes about a minute")
     parser.add_argument(
         "--only", nargs="+", choices=COMPARISONS, default=list(COMPARISONS), metavar="NAME",
-        help=f"some of: {', '.join(COMPARISONS)}",
+        help=f"run only these comparisons: {', '.join(COMPARISONS)}",
     )  # fmt: skip
-    parser.add_argument("--output", type=Path, help="write everything measured here, as JSON")
-    parser.add_argument("--markdown", type=Path, help="write the table here too")
+    parser.add_argument("--output", type=Path, help="write all measurements to this file, as JSON")
+    parser.add_argument("--markdown", type=Path, help="also write the table to this file")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run, print, write."""
+    """Run the comparisons, print the table and write the files."""
     import torch
     import transformers
 

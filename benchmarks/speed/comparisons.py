@@ -1,4 +1,4 @@
-"""What is compared with what: one function per comparison, each adds its rows and targets."""
+"""The comparisons: each function adds rows, targets and figures to a report."""
 
 from __future__ import annotations
 
@@ -44,16 +44,25 @@ from training.world import Case, Names, Skill, draw_case
 
 @dataclass(frozen=True)
 class Size:
-    """How much is run. Prompts and responses in tokens.
+    """Sizes of the comparisons. Prompts and responses are in tokens.
 
     Attributes:
+        repeats: timed runs of each system.
         base: prompt and response of the base point.
-        prompts, responses, members: the points of these axes that the base point leaves out.
-        branches: B at the base point.
-        random: shape, prompt, response and B of each comparison with random-weight members.
-        long: shape, prompt and long prompt of the comparison with long prompts, and its response.
-        concurrent: shape, prompt and response of requests at once, and how many there are.
+        branches: values of B at the base point.
+        prompts: further prompts.
+        responses: further responses.
+        members: further numbers of members.
+        paper_rounds: rounds of the paper's loop.
+        questions: number of questions with quoted answers.
         quote: shape, prompt and response of the scripted quotation.
+        random: shape, prompt, response and B of each comparison with random-weight members.
+        long: shape, prompt, long prompt and response of the comparison with long prompts.
+        at_once: numbers of concurrent requests.
+        concurrent: shape, prompt and response of concurrent requests, and their total number.
+        prefix: shared prefix and response of the prefix cache's comparison.
+        memory: short and long prompt of the memory measurements.
+        growth: first and last request of the measurement of memory growth.
     """
 
     repeats: int = 5
@@ -96,14 +105,14 @@ QUICK: Final = Size(
 )
 
 QUOTED: Final[tuple[Skill, ...]] = ("people", "places_products", "numbers", "dates")
-"""Skills whose answers stand in the passages as they are."""
+"""Skills whose answers are quotations from the passages."""
 
 AGREEING: Final = (0.1, 0.1, 0.8)
-"""Words per round of members that quote the same passage (shares of one, two and three)."""
+"""Shares of rounds with one, two and three words, for members that quote the same passage."""
 
 
 def base(report: Report, size: Size) -> None:
-    """The base point: every system, every B, drafting on and off."""
+    """Compare all systems at the base point, for each B, with and without drafting."""
     members = embedded()
     prompt, response = size.base
     point = point_of(prompt, response)
@@ -145,7 +154,7 @@ def base(report: Report, size: Size) -> None:
 
 
 def prompts(report: Report, size: Size) -> None:
-    """Other prompts, the longest with the paper's loop."""
+    """Vary the prompt; compare the longest one with the paper's loop."""
     response = size.base[1]
     members = embedded()
     for prompt in size.prompts:
@@ -162,7 +171,7 @@ def prompts(report: Report, size: Size) -> None:
 
 
 def responses(report: Report, size: Size) -> None:
-    """Other responses."""
+    """Vary the response."""
     prompt = size.base[0]
     for response in size.responses:
         systems, alone = engines_and_alone(embedded(), prompt_of(prompt), response, (3,))
@@ -171,7 +180,7 @@ def responses(report: Report, size: Size) -> None:
 
 
 def members(report: Report, size: Size) -> None:
-    """Other numbers of members; the fourth is a cousin of the first."""
+    """Vary the number of members; the fourth is the first with noise in its weights."""
     prompt, response = size.base
     for count in size.members:
         systems, alone = engines_and_alone(embedded(count), prompt_of(prompt), response, (3,))
@@ -180,25 +189,25 @@ def members(report: Report, size: Size) -> None:
 
 
 def quotes(report: Report, size: Size) -> None:
-    """Answers that stand in the prompt: short ones of embedded members, a long scripted one.
+    """Compare answers that quote the prompt: short ones and a long, scripted one.
 
-    A short answer ends with an end-of-sequence token, which ``generate()`` has to produce too.
+    A short answer ends with an end-of-sequence token, which ``generate()`` also has to produce.
     """
     trained = embedded(endless=False)
     cases = _quoted_cases(size.questions)
-    asked = [question_messages(case.question, case.passages) for case in cases]
-    encoded = [[m.backend.codec.encode_messages(turns) for m in trained] for turns in asked]
+    conversations = [question_messages(case.question, case.passages) for case in cases]
+    encoded = [[m.backend.codec.encode_messages(turns) for m in trained] for turns in conversations]
     systems: dict[str, System] = {}
     for branches in (1, 3):
         engine = make_engine(trained, branching_factor=branches)
-        answers = [outcome_of(engine.generate(messages=turns)) for turns in asked]
+        answers = [outcome_of(engine.generate(messages=turns)) for turns in conversations]
         lengths = [[tokens + 1 for tokens in answer.tokens.values()] for answer in answers]
-        systems[f"engine, B = {branches}"] = partial(_answer_all, engine, asked)
+        systems[f"engine, B = {branches}"] = partial(_answer_all, engine, conversations)
         systems[f"generate(), as B = {branches}"] = partial(
             _generate_all, trained, encoded, lengths
         )
-    read_only = [[1 for _ in trained] for _ in asked]
-    systems["generate(), one token"] = partial(_generate_all, trained, encoded, read_only)
+    one_token = [[1 for _ in trained] for _ in conversations]
+    systems["generate(), one token"] = partial(_generate_all, trained, encoded, one_token)
     point = f"{len(cases)} questions over three passages"
     rows = take_turns("quotes", point, systems, size.repeats)
     report.rows += rows.values()
@@ -230,7 +239,7 @@ def quotes(report: Report, size: Size) -> None:
 
 
 def random_members(report: Report, size: Size) -> None:
-    """Random-weight members: what a pass costs where hardly anything is agreed on."""
+    """Measure the cost of forward passes with random-weight members, which rarely agree."""
     for shape, prompt, response, branches in size.random:
         pair = random_weights(shape)
         systems, alone = engines_and_alone(pair, prompt_of(prompt), response, branches)
@@ -239,7 +248,7 @@ def random_members(report: Report, size: Size) -> None:
 
 
 def long_prompts(report: Report, size: Size) -> None:
-    """The cost of a committed word after a long prompt, against a short one, at B = 3."""
+    """Compare the cost of a committed word after a long and after a short prompt, at B = 3."""
     shape, short, long, response = size.long
     pair = random_weights(shape)
     engine = make_engine(pair)
@@ -248,7 +257,7 @@ def long_prompts(report: Report, size: Size) -> None:
         system: System = partial(run_engine, engine, prompt_of(prompt), response)
         point = f"{point_of(prompt, response)}, two of {shape}"
         systems = {"engine, B = 3": system}
-        warm = systems if prompt == long else ()  # by the short prompt
+        warm = systems if prompt == long else ()  # after the short prompt
         row = take_turns("long", point, systems, size.repeats, warm=warm)["engine, B = 3"]
         report.rows.append(row)
         costs[prompt] = row.part("per word")
@@ -257,10 +266,10 @@ def long_prompts(report: Report, size: Size) -> None:
 
 
 def concurrent(report: Report, size: Size) -> None:
-    """Requests at once against one at a time; forward passes are those that were shared.
+    """Compare concurrent requests with one request at a time; count shared passes once.
 
-    There are more requests than run at once, as a server has: one that ends makes room for
-    another. One at a time, all of them are run once.
+    As on a server, there are more requests than run at the same time, and a request that ends makes
+    room for another. The requests in sequence run once.
     """
     shape, prompt, response, requests = size.concurrent
     pair = random_weights(shape)
@@ -300,7 +309,7 @@ def concurrent(report: Report, size: Size) -> None:
 
 
 def prefix(report: Report, size: Size) -> None:
-    """A request whose prompt begins as an earlier one did."""
+    """Compare requests that share a prompt prefix, with and without the prefix cache."""
     length, response = size.prefix
     tails = itertools.count()
     shared = prompt_of(length)
@@ -316,7 +325,7 @@ def prefix(report: Report, size: Size) -> None:
 
 
 def memory_use(report: Report, size: Size) -> None:
-    """Peak memory per prompt token and per request at once, each in a process of its own."""
+    """Measure peak memory per prompt token and per concurrent request, in separate processes."""
     short, long = size.memory
     many = size.at_once[-1]
     base = memory.in_process("peak", short, 1)
@@ -336,7 +345,7 @@ def memory_use(report: Report, size: Size) -> None:
 
 
 def growth(report: Report, size: Size) -> None:
-    """Resident memory after many requests, against its level after the first."""
+    """Measure the growth of resident memory over many requests."""
     first, last = size.growth
     found = memory.in_process("growth", first, last)
     name = f"growth of resident memory from request {first} to {last}"
@@ -369,10 +378,10 @@ def engines_and_alone(
     branches: Sequence[int],
     drafting: Sequence[bool] = (True,),
 ) -> tuple[dict[str, System], dict[int, str]]:
-    """Engines, and the members' own ``generate()`` for just as many tokens.
+    """Make engines, and the members' own ``generate()`` for the same numbers of tokens.
 
     Returns:
-        The systems by name, and for every B the name of the ``generate()`` that goes with it.
+        The systems by name, and for each B the name of the corresponding ``generate()``.
     """
     systems: dict[str, System] = {}
     alone: dict[int, str] = {}
@@ -389,12 +398,12 @@ def engines_and_alone(
 
 
 def run_once(alone: Mapping[int, str]) -> list[str]:
-    """The engines that `engines_and_alone` has run already."""
+    """Name the engines that `engines_and_alone` has already run."""
     return [f"engine, B = {branches}" for branches in alone]
 
 
 def _each_alone(row: Row) -> list[Row]:
-    """The members' shares of a row of ``generate()``."""
+    """Split a row of ``generate()`` into one row per member."""
     run = row.outcome
     return [
         replace(
@@ -423,7 +432,7 @@ def _against_alone(report: Report, rows: Mapping[str, Row], limit: float, what: 
 
 
 def _paper(report: Report, members: Members, prompt: int, size: Size) -> dict[int, Row]:
-    """The paper's loop for some rounds, which cost about the same; by B."""
+    """Time some rounds of the paper's loop, which all cost about the same; return rows by B."""
     rows = {}
     for branches in (1, 3):
         loop = PaperLoop(members, branches)
@@ -439,32 +448,32 @@ def _paper(report: Report, members: Members, prompt: int, size: Size) -> dict[in
 
 
 def _prompt_readings(members: Members, prompt: str, branches: int) -> float:
-    """How often a prompt token went through a model, the most of all members."""
+    """Return how often a prompt token went through a model; the maximum of all members."""
     readings = []
     engine = make_engine(members, branching_factor=branches)
     for member in members:
         length = len(member.encode(prompt))
-        seen: list[int] = []
-        note = partial(_note, seen, length)
-        handle = member.model.register_forward_pre_hook(note, with_kwargs=True)
+        counts: list[int] = []
+        record = partial(_record, counts, length)
+        handle = member.model.register_forward_pre_hook(record, with_kwargs=True)
         engine.generate(prompt, max_new_tokens=8)
         handle.remove()
-        readings.append(sum(seen) / length)
+        readings.append(sum(counts) / length)
     return max(readings)
 
 
-def _note(seen: list[int], length: int, _: Any, __: Any, inputs: Mapping[str, Any]) -> None:
-    """Note how many tokens of a pass stand before position `length`."""
+def _record(counts: list[int], length: int, _: Any, __: Any, inputs: Mapping[str, Any]) -> None:
+    """Record how many tokens of a pass are before position `length`."""
     positions = inputs.get("position_ids")
     if positions is None:
         cache = inputs.get("past_key_values")
         done = 0 if cache is None else cache.get_seq_length()
         positions = done + torch.arange(inputs["input_ids"].shape[-1])
-    seen.append(int((positions < length).sum()))
+    counts.append(int((positions < length).sum()))
 
 
 def _quoted_cases(count: int) -> list[Case]:
-    """Held-out questions whose answers stand in their passages."""
+    """Draw held-out questions whose answers are quotations from their passages."""
     names = Names(random.Random("speed quotes"), "heldout")
     drawn = (draw_case(names, skill) for skill in itertools.cycle(QUOTED))
     quoted = (case for case in drawn if any(case.answer in p.text for p in case.passages))
@@ -472,18 +481,18 @@ def _quoted_cases(count: int) -> list[Case]:
 
 
 def _scripted(shape: str, positions: int) -> Members:
-    """Two random-weight members that can be told what to say."""
-    made: list[Member] = []
+    """Make two random-weight members with a script."""
+    scripted: list[Member] = []
     for index in range(2):
         tokenizer = transformers.AutoTokenizer.from_pretrained(member_paths()[index])
         model = llama(SHAPES[shape], len(tokenizer), seed=index)
         make_scripted(model, positions)
-        made.append(make_member(f"scripted-{index}", model, tokenizer))
-    return tuple(made)
+        scripted.append(make_member(f"scripted-{index}", model, tokenizer))
+    return tuple(scripted)
 
 
-def _answer_all(engine: AdaFuseEngine, asked: Sequence[Any]) -> Outcome:
-    return add_up([outcome_of(engine.generate(messages=turns)) for turns in asked])
+def _answer_all(engine: AdaFuseEngine, conversations: Sequence[Any]) -> Outcome:
+    return add_up([outcome_of(engine.generate(messages=turns)) for turns in conversations])
 
 
 def _generate_all(
@@ -496,12 +505,12 @@ def _generate_all(
 def _run_with_tail(
     engine: AdaFuseEngine, prompt: str, tails: Iterator[int], response: int
 ) -> Outcome:
-    """A response to a prompt whose end is new."""
+    """Run the engine on a prompt with a new end."""
     return run_engine(engine, f"{prompt}\n\nNote {next(tails)}:", response)
 
 
 def _one_by_one(engine: AdaFuseEngine, members: Members, texts: Sequence[str], point: str) -> Row:
-    """One request after the other."""
+    """Run the requests one after the other."""
     start = time.perf_counter()
     outcome = _metered(members, lambda: [engine.generate(text) for text in texts])()
     seconds = time.perf_counter() - start
@@ -509,7 +518,7 @@ def _one_by_one(engine: AdaFuseEngine, members: Members, texts: Sequence[str], p
 
 
 def _metered(members: Members, run: Callable[[], list[Generation]]) -> System:
-    """Many generations as one outcome, with the passes that the models really ran."""
+    """Combine many generations into one outcome, with the passes that the models really ran."""
 
     def system() -> Outcome:
         for member in members:
@@ -526,13 +535,13 @@ def _metered(members: Members, run: Callable[[], list[Generation]]) -> System:
 
 
 def _threads(engine: AdaFuseEngine, texts: Sequence[str]) -> list[Generation]:
-    """One thread per request."""
+    """Run each request in a thread of its own."""
     found: dict[int, Generation] = {}
 
-    def ask(index: int) -> None:
+    def run(index: int) -> None:
         found[index] = engine.generate(texts[index])
 
-    threads = [threading.Thread(target=ask, args=(index,)) for index in range(len(texts))]
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(texts))]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,4 +1,4 @@
-"""Timing, and the rows and targets that come of it."""
+"""Time systems; collect rows, targets and figures."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run of a system. Everything by member but the text.
+    """The result of one run of a system. All counts are by member.
 
     Attributes:
+        text: the response.
         tokens: new tokens of the response.
         passes: forward passes.
-        processed: tokens that went through them, the prompt's included.
+        processed: tokens in those passes, including the prompt.
         prompt: tokens of the prompt.
-        parts: seconds of parts of the run that a comparison looks at.
+        parts: seconds of named parts of the run.
     """
 
     text: str
@@ -35,11 +36,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Row:
-    """A system at a point of a comparison: its times, and the outcome of its last run.
+    """A system at a point of a comparison, with its times and the outcome of its last run.
 
     Attributes:
-        seconds: one per repeat.
-        parts: the same for parts of the run.
+        seconds: one time per repeat.
+        parts: one time per repeat of each named part of the run.
     """
 
     comparison: str
@@ -51,32 +52,32 @@ class Row:
 
     @property
     def median(self) -> float:
-        """Median seconds."""
+        """The median in seconds."""
         return statistics.median(self.seconds)
 
     def part(self, name: str) -> float:
-        """Median seconds of a part."""
+        """Return the median seconds of a part."""
         return statistics.median(self.parts[name])
 
     @property
     def bytes(self) -> int:
-        """Bytes of output."""
+        """The number of bytes of output."""
         return len(self.outcome.text.encode())
 
     @property
     def per_byte(self) -> float:
-        """Median seconds per byte of output, the prompt's cost included."""
+        """The median seconds per byte of output, including the time for the prompt."""
         return self.median / max(1, self.bytes)
 
     @property
     def per_token(self) -> float:
-        """Tokens processed per committed token, after the prompt, mean of all members."""
+        """Tokens processed per committed token after the prompt, averaged over the members."""
         run = self.outcome
         processed = sum(run.processed.values()) - sum(run.prompt.values())
         return processed / max(1, sum(run.tokens.values()))
 
     def as_json(self) -> dict[str, Any]:
-        """The row as plain data, with median and extremes."""
+        """Return the row as plain data, with median and extremes."""
         return {
             **asdict(self),
             "median": self.median,
@@ -88,7 +89,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Target:
-    """Something that the ensemble has to reach. `at_least` turns the limit round."""
+    """A target of the ensemble. `limit` is an upper limit, or a lower one with `at_least`."""
 
     name: str
     measured: float
@@ -98,20 +99,20 @@ class Target:
 
     @property
     def met(self) -> bool:
-        """Whether it is reached."""
+        """Whether the measured value meets the limit."""
         return self.measured >= self.limit if self.at_least else self.measured <= self.limit
 
 
 @dataclass
 class Report:
-    """What has been measured so far."""
+    """The measurements so far."""
 
     rows: list[Row] = field(default_factory=list)
     targets: list[Target] = field(default_factory=list)
     figures: list[tuple[str, str]] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as plain data."""
+        """Return all measurements as plain data."""
         return {
             "targets": [{**asdict(each), "met": each.met} for each in self.targets],
             "figures": dict(self.figures),
@@ -130,13 +131,14 @@ def take_turns(
     *,
     warm: Collection[str] = (),
 ) -> dict[str, Row]:
-    """Time the systems, one run of each in turn, so that a slow minute slows all of them.
+    """Time the systems in turns, so that a slow period of the machine affects all of them.
 
     Args:
-        comparison, point: what the rows are filed under.
-        systems: by name; each is run once before it is timed.
-        repeats: how often each is timed.
-        warm: those that have been run before.
+        comparison: comparison that the rows belong to.
+        point: point that the rows belong to.
+        systems: systems by name; each runs once before it is timed.
+        repeats: number of timed runs of each system.
+        warm: names of systems that have run before and need no warm-up.
     """
     for name in systems.keys() - set(warm):
         systems[name]()
@@ -165,7 +167,7 @@ def take_turns(
 
 
 def machine() -> dict[str, str]:
-    """Where and when this is measured, and with what."""
+    """Describe the machine, its load, the date and the versions."""
     import torch
     import transformers
 
@@ -189,7 +191,7 @@ def _processor() -> str:
 
 
 def as_markdown(report: Report, header: Mapping[str, str]) -> str:
-    """The report as Markdown: header, targets, figures, every row."""
+    """Format the report as Markdown: header, targets, figures and rows."""
     lines = [*(f"- {name}: {value}" for name, value in header.items()), ""]
     if report.targets:
         lines += ["| target | measured | wanted | met |", "|---|---:|---:|---|"]

@@ -1,9 +1,9 @@
-"""The members under measurement, and prompts of a given length.
+"""The members to measure, and prompts of a given length.
 
-Embedded members agree and disagree as trained models do, and answer briefly. For long responses
-they are made *endless*: a bias on the output layer leaves their special tokens no probability,
-for whoever runs them. Random-weight members hardly ever agree and show what a pass costs; the same
-bias keeps them to printable words.
+Embedded members agree and disagree as trained models do, but their answers are short. For long
+responses the benchmark makes them *endless*: a bias on the output layer removes the probability of
+their special tokens in every system. Random-weight members rarely agree, and show what a forward
+pass costs; a similar bias restricts them to printable words.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from training.world import Names, draw_scene
 
 NEVER: Final = -1e4
 SPACE_BIAS: Final = 0.5  # makes words of about three tokens
-COUSIN_NOISE: Final = 0.02  # of a matrix's own spread: another member that learned the same
+NOISE: Final = 0.02  # relative to the standard deviation of a matrix
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a random-weight member; those of Llama where nothing else is said."""
+    """Sizes of a random-weight Llama-like member."""
 
     layers: int
     width: int
@@ -37,7 +37,7 @@ class Shape:
     heads: int
     kv_heads: int
     window: int = 4096
-    vocabulary: int | None = None  # None: as large as the tokenizer's
+    vocabulary: int | None = None  # None: size of the tokenizer's vocabulary
 
 
 SHAPES: Final[Mapping[str, Shape]] = {
@@ -49,7 +49,7 @@ SHAPES: Final[Mapping[str, Shape]] = {
 
 
 class Meter:
-    """Counts the forward passes of a model, and the tokens in them."""
+    """Counts a model's forward passes and the tokens in them."""
 
     def __init__(self, model: Any) -> None:
         self.passes = self.tokens = 0
@@ -61,7 +61,7 @@ class Meter:
         self.tokens += ids.numel()
 
     def read(self) -> tuple[int, int]:
-        """Passes and tokens since the last reading."""
+        """Return passes and tokens since the last call."""
         counts = self.passes, self.tokens
         self.passes = self.tokens = 0
         return counts
@@ -69,7 +69,7 @@ class Meter:
 
 @dataclass(frozen=True)
 class Member:
-    """A model with its tokenizer, as the engine's member and as its own."""
+    """A model with its tokenizer, its backend for the engine, and a meter."""
 
     name: str
     model: Any
@@ -78,7 +78,7 @@ class Member:
     meter: Meter
 
     def encode(self, prompt: str) -> list[int]:
-        """The prompt's tokens, the same for every system."""
+        """Encode a prompt, in the same way for every system."""
         return self.backend.codec.encode_prompt(prompt)
 
 
@@ -86,9 +86,9 @@ Members = tuple[Member, ...]
 
 
 def make_member(name: str, model: Any, tokenizer: Any, *, prefix_cache_bytes: int = 0) -> Member:
-    """The one place where backends are made: they keep nothing between requests, unless told to.
+    """Make a member. By default, its backend keeps nothing between requests.
 
-    Counting starts after the backend has tried the model.
+    The meter starts after the backend's trial of the model.
     """
     backend = HuggingFaceBackend(model, tokenizer, name, prefix_cache_bytes=prefix_cache_bytes)
     return Member(name, model, tokenizer, backend, Meter(model))
@@ -101,7 +101,7 @@ def make_engine(
     max_requests: int | None = None,
     **options: Any,
 ) -> AdaFuseEngine:
-    """The ensemble of the members; options as of `AdaFuseConfig`."""
+    """Make an engine with the members; `options` are those of `AdaFuseConfig`."""
     runtime: dict[str, Any] = {"drafting": drafting}
     if max_requests is not None:
         runtime["max_requests"] = max_requests
@@ -114,16 +114,16 @@ def make_engine(
 
 @functools.cache
 def embedded(count: int = 3, *, endless: bool = True, prefix_cache_bytes: int = 0) -> Members:
-    """The first embedded members; a fourth is a cousin of the first, its weights disturbed."""
+    """Load `count` embedded members; a fourth is the first with noise in its weights."""
     members = []
     for index in range(count):
         path = member_paths()[index % 3]
         tokenizer = transformers.AutoTokenizer.from_pretrained(path)
         model = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
         if index >= 3:
-            _disturb(model, seed=index)
+            _add_noise(model, seed=index)
         if endless:
-            _add_bias(model, dict.fromkeys(_special(model, tokenizer), NEVER))
+            _add_bias(model, dict.fromkeys(_special_tokens(model, tokenizer), NEVER))
         name = path.name + (f"-{index}" if index >= 3 else "")
         members.append(make_member(name, model, tokenizer, prefix_cache_bytes=prefix_cache_bytes))
     return tuple(members)
@@ -131,18 +131,18 @@ def embedded(count: int = 3, *, endless: bool = True, prefix_cache_bytes: int = 
 
 @functools.cache
 def random_weights(shape: str, count: int = 2) -> Members:
-    """Llama-like members with random weights (float32) and the embedded members' tokenizers."""
+    """Make Llama-like members with random float32 weights and the embedded tokenizers."""
     members = []
     for index in range(count):
         tokenizer = transformers.AutoTokenizer.from_pretrained(member_paths()[index % 3])
         model = llama(SHAPES[shape], len(tokenizer), seed=index)
-        _add_bias(model, _writing(tokenizer, model.config.vocab_size))
+        _add_bias(model, _printable_word_biases(tokenizer, model.config.vocab_size))
         members.append(make_member(f"{shape}-{index}", model, tokenizer))
     return tuple(members)
 
 
 def llama(shape: Shape, vocabulary: int, seed: int) -> Any:
-    """A Llama-like model with random weights."""
+    """Make a Llama-like model with random weights."""
     config = transformers.LlamaConfig(
         num_hidden_layers=shape.layers,
         hidden_size=shape.width,
@@ -161,7 +161,7 @@ def llama(shape: Shape, vocabulary: int, seed: int) -> Any:
 
 
 def pieces(tokenizer: Any) -> list[str | None]:
-    """What each token adds to a text; None for special tokens and broken characters."""
+    """Return the text that each token adds; None for special tokens and partial characters."""
     anchor = tokenizer.encode("a", add_special_tokens=False)
     before = tokenizer.decode(anchor)
     special = set(tokenizer.all_special_ids)
@@ -176,7 +176,7 @@ def pieces(tokenizer: Any) -> list[str | None]:
 
 @functools.cache
 def prompt_of(tokens: int, seed: int = 0) -> str:
-    """Prose in the style of the embedded members' world, of about so many tokens (wren's)."""
+    """Write prose about the embedded members' world, of about `tokens` tokens of wren."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(member_paths()[0])
     names = Names(random.Random(f"speed {seed}"), "heldout")
     text = ""
@@ -188,15 +188,15 @@ def prompt_of(tokens: int, seed: int = 0) -> str:
     return str(tokenizer.decode(ids[:tokens])).rsplit(" ", 1)[0].rstrip()
 
 
-def _special(model: Any, tokenizer: Any) -> set[int]:
+def _special_tokens(model: Any, tokenizer: Any) -> set[int]:
     ends = model.generation_config.eos_token_id
     known = set(tokenizer.all_special_ids) | set(ends if isinstance(ends, list) else [ends])
     known |= {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     return {token for token in known if token is not None}
 
 
-def _writing(tokenizer: Any, vocabulary: int) -> dict[int, float]:
-    """Biases that keep a random-weight member to printable words of a few tokens."""
+def _printable_word_biases(tokenizer: Any, vocabulary: int) -> dict[int, float]:
+    """Return biases that restrict a random-weight member to printable words of a few tokens."""
     biases = dict.fromkeys(range(vocabulary), NEVER)
     for token, text in enumerate(pieces(tokenizer)):
         if text and text.isascii() and (text.isprintable() or text == "\n"):
@@ -212,9 +212,9 @@ def _add_bias(model: Any, biases: Mapping[int, float]) -> None:
 
 
 @torch.no_grad()
-def _disturb(model: Any, seed: int) -> None:
+def _add_noise(model: Any, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         if parameter.ndim >= 2:
             noise = torch.randn(parameter.shape, generator=generator)
-            parameter.add_(noise * parameter.std() * COUSIN_NOISE)
+            parameter.add_(noise * parameter.std() * NOISE)

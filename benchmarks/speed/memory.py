@@ -1,7 +1,7 @@
-"""Memory, measured in a process of its own: ``python -m benchmarks.speed.memory WHAT NUMBERS``.
+"""Measure memory in its own process: ``python -m benchmarks.speed.memory WHAT NUMBERS``.
 
-peak PROMPT REQUESTS    bytes that requests at once take at their peak
-growth FIRST LAST       percent that resident memory grows from request FIRST to LAST
+peak PROMPT REQUESTS    peak bytes of concurrent requests
+growth FIRST LAST       growth of resident memory from request FIRST to LAST, in percent
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import psutil
 
 ROOT = Path(__file__).parents[2]
 POLL_SECONDS = 0.002
-TOGETHER = 10
-"""Requests at a time while growth is measured."""
-KEPT = 16 * 2**20
-"""Bytes kept of earlier prompts then."""
+BATCH = 10
+"""Requests in a batch of the growth measurement."""
+PREFIX_CACHE_BYTES = 16 * 2**20
+"""Size of the prefix cache in the growth measurement."""
 
 
 def in_process(what: str, *numbers: int) -> float:
-    """What a fresh process measures."""
+    """Measure in a new process and return the result."""
     command = [sys.executable, "-m", "benchmarks.speed.memory", what, *map(str, numbers)]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
@@ -37,7 +37,7 @@ def in_process(what: str, *numbers: int) -> float:
 
 
 def peak(prompt: int, requests: int) -> float:
-    """Bytes that so many requests at once take at their peak, three members."""
+    """Return the peak bytes of concurrent requests with three members."""
     from benchmarks.speed.members import embedded, make_engine, prompt_of
 
     engine = make_engine(embedded(), max_requests=requests, max_new_tokens=16)
@@ -47,53 +47,54 @@ def peak(prompt: int, requests: int) -> float:
 
 
 def growth(first: int, last: int) -> float:
-    """Percent by which resident memory grows from request `first` to request `last`, every one
-    with a prompt of its own. What is kept of earlier prompts is full by then, and what the
-    allocator holds of freed memory is not counted where it can be told to give that back.
+    """Return the growth of resident memory from request `first` to request `last`, in percent.
+
+    Each request has its own prompt. The prefix cache is full at request `first`. With glibc, freed
+    memory that the allocator still holds is not counted.
     """
     from benchmarks.speed.members import embedded, make_engine, prompt_of
 
-    engine = make_engine(embedded(prefix_cache_bytes=KEPT), max_new_tokens=4)
+    engine = make_engine(embedded(prefix_cache_bytes=PREFIX_CACHE_BYTES), max_new_tokens=4)
     levels: list[int] = []
     texts = [prompt_of(20 + seed % 30, seed) for seed in range(last)]
-    for done in range(0, last, TOGETHER):
-        engine.generate_batch(texts[done : done + TOGETHER])
-        if done + TOGETHER in (first, last):
+    for done in range(0, last, BATCH):
+        engine.generate_batch(texts[done : done + BATCH])
+        if done + BATCH in (first, last):
             gc.collect()
-            _give_back_free_memory()
+            _trim_heap()
             levels.append(psutil.Process().memory_info().rss)
     return 100 * (levels[-1] / levels[0] - 1)
 
 
-def _give_back_free_memory() -> None:
+def _trim_heap() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc
     if trim is not None:
         trim(0)
 
 
 def _peak(run: Callable[[], object]) -> int:
-    """By how many bytes resident memory rises at most while something runs."""
+    """Return the largest rise of resident memory during a run, in bytes."""
     gc.collect()
     process = psutil.Process()
     before: int = process.memory_info().rss
-    most = before
+    highest = before
     over = threading.Event()
 
     def watch() -> None:
-        nonlocal most
+        nonlocal highest
         while not over.wait(POLL_SECONDS):
-            most = max(most, process.memory_info().rss)
+            highest = max(highest, process.memory_info().rss)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     run()
     over.set()
     watcher.join()
-    return most - before
+    return highest - before
 
 
 def row_bytes(config: object) -> int:
-    """Bytes of one token's keys and values in float32."""
+    """Return the bytes of one token's keys and values in float32."""
     heads = getattr(config, "num_key_value_heads", 0)
     width = getattr(config, "hidden_size", 0) // getattr(config, "num_attention_heads", 1)
     width = getattr(config, "head_dim", None) or width

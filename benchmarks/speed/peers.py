@@ -1,7 +1,7 @@
-"""What the engine is compared with, written from descriptions in words of our own.
+"""The alternatives that the engine is compared with, implemented from their descriptions.
 
-All of them run the members' own transformers models; none shares code with the engine but the
-encoding of prompts and of continuations.
+All of them run the members' own transformers models. The encoding of prompts and of continuations
+is the only code that they share with the engine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.speed.members import Member, Members, pieces
 
 
 def outcome_of(generation: Generation) -> Outcome:
-    """A generation as an outcome; counts are the engine's own."""
+    """Convert a generation to an outcome, with the engine's own counts."""
     usage = generation.usage
     return Outcome(
         generation.text,
@@ -36,7 +36,7 @@ def outcome_of(generation: Generation) -> Outcome:
 
 
 def run_engine(engine: AdaFuseEngine, prompt: str, tokens: int) -> Outcome:
-    """One response of the engine. Part ``per word`` is the time per word after the first event."""
+    """Run the engine once. The part ``per word`` is the time per word after the first event."""
     started = first_words = None
     for event in engine.stream(prompt, max_new_tokens=tokens):
         if started is None:
@@ -50,7 +50,7 @@ def run_engine(engine: AdaFuseEngine, prompt: str, tokens: int) -> Outcome:
 
 
 def add_up(outcomes: Sequence[Outcome]) -> Outcome:
-    """Many responses as one outcome, a line each."""
+    """Combine many responses into one outcome, with one line for each text."""
 
     def total(field: str) -> dict[str, int]:
         names = outcomes[0].tokens
@@ -72,13 +72,13 @@ def add_up(outcomes: Sequence[Outcome]) -> Outcome:
 def run_generate(
     members: Members, prompts: Sequence[Sequence[int]], tokens: Sequence[int], **options: Any
 ) -> Outcome:
-    """Every member's own greedy ``generate()`` with its cache, one after the other.
+    """Run each member's own greedy ``generate()`` with its cache, one after the other.
 
     Args:
-        members: who generates.
+        members: the members.
         prompts: the prompt in each member's tokens.
-        tokens: how many tokens each generates, neither less nor more.
-        options: further ones of ``generate()``.
+        tokens: exact number of tokens that each member generates.
+        options: further options of ``generate()``.
     """
     texts, parts, counts = [], {}, {}
     for member, prompt, new in zip(members, prompts, tokens, strict=True):
@@ -102,7 +102,7 @@ def run_generate(
 
 
 def _generate(model: Any, ids: torch.Tensor, new: int, **options: Any) -> torch.Tensor:
-    made: torch.Tensor = model.generate(
+    output: torch.Tensor = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         do_sample=False,
@@ -111,29 +111,29 @@ def _generate(model: Any, ids: torch.Tensor, new: int, **options: Any) -> torch.
         pad_token_id=0,
         **options,
     )
-    return made
+    return output
 
 
 # The paper's script ---------------------------------------------------------------------------
 
 
 class PaperLoop:
-    """The loop of the paper's published script as it is described: no cache between calls.
+    """The loop of the paper's published script, without a cache between calls.
 
-    A round, at the text so far:
+    A round works as follows:
 
-    1. A member reads the text and looks at the margin of its likeliest two next tokens.
-    2. It grows ``GROWN`` greedy tokens with one call of ``generate()`` (which has a cache inside)
-       and takes the first word, cut at whitespace. Unsure, and with B > 1, it does so from each of
-       its B likeliest first tokens instead, one call each.
-    3. Sure, it takes further words of the same call, up to ``max_words``: for each it reads text
-       and span again, and stops where it is unsure.
-    4. Every member reads text and candidate, for every candidate, and takes the mean negative
-       log-likelihood of the tokens that the candidate adds.
-    5. The lowest mean wins; words are joined with one space.
+    1. Each member reads the text so far and computes the margin of its two likeliest next tokens.
+    2. It generates ``GROWN`` greedy tokens with one call of ``generate()``, which has a cache
+       inside, and takes the first word, split at whitespace. If it is unsure and B > 1, it does so
+       from each of its B likeliest first tokens instead, with one call for each.
+    3. If it is sure, it takes further words of the same call, up to ``max_words``. For each word,
+       it reads text and span again, and it stops when it is unsure.
+    4. Every member reads the text with each candidate, and takes the mean negative log-likelihood
+       of the tokens that the candidate adds.
+    5. The lowest mean wins. Words are joined with one space.
 
-    Reading is a forward pass over all the tokens, with nothing kept. Candidates of the same text
-    are scored once, which is to the loop's favour.
+    Each reading is a forward pass over all tokens, without a cache. Candidates with the same text
+    are scored once, which favors the loop.
 
     Args:
         members: the members.
@@ -153,7 +153,7 @@ class PaperLoop:
         self.max_words = max_words
 
     def run(self, prompt: str, rounds: int) -> Outcome:
-        """Some rounds; parts are the rounds' seconds."""
+        """Run some rounds; the parts are the seconds of each round."""
         for member in self.members:
             member.meter.read()
         text, parts = prompt, {}
@@ -174,7 +174,7 @@ class PaperLoop:
 
     @torch.inference_mode()
     def round(self, text: str) -> str:
-        """The text with the winner of one round."""
+        """Play one round and return the text with its winner."""
         candidates: dict[str, None] = {}
         for member in self.members:
             candidates.update(dict.fromkeys(self._propose(member, text)))
@@ -219,7 +219,7 @@ class PaperLoop:
         return -float(chosen.mean())
 
     def _read(self, member: Member, ids: list[int]) -> torch.Tensor:
-        """Logits after every token, [n, v]."""
+        """Compute the logits after every token, [n, v]."""
         logits: torch.Tensor = member.model(torch.tensor([ids]), use_cache=False).logits[0]
         return logits
 
@@ -228,11 +228,12 @@ class PaperLoop:
 
 
 class TokenByToken(ABC):
-    """An ensemble that commits one token's text at a time, with a cache for every member.
+    """An ensemble that commits one token's text at a time, with a cache for each member.
 
-    Each step fuses the members' next-token distributions into a text, which every member reads in
-    its own tokens: the one token that stands for the text where its vocabulary has one, else the
-    text's encoding as a continuation (looked up once). One pass a step for every member.
+    Each step fuses the members' next-token distributions and chooses a text. Each member then reads
+    the text in its own tokens: as the single token with this text if its vocabulary has exactly
+    one, otherwise as the encoding of the text as a continuation, which is computed once. A step
+    takes one forward pass of each member.
     """
 
     def __init__(self, members: Members) -> None:
@@ -240,18 +241,18 @@ class TokenByToken(ABC):
         self.texts = [pieces(member.tokenizer) for member in members]
         self.ids: list[dict[str, list[int]]] = []
         for texts in self.texts:
-            counts = Counter(texts)  # where two tokens stand for a text, `encode` decides
+            counts = Counter(texts)  # if two tokens have the same text, `encode` decides
             self.ids.append(
                 {text: [i] for i, text in enumerate(texts) if text and counts[text] == 1}
             )
 
     @abstractmethod
     def choose(self, logits: Sequence[torch.Tensor]) -> str:
-        """The text to commit, from the members' next-token logits, [v_k] each."""
+        """Choose the text to commit from the members' next-token logits, [v_k] each."""
 
     @torch.inference_mode()
     def run(self, prompt: str, size: int) -> Outcome:
-        """A response of at least `size` bytes."""
+        """Write a response of at least `size` bytes."""
         for member in self.members:
             member.meter.read()
         caches = [DynamicCache(config=member.model.config) for member in self.members]
@@ -283,7 +284,7 @@ class TokenByToken(ABC):
         )
 
     def encode(self, index: int, text: str) -> list[int]:
-        """A member's tokens for a text inside the response."""
+        """Encode a text inside the response with a member's tokens."""
         known = self.ids[index]
         if text not in known:
             member = self.members[index]
@@ -293,10 +294,11 @@ class TokenByToken(ABC):
 
 
 class UniTE(TokenByToken):
-    """The union of the members' likeliest ``TOP`` tokens, by text.
+    """UniTE: the union of each member's ``TOP`` likeliest tokens, by text.
 
-    Every member gives each of the texts the probability of its own token for it, or of the first
-    token of its encoding; over the union these are normalised, then averaged. The likeliest wins.
+    Each member gives a text the probability of its own token for it, or of the first token of its
+    encoding. These probabilities are normalized over the union and averaged; the likeliest text
+    wins.
     """
 
     TOP = 10
@@ -313,13 +315,13 @@ class UniTE(TokenByToken):
 
 
 class GaC(TokenByToken):
-    """The members' whole distributions, added up over the union of their vocabularies by text."""
+    """GaC: the sum of the members' full distributions over the union of their vocabularies."""
 
     def __init__(self, members: Members) -> None:
         super().__init__(members)
         self.union = list(dict.fromkeys(text for texts in self.texts for text in texts if text))
         place = {text: index for index, text in enumerate(self.union)}
-        self.columns = [  # tokens that are no text go to one more column
+        self.columns = [  # tokens without a text share one more column
             torch.tensor([place[text] if text else len(place) for text in texts])
             for texts in self.texts
         ]

@@ -1,15 +1,16 @@
-"""Random-weight members that say what they are told to, at the price of their weights.
+"""Random-weight members that write a scripted text at the cost of their real computation.
 
-Random members never agree, so nothing that depends on agreement can be timed with them. A script
-replaces a few logits at every position of the response; all others, and all of the computation,
-remain the model's own. What a member says depends on the position alone, so that every system that
-runs the model sees the same member.
+Random-weight members rarely agree, so they cannot show the speed of anything that depends on
+agreement. A script therefore replaces a few logits at each position of the response. All other
+logits and the whole computation remain the model's own. The script depends on the position alone,
+so every system that runs the model sees the same member.
 
     sure word     the scripted token has nearly all probability
-    unsure word   its first token has 0.5, two others 0.3 and 0.2; every second of these words one
-                  member (they take turns) likes another token best
+    unsure word   its first token has 0.5, two others have 0.3 and 0.15; for every second unsure
+                  word, one member (in turns) prefers another token
 
-The scripted text wins every round: the members give others' alternatives next to nothing.
+The scripted text wins every round, as the members give almost no probability to each other's
+alternatives.
 """
 
 from __future__ import annotations
@@ -27,21 +28,23 @@ from benchmarks.speed.members import Member, Members, pieces
 ALTERNATIVES: Final = 2
 SURE: Final = (0.98, 0.01, 0.005)
 UNSURE: Final = (0.5, 0.3, 0.15)
-LIFT: Final = 30.0  # above anything that random weights say
+LIFT: Final = 30.0  # far above the logits of random weights
 DIGIT: Final = 256  # whole numbers up to here are exact in bfloat16
 
 WORDS_PER_ROUND: Final = (0.53, 0.19, 0.28)
-"""Shares of the rounds that commit one, two and three words, where nothing else is asked for: those
-of the embedded members that continue six prompts of 100 tokens (default options, 116 rounds)."""
+"""Default shares of the rounds that commit one, two and three words. They were measured with the
+embedded members on six prompts of 100 tokens (default options, 116 rounds)."""
 
 
 class Script(nn.Module):
-    """The output layer of a scripted model. It finds a row's position in the row itself, where
-    `_Position` has written it: rows may be left out, batched or padded on the way.
+    """The output layer of a scripted model.
+
+    It reads each row's position from the row itself, where `_Position` has written it. So it works
+    with rows that are left out, batched or padded.
 
     Attributes:
-        tokens: [p, c] the tokens whose logits are set after each position.
-        logits: [p, c] what they are set to.
+        tokens: tokens whose logits are replaced after each position, [p, c].
+        logits: their new logits, [p, c].
     """
 
     def __init__(self, head: nn.Module, positions: int, device: torch.device) -> None:
@@ -55,7 +58,7 @@ class Script(nn.Module):
         self.register_buffer("logits", torch.full(shape, -LIFT, device=device))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Logits [b, n, v] of hidden states [b, n, d]."""
+        """Compute logits [b, n, v] of hidden states [b, n, d]."""
         logits: Tensor = self.head(hidden)
         places = (hidden[..., 0].float() * DIGIT + hidden[..., 1].float()).long()  # [b, n]
         places = places.clamp(0, len(self.tokens) - 1)
@@ -63,7 +66,7 @@ class Script(nn.Module):
 
 
 class _Position(nn.Module):
-    """The last normalisation, which then writes every row's position into its first channels."""
+    """The last normalization, which also writes each row's position into its first channels."""
 
     def __init__(self, norm: nn.Module, rotary: nn.Module) -> None:
         super().__init__()
@@ -75,7 +78,7 @@ class _Position(nn.Module):
         self.positions = inputs["position_ids"] if "position_ids" in inputs else args[1]
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[b, n, d] to [b, n, d]."""
+        """Map [b, n, d] to [b, n, d]."""
         assert self.positions is not None
         places = self.positions.expand(hidden.shape[:2])  # [b, n]
         digits = torch.stack([places // DIGIT, places % DIGIT], -1).to(hidden.dtype)
@@ -84,7 +87,7 @@ class _Position(nn.Module):
 
 
 def make_scripted(model: Any, positions: int) -> None:
-    """Give a Llama-like model, which is changed, a script of so many positions."""
+    """Add an empty script of `positions` positions to a Llama-like model, in place."""
     model.model.norm = _Position(model.model.norm, model.model.rotary_emb)
     model.lm_head = Script(model.lm_head, positions, model.device)
 
@@ -98,10 +101,18 @@ def write_script(
     dissent: bool = True,
     seed: int = 0,
 ) -> list[int]:
-    """Have scripted members say `text` after `prompt`, agreeing as `words_per_round` says.
+    """Make scripted members write `text` after `prompt`.
+
+    Args:
+        members: scripted members.
+        prompt: the prompt.
+        text: the text that they write.
+        words_per_round: shares of the rounds that commit one, two and three words.
+        dissent: let one member prefer another token at every second unsure word.
+        seed: seed of the unsure words and the alternatives.
 
     Returns:
-        How many tokens the text has for each member.
+        Number of tokens of the text for each member.
     """
     words = re.findall(r"\s*\S+", text)
     sure = list(_sureness(words_per_round, random.Random(seed)))[: len(words)]
@@ -110,28 +121,28 @@ def write_script(
     lengths = []
     for index, member in enumerate(members):
         rng = random.Random(f"{seed} {index}")
-        words_of_it = [i for i, t in enumerate(pieces(member.tokenizer)) if t and t.isalpha()]
+        word_tokens = [i for i, t in enumerate(pieces(member.tokenizer)) if t and t.isalpha()]
         ids = member.encode(prompt)
-        place = start = len(ids) - 1  # the row after which a token is said
+        place = start = len(ids) - 1  # position whose logits predict the next token
         unsure = 0
         for word, is_sure in zip(words, sure, strict=False):
             tokens = member.backend.codec.encode_continuation(ids, word)[0]
             for nth, token in enumerate(tokens):
-                others = rng.sample([i for i in words_of_it if i != token], ALTERNATIVES)
-                said = [token, *others]
+                others = rng.sample([i for i in word_tokens if i != token], ALTERNATIVES)
+                choices = [token, *others]
                 shares = SURE if is_sure or nth else UNSURE
                 if shares is UNSURE:
                     unsure += 1
                     if dissent and unsure % 2 and (unsure // 2) % len(members) == index:
-                        said[:2] = said[1::-1]
-                _say(member, place, said, shares)
+                        choices[:2] = choices[1::-1]
+                _set_logits(member, place, choices, shares)
                 place += 1
             ids += tokens
         lengths.append(place - start)
     return lengths
 
 
-def _say(member: Member, place: int, tokens: Sequence[int], shares: Sequence[float]) -> None:
+def _set_logits(member: Member, place: int, tokens: Sequence[int], shares: Sequence[float]) -> None:
     script: Script = member.model.lm_head
     script.tokens[place] = torch.tensor(tokens, device=script.tokens.device)
     logs = torch.tensor(shares).log() + LIFT
@@ -139,8 +150,9 @@ def _say(member: Member, place: int, tokens: Sequence[int], shares: Sequence[flo
 
 
 def _sureness(words_per_round: Sequence[float], rng: random.Random) -> Iterator[bool]:
-    """Whether the members are sure of each word: a round of fewer than the most words ends with
-    one that they are not sure of.
+    """Yield whether the members are sure of each word.
+
+    A round that commits fewer than the most words ends with an unsure word.
     """
     most = len(words_per_round)
     for words in rng.choices(range(1, most + 1), words_per_round, k=64):

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adafuse_llm import InvalidInputError
-from adafuse_llm.adapters.conversation import Tool, to_messages
+from adafuse_llm.adapters.conversation import to_messages
 from adafuse_llm.adapters.reply import ReplyParser, ToolCall
+from adafuse_llm.text.chat import Tool
 
 ADD = Tool("add", "Add two numbers.", {"type": "object", "properties": {"a": {"type": "number"}}})
 LOOK = Tool("look_up", 'Say what "it" is.', {"type": "object", "properties": {}})
@@ -157,7 +158,7 @@ USER = {"role": "user", "content": "?"}
         ([{"content": "?"}], {}, "message 0 has role None"),
         ([{"role": "user", "content": [{"type": "image", "url": "x"}]}], {}, "not text"),
         ([{"role": "user", "content": 3}], {}, "content of type int"),
-        ([{**USER, "tool_calls": [called()]}], {}, "only an assistant's"),
+        ([{**USER, "tool_calls": [called()]}], {}, "only an assistant message"),
         ([USER, {"role": "tool", "content": "3", "tool_call_id": "7"}], {}, "id '7'.*none"),
         ([USER, {"role": "tool", "content": "3"}], {}, "id None"),
         ([{"role": "assistant", "tool_calls": [called(a={1})]}], {}, "as JSON: set"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import pickle
 import threading
 
@@ -17,12 +18,14 @@ from adafuse_llm import (
     MemberSpec,
     Round,
 )
-from adafuse_llm.adapters.ensembles import Ensemble, configured
+from adafuse_llm.adapters import ensembles
+from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.loading.config_file import write_config
-from adafuse_llm.loading.members import as_spec
+from adafuse_llm.loading.specs import as_spec
 from adafuse_llm.report.looks import owner
 from adafuse_llm.summary import Summary, is_unanimous, record
+from tests.support.forks import in_child
 
 # Ensembles ------------------------------------------------------------------------------------
 
@@ -51,6 +54,17 @@ def test_ensembles_that_say_the_same_share_one_engine_loaded_on_first_use(monkey
     assert not other.is_loaded
     assert other.engine() is not found[0]
     other.unload()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_of_a_fork_does_not_wait_for_a_load_of_its_parent(monkeypatch):
+    monkeypatch.setattr(
+        Ensemble, "_load", lambda _: AdaFuseEngine([FakeBackend("m", lambda _: {"a": 1.0})])
+    )
+    ensemble = Ensemble.of(["some/model"])
+    with ensembles._LOADED.lock_of(ensemble._key):  # as while another thread loads
+        assert in_child(lambda: ensemble.engine().members == ("m",))
+    ensemble.unload()
 
 
 def test_an_ensemble_whose_engine_was_closed_loads_again():
@@ -167,10 +181,10 @@ def test_a_record_is_plain_json_in_three_details():
 def test_a_configuration_file_names_members_that_decode_and_their_weights(tmp_path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(
-        "models: [org/one, org/two, org/three]\nmembers: [three, one]\nweights: [1, 2, 3]\n"
+        "models: [org/one, org/two, org/three]\nuse: [three, one]\nweights: [1, 2, 3]\n"
         "max_words: 2\ndtype: bfloat16\n"
     )
-    found = configured(path)
+    found = fields_from_config(path)
     assert [(spec.path, spec.name) for spec in found.pop("members")] == [
         ("org/one", "one"),
         ("org/three", "three"),
@@ -188,7 +202,10 @@ def test_a_configuration_file_is_held_to_what_an_engine_takes(tmp_path, monkeypa
     monkeypatch.setenv("HOME", str(tmp_path))
     path = tmp_path / "config.yaml"
     path.write_text("models: [~/one, org/two]\n")
-    assert [spec.path for spec in configured(path)["members"]] == [f"{tmp_path}/one", "org/two"]
+    assert [spec.path for spec in fields_from_config(path)["members"]] == [
+        f"{tmp_path}/one",
+        "org/two",
+    ]
     assert as_spec(MemberSpec(path="~/one")).path == f"{tmp_path}/one"
     for weights, message in [
         ("[2, 1]", r"config.yaml: option 'weights' must have one value per member \(3\); got 2"),
@@ -196,11 +213,9 @@ def test_a_configuration_file_is_held_to_what_an_engine_takes(tmp_path, monkeypa
         ("{one: 1, too: 2}", "no member 'too'.*Did you mean 'two'"),
         ("{one: 1, three: 2}", "two is missing"),
     ]:
-        path.write_text(
-            f"models: [a/one, a/two, a/three]\nmembers: [one, two]\nweights: {weights}\n"
-        )
+        path.write_text(f"models: [a/one, a/two, a/three]\nuse: [one, two]\nweights: {weights}\n")
         with pytest.raises(InvalidOptionError, match=message):
-            configured(path)
+            fields_from_config(path)
 
 
 def test_a_configuration_that_could_not_be_read_back_is_not_written(tmp_path) -> None:
@@ -215,14 +230,14 @@ def test_a_configuration_that_could_not_be_read_back_is_not_written(tmp_path) ->
 
 def test_a_configuration_file_may_choose_among_the_embedded_members(tmp_path) -> None:
     path = tmp_path / "config.yaml"
-    path.write_text("members: [heron]\nbranching_factor: 1\n")
-    found = configured(path)
+    path.write_text("use: [heron]\nbranching_factor: 1\n")
+    found = fields_from_config(path)
     assert [spec.name for spec in found["members"]] == ["heron"]
     path.write_text("branching_factor: 1\n")
-    assert "members" not in configured(path)
-    path.write_text("members: [herron]\n")
+    assert "members" not in fields_from_config(path)
+    path.write_text("use: [herron]\n")
     with pytest.raises(InvalidOptionError, match=r"no member 'herron'\. Did you mean 'heron'"):
-        configured(path)
+        fields_from_config(path)
     path.write_text("strategy: unite\n")
     with pytest.raises(InvalidOptionError, match=r"engine=AdaFuseEngine.from_config"):
-        configured(path)
+        fields_from_config(path)

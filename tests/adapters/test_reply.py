@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adafuse_llm.adapters.conversation import Tool, to_messages
+from adafuse_llm.adapters.conversation import to_messages
 from adafuse_llm.adapters.reply import InvalidToolCall, Reasoning, ReplyParser, Text, ToolCall
+from adafuse_llm.text.chat import Tool
 from tests.support.scripted import scripted_engine
 
 ADD = '\n{"name": "add", "arguments": {"a": 1}}\n'

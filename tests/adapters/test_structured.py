@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adafuse_llm import InvalidInputError, InvalidOptionError
-from adafuse_llm.adapters.options import check_options
+from adafuse_llm.adapters.options import check_option_names
 from adafuse_llm.adapters.structured import correction, find_json, schema_instructions
 from tests.support.scripted import scripted_engine
 
@@ -116,36 +116,38 @@ def test_a_corrected_reply_can_be_asked_for():
 
 
 def test_options_have_the_names_that_frameworks_use():
-    assert check_options({}) == {}
-    assert check_options({"max_tokens": 5, "stop": "x", "temperature": 0}) == {
+    assert check_option_names({}) == {}
+    assert check_option_names({"max_tokens": 5, "stop": "x", "temperature": 0}) == {
         "max_new_tokens": 5,
         "stop": "x",
         "temperature": 0,
     }
     given = {"max_completion_tokens": 5, "max_new_tokens": 5, "stop": ["x"], "max_words": None}
-    assert check_options(given) == {"max_new_tokens": 5, "stop": ["x"]}
-    assert check_options({"stop": None, "weights": None, "use": None}) == {
+    assert check_option_names(given) == {"max_new_tokens": 5, "stop": ["x"]}
+    assert check_option_names({"stop": None, "weights": None, "use": None}) == {
         "weights": None,
         "use": None,
     }
-    assert check_options({"tools": None, "max_tokens": None}, also=["tools"]) == {"tools": None}
+    assert check_option_names({"tools": None, "max_tokens": None}, extra=["tools"]) == {
+        "tools": None
+    }
 
 
 def test_options_that_are_none():
     with pytest.raises(TypeError, match=r"'max_word'.* Did you mean 'max_words'\?.*stop"):
-        check_options({"max_word": 3})
+        check_option_names({"max_word": 3})
     with pytest.raises(TypeError, match=r"Did you mean 'max_tokens'"):
-        check_options({"max_token": 3})
+        check_option_names({"max_token": 3})
     with pytest.raises(TypeError, match=r"'tool'.*Did you mean 'tools'.*tools\."):
-        check_options({"tool": 3}, also=["tools"])
+        check_option_names({"tool": 3}, extra=["tools"])
     with pytest.raises(InvalidOptionError, match="max_tokens=5 and max_new_tokens=6"):
-        check_options({"max_tokens": 5, "max_new_tokens": 6})
+        check_option_names({"max_tokens": 5, "max_new_tokens": 6})
 
 
 def test_checked_options_are_the_engines():
     with scripted_engine(lambda _: "one two three four") as engine:
         messages = [{"role": "user", "content": "?"}]
-        options = check_options({"max_tokens": 60, "stop": "three", "temperature": None})
+        options = check_option_names({"max_tokens": 60, "stop": "three", "temperature": None})
         assert engine.generate(messages=messages, **options).text == "one two "
         with pytest.raises(InvalidOptionError, match="temperature"):
-            engine.generate(messages=messages, **check_options({"temperature": 1}))
+            engine.generate(messages=messages, **check_option_names({"temperature": 1}))

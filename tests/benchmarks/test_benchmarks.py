@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from adafuse_llm import AdaFuseEngine
-from benchmarks import gpu
+from adafuse_llm.embedded import heldout_questions
+from benchmarks import embedded_skills, gpu
 from benchmarks.speed import comparisons, memory
 from benchmarks.speed.__main__ import main as speed
 from benchmarks.speed.measure import Outcome, Report, Row, Target, as_markdown, take_turns
@@ -184,3 +185,20 @@ def test_the_engine_reads_the_prompt_once():
         assert comparisons._prompt_readings(members, PROMPT, branches) == 1.0
     run = run_engine(make_engine(members), PROMPT, 8)
     assert run.parts["per word"] >= 0
+
+
+def test_the_skills_benchmark_asks_the_questions_that_ship():
+    shipped = heldout_questions()
+    chosen = embedded_skills.choose_questions(300, seed=1, n_passages=3)
+    assert {(each.text, each.passages) for each in chosen} == {
+        (each.question, each.passages) for each in shipped
+    }
+    skills = list(dict.fromkeys(each.group for each in chosen))
+    assert [each.group for each in chosen] == [skill for skill in skills for _ in range(300)]
+    other = embedded_skills.choose_questions(2, seed=2, n_passages=3)
+    assert not {each.text for each in other} & {each.text for each in chosen}
+
+
+def test_the_skills_benchmark_says_how_many_questions_there_are(capsys):
+    assert embedded_skills.main(["--per-skill", "301"]) == 2
+    assert "the package has 1800 held-out questions" in capsys.readouterr().err

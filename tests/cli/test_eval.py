@@ -265,6 +265,21 @@ def test_what_cannot_be_run_is_one_error_before_anything_is_loaded(
     assert not (tmp_path / "out.jsonl").exists()
 
 
+def test_without_a_task_nothing_is_run(adafuse, tmp_path, fakes):
+    result = adafuse("eval", "--output", tmp_path / "out.jsonl")
+    assert result.exit_code == 2
+    assert "Missing option '--task'" in result.stderr
+    assert not fakes
+
+
+@pytest.mark.parametrize("flag", ["--data", "--output"])
+def test_a_folder_is_no_file(adafuse, job, fakes, flag, tmp_path):
+    result = adafuse(*job, flag, tmp_path)
+    assert result.exit_code == 2
+    assert "is a directory" in " ".join(result.stderr.replace("│", " ").split())
+    assert not fakes
+
+
 def test_results_of_other_kinds_are_not_compared(adafuse, job, data):
     result = adafuse(*job, "--compare", data)
     assert result.exit_code == 2

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Generation, RuntimeConfig
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.base import LimitsDrafting, NodeQuery, NodeResult
-from adafuse_llm.decoding.draft import Drafts, Lead, Lookup
+from adafuse_llm.decoding.draft import Drafts
+from adafuse_llm.decoding.lead import Lead
+from adafuse_llm.decoding.lookup import Lookup
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.decoding.score import PoolCandidate
 from adafuse_llm.tree import Node

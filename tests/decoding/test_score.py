@@ -69,7 +69,7 @@ def test_weights_and_members_are_those_of_the_call():
     recipes = MEMBERS[:2]
     weights = {recipes[0].name: 3.0, recipes[1].name: 1.0}
     (scored,) = (
-        engine(*MEMBERS).score(PROMPT, [" the light"], weights=weights, members=[*weights]).texts
+        engine(*MEMBERS).score(PROMPT, [" the light"], weights=weights, use=[*weights]).texts
     )
     nll, _, fused, summed = expected(recipes, PROMPT, " the light", weights=weights)
     assert set(scored.nll) == set(nll)

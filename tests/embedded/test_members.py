@@ -13,8 +13,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.documents import Passage, Retriever, question_messages, read_documents
-from adafuse_llm.embedded import MEMBERS, handbook_path, handbook_questions, member_paths
-from training.world import final_answer
+from adafuse_llm.embedded import (
+    MEMBERS,
+    final_answer,
+    handbook_path,
+    handbook_questions,
+    member_paths,
+)
 
 TEXTS = [
     "",

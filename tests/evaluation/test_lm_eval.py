@@ -191,7 +191,7 @@ def test_models_are_loaded_as_the_command_line_names_them(monkeypatch):
 
     monkeypatch.setattr(AdaFuseEngine, "from_pretrained", load)
     made = AdaFuseLM.create_from_arg_string(
-        "models=path/a;path/b,strategy=fixed-2,members=one",
+        "models=path/a;path/b,strategy=fixed-2,use=one",
         {"batch_size": "auto", "device": "cuda:9"},
     )
     ((paths, options),) = loaded

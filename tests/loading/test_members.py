@@ -19,7 +19,7 @@ from adafuse_llm import (
     MemberSpec,
     UnsupportedModelError,
 )
-from adafuse_llm.loading.members import divide_memory, member_names
+from adafuse_llm.loading.members import divide_memory
 from tests.support.models import Recipe, model, tokenizer
 
 
@@ -81,35 +81,6 @@ def test_a_loaded_model_is_in_evaluation_mode_and_sees_no_gradients(saved: Path)
 
 
 # Names ----------------------------------------------------------------------------------------
-
-
-def names(*members: str | MemberSpec) -> list[str]:
-    return member_names([m if isinstance(m, MemberSpec) else MemberSpec(path=m) for m in members])
-
-
-@pytest.mark.parametrize(
-    ("paths", "expected"),
-    [
-        (["gpt2"], ["gpt2"]),
-        (["org/model"], ["model"]),
-        (["/a/b/model/"], ["model"]),
-        (["a/model", "b/model"], ["a/model", "b/model"]),
-        (["x/a/model", "y/a/model", "z/other"], ["x/a/model", "y/a/model", "other"]),
-        (["gpt2", "gpt2"], ["gpt2", "gpt2#2"]),
-        (["gpt2", "gpt2", "gpt2"], ["gpt2", "gpt2#2", "gpt2#3"]),
-        (["model", "a/model"], ["model", "a/model"]),
-    ],
-)
-def test_names_are_the_last_parts_of_paths_as_many_as_it_takes(
-    paths: list[str], expected: list[str]
-) -> None:
-    assert names(*paths) == expected
-
-
-def test_given_names_are_kept_and_others_make_way() -> None:
-    assert names(MemberSpec(path="a/model", name="model"), "b/model") == ["model", "b/model"]
-    assert names("b/model", MemberSpec(path="a/x", name="model")) == ["b/model", "model"]
-    assert len(set(names(MemberSpec(path="m", name="m#2"), "m", "m"))) == 3
 
 
 def test_the_same_name_given_twice_is_an_error(saved: Path) -> None:

@@ -21,7 +21,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adafuse_llm import AdaFuseEngine, InvalidOptionError, LoadError, MemberSpec
-from adafuse_llm.backends.huggingface.forms import TreeForm
+from adafuse_llm.backends.huggingface.tree_form import TreeForm
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.loading import quantization
 from adafuse_llm.loading.members import _bytes_of

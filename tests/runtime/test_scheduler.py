@@ -29,6 +29,7 @@ from adafuse_llm.decoding.member import Member
 from adafuse_llm.runtime import scheduler
 from adafuse_llm.runtime.budget import CacheBudget
 from adafuse_llm.strategies.adafuse import branch_tokens
+from tests.support.forks import in_child
 from tests.support.models import Recipe, model, tokenizer
 
 PATIENCE = 10.0
@@ -79,24 +80,6 @@ def wait_until(condition):
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.002)
-
-
-def in_child(task):
-    """Whether a child of fork gets a true result from `task`, in time."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            code = 0 if task() else 1
-        finally:
-            os._exit(code)
-    deadline = time.monotonic() + PATIENCE
-    while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    if done == (0, 0):
-        os.kill(child, 9)
-        os.waitpid(child, 0)
-    return done == (child, 0)
 
 
 def test_no_more_requests_run_at_once_than_there_are_places():

@@ -23,7 +23,6 @@ from adafuse_llm.backends.fake import END
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.backends.huggingface.state import RequestState
 from adafuse_llm.strategies import (
-    NAMED,
     AdaFuse,
     BeamSearch,
     DeePEn,
@@ -37,6 +36,7 @@ from adafuse_llm.strategies import (
     UniTE,
     find_strategy,
 )
+from adafuse_llm.strategies.registry import NAMED
 from adafuse_llm.tree import Node, TokenTree
 from tests import reference_tokens
 from tests.reference import Options, commit, decode, mean_nll, pool, propose, score
@@ -101,9 +101,9 @@ def test_a_single_member_writes_what_its_own_generate_writes(recipe: Recipe, pro
 
 def test_a_single_member_is_chosen_among_those_of_an_engine() -> None:
     name = PAIR[1].name
-    chosen = run("single", PAIR, members=name, max_new_tokens=24)
+    chosen = run("single", PAIR, use=name, max_new_tokens=24)
     assert as_data(chosen) == approximately(as_data(run("single", PAIR[1:], max_new_tokens=24)))
-    with pytest.raises(InvalidInputError, match=r"one member; got 2 ...use="):
+    with pytest.raises(InvalidInputError, match=r"one member; got 2 .*use="):
         run("single", PAIR)
 
 
@@ -277,7 +277,7 @@ def test_deepen_refuses_members_that_tell_no_distributions() -> None:
     with AdaFuseEngine([backend(PAIR[0]), saying("b", "No")], strategy="deepen") as engine:
         with pytest.raises(InvalidInputError, match=r"needs members that tell .*; b cannot"):
             engine.generate("x")
-        assert engine.generate("x", members=PAIR[0].name, max_new_tokens=3).text
+        assert engine.generate("x", use=PAIR[0].name, max_new_tokens=3).text
     with pytest.raises(InvalidInputError, match="must be a member that decodes"):
         run(DeePEn(main="nobody"), PAIR)
 
@@ -576,11 +576,11 @@ def test_an_option_that_a_strategy_does_not_use_is_refused(name: str) -> None:
         "max_word_tokens": 8,
         "weights": (1.0, 2.0),
     }
-    members = ("a",) if name == "single" else None
+    use = ("a",) if name == "single" else None
     fakes: list[Any] = [saying("a", "Yes"), saying("b", "No")]
     if name == "deepen":
         fakes = list(twins(PAIR[0]))
-    with AdaFuseEngine(fakes, AdaFuseConfig(members=members), strategy=strategy) as engine:
+    with AdaFuseEngine(fakes, AdaFuseConfig(use=use), strategy=strategy) as engine:
         for option, value in other.items():
             if option in strategy.options:
                 assert engine.generate("x", **{option: value}, max_new_tokens=5).text

@@ -9,8 +9,8 @@ import jinja2
 import pytest
 
 from adafuse_llm import InvalidInputError
-from adafuse_llm.adapters.conversation import Tool, to_messages
-from adafuse_llm.text.chat import merge_turns
+from adafuse_llm.adapters.conversation import to_messages
+from adafuse_llm.text.chat import Tool, merge_turns
 from adafuse_llm.text.codec import TokenizerCodec
 from tests.support.templates import FAMILIES, family_tokenizer
 

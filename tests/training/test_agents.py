@@ -1,8 +1,7 @@
-"""The tools of the embedded members, the cases drawn for them, and the members as agents."""
+"""Agents with tools: their cases, their dialogues, their training, and the members as agents."""
 
 from __future__ import annotations
 
-import inspect
 import json
 import random
 import re
@@ -15,7 +14,6 @@ import torch
 
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.adapters.conversation import to_messages
-from adafuse_llm.documents import Passage
 from adafuse_llm.embedded import handbook_questions, member_paths
 from adafuse_llm.embedded.tools import (
     CALCULATE,
@@ -24,13 +22,14 @@ from adafuse_llm.embedded.tools import (
     TOOLS,
     calculate,
     look_up,
-    one_line,
 )
-from adafuse_llm.errors import InvalidInputError
 from benchmarks import embedded_agents as benchmark
 from tests.support.errands import ERRANDS
+from training.agent_prompts import draw_tools
+from training.batches import assemble
 from training.dialogues import FORMS, Form, act, is_same_turn, read, turns_of
-from training.train import RECIPES, Trainer, assemble, draw_tools
+from training.recipes import RECIPES
+from training.trainer import Trainer
 from training.world import (
     ENDINGS,
     NEEDS,
@@ -47,53 +46,6 @@ from training.world import (
 def drawn(split: Split, seed: int, per_need: int) -> list[AgentCase]:
     names = Names(random.Random(seed), split)
     return [draw_agent_case(names, need) for need in NEEDS for _ in range(per_need)]
-
-
-# tools
-
-
-@pytest.mark.parametrize(
-    ("expression", "expected"),
-    [
-        ("12 + 7", "19"),
-        ("3 * 19.88", "59.64"),
-        ("2 * (4.50 - 1.25) + 1", "7.50"),
-        ("-3 + 5", "2"),
-        ("100 * 100", "10000"),
-        (" 0.1 + 0.2 ", "0.3"),
-    ],
-)
-def test_calculate_is_exact(expression: str, expected: str) -> None:
-    assert calculate(expression) == expected
-
-
-@pytest.mark.parametrize(
-    "expression",
-    ["", "1 +", "2 ** 9", "1 / 2", "abs(-1)", "__import__('os')", "x + 1", "True + 1", "'a' * 3"],
-)
-def test_calculate_takes_sums_only(expression: str) -> None:
-    with pytest.raises(InvalidInputError, match="decimal numbers"):
-        calculate(expression)
-
-
-def test_look_up_finds_the_document_of_every_name_in_the_handbook() -> None:
-    for question in handbook_questions():
-        if question.source:
-            name = question.source.removesuffix(".md").replace("-", " ").title()
-            assert look_up(name).startswith("[1] # " + name)
-
-
-def test_a_result_is_one_line_with_numbered_passages() -> None:
-    passages = [Passage("a.md", "# A\n\n- x: 1\n- y: 2\n"), Passage("b.md", "B.")]
-    assert one_line(passages) == "[1] # A - x: 1 - y: 2 [2] B."
-
-
-def test_the_tools_are_told_as_frameworks_tell_the_functions() -> None:
-    for tool, function in zip(TOOLS, (look_up, calculate), strict=True):
-        (argument,) = inspect.signature(function).parameters.values()
-        assert (tool.name, tool.description) == (function.__name__, function.__doc__)
-        assert tool.parameters["properties"] == {argument.name: {"type": "string"}}
-        assert argument.annotation is str
 
 
 # cases
@@ -133,13 +85,13 @@ def test_a_case_uses_the_tools_it_needs_and_its_answer_follows() -> None:
                 assert number in found.result or number in case.question
 
 
-def test_what_a_case_recalls_was_said_before() -> None:
+def test_what_a_case_recalls_is_in_an_earlier_turn() -> None:
     recalls = [case for case in drawn("train", 2, 300) if case.need == "none" and case.earlier]
-    asked = [case for case in recalls if case.question.startswith(("What", "Where", "How"))]
-    assert len(asked) > 50
-    for case in asked:
-        said = [text for each in case.earlier for text in (each.question, each.answer)]
-        assert any(case.answer in text for text in said)
+    questions = [case for case in recalls if case.question.startswith(("What", "Where", "How"))]
+    assert len(questions) > 50
+    for case in questions:
+        earlier = [text for each in case.earlier for text in (each.question, each.answer)]
+        assert any(case.answer in text for text in earlier)
 
 
 def test_every_need_occurs_with_and_without_turns_before() -> None:
@@ -161,12 +113,14 @@ def test_heldout_names_prices_and_sums_never_occur_in_training_cases() -> None:
     sums: dict[str, set[str]] = {}
     for split in ("train", "heldout"):
         cases = drawn(split, 7, 250)
-        told = "\n".join(text for case in cases if case.need == "look_up" for text in texts(case))
+        lookups = "\n".join(
+            text for case in cases if case.need == "look_up" for text in texts(case)
+        )
         words = made_up & set(
             re.findall(r"[A-Z][a-z]+", "\n".join(t for c in cases for t in texts(c)))
         )
         found[split] = words | set(
-            re.findall(r"\d+\.\d\d crowns|\d+:\d\d|\d+ (?:grams|metres)", told)
+            re.findall(r"\d+\.\d\d crowns|\d+:\d\d|\d+ (?:grams|metres)", lookups)
         )
         sums[split] = {
             use.argument
@@ -199,7 +153,7 @@ def test_tool_calls_are_written_as_to_messages_writes_them() -> None:
         '{"name": "look_up", "arguments": {"query": "Silesse Mill"}}',
         '{"name": "calculate", "arguments": {"expression": "3 * 19.88"}}',
     ]
-    assert [said for _, said in turns] == [
+    assert [text for _, text in turns] == [
         *(f"<tool_call>\n{call}\n</tool_call>" for call in calls),
         "59.64 crowns",
     ]
@@ -231,16 +185,16 @@ def test_react_turns_are_those_of_llama_index() -> None:
     ]
     parser = react.ReActOutputParser()
     formatter = react.ReActChatFormatter.from_defaults(system_header=REACT_HEADER)
-    as_told = [
+    described = [
         type(tool)(tool.name, tool.description, function.metadata.get_parameters_dict())
         for tool, function in zip(TOOLS, functions, strict=True)
     ]
     steps: list[object] = []
     question = [llms.ChatMessage(role="user", content=CASE.question)]
-    for place, (messages, said) in enumerate(turns_of(CASE, "ReAct", as_told)):
+    for place, (messages, text) in enumerate(turns_of(CASE, "ReAct", described)):
         formatted = formatter.format(functions, question, steps)
         assert messages == [{"role": m.role.value, "content": m.content} for m in formatted]
-        step = parser.parse(said)
+        step = parser.parse(text)
         steps.append(step)
         if place < len(CASE.uses):
             use = CASE.uses[place]
@@ -252,8 +206,8 @@ def test_react_turns_are_those_of_llama_index() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_turn_is_read_as_it_was_meant(form: Form) -> None:
-    said = [read(text, form) for _, text in turns_of(CASE, form, TOOLS)]
-    assert said == [
+    parsed = [read(text, form) for _, text in turns_of(CASE, form, TOOLS)]
+    assert parsed == [
         ("look_up", {"query": "Silesse Mill"}),
         ("calculate", {"expression": "3 * 19.88"}),
         "59.64 crowns",
@@ -271,14 +225,14 @@ def test_a_turn_with_another_argument_or_no_sense_is_another_turn(form: Form) ->
 
 @pytest.mark.parametrize("form", FORMS)
 def test_act_runs_the_tools_that_are_called(form: Form) -> None:
-    turns = iter([said for _, said in turns_of(CASE, form, TOOLS)])
+    turns = iter([text for _, text in turns_of(CASE, form, TOOLS)])
     prompts = []
 
-    def say(messages: list[dict[str, str]]) -> str:
+    def reply(messages: list[dict[str, str]]) -> str:
         prompts.append(messages[-1]["content"])
         return next(turns)
 
-    assert act(say, form, CASE.question) == "59.64 crowns"
+    assert act(reply, form, CASE.question) == "59.64 crowns"
     assert "The Silesse Mill employs 494 people." in prompts[1]
     assert "59.64" in prompts[2]
 
@@ -293,14 +247,14 @@ def test_act_gives_up_on_tools_that_do_not_exist_and_on_endless_calls() -> None:
 # training
 
 
-def test_tools_are_told_in_many_ways_always_both() -> None:
-    told = [draw_tools(random.Random(seed)) for seed in range(200)]
-    names = [[tool.name for tool in tools] for tools in told]
+def test_descriptions_vary_and_always_include_both_tools() -> None:
+    drawn_tools = [draw_tools(random.Random(seed)) for seed in range(200)]
+    names = [[tool.name for tool in tools] for tools in drawn_tools]
     assert all({"look_up", "calculate"} <= set(each) for each in names)
     assert {len(each) for each in names} == {2, 3}
     assert {each.index("look_up") < each.index("calculate") for each in names} == {True, False}
-    assert [LOOK_UP, CALCULATE] in told
-    assert len({json.dumps(tool.parameters) for tools in told for tool in tools}) > 6
+    assert [LOOK_UP, CALCULATE] in drawn_tools
+    assert len({json.dumps(tool.parameters) for tools in drawn_tools for tool in tools}) > 6
 
 
 @pytest.mark.parametrize("folder", member_paths(), ids=lambda path: path.name)
@@ -309,13 +263,13 @@ def test_a_turn_in_a_pack_is_predicted_like_a_prompt_of_its_own(folder: Path) ->
 
     run = Trainer(RECIPES[folder.name], folder.parent, steps=11, seed=5)  # has a tokenizer there
     packer = run.packer
-    told = ToolUse("look_up", "Halmoor", "[1] Halmoor was settled in 1700.")
-    before = AgentCase("When was Halmoor settled?", "1700", "look_up", (told,))
+    use = ToolUse("look_up", "Halmoor", "[1] Halmoor was settled in 1700.")
+    before = AgentCase("When was Halmoor settled?", "1700", "look_up", (use,))
     after = AgentCase("Thanks!", "You are welcome.", "none", (), (before,))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     for form in FORMS:
         dialogues = [turns_of(case, form, TOOLS, earlier=True) for case in (CASE, after)]
-        shared = packer.told(form, TOOLS, "")
+        shared = packer.agent_prefix(form, TOOLS, "")
         packs = [packer.dialogue(turns, shared) for turns in dialogues]
         length = sum(map(len, packs)) + 3
         batch = assemble(
@@ -325,11 +279,11 @@ def test_a_turn_in_a_pack_is_predicted_like_a_prompt_of_its_own(folder: Path) ->
         assert len(batch.spans) == len(turns)
         with torch.inference_mode():
             packed = run.model.lm_head(run.hidden(batch))[0]
-            for (messages, said), (_, first, last, _) in zip(turns, batch.spans, strict=True):
+            for (messages, reply), (_, first, last, _) in zip(turns, batch.spans, strict=True):
                 prompt = tokenizer.apply_chat_template(
                     messages, tokenize=False, add_generation_prompt=True
                 )
-                text = prompt + said + run.recipe.end
+                text = prompt + reply + run.recipe.end
                 ids = tokenizer.encode(text, add_special_tokens=False)
                 n_answer = last - first
                 assert batch.labels[0, first:last].tolist() == ids[-n_answer:]
@@ -348,31 +302,31 @@ def engine() -> Iterator[AdaFuseEngine]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_ensemble_answers_with_its_tools(engine: AdaFuseEngine, form: Form) -> None:
-    def say(messages: list[dict[str, str]]) -> str:
+    def reply(messages: list[dict[str, str]]) -> str:
         return engine.generate(messages=messages, max_new_tokens=160).text
 
     for question, _, answer in ERRANDS:
-        assert act(say, form, question) == answer
-    asked = [question for question in handbook_questions() if question.source][::5]
-    right = [act(say, form, question.question) == question.answer for question in asked]
+        assert act(reply, form, question) == answer
+    questions = [question for question in handbook_questions() if question.source][::5]
+    right = [act(reply, form, question.question) == question.answer for question in questions]
     assert sum(right) >= 0.5 * len(right)
 
 
 # the benchmark
 
 
-class Speaker:
-    """Says what the cases expect, but for the turn ``fails`` of each."""
+class ScriptedEngine:
+    """Replies as the cases expect, except in the turn ``fails`` of each."""
 
     def __init__(self, cases: list[AgentCase], form: Form, fails: int | None = None) -> None:
-        self.said = {
+        self.replies = {
             json.dumps(messages): "no" if number == fails else text
             for case in cases
             for number, (messages, text) in enumerate(turns_of(case, form, TOOLS))
         }
 
     def generate(self, messages: list[dict[str, str]], max_new_tokens: int) -> SimpleNamespace:
-        return SimpleNamespace(text=self.said[json.dumps(messages)])
+        return SimpleNamespace(text=self.replies[json.dumps(messages)])
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -381,11 +335,11 @@ def test_the_benchmark_counts_cases_that_are_right_throughout(
 ) -> None:
     cases = benchmark.heldout_cases(8, 1)
     assert [case.need for case in cases] == [need for need in NEEDS for _ in range(2)]
-    systems = {name: Speaker(cases, form) for name in ("wren", "heron", "ensemble")}
-    systems["finch"] = Speaker(cases, form, fails=1)
+    systems = {name: ScriptedEngine(cases, form) for name in ("wren", "heron", "ensemble")}
+    systems["finch"] = ScriptedEngine(cases, form, fails=1)
     monkeypatch.setattr(benchmark, "_engines", systems)
     rows = [benchmark._judge((name, form, case)) for name in systems for case in cases]
-    summary = benchmark.summarise(rows)
+    summary = benchmark.summarize(rows)
     assert summary[form]["all"] == {"wren": 100, "heron": 100, "finch": 25, "ensemble": 100}
     assert summary[form]["none"]["finch"] == 100
     assert {row["turn"] for row in rows if not row["right"]} == {1}

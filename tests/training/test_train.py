@@ -1,4 +1,4 @@
-"""Training: packs mean what single prompts mean, and an interrupted run ends the same."""
+"""Training: a pack is equivalent to single prompts, and an interrupted run has the same result."""
 
 from __future__ import annotations
 
@@ -9,21 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from training.train import (
-    RECIPES,
-    Packer,
-    Recipe,
-    Stage,
-    Trainer,
-    assemble,
-    build_tokenizer,
-    copy_tokenizer,
-    learning_rate_factor,
-    main,
-    orthogonalise,
-    plan_lanes,
-    stage_at,
-)
+from training.batches import assemble
+from training.optimizer import orthogonalize
+from training.packing import Packer
+from training.recipes import RECIPES, Recipe
+from training.schedule import learning_rate_factor
+from training.stages import Stage, stage_at
+from training.tokenizers import build_tokenizer, copy_tokenizer
+from training.train import main, plan_lanes
+from training.trainer import Trainer
 from training.world import SKILLS, Names
 
 
@@ -87,7 +81,7 @@ def test_a_branch_of_a_pack_is_predicted_like_a_prompt_of_its_own(
 ) -> None:
     run = trainer(tmp_path, name)
     stage = Stage(768, (2,), (2, 4), 4)
-    pack = run.packer.reading(Names(random.Random(4), "train"), stage)
+    pack = run.packer.draw_reading(Names(random.Random(4), "train"), stage)
     batch = assemble([[pack]], len(pack), random.Random(0), context_weight=0.1)
     with torch.no_grad():
         packed = run.model(
@@ -105,8 +99,8 @@ def test_a_branch_of_a_pack_is_predicted_like_a_prompt_of_its_own(
 def test_a_pack_has_the_tokens_of_the_whole_text(tmp_path: Path, name: str) -> None:
     run = trainer(tmp_path, name)
     names = Names(random.Random(8), "train")
-    packs = [run.packer.reading(names, Stage(640, (1, 3), (2, 6), 4)) for _ in range(15)]
-    packs += [run.packer.problem(names) for _ in range(15)]
+    packs = [run.packer.draw_reading(names, Stage(640, (1, 3), (2, 6), 4)) for _ in range(15)]
+    packs += [run.packer.draw_problem(names) for _ in range(15)]
     for pack in packs:
         for branch in pack.branches:
             ids = pack.prefix + branch.ids
@@ -155,11 +149,11 @@ def test_a_third_part_has_its_own_learning_rate_and_half_of_it_are_agents(tmp_pa
         tokens_per_step=3072,
         tokenizer_scenes=60,
     )
-    assert (run.taught, run.last) == (9, 15)
+    assert (run.tools_start, run.last) == (9, 15)
     rates = [learning_rate_factor(step, 9, 9, 15) for step in range(9, 15)]
     assert 0 < min(rates) <= max(rates) < 0.6
     assert {span[3] for batch in run._batches() for span in batch.spans} <= {*SKILLS}
-    run.step = run.taught
+    run.step = run.tools_start
     read, agents = run._batches()
     assert {span[3] for span in read.spans} <= {*SKILLS}
     assert {span[3] for span in agents.spans} == {"tools"}
@@ -169,7 +163,7 @@ def test_a_third_part_has_its_own_learning_rate_and_half_of_it_are_agents(tmp_pa
     _, later = run._batches()
     assert later.ids.shape == (3, 640)
     assert len(later.prompt) > len(agents.prompt)
-    run.step = run.taught
+    run.step = run.tools_start
     run.train_step()
     assert run.step == 10
 
@@ -181,15 +175,15 @@ def test_the_third_part_can_start_from_trained_members(tmp_path: Path) -> None:
     copy_tokenizer(tmp_path / "out" / "wren", tmp_path / "second" / "wren")
     second = trainer(tmp_path / "second")
     second.start_from(tmp_path / "out" / "wren")
-    assert second.step == second.taught
+    assert second.step == second.tools_start
     for name, value in first.model.state_dict().items():
         torch.testing.assert_close(second.model.state_dict()[name], value)
 
 
-def test_orthogonalise_brings_singular_values_near_one() -> None:
+def test_orthogonalize_brings_singular_values_near_one() -> None:
     generator = torch.Generator().manual_seed(0)
     for shape in ((2, 24, 8), (2, 8, 24), (1, 16, 16)):
-        values = torch.linalg.svdvals(orthogonalise(torch.randn(shape, generator=generator)))
+        values = torch.linalg.svdvals(orthogonalize(torch.randn(shape, generator=generator)))
         assert values.min() > 0.3
         assert values.max() < 1.4
 
@@ -226,5 +220,5 @@ def test_help_and_bad_options(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_packer_draws_only_what_its_stage_allows(tmp_path: Path) -> None:
     run = trainer(tmp_path)
     assert isinstance(run.packer, Packer)
-    pack = run.packer.reading(Names(random.Random(1), "train"), Stage(256, (1,), (2, 3), 3))
+    pack = run.packer.draw_reading(Names(random.Random(1), "train"), Stage(256, (1,), (2, 3), 3))
     assert 1 <= len(pack.branches) <= 4

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from adafuse_llm.backends.huggingface.state import likeliest
+from adafuse_llm.backends.huggingface.readout import likeliest
 
 SHARPNESS = 100.0
 """Inverse temperature of the softmax over anchors."""

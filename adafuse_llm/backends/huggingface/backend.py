@@ -7,31 +7,24 @@ import sys
 import threading
 import traceback
 import weakref
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 from typing import Any
 
 import psutil
 import torch
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.backends.huggingface.anchors import AnchorSpace
-from adafuse_llm.backends.huggingface.forms import (
-    PREFILL_TOKENS,
-    Attention,
-    Decoder,
-    PackedPasses,
-    PathForm,
-    SinglePasses,
-    TreeForm,
-)
-from adafuse_llm.backends.huggingface.kv import KeyValues, RowCache
-from adafuse_llm.backends.huggingface.packing import Piece
+from adafuse_llm.backends.huggingface.architecture import context_window, end_ids
+from adafuse_llm.backends.huggingface.decoder import Decoder
+from adafuse_llm.backends.huggingface.passes import PackedPasses
 from adafuse_llm.backends.huggingface.prefix import PrefixCache
-from adafuse_llm.backends.huggingface.state import Logits, RequestState, read
-from adafuse_llm.backends.huggingface.static import EMPTY, StaticPasses
+from adafuse_llm.backends.huggingface.readout import read
+from adafuse_llm.backends.huggingface.slots import MAX_OVERSIZE
+from adafuse_llm.backends.huggingface.state import RequestState
+from adafuse_llm.backends.huggingface.static import StaticPasses
+from adafuse_llm.backends.huggingface.tree_form import TreeForm
+from adafuse_llm.backends.huggingface.trial import Trial
 from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError, is_out_of_memory
 from adafuse_llm.forks import after_fork
 from adafuse_llm.text.codec import TokenizerCodec
@@ -42,37 +35,18 @@ logger = logging.getLogger(__name__)
 FORMS = ("auto", "tree", "path")
 
 PREFIX_CACHE_BYTES = 256 * 2**20
-"""Key/value rows of finished requests that a member keeps unless told otherwise."""
+"""Default limit for the key/value rows that a member keeps of finished requests."""
 
 PATH_STATES = 8
-"""States that the path form is taken to hold at a time: the trunk's, and one per branch."""
-
-TRIAL_TOKENS, TRIAL_DEPTH = 9, 3
-"""Longest sequence on which a model is tried, and how many of its tokens are beyond the prompt."""
-
-TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
-"""Mean error of logits, relative to their spread, up to which a form is right."""
-
-ROUNDED_TOLERANCE, ROUNDED_NOISE = 5e-3, 4
-"""The same for weights of lower precision and quantized ones, and how many times the difference
-between their own plain passes is right if that is more: where activations are rounded, a token's
-numbers move with the shape of the pass it is in."""
-
-ROW_COUNTING = ("attention_chunk_size", "attention_types", "alibi", "attn_config")
-"""Configuration entries of models (Llama 4, GPT-Neo, Falcon, MPT) whose attention counts rows of
-the cache where tree attention needs positions."""
-
-
-Passes = StaticPasses | PackedPasses | SinglePasses
-"""Ways to run the passes of tree forms."""
+"""Number of states that the path form is assumed to hold: the trunk's, and one per branch."""
 
 
 class HuggingFaceBackend:
     """A transformers model and its tokenizer as one member. Neither is changed.
 
-    The model is tried on a few tokens first: if tree attention gives the numbers of plain forward
-    passes, the tree form is used, else the path-by-path form. Requests share forward passes where
-    the model's attention is PyTorch's (``attn_implementation="sdpa"``).
+    The model is tried on a few tokens first. If tree attention gives the same numbers as plain
+    forward passes, the tree form is used, otherwise the path form. Requests share forward passes
+    if the model uses PyTorch's attention (``attn_implementation="sdpa"``).
 
     Args:
         model: a causal language model (``AutoModelForCausalLM``), in evaluation mode.
@@ -138,20 +112,21 @@ class HuggingFaceBackend:
         self.model = model
         self.tokenizer = tokenizer
         self._codec = TokenizerCodec(tokenizer)
-        self._end_ids = _end_ids(model, tokenizer)
-        self._context_window = _context_window(model)
+        self._end_ids = end_ids(model, tokenizer)
+        self._context_window = context_window(model)
         self._decoder = Decoder(model)
         self._ends = torch.tensor(sorted(self._end_ids), device=self._decoder.device).long()
-        self._passes: Passes | None = None
-        self._row_bytes = 0
-        self._shares = {self._decoder.device: 1.0}
         after_fork(self._renew)
         self._prefixes = PrefixCache(prefix_cache_bytes)
         self._space = AnchorSpace(model, tokenizer)
-        self.form = self._choose_form(form, static=static_cache, compiled=compile)
-        self.shares_passes = isinstance(self._passes, (StaticPasses, PackedPasses))
-        self.static_cache = isinstance(self._passes, StaticPasses)
-        self.compiles = isinstance(self._passes, StaticPasses) and self._passes.compiled
+        trial = Trial(name, self._decoder, self._context_window)
+        self._executor = trial.choose(form, static=static_cache, compiled=compile)
+        self._row_bytes, self._shares = trial.row_bytes, trial.shares
+        passes = self._executor.passes
+        self.form = self._executor.form
+        self.shares_passes = isinstance(passes, (StaticPasses, PackedPasses))
+        self.static_cache = isinstance(passes, StaticPasses)
+        self.compiles = isinstance(passes, StaticPasses) and passes.compiled
 
     def _renew(self) -> None:
         self._lock = threading.Lock()  # for engines that share this member
@@ -177,7 +152,7 @@ class HuggingFaceBackend:
         """Buffers grow by doubling, so up to twice the rows; those of a static cache do so in two
         directions, and a path member keeps several states.
         """
-        copies = EMPTY if self.static_cache else 2 if self.form == "tree" else PATH_STATES
+        copies = MAX_OVERSIZE if self.static_cache else 2 if self.form == "tree" else PATH_STATES
         return tokens * self._row_bytes * copies
 
     def free_bytes(self) -> int:
@@ -237,12 +212,12 @@ class HuggingFaceBackend:
                 self._prefixes.add(tree.ids, state.form)
 
     def clear_prefix_cache(self) -> None:
-        """Forget the rows of finished requests, as after a change of the model's weights."""
+        """Forget the rows of finished requests. Needed if the model's weights have changed."""
         with self._lock:
             self._prefixes.clear()
 
     def _try(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
-        """Answer asks; where that fails, they start over if asked again."""
+        """Answer queries. If that fails, drop the state of their requests: a retry starts over."""
         try:
             return self._in_turn(queries)
         except BaseException:
@@ -251,13 +226,13 @@ class HuggingFaceBackend:
             raise
 
     def _forget(self, tree: TokenTree) -> None:
-        """Drop what is kept of a request, as it is half written or wrong."""
+        """Drop the state of a request, because it is incomplete or wrong."""
         if isinstance(tree.state, RequestState):
             self._running.discard(tree.state)
         tree.state = None
 
     def _in_turn(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
-        """Answer asks, but those of new requests that begin like another's only after that one."""
+        """Answer queries. A new request that begins like another waits until that one is read."""
         results: dict[int, NodeResult] = {}
         waiting = dict(enumerate(queries))
         while waiting:
@@ -277,7 +252,7 @@ class HuggingFaceBackend:
             if state.edge is not None and any(node.length > state.edge for node in nodes):
                 nodes = self._cross(query, state, state.edge)
             missing.append(nodes)
-        self._advance(states, missing)
+        self._executor.advance(states, missing)
         results = read(queries, states, self._decoder, self._ends)
         for query, result in zip(queries, results, strict=True):
             if result.has_nan:
@@ -285,30 +260,32 @@ class HuggingFaceBackend:
         return results
 
     def _cross(self, query: NodeQuery, state: RequestState, edge: int) -> list[Node]:
-        """Go past the length at which what was computed before is worth nothing: for good once
-        the committed tokens do, until then with rows that serve this ask only.
+        """Go past the length at which the rotary frequencies of all tokens change.
+
+        Once the committed tokens are past it, the request's state starts over. Until then, the
+        rows beyond it are computed for this query only.
 
         Returns:
-            The nodes that are missing then.
+            The nodes that are still missing.
         """
-        whole = self._new_form(query.tree, self.form, whole=True)
+        whole = self._executor.new_form(query.tree, whole=True)
         if len(query.tree.ids) > edge:
             state.restart(whole)
             return state.missing(query)
         beyond = RequestState(query.tree, whole, None)
-        self._advance([beyond], [beyond.missing(query)])
+        self._executor.advance([beyond], [beyond.missing(query)])
         state.rows.update({n: row for n, row in beyond.rows.items() if n.length > edge})
         state.passes += beyond.passes
         state.tokens += beyond.tokens
         return state.missing(query)
 
     def _state_of(self, tree: TokenTree) -> RequestState:
-        """What is kept of a request; at first, the rows of what it shares with others."""
+        """Return the state of a request. A new one begins with the rows of a known prefix."""
         if tree.state is None:
             rows = None
             if self.form == "tree" and self._decoder.shares_prefixes(len(tree.ids)):
                 rows = self._prefixes.longest(tree.ids, self._sources())
-            form = self._new_form(tree, self.form, rows)
+            form = self._executor.new_form(tree, rows)
             edge = self._decoder.rope_edge if self.form == "tree" else None  # paths see to it
             state = RequestState(tree, form, edge, rows.rows if rows else 0)
             self._running.add(state)
@@ -317,7 +294,7 @@ class HuggingFaceBackend:
         return tree.state
 
     def _sources(self) -> list[tuple[Sequence[int], TreeForm]]:
-        """Running requests whose rows may serve others."""
+        """Running requests whose rows other requests may copy."""
         return [
             (state.tree.ids, state.form)
             for state in self._running
@@ -325,264 +302,19 @@ class HuggingFaceBackend:
         ]
 
     def _is_source(self, state: RequestState) -> bool:
-        """Whether rows depend on nothing but the tokens up to theirs."""
+        """Whether each row depends only on the tokens up to its own."""
         return state.edge == self._decoder.rope_edge and self._decoder.shares_prefixes(0)
-
-    def _advance(self, states: Sequence[RequestState], missing: Sequence[Sequence[Node]]) -> None:
-        """Evaluate missing nodes, those of all tree forms in the same passes."""
-        plans: list[tuple[RequestState, list[Piece]]] = []
-        for state, nodes in zip(states, missing, strict=True):
-            if not nodes:
-                continue
-            if isinstance(state.form, TreeForm):
-                plans.append((state, state.form.plan(nodes)))
-            else:
-                passes, tokens = state.form.passes, state.form.tokens
-                state.learn(nodes, Logits(state.form.extend(nodes)), 0)
-                state.passes += state.form.passes - passes
-                state.tokens += state.form.tokens - tokens
-        for batch in _batches(plans, self._passes):
-            assert self._passes is not None
-            logits = Logits(self._passes.run([piece for _, piece in batch]))
-            row = 0
-            for state, piece in batch:
-                state.learn(piece.nodes, logits, row)
-                row += len(piece.nodes)
-                state.tokens += len(piece.tokens)
-            for state in dict.fromkeys(state for state, _ in batch):
-                state.passes += 1
-
-    def _new_form(
-        self, tree: TokenTree, form: str, rows: RowCache | None = None, *, whole: bool = False
-    ) -> TreeForm | PathForm:
-        """Fresh state, with the rows of a prompt's beginning; `whole` to run all of it at once."""
-        if form == "tree":
-            cache: KeyValues | None = rows
-            if isinstance(self._passes, StaticPasses):
-                cache = self._passes.pool.take(len(tree.ids), rows)
-            chunked = not whole and self._decoder.takes_chunks(len(tree.ids))
-            return TreeForm(tree, chunked=chunked, cache=cache)
-        return PathForm(self._decoder, tree)
-
-    def _choose_form(self, wanted: str, *, static: bool, compiled: bool) -> str:
-        """The first form whose numbers are right; sets how it is run."""
-        attention = _tree_attention(self.model, self._decoder.device)
-        ways: list[tuple[str, Passes | None]] = []
-        if attention is not None and not attention.additive and self._decoder.packs:
-            if compiled:
-                ways.append(("tree", StaticPasses(self._decoder, attention, compiled=True)))
-            if static:
-                ways.append(("tree", StaticPasses(self._decoder, attention)))
-            ways.append(("tree", PackedPasses(self._decoder, attention)))
-        elif static:
-            logger.warning(
-                "member %r goes without a static cache: its layers or its attention share no "
-                "passes (attn_implementation='sdpa' may)",
-                self.name,
-            )
-        if attention is not None:
-            ways.append(("tree", SinglePasses(self._decoder, attention)))
-        reasons = {} if ways else {"tree": "its layers or its attention take no tree mask"}
-        for form, passes in (*ways, ("path", None)):
-            if wanted not in ("auto", form):
-                continue
-            self._passes = passes
-            reason = self._try_form(form)
-            if reason is None:
-                return form
-            if isinstance(passes, StaticPasses):
-                lost = "compilation" if passes.compiled else "a static cache"
-                logger.warning("member %r goes without %s: %s", self.name, lost, reason)
-            reasons[form] = reason
-        explained = "; ".join(
-            f"{form} form: {reason}" for form, reason in reasons.items() if wanted in ("auto", form)
-        )
-        raise UnsupportedModelError(
-            f"member {self.name!r} ({self.model.config.model_type}) cannot take part in an "
-            f"ensemble: {explained}"
-        )
-
-    def _try_form(self, form: str) -> str | None:
-        """The reason why a form does not serve, or None."""
-        if form == "path" and self._decoder.cache_name is None:
-            return "it keeps no cache"
-        room = min(self._context_window or TRIAL_TOKENS, TRIAL_TOKENS) - TRIAL_DEPTH
-        if room < 1:
-            return None if form == "path" else "its context window is too small for a trial"
-        try:
-            logits, expected = self._trial(form, room)
-        except Exception as error:  # a model may fail in any way
-            return f"{type(error).__name__}: {error}"
-        if expected.isnan().any():
-            return "its logits are NaN"
-        return _difference(logits, expected, self._tolerance(room + TRIAL_DEPTH))
-
-    @torch.inference_mode()
-    def _tolerance(self, length: int) -> float:
-        """Up to which error a form is right for this model."""
-        if self.model.dtype in TOLERANCE and not getattr(self.model, "is_quantized", False):
-            return TOLERANCE[self.model.dtype]
-        tokens = [(7 * i + 3) % self._decoder.vocabulary for i in range(length)]
-        ids = torch.tensor([tokens], device=self._decoder.device)
-        whole = self.model(input_ids=ids, use_cache=False, return_dict=True).logits[0].float()
-        parts = torch.stack([self._plain(tokens[: end + 1]) for end in range(length)])
-        noise = float((whole - parts).abs().mean() / parts.std())
-        return max(ROUNDED_TOLERANCE, ROUNDED_NOISE * noise)
-
-    @torch.inference_mode()
-    def _trial(self, form: str, room: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Evaluate two small trees side by side, commit and go on: logits of the form, and of
-        plain forward passes over the same sequences.
-        """
-        vocabulary = self._decoder.vocabulary
-        lengths = (room, max(1, room - 2))
-        trees = [TokenTree([(7 * i + n) % vocabulary for i in range(n)]) for n in lengths]
-        states = [RequestState(tree, self._new_form(tree, form), None) for tree in trees]
-        found, expected = [], []
-
-        def check(nodes: Sequence[Sequence[Node]]) -> None:
-            self._advance(states, nodes)
-            for state, own in zip(states, nodes, strict=True):
-                for node in own:
-                    logits, row = state.rows[node]
-                    found.append(logits.values[row])
-                    expected.append(self._plain([*state.tree.ids, *state.tree.tokens(node)]))
-
-        check([[tree.root] for tree in trees])
-        forks = [
-            [tree.grow([(11 * i + j) % vocabulary for j in range(2)]) for i in (1, 2)]
-            for tree in trees
-        ]
-        check(
-            [[*t.path(left), *t.path(right)] for t, (left, right) in zip(trees, forks, strict=True)]
-        )
-        for tree, (left, _) in zip(trees, forks, strict=True):
-            tree.commit(tree.path(left)[0])
-        for state in states:
-            state.follow()
-        check([[t.child(left, 5 % vocabulary)] for t, (left, _) in zip(trees, forks, strict=True)])
-        self._row_bytes = states[0].form.row_bytes
-        self._shares = _shares(states[0].form.layers) or {self._decoder.device: 1.0}
-        return torch.stack(found), torch.stack(expected)
-
-    def _plain(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Logits after `tokens` from a forward pass without any cache, [v]."""
-        ids = torch.tensor([list(tokens)], device=self._decoder.device)
-        output = self.model(input_ids=ids, use_cache=False, return_dict=True)
-        logits: torch.Tensor = output.logits[0, -1]
-        return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _logits(tree: TokenTree, node: Node) -> torch.Tensor:
-    """The logits after an evaluated node, [v]."""
-    assert isinstance(tree.state, RequestState), "asked for before it was evaluated"
+    """Return the logits after an evaluated node, [v]."""
+    assert isinstance(tree.state, RequestState), "its node was not evaluated"
     logits, row = tree.state.rows[node]
     return logits.values[row]
 
 
-def _batches(
-    plans: Sequence[tuple[RequestState, Sequence[Piece]]], passes: Passes | None
-) -> list[list[tuple[RequestState, Piece]]]:
-    """Pieces that go into one pass, up to `PREFILL_TOKENS` tokens: first pieces first, each in the
-    earliest pass that has room and is not before that of the request's previous piece.
-    """
-    limit = 0 if isinstance(passes, SinglePasses) else PREFILL_TOKENS
-    apart = int(isinstance(passes, StaticPasses))  # rows of a pass are counted when it is through
-    batches: list[list[tuple[RequestState, Piece]]] = []
-    sizes: list[int] = []
-    earliest = [0] * len(plans)
-    for wave in zip_longest(*(pieces for _, pieces in plans)):
-        for number, piece in enumerate(wave):
-            if piece is None:
-                continue
-            size, index = len(piece.tokens), earliest[number]
-            while index < len(batches) and sizes[index] + size > limit:
-                index += 1
-            if index == len(batches):
-                batches.append([])
-                sizes.append(0)
-            batches[index].append((plans[number][0], piece))
-            sizes[index] += size
-            earliest[number] = index + apart
-    return batches
-
-
-def _difference(logits: torch.Tensor, expected: torch.Tensor, tolerance: float) -> str | None:
-    """How far logits are from the expected ones, if too far for the weights' precision."""
-    finite = torch.isfinite(expected)
-    gap = float((logits - expected)[finite].abs().mean())
-    scale = float(expected[finite].std())
-    if gap <= tolerance * scale:
-        return None
-    return f"its logits differ from plain forward passes by {gap:.2g} (scale {scale:.2g})"
-
-
-def _tree_attention(model: Any, device: torch.device) -> Attention | None:
-    """How the model takes tree masks; None if its layers do not."""
-    implementation = getattr(model.config, "_attn_implementation", None)
-    if implementation not in ("sdpa", "eager"):
-        return None
-    config = model.config.get_text_config(decoder=True)
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    if kinds - {"sliding_attention"} or any(getattr(config, n, None) for n in ROW_COUNTING):
-        return None
-    layers = DynamicCache(config=config).layers
-    if not layers or any(
-        type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers
-    ):
-        return None
-    windows = {
-        index: int(layer.sliding_window)
-        for index, layer in enumerate(layers)
-        if isinstance(layer, DynamicSlidingWindowLayer)
-    }
-    if len(set(windows.values())) > 1:
-        return None
-    return Attention(
-        frozenset(
-            "sliding_attention" if layer.is_sliding else "full_attention" for layer in layers
-        ),
-        windows=windows,
-        additive=implementation == "eager",
-        dtype=model.dtype,
-        device=device,
-    )
-
-
 def _free_bytes(device: torch.device) -> int:
     module = torch.get_device_module(device)
-    if hasattr(module, "mem_get_info"):  # asks this device alone: no context on others
+    if hasattr(module, "mem_get_info"):  # creates no context on other devices
         return int(module.mem_get_info(device)[0])
     return int(psutil.virtual_memory().available)
-
-
-def _shares(layers: Sequence[Any]) -> dict[torch.device, float]:
-    """The part of a token's key/value bytes that lies on each device; empty without such rows."""
-    found: Counter[torch.device] = Counter()
-    for layer in layers:
-        for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None)):
-            if isinstance(tensor, torch.Tensor) and tensor.ndim == 4:
-                found[tensor.device] += tensor.shape[1] * tensor.shape[3] * tensor.element_size()
-    return {device: size / found.total() for device, size in found.items()}
-
-
-def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Every id that ends a response: the generation config's, the config's, the tokenizer's."""
-    ids: set[int] = set()
-    for source in (getattr(model, "generation_config", None), model.config, tokenizer):
-        found = getattr(source, "eos_token_id", None)
-        if isinstance(found, int):
-            ids.add(found)
-        elif isinstance(found, (list, tuple)):
-            ids.update(int(token) for token in found)
-    vocabulary = model.get_input_embeddings().weight.shape[0]
-    return frozenset(token for token in ids if 0 <= token < vocabulary)
-
-
-def _context_window(model: Any) -> int | None:
-    config = model.config.get_text_config(decoder=True)
-    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
-        value = getattr(config, name, None)
-        if isinstance(value, int) and value > 0:
-            return value
-    return None

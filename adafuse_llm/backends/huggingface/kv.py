@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -170,3 +171,13 @@ def _grown(old: torch.Tensor, like: torch.Tensor, used: int, capacity: int) -> t
     grown = like.new_empty((batch, heads, capacity, width))
     grown[:, :, :used] = old[:, :, :used]
     return grown
+
+
+def device_shares(layers: Sequence[Any]) -> dict[torch.device, float]:
+    """The part of a token's key/value bytes that lies on each device; empty without such rows."""
+    found: Counter[torch.device] = Counter()
+    for layer in layers:
+        for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None)):
+            if isinstance(tensor, torch.Tensor) and tensor.ndim == 4:
+                found[tensor.device] += tensor.shape[1] * tensor.shape[3] * tensor.element_size()
+    return {device: size / found.total() for device, size in found.items()}

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from adafuse_llm.backends.huggingface.forms import TreeForm
 from adafuse_llm.backends.huggingface.kv import KeyValues, RowCache
+from adafuse_llm.backends.huggingface.tree_form import TreeForm
 
 MIN_SHARED = 16
 """Fewer shared tokens than these are not worth a copy."""

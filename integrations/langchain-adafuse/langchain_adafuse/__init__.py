@@ -1,4 +1,4 @@
-"""LangChain models answered by an ensemble of local language models (AdaFuse)."""
+"""LangChain models backed by an ensemble of local language models (AdaFuse)."""
 
 from __future__ import annotations
 

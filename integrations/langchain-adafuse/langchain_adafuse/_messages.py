@@ -1,4 +1,4 @@
-"""LangChain's messages and tools in the words of adafuse-llm, and replies in those of LangChain."""
+"""Convert LangChain's messages and tools for adafuse-llm, and replies for LangChain."""
 
 from __future__ import annotations
 
@@ -16,29 +16,28 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from adafuse_llm import StreamEvent
-from adafuse_llm.adapters.conversation import Call, Tool, Turn
+from adafuse_llm.adapters.conversation import Call, Turn
 from adafuse_llm.adapters.reply import CALL_OPENS, InvalidToolCall, Reasoning, ReplyParser, Text
-from adafuse_llm.adapters.reply import ToolCall as WellFormed
+from adafuse_llm.adapters.reply import ToolCall as ValidToolCall
 from adafuse_llm.errors import InvalidInputError, nearest
+from adafuse_llm.text.chat import Tool
 from langchain_adafuse._rounds import ROUNDS_KEY
 
 ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "function": "tool"}
 
-SAID_ELSEWHERE = frozenset(
+SKIPPED_BLOCKS = frozenset(
     {
         *("tool_use", "tool_call", "tool_call_chunk", "invalid_tool_call", "function_call"),
         *("reasoning", "thinking", "redacted_thinking"),
     }
 )
-"""Types of content blocks of an assistant's message that repeat its calls, or are reasoning."""
+"""Types of content blocks in assistant messages that repeat tool calls or contain reasoning."""
 
 ToolLike = dict[str, Any] | type | Callable[..., Any] | BaseTool
 
 
 def to_turns(messages: Iterable[BaseMessage]) -> list[Turn]:
-    """A history as the conversation that members read. Calls that were malformed stay as they were
-    written.
-    """
+    """Convert messages to turns. Malformed calls keep their original text."""
     return [_to_turn(message) for message in messages]
 
 
@@ -59,50 +58,53 @@ def _to_turn(message: BaseMessage) -> Turn:
 
 
 def _is_content(block: str | dict[str, Any]) -> bool:
-    return isinstance(block, str) or block.get("type") not in SAID_ELSEWHERE
+    return isinstance(block, str) or block.get("type") not in SKIPPED_BLOCKS
 
 
 def to_tools(tools: Sequence[ToolLike]) -> list[Tool]:
-    """Tools, in any of the forms that LangChain takes."""
+    """Convert tools from any form that LangChain accepts."""
     functions = [convert_to_openai_tool(tool)["function"] for tool in tools]
     return [
-        Tool(each["name"], each.get("description", ""), each.get("parameters", {}))
-        for each in functions
+        Tool(function["name"], function.get("description", ""), function.get("parameters", {}))
+        for function in functions
     ]
 
 
 def to_tool_choice(choice: str | bool | Mapping[str, Any] | None, names: Sequence[str]) -> str:
-    """``auto``, ``none``, ``required`` or a tool's name.
+    """Return ``auto``, ``none``, ``required`` or the name of a tool.
 
     Raises:
-        InvalidInputError: there is no such choice.
+        InvalidInputError: the choice is none of these.
     """
     if isinstance(choice, Mapping):
         choice = choice.get("function", choice).get("name") or choice.get("type")
-    known = {None: "auto", True: "required", False: "none", "any": "required"}
-    chosen = known.get(choice, choice) if isinstance(choice, (str, bool)) else known.get(choice)
+    aliases = {None: "auto", True: "required", False: "none", "any": "required"}
+    resolved = (
+        aliases.get(choice, choice) if isinstance(choice, (str, bool)) else aliases.get(choice)
+    )
     allowed = ("auto", "none", "required", *names)
-    if chosen not in allowed:
+    if resolved not in allowed:
         raise InvalidInputError(
             f"tool_choice must be 'any', a bool, or one of {', '.join(allowed)}; got {choice!r}."
             f"{nearest(str(choice), allowed)}"
         )
-    return str(chosen)
+    return str(resolved)
 
 
 @dataclass
 class Reply:
-    """A reply in chunks. Text, reasoning and calls are told apart;
-    white space between them is left out.
+    """A converter from stream events to chunks with text, reasoning and tool calls.
+
+    It drops white space between these parts.
 
     Args:
-        tools: whether to look for calls.
+        tools: whether to recognize tool calls.
     """
 
     tools: bool
     _parser: ReplyParser = field(init=False)
     _calls: int = 0
-    _begins: bool = False  # nothing but white space since the last region
+    _at_start: bool = False  # only white space since the last call or reasoning
 
     def __post_init__(self) -> None:
         self._parser = ReplyParser(tools=self.tools)
@@ -110,18 +112,20 @@ class Reply:
     def chunks(
         self,
         event: StreamEvent,
-        told: list[dict[str, Any]],
+        records: list[dict[str, Any]],
         metadata: dict[str, Any] | None = None,
         usage: UsageMetadata | None = None,
     ) -> list[ChatGenerationChunk]:
-        """One chunk per event. Calls that it completes follow in a chunk of their own, before the
-        end: only there LangChain's protocol of events sees malformed ones.
+        """Return the chunks of one event.
+
+        Text and reasoning are in one chunk. Completed calls follow in a second chunk, before the
+        last one: LangChain's event protocol recognizes malformed calls only in a separate chunk.
 
         Args:
-            event: of the stream.
-            told: records of its round.
-            metadata: of the whole reply, with the last event.
-            usage: of the whole reply, with the last event.
+            event: an event of the stream.
+            records: records of the event's round.
+            metadata: metadata of the whole reply, for the last event.
+            usage: token usage of the whole reply, for the last event.
         """
         parts = self._parser.feed(event.text)
         if event.generation is not None:
@@ -129,18 +133,20 @@ class Reply:
         content, reasoning, calls = "", "", []
         for part in parts:
             if isinstance(part, Text):
-                text = part.text.lstrip() if self._begins else part.text
-                self._begins = self._begins and not text
+                text = part.text.lstrip() if self._at_start else part.text
+                self._at_start = self._at_start and not text
                 content += text
                 continue
-            self._begins = True
+            self._at_start = True
             if isinstance(part, Reasoning):
                 reasoning += part.text
             else:
-                calls.append(self._call(part))
-        kept = {ROUNDS_KEY: told, "reasoning_content": reasoning}
+                calls.append(self._call_chunk(part))
+        extras = {ROUNDS_KEY: records, "reasoning_content": reasoning}
         messages = [
-            AIMessageChunk(content=content, additional_kwargs={k: v for k, v in kept.items() if v})
+            AIMessageChunk(
+                content=content, additional_kwargs={k: v for k, v in extras.items() if v}
+            )
         ]
         if calls:
             messages.append(AIMessageChunk(content="", tool_call_chunks=calls))
@@ -154,12 +160,14 @@ class Reply:
             messages[-1].chunk_position = "last"
         return [ChatGenerationChunk(message=message) for message in messages]
 
-    def _call(self, part: WellFormed | InvalidToolCall) -> ToolCallChunk:
-        """A call as a chunk. LangChain completes JSON that breaks off; a malformed call keeps the
-        marker that it was opened with, which is no JSON however it goes on.
+    def _call_chunk(self, part: ValidToolCall | InvalidToolCall) -> ToolCallChunk:
+        """Convert a call to a chunk.
+
+        LangChain repairs unfinished JSON. A malformed call therefore keeps its opening marker, so
+        that LangChain cannot repair it.
         """
         arguments = f"{CALL_OPENS}{part.text}"
-        if isinstance(part, WellFormed):
+        if isinstance(part, ValidToolCall):
             arguments = json.dumps(part.arguments, ensure_ascii=False)
         index, self._calls = self._calls, self._calls + 1
         return tool_call_chunk(

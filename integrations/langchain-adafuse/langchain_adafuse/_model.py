@@ -1,4 +1,4 @@
-"""What the two models share: fields, the ensemble behind them, and how a call is decoded."""
+"""The base class of the two models: fields, the ensemble, and decoding."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from adafuse_llm import (
     RuntimeConfig,
     StreamEvent,
 )
-from adafuse_llm.adapters.ensembles import Ensemble, configured
+from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
 from adafuse_llm.adapters.options import check_option_names
 from adafuse_llm.config import DecodeOptions
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest
@@ -41,20 +41,20 @@ if TYPE_CHECKING:
     from adafuse_llm import MemberSpec
 
     Members = Sequence[str | MemberSpec | dict[str, Any]] | Literal["embedded"] | None
-else:  # pydantic would have to know torch to take a MemberSpec apart
+else:  # pydantic would need torch to resolve the types in MemberSpec
     Members = Any
 
 OPTIONS = (*(name for name in AdaFuseConfig.model_fields if name != "use"), "temperature")
 PER_CALL = ("use", "model", "temperature", "timeout", "max_retries", "round_detail", "trace_rounds")
 MEMBERS_VARIABLE = "ADAFUSE_MEMBERS"
-"""Environment variable with the members, separated by commas, of models that are given none."""
+"""Environment variable with the default members, separated by commas."""
 
 ACCEPTED = ("api_key", "stream")
-"""What LangChain passes to every model, and what means nothing here."""
+"""Keywords that LangChain passes to every model and that have no effect here."""
 
 FINISH_REASONS = {"stop_sequence": "stop"}
 
-Told = list[dict[str, Any]]
+RoundRecords = list[dict[str, Any]]
 
 
 class ModelFields(DecodeOptions, total=False):
@@ -90,34 +90,34 @@ class ModelFields(DecodeOptions, total=False):
 
 
 class EnsembleModel(Serializable):
-    """Fields of `AdaFuseLLM` and `ChatAdaFuse`. Making one loads nothing.
+    """The base class of `AdaFuseLLM` and `ChatAdaFuse`. Creating a model loads nothing.
 
-    Options of decoding that are None are the engine's (see `AdaFuseConfig`), and every call can
-    override them, as well as `model`, `timeout`, `round_detail` and `trace_rounds`.
+    A decoding option that is None has the engine's value (see `AdaFuseConfig`). Every call can
+    override the decoding options, `model`, `timeout`, `round_detail` and `trace_rounds`.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     members: Members = None
-    """Folders, hub ids or `MemberSpec`; ``"embedded"`` for the small ones that ship with
-    adafuse-llm. Models with the same members share their weights."""
+    """Folders, hub ids or `MemberSpec` objects; or ``"embedded"`` for the small models that ship
+    with adafuse-llm. Models with the same members share their weights."""
     engine: AdaFuseEngine | None = None
-    """An engine that is there already, instead of `members`."""
+    """An existing engine to use instead of `members`."""
     dtype: Any = "auto"
     """Dtype of the weights, such as ``"bfloat16"``."""
     device_map: str | None = None
-    """``"auto"`` to divide the devices' memory among the members."""
+    """Placement of the weights; ``"auto"`` divides the devices' memory among the members."""
     revision: str | None = None
     """Revision of hub models."""
     trust_remote_code: bool = False
-    """Allow code that comes with a model to run."""
+    """Whether to run code from model repositories."""
     runtime: RuntimeConfig | None = None
-    """How requests are run."""
+    """Settings of the engine's scheduler and caches."""
 
     use: str | list[str] | None = None
-    """Names of the members that decode, among those of `members`. Default: all."""
+    """Names of the active members, a subset of `members`. Default: all."""
     model: str | list[str] | None = None
-    """LangChain's name for `use`; one text can hold several names, joined by ``+``."""
+    """LangChain's name for `use`. A string can contain several names, joined by ``+``."""
     margin_threshold: float | None = None
     max_words: int | None = None
     branching_factor: int | None = None
@@ -127,17 +127,18 @@ class EnsembleModel(Serializable):
     stop: list[str] | str | None = None
     weights: dict[str, float] | list[float] | None = None
     temperature: float | None = None
-    """0, as decoding is deterministic."""
+    """Must be 0 if set, because decoding is deterministic."""
 
     timeout: float | None = Field(default=None, gt=0)
-    """Seconds after which a call is stopped and raises `TimeoutError`; loading does not count."""
+    """Time limit of a call in seconds, excluding loading; a longer call raises `TimeoutError`."""
     max_retries: int | None = None
-    """Accepted, and without effect: a decode that failed would fail again."""
+    """Accepted without effect: decoding is deterministic, so a failed call would fail again."""
     streaming: bool | None = None
     round_detail: RoundDetail = "full"
-    """How much is told of every round, in events and on messages."""
+    """How much events and messages report about each round."""
     trace_rounds: bool = False
-    """Make every round a child run, for tracers that show no custom events (LangSmith)."""
+    """Whether to report each round as a child run, for tracers that do not show custom events
+    (LangSmith)."""
 
     if TYPE_CHECKING:
 
@@ -145,29 +146,29 @@ class EnsembleModel(Serializable):
 
     @model_validator(mode="before")
     @classmethod
-    def _only_known(cls, said: Any) -> Any:
-        if not isinstance(said, Mapping):
-            return said
-        known = check_option_names(said, also=(*cls.model_fields, *ACCEPTED))
-        known = {name: value for name, value in known.items() if name not in ACCEPTED}
-        if known.get("engine") is None and not known.get("members"):
-            named = os.environ.get(MEMBERS_VARIABLE, "").split(",")
-            known["members"] = [each.strip() for each in named if each.strip()]
-        return known
+    def _check_names(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        checked = check_option_names(given, extra=(*cls.model_fields, *ACCEPTED))
+        checked = {name: value for name, value in checked.items() if name not in ACCEPTED}
+        if checked.get("engine") is None and not checked.get("members"):
+            paths = os.environ.get(MEMBERS_VARIABLE, "").split(",")
+            checked["members"] = [path.strip() for path in paths if path.strip()]
+        return checked
 
     @model_validator(mode="after")
-    def _usable(self) -> Self:
+    def _check_fields(self) -> Self:
         AdaFuseConfig().override({**self._options, "use": self._chosen_names()})
         if (self.engine is None) == (not self.members):
-            if self.engine is None and (meant := self.use or self.model):
-                paths = [meant] if isinstance(meant, str) else meant
+            if self.engine is None and (given := self.use or self.model):
+                paths = [given] if isinstance(given, str) else given
                 raise InvalidInputError(
-                    f"model={meant!r} chooses among loaded members, and none are given. To load "
+                    f"model={given!r} chooses among loaded members, but none are given. To load "
                     f"models, write members={paths!r}, with the folder or hub id of each"
                 )
             raise InvalidInputError(
                 "pass either members=[...] (folders or hub ids) or engine=...; "
-                f"{type(self).__name__}.from_embedded() takes the small models that ship with "
+                f"{type(self).__name__}.from_embedded() uses the small models that ship with "
                 "adafuse-llm"
             )
         self._check_choice()
@@ -175,37 +176,38 @@ class EnsembleModel(Serializable):
 
     @classmethod
     def from_embedded(cls, **fields: Unpack[ModelFields]) -> Self:
-        """The three small models that ship with adafuse-llm."""
+        """Create a model from the three small members that ship with adafuse-llm."""
         given: dict[str, Any] = {**fields}
         return cls(members="embedded", **given)
 
     @classmethod
     def from_config(cls, path: str | os.PathLike[str], **fields: Unpack[ModelFields]) -> Self:
-        """What a configuration file describes, such as one that ``adafuse tune`` wrote.
+        """Create a model from a configuration file, such as one written by ``adafuse tune``.
 
         Args:
-            path: YAML or JSON; see `adafuse_llm.loading.config_file`.
-            **fields: any other fields; they come before what the file says.
+            path: a YAML or JSON file; see `adafuse_llm.loading.config_file`.
+            **fields: other fields, which override the file.
 
         Raises:
-            InvalidInputError: there is no such file, or it says something that cannot be used.
+            InvalidInputError: the file cannot be read, or has unknown or invalid content.
         """
-        return cls(**{"members": "embedded", **configured(path), **fields})
+        return cls(**{"members": "embedded", **fields_from_config(path), **fields})
 
     def warmup(self) -> Self:
-        """Load the members now instead of with the first call; returns the model."""
+        """Load the members now instead of on the first call; return the model."""
         self._loaded()
         return self
 
     def unload(self) -> None:
-        """Let go of the members, for all models that have the same; the next call loads them
-        again. An engine that was passed is left alone.
+        """Release the members, for all models that share them. The next call loads them again.
+
+        An engine passed as `engine` stays open.
         """
         self._ensemble.unload()
 
     @property
     def model_name(self) -> str:
-        """Names of the members that decode, joined by ``+``."""
+        """Names of the active members, joined by ``+``."""
         return "+".join(self._names)
 
     @property
@@ -218,11 +220,11 @@ class EnsembleModel(Serializable):
 
     @property
     def max_tokens(self) -> int | None:
-        """`max_new_tokens`, under the name that LangChain uses."""
+        """LangChain's name for `max_new_tokens`."""
         return self.max_new_tokens
 
     def get_token_ids(self, text: str) -> list[int]:
-        """Tokens of a text for the first member that decodes; loads the members."""
+        """Return the token ids of a text for the first active member. This loads the members."""
         return self._first_codec().encode_prompt(text)
 
     # Serialization ----------------------------------------------------------------------------
@@ -235,8 +237,8 @@ class EnsembleModel(Serializable):
     def lc_attributes(self) -> dict[str, Any]:
         plain: dict[str, Any] = {}
         if self._ensemble.members:
-            said = self._ensemble.identity["members"]
-            plain["members"] = [{k: v for k, v in m.items() if v is not None} for m in said]
+            specs = self._ensemble.identity["members"]
+            plain["members"] = [{k: v for k, v in m.items() if v is not None} for m in specs]
         if self.dtype != "auto":
             plain["dtype"] = str(self.dtype).removeprefix("torch.")
         if self.runtime is not None:
@@ -245,7 +247,7 @@ class EnsembleModel(Serializable):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        """All that decides an answer, in plain data: it is the key of caches."""
+        """Plain data with everything that affects a response; LangChain's caches use it as key."""
         return {
             "model_name": self.model_name,
             "ensemble": self._ensemble.identity,
@@ -254,7 +256,7 @@ class EnsembleModel(Serializable):
         }
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        """A copy that shares the engine it was given."""
+        """Copy the model; the copy shares a passed engine."""
         memo = {} if memo is None else memo
         memo[id(self.engine)] = self.engine
         return super().__deepcopy__(memo)
@@ -287,14 +289,14 @@ class EnsembleModel(Serializable):
         return tuple(chosen)
 
     def _check_choice(self) -> None:
-        """Refuse names that are not those of members.
+        """Check that `use` and `model` name members.
 
         Raises:
-            InvalidOptionError: `use` or `model` names no member, or they differ.
+            InvalidOptionError: a name is unknown, or `use` and `model` differ.
         """
         if self.use is not None and self.model is not None and self.use != self.model:
             raise InvalidOptionError(
-                f"use={self.use!r} and model={self.model!r} are the same option; leave one out"
+                f"use={self.use!r} and model={self.model!r} are the same option; pass only one"
             )
         known = self._ensemble.names
         option = "model" if self.use is None else "use"
@@ -308,25 +310,25 @@ class EnsembleModel(Serializable):
 
     @property
     def _options(self) -> dict[str, Any]:
-        said = {name: getattr(self, name) for name in OPTIONS}
-        return {name: value for name, value in said.items() if value is not None}
+        options = {name: getattr(self, name) for name in OPTIONS}
+        return {name: value for name, value in options.items() if value is not None}
 
     @property
     def _stops(self) -> list[str] | None:
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
-    def _for_call(self, stop: Sequence[str] | None, said: Mapping[str, Any]) -> Self:
-        """This model with what a call says.
+    def _for_call(self, stop: Sequence[str] | None, overrides: Mapping[str, Any]) -> Self:
+        """Return a copy of the model with the overrides of a call.
 
         Raises:
             TypeError: a keyword is unknown.
         """
-        said = {name: value for name, value in said.items() if value is not None}
-        update = check_option_names(said, also=(*PER_CALL, *ACCEPTED))
+        overrides = {name: value for name, value in overrides.items() if value is not None}
+        update = check_option_names(overrides, extra=(*PER_CALL, *ACCEPTED))
         update = {name: value for name, value in update.items() if name not in ACCEPTED}
         if stop is not None:
             update["stop"] = [stop] if isinstance(stop, str) else list(stop)
-        if "use" in update or "model" in update:  # a call's choice replaces the model's own
+        if "use" in update or "model" in update:  # `use` or `model` of the call replaces both
             update = {"use": None, "model": None, **update}
         if (detail := update.get("round_detail", "full")) not in get_args(RoundDetail):
             raise InvalidOptionError(
@@ -340,7 +342,7 @@ class EnsembleModel(Serializable):
         return self._ensemble.engine()
 
     async def _aloaded(self) -> AdaFuseEngine:
-        """The engine, loaded on a thread so that the event loop goes on."""
+        """Return the engine; load it on a thread to keep the event loop free."""
         if self._ensemble.is_loaded:
             return self._loaded()
         return await asyncio.to_thread(self._loaded)
@@ -351,79 +353,79 @@ class EnsembleModel(Serializable):
 
     def _decode(
         self, run: ModelRun | None, index: int | None = None, **prompt: Any
-    ) -> Generator[tuple[StreamEvent, Told], None, None]:
-        """The events of one decode, each with the record of its round, which has been told."""
-        teller, engine = self._teller(run), self._loaded()
+    ) -> Generator[tuple[StreamEvent, RoundRecords], None, None]:
+        """Yield the events of one decode, each with the records it reported of its round."""
+        reporter, engine = self._reporter(run), self._loaded()
         with (
             self._deadline() as cancel,
-            closing(engine.stream(**prompt, **self._said(cancel))) as events,
+            closing(engine.stream(**prompt, **self._decode_options(cancel))) as events,
         ):
             for event in events:
-                self._check_in_time(event)
-                yield event, teller.tell(event, **_numbered(index))
+                self._check_timeout(event)
+                yield event, reporter.report(event, **_prompt_field(index))
 
     async def _adecode(
         self, run: ModelRun | None, index: int | None = None, **prompt: Any
-    ) -> AsyncGenerator[tuple[StreamEvent, Told], None]:
-        """`_decode` on an event loop."""
-        teller, engine = self._teller(run), await self._aloaded()
+    ) -> AsyncGenerator[tuple[StreamEvent, RoundRecords], None]:
+        """Yield what `_decode` yields, on an event loop."""
+        reporter, engine = self._reporter(run), await self._aloaded()
         with self._deadline() as cancel:
-            async with aclosing(engine.astream(**prompt, **self._said(cancel))) as events:
+            async with aclosing(engine.astream(**prompt, **self._decode_options(cancel))) as events:
                 async for event in events:
-                    self._check_in_time(event)
-                    yield event, await teller.atell(event, **_numbered(index))
+                    self._check_timeout(event)
+                    yield event, await reporter.areport(event, **_prompt_field(index))
 
     def _decode_all(
         self, run: ModelRun | None, prompts: Sequence[str]
-    ) -> list[tuple[Generation, Told]]:
-        """Decode prompts in shared passes; records carry the number of their prompt."""
-        teller, engine = self._teller(run), self._loaded()
+    ) -> list[tuple[Generation, RoundRecords]]:
+        """Decode prompts in shared passes; records contain the number of their prompt."""
+        reporter, engine = self._reporter(run), self._loaded()
         done: dict[int, Generation] = {}
-        told: list[Told] = [[] for _ in prompts]
+        records: list[RoundRecords] = [[] for _ in prompts]
         with (
             self._deadline() as cancel,
-            closing(engine.stream_batch(prompts, **self._said(cancel))) as events,
+            closing(engine.stream_batch(prompts, **self._decode_options(cancel))) as events,
         ):
             for index, event in events:
-                self._check_in_time(event)
-                told[index] += teller.tell(event, **_numbered(index))
+                self._check_timeout(event)
+                records[index] += reporter.report(event, **_prompt_field(index))
                 if event.generation is not None:
                     done[index] = event.generation
-        return [(done[index], told[index]) for index in range(len(prompts))]
+        return [(done[index], records[index]) for index in range(len(prompts))]
 
     async def _adecode_all(
         self, run: ModelRun | None, prompts: Sequence[str]
-    ) -> list[tuple[Generation, Told]]:
-        """`_decode_all` on an event loop."""
+    ) -> list[tuple[Generation, RoundRecords]]:
+        """Return what `_decode_all` returns, on an event loop."""
 
-        async def decode(index: int, prompt: str) -> tuple[Generation, Told]:
-            told: Told = []
+        async def decode(index: int, prompt: str) -> tuple[Generation, RoundRecords]:
+            records: RoundRecords = []
             last: Generation | None = None
             async with aclosing(self._adecode(run, index, prompt=prompt)) as events:
-                async for event, its in events:
-                    told += its
+                async for event, new in events:
+                    records += new
                     last = event.generation
             assert last is not None, "a decode ends with its generation or an error"
-            return last, told
+            return last, records
 
-        tasks = [asyncio.ensure_future(decode(*numbered)) for numbered in enumerate(prompts)]
+        tasks = [asyncio.ensure_future(decode(*item)) for item in enumerate(prompts)]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
             for task in tasks:
                 task.cancel()
 
-    def _teller(self, run: ModelRun | None) -> RoundReporter:
+    def _reporter(self, run: ModelRun | None) -> RoundReporter:
         return RoundReporter(run, self.round_detail, self.trace_rounds)
 
-    def _said(self, cancel: threading.Event) -> dict[str, Any]:
-        """What a decode is told besides its prompt."""
+    def _decode_options(self, cancel: threading.Event) -> dict[str, Any]:
+        """Return the keyword arguments of a decode, except the prompt."""
         chosen = {} if self._chosen is None else {"use": self._chosen}
         return {"cancel": cancel, **self._options, **chosen}
 
     @contextmanager
     def _deadline(self) -> Iterator[threading.Event]:
-        """The event that ends a decode, set when time is up and when nobody waits any more.
+        """Yield an event that cancels a decode; set it on timeout and on exit.
 
         Raises:
             ContextOverflowError: the prompt does not fit a member's context window.
@@ -441,12 +443,14 @@ class EnsembleModel(Serializable):
             timer.cancel()
             cancel.set()
 
-    def _check_in_time(self, event: StreamEvent) -> None:
+    def _check_timeout(self, event: StreamEvent) -> None:
         if event.generation is not None and event.generation.finish_reason == "cancelled":
-            raise TimeoutError(f"stopped: no answer within timeout={self.timeout} seconds")
+            raise TimeoutError(
+                f"the call was stopped: no complete response within timeout={self.timeout} seconds"
+            )
 
     def _metadata(self, generation: Generation) -> dict[str, Any]:
-        """What is said of an answer once, with its end."""
+        """Return the metadata of a response, for its last chunk."""
         reason: str = generation.finish_reason
         usage = generation.usage.model_dump()
         return {
@@ -460,17 +464,17 @@ class EnsembleModel(Serializable):
 
 
 def usage_of(generation: Generation) -> UsageMetadata:
-    """Tokens as LangChain counts them: those of the first member that decoded."""
+    """Return the token counts of the first active member, in LangChain's form."""
     usage = generation.usage
     first = next(iter(usage.prompt_tokens))
-    read, written = usage.prompt_tokens[first], usage.completion_tokens[first]
+    prompt, completion = usage.prompt_tokens[first], usage.completion_tokens[first]
     return UsageMetadata(
-        input_tokens=read,
-        output_tokens=written,
-        total_tokens=read + written,
+        input_tokens=prompt,
+        output_tokens=completion,
+        total_tokens=prompt + completion,
         input_token_details={"cache_read": usage.cached_tokens[first]},
     )
 
 
-def _numbered(index: int | None) -> dict[str, int]:
+def _prompt_field(index: int | None) -> dict[str, int]:
     return {} if index is None else {"prompt": index}

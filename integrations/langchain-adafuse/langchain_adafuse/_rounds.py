@@ -1,4 +1,4 @@
-"""Rounds told where LangChain looks for them: callbacks, traces, streams of graphs."""
+"""Report rounds to LangChain's callbacks and tracers, and to LangGraph's streams."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ ROUND_EVENT = "adafuse_round"
 """Name of the custom event that every round dispatches."""
 
 ROUNDS_KEY = "adafuse_rounds"
-"""Where messages and generations hold the records of their rounds."""
+"""Key of the round records in messages and generations."""
 
 ModelRun = CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun
 
 
 def _graph_writer() -> Callable[[Any], None] | None:
-    """What feeds ``stream_mode="custom"`` of the LangGraph graph that is running, if one is."""
+    """Return the ``stream_mode="custom"`` writer of the running LangGraph graph, if any."""
     langgraph = sys.modules.get("langgraph.config")
     if langgraph is None:
         return None
     try:
         return cast("Callable[[Any], None]", langgraph.get_stream_writer())
-    except (RuntimeError, KeyError):  # no graph runs here
+    except (RuntimeError, KeyError):  # called outside of a graph
         return None
 
 
 @dataclass(frozen=True)
 class RoundReporter:
-    """Tells the rounds of a model's run as they come.
+    """A reporter of the rounds of one model run.
 
     Args:
-        run: the run whose id the events carry; None to tell no callback.
-        detail: how much is told.
-        traced: whether each round becomes a child run, which tracers show.
+        run: the run that events refer to; None to call no callbacks.
+        detail: how much to report about each round.
+        traced: whether to report each round as a child run, which tracers show.
     """
 
     run: ModelRun | None
@@ -52,38 +52,47 @@ class RoundReporter:
     traced: bool
     _write: Callable[[Any], None] | None = field(default_factory=_graph_writer)
 
-    def tell(self, event: StreamEvent, **also: Any) -> list[dict[str, Any]]:
-        """Tell the round of an event, and return its record; nothing where none is to be told."""
-        if not (told := self._record(event, also)):
+    def report(self, event: StreamEvent, **extra: Any) -> list[dict[str, Any]]:
+        """Report the round of an event.
+
+        Args:
+            event: an event of a stream.
+            **extra: keys to add to the record.
+
+        Returns:
+            A list with the round's record; empty if the event has no round, or `detail` is
+            ``"none"``.
+        """
+        if not (data := self._record(event, extra)):
             return []
         if self.run is not None:
-            manager = CallbackManager(**self._under_the_run())
-            manager.on_custom_event(ROUND_EVENT, told, run_id=self.run.run_id)
+            manager = CallbackManager(**self._manager_fields())
+            manager.on_custom_event(ROUND_EVENT, data, run_id=self.run.run_id)
             if self.traced:
-                manager.on_chain_start({}, {}, name=_title(told)).on_chain_end(told)
-        return [told]
+                manager.on_chain_start({}, {}, name=_title(data)).on_chain_end(data)
+        return [data]
 
-    async def atell(self, event: StreamEvent, **also: Any) -> list[dict[str, Any]]:
-        """`tell` on an event loop."""
-        if not (told := self._record(event, also)):
+    async def areport(self, event: StreamEvent, **extra: Any) -> list[dict[str, Any]]:
+        """Report the round of an event, as `report` does, on an event loop."""
+        if not (data := self._record(event, extra)):
             return []
         if self.run is not None:
-            manager = AsyncCallbackManager(**self._under_the_run())
-            await manager.on_custom_event(ROUND_EVENT, told, run_id=self.run.run_id)
+            manager = AsyncCallbackManager(**self._manager_fields())
+            await manager.on_custom_event(ROUND_EVENT, data, run_id=self.run.run_id)
             if self.traced:
-                child = await manager.on_chain_start({}, {}, name=_title(told))
-                await child.on_chain_end(told)
-        return [told]
+                child = await manager.on_chain_start({}, {}, name=_title(data))
+                await child.on_chain_end(data)
+        return [data]
 
-    def _record(self, event: StreamEvent, also: dict[str, Any]) -> dict[str, Any]:
-        if event.round is None or not (told := record(event.round, self.detail)):
+    def _record(self, event: StreamEvent, extra: dict[str, Any]) -> dict[str, Any]:
+        if event.round is None or not (data := record(event.round, self.detail)):
             return {}
-        told |= also
+        data |= extra
         if self._write is not None:
-            self._write({"type": ROUND_EVENT, **told})
-        return told
+            self._write({"type": ROUND_EVENT, **data})
+        return data
 
-    def _under_the_run(self) -> dict[str, Any]:
+    def _manager_fields(self) -> dict[str, Any]:
         run = cast("ModelRun", self.run)
         return {
             "handlers": run.handlers,
@@ -94,5 +103,5 @@ class RoundReporter:
         }
 
 
-def _title(told: dict[str, Any]) -> str:
-    return f"{ROUND_EVENT} {told['round']}"
+def _title(data: dict[str, Any]) -> str:
+    return f"{ROUND_EVENT} {data['round']}"

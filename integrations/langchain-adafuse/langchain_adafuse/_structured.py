@@ -1,14 +1,14 @@
-"""Replies that fit a schema: asked for, read, and repaired a bounded number of times."""
+"""Structured output: request replies that fit a schema, parse them, and request corrections."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
 from langchain_core.exceptions import OutputParserException
-from langchain_core.language_models import LanguageModelInput
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import (
     AIMessage,
     AIMessageChunk,
@@ -28,9 +28,6 @@ from adafuse_llm.adapters.structured import correction, find_json
 from adafuse_llm.errors import InvalidOptionError
 from langchain_adafuse._schema import problems
 
-if TYPE_CHECKING:
-    from langchain_adafuse.chat_models import ChatAdaFuse
-
 Schema = dict[str, Any] | type
 Method = Literal["json_schema", "function_calling", "json_mode"]
 METHODS = ("json_schema", "function_calling", "json_mode")
@@ -38,36 +35,38 @@ METHODS = ("json_schema", "function_calling", "json_mode")
 
 @dataclass(frozen=True)
 class Reader:
-    """Makes of a reply what a schema describes.
+    """A parser of replies that must fit a schema.
 
     Args:
-        schema: a class of pydantic, v1 or v2, or a JSON schema.
-        tool: the tool that a reply has to call; None for JSON in the text.
+        schema: a pydantic class (v1 or v2) or a JSON schema.
+        tool: name of the tool that the reply must call; None if the reply's text must be JSON.
     """
 
     schema: Schema
     tool: str | None
 
     def read(self, message: AIMessage) -> Any:
-        """The object.
+        """Return the object in a reply.
 
         Raises:
-            ValueError: there is none, or it does not fit; says what is wrong.
+            ValueError: the reply has no object, or the object does not fit the schema.
         """
-        return self._fit(find_json(message.text) if self.tool is None else self._called(message))
+        return self._validate(
+            find_json(message.text) if self.tool is None else self._tool_arguments(message)
+        )
 
     def read_partly(self, message: AIMessage) -> Any:
-        """What has been written of it so far; None where nothing can be read yet."""
+        """Return the part of the object that an unfinished reply has; None if it has none yet."""
         if self.tool is not None:
             return None
         _, brace, rest = message.text.partition("{")
         try:
             partial = parse_partial_json(brace + rest)
-            return partial if isinstance(self.schema, dict) else self._fit(partial)
+            return partial if isinstance(self.schema, dict) else self._validate(partial)
         except ValueError:
             return None
 
-    def _called(self, message: AIMessage) -> dict[str, Any]:
+    def _tool_arguments(self, message: AIMessage) -> dict[str, Any]:
         for call in message.tool_calls:
             if call["name"] == self.tool:
                 return call["args"]
@@ -75,10 +74,10 @@ class Reader:
             raise ValueError("the call of the tool is not well-formed JSON between its markers")
         raise ValueError(f"there is no call of the tool {self.tool}")
 
-    def _fit(self, value: Any) -> Any:
+    def _validate(self, value: Any) -> Any:
         if isinstance(self.schema, dict):
-            if wrong := problems(value, self.schema):
-                raise ValueError("; ".join(wrong))
+            if errors := problems(value, self.schema):
+                raise ValueError("; ".join(errors))
             return value
         schema: Any = self.schema
         validate = getattr(schema, "model_validate", None) or schema.parse_obj
@@ -90,7 +89,7 @@ class Reader:
 
 
 class StructuredOutput(Runnable[LanguageModelInput, Any]):
-    """What `ChatAdaFuse.with_structured_output` returns."""
+    """A runnable that returns objects; `ChatAdaFuse.with_structured_output` creates it."""
 
     def __init__(
         self,
@@ -108,7 +107,7 @@ class StructuredOutput(Runnable[LanguageModelInput, Any]):
     @classmethod
     def of(
         cls,
-        chat: ChatAdaFuse,
+        chat: BaseChatModel,
         schema: Schema,
         *,
         method: Method,
@@ -117,28 +116,34 @@ class StructuredOutput(Runnable[LanguageModelInput, Any]):
         max_repairs: int,
         **bound: Any,
     ) -> StructuredOutput:
-        """`chat` with what members have to be told of the schema."""
+        """Bind a schema to a chat model.
+
+        Raises:
+            InvalidOptionError: `method` is unknown, or `strict` is used with ``"json_mode"``.
+        """
         if method not in METHODS:
             raise InvalidOptionError(f"method must be {', '.join(METHODS)}; got {method!r}")
         if method == "json_mode" and strict is not None:
-            raise InvalidOptionError("strict needs a schema in the prompt; json_mode has none")
+            raise InvalidOptionError(
+                "strict needs a schema in the prompt, and method='json_mode' adds none"
+            )
         if isinstance(schema, dict) and not {"title", "name", "function"} & set(schema):
             schema = {"title": "output", **schema}
-        plain = convert_to_json_schema(schema, strict=strict)
+        json_schema = convert_to_json_schema(schema, strict=strict)
         is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
-        traced = {"kwargs": {"method": method, "strict": strict}, "schema": schema}
-        bound["ls_structured_output_format"] = traced
+        ls_format = {"kwargs": {"method": method, "strict": strict}, "schema": schema}
+        bound["ls_structured_output_format"] = ls_format
         tool = None
         if method == "function_calling":
-            tool = str(plain["title"])
+            tool = str(json_schema["title"])
             model = chat.bind_tools([schema], tool_choice=tool, strict=strict, **bound)
         elif method == "json_schema":
-            named = {"name": plain["title"], "schema": plain, "strict": strict}
-            form = {"type": "json_schema", "json_schema": named}
-            model = chat.bind(response_format=form, **bound)
+            named_schema = {"name": json_schema["title"], "schema": json_schema, "strict": strict}
+            response_format = {"type": "json_schema", "json_schema": named_schema}
+            model = chat.bind(response_format=response_format, **bound)
         else:
             model = chat.bind(response_format={"type": "json_object"}, **bound)
-        reader = Reader(schema if is_class else plain, tool)
+        reader = Reader(schema if is_class else json_schema, tool)
         return cls(model, reader, include_raw=include_raw, max_repairs=max_repairs)
 
     def invoke(
@@ -147,7 +152,7 @@ class StructuredOutput(Runnable[LanguageModelInput, Any]):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> Any:
-        return self._call_with_config(self._answer, input, config, **kwargs)
+        return self._call_with_config(self._invoke, input, config, **kwargs)
 
     async def ainvoke(
         self,
@@ -155,7 +160,7 @@ class StructuredOutput(Runnable[LanguageModelInput, Any]):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> Any:
-        return await self._acall_with_config(self._aanswer, input, config, **kwargs)
+        return await self._acall_with_config(self._ainvoke, input, config, **kwargs)
 
     def stream(
         self,
@@ -163,10 +168,8 @@ class StructuredOutput(Runnable[LanguageModelInput, Any]):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> Iterator[Any]:
-        answers = self._transform_stream_with_config(
-            iter([input]), self._stream_answer, config, **kwargs
-        )
-        yield from answers
+        outputs = self._transform_stream_with_config(iter([input]), self._stream, config, **kwargs)
+        yield from outputs
 
     async def astream(
         self,
@@ -177,12 +180,12 @@ class StructuredOutput(Runnable[LanguageModelInput, Any]):
         async def inputs() -> AsyncIterator[LanguageModelInput]:
             yield input
 
-        async for answer in self._atransform_stream_with_config(
-            inputs(), self._astream_answer, config, **kwargs
+        async for output in self._atransform_stream_with_config(
+            inputs(), self._astream, config, **kwargs
         ):
-            yield answer
+            yield output
 
-    def _answer(
+    def _invoke(
         self,
         prompt: LanguageModelInput,
         run_manager: CallbackManagerForChainRun,
@@ -194,7 +197,7 @@ class StructuredOutput(Runnable[LanguageModelInput, Any]):
             attempt.take(self.model.invoke(attempt.messages, config, **kwargs))
         return attempt.result()
 
-    async def _aanswer(
+    async def _ainvoke(
         self,
         prompt: LanguageModelInput,
         run_manager: AsyncCallbackManagerForChainRun,
@@ -206,7 +209,7 @@ class StructuredOutput(Runnable[LanguageModelInput, Any]):
             attempt.take(await self.model.ainvoke(attempt.messages, config, **kwargs))
         return attempt.result()
 
-    def _stream_answer(
+    def _stream(
         self,
         prompts: Iterator[LanguageModelInput],
         run_manager: CallbackManagerForChainRun,
@@ -222,7 +225,7 @@ class StructuredOutput(Runnable[LanguageModelInput, Any]):
             attempt.take(written)
         yield from attempt.last()
 
-    async def _astream_answer(
+    async def _astream(
         self,
         prompts: AsyncIterator[LanguageModelInput],
         run_manager: AsyncCallbackManagerForChainRun,
@@ -242,63 +245,63 @@ class StructuredOutput(Runnable[LanguageModelInput, Any]):
 
 
 class Attempt:
-    """Replies to one prompt, until one fits or there have been too many.
+    """The replies to one prompt, up to the first that fits or the last allowed repair.
 
     Attributes:
-        messages: what to ask next.
-        is_over: whether nothing is to be asked any more.
+        messages: the next messages for the model.
+        is_over: whether the model needs no further call.
     """
 
     def __init__(self, output: StructuredOutput, prompt: LanguageModelInput) -> None:
         self.messages = _messages(prompt)
         self.is_over = False
         self._output = output
-        self._left = output.max_repairs
+        self._repairs_left = output.max_repairs
         self._raw: AIMessage | None = None
         self._parsed: Any = None
         self._error: ValueError | None = None
-        self._shown: Any = None
+        self._last_partial: Any = None
 
     def take(self, raw: AIMessage) -> None:
-        """Read a reply, or prepare to ask for a corrected one."""
+        """Parse a reply; if it does not fit, add a request for a correction to `messages`."""
         self._raw, self._parsed, self._error = raw, None, None
         try:
             self._parsed = self._output.reader.read(raw)
         except ValueError as error:
             self._error = error
             self.messages = [*self.messages, raw, HumanMessage(correction(str(error)))]
-        self.is_over = self._error is None or self._left == 0
-        self._left -= 1
+        self.is_over = self._error is None or self._repairs_left == 0
+        self._repairs_left -= 1
 
     def progress(self, written: AIMessageChunk) -> Iterator[Any]:
-        """What can be read of an unfinished reply, if that is news."""
+        """Yield the object so far in an unfinished reply, if it has changed."""
         partial = self._output.reader.read_partly(written)
-        if partial is None or partial == self._shown:
+        if partial is None or partial == self._last_partial:
             return
-        self._shown = partial
-        yield self._told(written, partial, None)
+        self._last_partial = partial
+        yield self._format(written, partial, None)
 
     def result(self) -> Any:
-        """The object, or with `include_raw` all about it.
+        """Return the object, or with `include_raw` a dict with the message, object and error.
 
         Raises:
-            OutputParserException: no reply fitted.
+            OutputParserException: no reply fits the schema, and `include_raw` is False.
         """
         assert self._raw is not None
         if self._error is not None and not self._output.include_raw:
             raise OutputParserException(
-                f"no reply fits the schema ({self._output.max_repairs} repairs): {self._error}",
+                f"no reply fits the schema (max_repairs={self._output.max_repairs}): {self._error}",
                 llm_output=self._raw.text,
             ) from self._error
-        return self._told(self._raw, self._parsed, self._error)
+        return self._format(self._raw, self._parsed, self._error)
 
     def last(self) -> Iterator[Any]:
-        """The result, unless a stream has yielded it already."""
+        """Yield the result, unless `progress` already yielded it."""
         result = self.result()
-        if self._output.include_raw or self._parsed != self._shown:
+        if self._output.include_raw or self._parsed != self._last_partial:
             yield result
 
-    def _told(self, raw: AIMessage, parsed: Any, error: ValueError | None) -> Any:
+    def _format(self, raw: AIMessage, parsed: Any, error: ValueError | None) -> Any:
         if not self._output.include_raw:
             return parsed
         return {"raw": raw, "parsed": parsed, "parsing_error": error}

@@ -1,4 +1,4 @@
-"""What the rounds of a run were, for programs: collect them, sum them up, make a table."""
+"""Callbacks that collect the rounds of runs, summarize them, and export them as a table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class RoundCallbackHandler(BaseCallbackHandler):
-    """Collects the rounds of every run that it is passed to, or to whose parents it is.
+    """A callback handler that collects the rounds of a run and its child runs.
 
     For example::
 
@@ -29,8 +29,8 @@ class RoundCallbackHandler(BaseCallbackHandler):
         print(rounds.summary())
 
     Attributes:
-        rounds: records in the order in which they came: what ``adafuse_llm.summary.record`` tells
-            in the model's `round_detail`, with the ``run_id`` of the model's run and, of text
+        rounds: records of ``adafuse_llm.summary.record`` in order of arrival, with the model's
+            `round_detail`. Each record also has the ``run_id`` of the model's run and, for text
             models, the number of the ``prompt`` in its batch.
     """
 
@@ -51,15 +51,16 @@ class RoundCallbackHandler(BaseCallbackHandler):
             self.rounds.append({"run_id": str(run_id), **data})
 
     def summary(self) -> Summary:
-        """The rounds in figures: wins per member, words per round, agreement (the share of records
-        that are ``unanimous``: one candidate, proposed by all of several members), mean margins.
+        """Summarize the rounds: wins per member, words per round, agreement and mean margins.
 
-        Members that never won, and margins, are known with ``round_detail="full"`` only.
+        Agreement is the share of ``unanimous`` records: rounds of several members with only one
+        candidate, proposed by all of them. Mean margins, and the zero wins of members that never
+        won, need ``round_detail="full"``.
         """
         return Summary.of_records(self.rounds)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row per round, one column per key of the records.
+        """Return a table with one row per round and one column per key of the records.
 
         Raises:
             MissingDependencyError: pandas is not installed.
@@ -68,7 +69,8 @@ class RoundCallbackHandler(BaseCallbackHandler):
             import pandas as pd
         except ImportError as error:
             raise MissingDependencyError(
-                'tables need the package pandas: pip install "langchain-adafuse[dataframe]"'
+                "to_dataframe() needs the package pandas: "
+                'pip install "langchain-adafuse[dataframe]"'
             ) from error
         return pd.DataFrame(self.rounds)
 
@@ -79,7 +81,7 @@ register_configure_hook(_HANDLER, inheritable=True)
 
 @contextmanager
 def get_round_callback() -> Iterator[RoundCallbackHandler]:
-    """Collect the rounds of everything that is run inside the block.
+    """Collect the rounds of all models that run inside the block.
 
     For example::
 

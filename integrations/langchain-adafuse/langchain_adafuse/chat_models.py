@@ -1,4 +1,4 @@
-"""The ensemble as a LangChain chat model."""
+"""The LangChain chat model."""
 
 from __future__ import annotations
 
@@ -31,34 +31,34 @@ from adafuse_llm.adapters.structured import schema_instructions
 from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.text.chat import Message
 from langchain_adafuse._messages import Reply, ToolLike, to_tool_choice, to_tools, to_turns
-from langchain_adafuse._model import EnsembleModel, Told, usage_of
+from langchain_adafuse._model import EnsembleModel, RoundRecords, usage_of
 from langchain_adafuse._rounds import ModelRun
 from langchain_adafuse._structured import Method, Schema, StructuredOutput
 
-IN_THE_PROMPT = ("tools", "tool_choice", "response_format")
-"""Keywords of a call that members read; all others are options."""
+PROMPT_KEYWORDS = ("tools", "tool_choice", "response_format")
+"""Keywords of a call that become part of the prompt; all others are options."""
 
 
 class ChatAdaFuse(EnsembleModel, BaseChatModel):
-    """A LangChain chat model whose every reply is written by an ensemble of local models.
+    """A LangChain chat model backed by an ensemble of local language models.
 
     For example::
 
         chat = ChatAdaFuse(members=["Qwen/Qwen2.5-7B-Instruct", "google/gemma-2-9b-it"])
         chat.invoke("Who founded the mill?").content
 
-    Making one loads nothing; the first call does (or `warmup`). Every member reads the messages in
-    its own chat template. One chunk is streamed per committed span; the records of the rounds are
-    in ``additional_kwargs["adafuse_rounds"]``. Token counts are the first member's, and
-    ``response_metadata["usage_by_member"]`` has everyone's, forward passes included. Reasoning
-    between ``<think>`` and ``</think>`` goes to ``additional_kwargs["reasoning_content"]`` and is
-    not read again. Tools and schemas are described to the members in the system message; what they
-    write is checked, not forced.
+    Creating a model loads nothing. The first call, or `warmup`, loads the members. Each member
+    reads the messages in its own chat template. A stream has one chunk per committed span. The
+    records of the rounds are in ``additional_kwargs["adafuse_rounds"]``. Token counts are those of
+    the first active member; ``response_metadata["usage_by_member"]`` has the counts of all members,
+    including forward passes. Reasoning between ``<think>`` and ``</think>`` is moved to
+    ``additional_kwargs["reasoning_content"]``, and later calls omit it from the prompt. The system
+    message describes tools and schemas to the members. Replies are validated, not constrained.
 
     Raises:
-        ContextOverflowError: the messages do not fit a member's window; nothing was computed.
-        TimeoutError: `timeout` seconds have passed.
-        MemberError: a member failed; its name is in the message.
+        ContextOverflowError: the messages do not fit a member's context window. Nothing is decoded.
+        TimeoutError: the call takes longer than `timeout` seconds.
+        MemberError: a member fails; the message names the member.
     """
 
     _run: ModelRun | None = PrivateAttr(default=None)
@@ -72,7 +72,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         messages: list[BaseMessage],
         tools: Sequence[ToolLike] | None = None,
     ) -> int:
-        """Tokens of the prompt for the first member that decodes, its template's included."""
+        """Count the tokens of the whole prompt for the first active member, with its template."""
         prompt = to_messages(to_turns(messages), tools=to_tools(tools or ()))
         return len(self._first_codec().encode_messages(prompt))
 
@@ -86,13 +86,13 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """The model with tools that it can call.
+        """Return the model with tools that it can call.
 
         Args:
             tools: functions, pydantic classes, TypedDicts, instances of `BaseTool`, or schemas.
             tool_choice: ``"auto"``; ``"none"`` or False; ``"any"``, ``"required"`` or True; the
-                name of a tool, or a dict with it. The members are told so.
-            strict: whether schemas forbid arguments that they do not name.
+                name of a tool, or a dict with it. The choice becomes part of the prompt.
+            strict: whether the tools' schemas forbid additional arguments.
             **kwargs: passed to every call.
         """
         formatted = [convert_to_openai_tool(tool, strict=strict) for tool in tools]
@@ -109,26 +109,26 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         max_repairs: int = 2,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
-        """The model with replies that fit a schema.
+        """Return the model with output that fits a schema.
 
-        A stream yields what has been written so far, as far as it can be read; last comes the
-        whole. A reply that does not fit is shown to the members with what is wrong, up to
+        A stream yields the partial objects of an unfinished reply, then the complete object. If a
+        reply does not fit, the model sends it back to the members with the errors, up to
         `max_repairs` times.
 
         Args:
-            schema: a pydantic class (v1 or v2), whose instances are returned; a TypedDict or a JSON
-                schema, for a dict.
-            method: ``"json_schema"`` tells the members the schema; ``"function_calling"`` asks for
-                a call of a tool with it; ``"json_mode"`` asks for JSON and leaves it to your prompt
-                to say which.
-            include_raw: return ``{"raw": message, "parsed": ..., "parsing_error": ...}`` instead,
-                and raise nothing.
-            strict: whether properties that the schema does not name are errors.
-            max_repairs: most further rounds.
+            schema: a pydantic class (v1 or v2) to return its instances, or a TypedDict or a JSON
+                schema to return dicts.
+            method: ``"json_schema"`` adds the schema to the prompt; ``"function_calling"`` requests
+                a call of a tool with this schema; ``"json_mode"`` requests any JSON object, which
+                your prompt must describe.
+            include_raw: return ``{"raw": message, "parsed": ..., "parsing_error": ...}``, and do
+                not raise if no reply fits.
+            strict: whether additional properties are errors.
+            max_repairs: how many corrected replies the model may request.
             **kwargs: passed to every call.
 
         Raises:
-            OutputParserException: no reply fitted the schema (when called).
+            OutputParserException: no reply of a call fits the schema.
         """
         return StructuredOutput.of(
             self,
@@ -192,47 +192,49 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         messages: list[BaseMessage],
         stop: list[str] | None,
         run: CallbackManagerForLLMRun | None,
-        said: Mapping[str, Any],
+        keywords: Mapping[str, Any],
     ) -> Generator[ChatGenerationChunk, None, None]:
-        call, prompt, reply = self._prepare(messages, stop, said)
+        call, prompt, reply = self._prepare(messages, stop, keywords)
         with closing(call._decode(run or self._run, messages=prompt)) as events:
-            for event, told in events:
-                yield from call._read(reply, event, told)
+            for event, records in events:
+                yield from call._reply_chunks(reply, event, records)
 
     async def _achunks(
         self,
         messages: list[BaseMessage],
         stop: list[str] | None,
         run: AsyncCallbackManagerForLLMRun | None,
-        said: Mapping[str, Any],
+        keywords: Mapping[str, Any],
     ) -> AsyncGenerator[ChatGenerationChunk, None]:
-        call, prompt, reply = self._prepare(messages, stop, said)
+        call, prompt, reply = self._prepare(messages, stop, keywords)
         async with aclosing(call._adecode(run or self._run, messages=prompt)) as events:
-            async for event, told in events:
-                for chunk in call._read(reply, event, told):
+            async for event, records in events:
+                for chunk in call._reply_chunks(reply, event, records):
                     yield chunk
 
     def _prepare(
-        self, messages: list[BaseMessage], stop: list[str] | None, said: Mapping[str, Any]
+        self, messages: list[BaseMessage], stop: list[str] | None, keywords: Mapping[str, Any]
     ) -> tuple[Self, list[Message], Reply]:
-        """The model as a call wants it, what the members read, and what takes the reply apart."""
-        call = self._for_call(stop, {k: v for k, v in said.items() if k not in IN_THE_PROMPT})
-        tools = to_tools(said.get("tools") or ())
-        choice = to_tool_choice(said.get("tool_choice"), [tool.name for tool in tools])
+        """Return the model with the call's options, the members' messages, and the converter."""
+        call = self._for_call(stop, {k: v for k, v in keywords.items() if k not in PROMPT_KEYWORDS})
+        tools = to_tools(keywords.get("tools") or ())
+        choice = to_tool_choice(keywords.get("tool_choice"), [tool.name for tool in tools])
         prompt = to_messages(
             to_turns(messages),
             tools=tools,
             tool_choice=choice,
-            instructions=_instructions(said.get("response_format")),
+            instructions=_instructions(keywords.get("response_format")),
         )
         return call, prompt, Reply(tools=bool(tools) and choice != "none")
 
-    def _read(self, reply: Reply, event: StreamEvent, told: Told) -> list[ChatGenerationChunk]:
-        if (done := event.generation) is None:
-            return reply.chunks(event, told)
-        return reply.chunks(event, told, self._metadata(done), usage_of(done))
+    def _reply_chunks(
+        self, reply: Reply, event: StreamEvent, records: RoundRecords
+    ) -> list[ChatGenerationChunk]:
+        if (generation := event.generation) is None:
+            return reply.chunks(event, records)
+        return reply.chunks(event, records, self._metadata(generation), usage_of(generation))
 
-    # Runs: `BaseChatModel` streams without telling `_stream` whose run it is --------------------
+    # Runs: `BaseChatModel.stream` does not pass its run to `_stream` ----------------------------
 
     def stream(
         self,
@@ -242,12 +244,14 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         stop: list[str] | None = None,
         **kwargs: Any,
     ) -> Iterator[AIMessageChunk]:
-        """As `BaseChatModel.stream`."""
+        """Stream a reply, as `BaseChatModel.stream` does."""
         config = ensure_config(config)
-        manager = CallbackManager.configure(*self._handlers(config))
-        run = CallbackManagerForLLMRun(**_run_of(manager, config))
+        manager = CallbackManager.configure(*self._callback_arguments(config))
+        run = CallbackManagerForLLMRun(**_run_fields(manager, config))
         config = {**config, "callbacks": manager, "run_id": run.run_id}
-        streamed = super(ChatAdaFuse, self._on(run)).stream(input, config, stop=stop, **kwargs)
+        streamed = super(ChatAdaFuse, self._with_run(run)).stream(
+            input, config, stop=stop, **kwargs
+        )
         with closing(cast("Any", streamed)) as chunks:
             yield from chunks
 
@@ -259,12 +263,14 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         stop: list[str] | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[AIMessageChunk]:
-        """As `BaseChatModel.astream`."""
+        """Stream a reply, as `BaseChatModel.astream` does."""
         config = ensure_config(config)
-        manager = AsyncCallbackManager.configure(*self._handlers(config))
-        run = AsyncCallbackManagerForLLMRun(**_run_of(manager, config))
+        manager = AsyncCallbackManager.configure(*self._callback_arguments(config))
+        run = AsyncCallbackManagerForLLMRun(**_run_fields(manager, config))
         config = {**config, "callbacks": manager, "run_id": run.run_id}
-        streamed = super(ChatAdaFuse, self._on(run)).astream(input, config, stop=stop, **kwargs)
+        streamed = super(ChatAdaFuse, self._with_run(run)).astream(
+            input, config, stop=stop, **kwargs
+        )
         async with aclosing(cast("Any", streamed)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -276,7 +282,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return super(ChatAdaFuse, self._on(run_manager))._generate_with_cache(
+        return super(ChatAdaFuse, self._with_run(run_manager))._generate_with_cache(
             messages, stop, run_manager, **kwargs
         )
 
@@ -287,35 +293,38 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return await super(ChatAdaFuse, self._on(run_manager))._agenerate_with_cache(
+        return await super(ChatAdaFuse, self._with_run(run_manager))._agenerate_with_cache(
             messages, stop, run_manager, **kwargs
         )
 
-    def _on(self, run: ModelRun | None) -> Self:
-        """This model, telling its rounds to a run."""
+    def _with_run(self, run: ModelRun | None) -> Self:
+        """Return a copy of the model that reports its rounds to a run."""
         model = self.model_copy()
         model._run = run
         return model
 
-    def _handlers(self, config: RunnableConfig) -> tuple[Any, ...]:
-        """Arguments of `CallbackManager.configure`."""
+    def _callback_arguments(self, config: RunnableConfig) -> tuple[Any, ...]:
+        """Return the arguments of `CallbackManager.configure`."""
         return (
             *(config.get("callbacks"), self.callbacks, self.verbose),
             *(config.get("tags"), self.tags),
             *(config.get("metadata"), self.metadata),
         )
 
-    # What LangChain asks of a model -------------------------------------------------------------
+    # LangChain's cache key and model profile ---------------------------------------------------
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
-        """The key of caches: the ensemble, all options, and what the prompt holds but messages."""
-        read = {key: kwargs.pop(key) for key in IN_THE_PROMPT if key in kwargs}
-        key = [self._for_call(stop, kwargs).asdict(), read]
+        """Return the cache key: the ensemble, all options, and the keywords in the prompt."""
+        in_prompt = {key: kwargs.pop(key) for key in PROMPT_KEYWORDS if key in kwargs}
+        key = [self._for_call(stop, kwargs).asdict(), in_prompt]
         return json.dumps(key, sort_keys=True, default=str)
 
     def _resolve_model_profile(self) -> ModelProfile:
-        """What the model can do. Tools and schemas are asked for in words, so that a schema is not
-        enforced; the window is known once the members are loaded.
+        """Return the model's capabilities.
+
+        Tools and schemas are only described in the prompt, so the profile claims neither a forced
+        tool choice nor structured output. The context window is included once the members are
+        loaded.
         """
         window = self._loaded().context_window if self._ensemble.is_loaded else None
         profile = ModelProfile(
@@ -342,10 +351,10 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         return engine
 
 
-def _run_of(
+def _run_fields(
     manager: CallbackManager | AsyncCallbackManager, config: RunnableConfig
 ) -> dict[str, Any]:
-    """The run that `BaseChatModel` is going to start."""
+    """Return the fields of the run that `BaseChatModel` will start."""
     return {
         "run_id": config.get("run_id") or uuid7(),
         "handlers": manager.handlers,
@@ -357,7 +366,7 @@ def _run_of(
 
 
 def _instructions(response_format: Mapping[str, Any] | None) -> str:
-    """What members are told of the form of their reply."""
+    """Return the prompt's instructions for the format of the reply."""
     match response_format:
         case None | {"type": "text"}:
             return ""

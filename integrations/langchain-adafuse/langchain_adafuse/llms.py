@@ -1,4 +1,4 @@
-"""The ensemble as a LangChain text model."""
+"""The LangChain text model."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from langchain_core.callbacks import (
 from langchain_core.language_models import BaseLLM
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 
-from adafuse_llm import Generation as Answer
+from adafuse_llm import Generation as AdaFuseGeneration
 from adafuse_llm import StreamEvent
-from langchain_adafuse._model import EnsembleModel, Told, usage_of
+from langchain_adafuse._model import EnsembleModel, RoundRecords, usage_of
 from langchain_adafuse._rounds import ROUNDS_KEY
 
 Kind = Literal["input_tokens", "output_tokens", "total_tokens"]
 
 
 class AdaFuseLLM(EnsembleModel, BaseLLM):
-    """A LangChain LLM whose every answer is written by an ensemble of local models.
+    """A LangChain LLM backed by an ensemble of local language models.
 
     For example::
 
@@ -32,15 +32,15 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
         for text in llm.stream("The capital of France is"):
             print(text, end="")
 
-    Making one loads nothing; the first call does (or `warmup`). One chunk is streamed per committed
-    span, and the records of the rounds are in ``generation_info["adafuse_rounds"]``. Prompts of a
-    `batch` share forward passes; as LangChain hands on one run for all of them, their round events
-    carry the number of their ``prompt``.
+    Creating a model loads nothing. The first call, or `warmup`, loads the members. A stream has one
+    chunk per committed span. The records of the rounds are in
+    ``generation_info["adafuse_rounds"]``. The prompts of a `batch` share forward passes. LangChain
+    passes one run for all of them, so their round events contain the number of their ``prompt``.
 
     Raises:
-        ContextOverflowError: a prompt fits no member's window; nothing was computed.
-        TimeoutError: `timeout` seconds have passed.
-        MemberError: a member failed; its name is in the message.
+        ContextOverflowError: a prompt does not fit a member's context window. Nothing is decoded.
+        TimeoutError: the call takes longer than `timeout` seconds.
+        MemberError: a member fails; the message names the member.
     """
 
     @property
@@ -59,7 +59,7 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
         run_id: uuid.UUID | list[uuid.UUID | None] | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        """As `BaseLLM.generate`; what a call overrides is part of its cache key, too."""
+        """Generate as `BaseLLM.generate` does, with the call's overrides in the cache key."""
         call = self._for_call(stop, kwargs)
         return super(AdaFuseLLM, call).generate(
             prompts,
@@ -83,7 +83,7 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
         run_id: uuid.UUID | list[uuid.UUID | None] | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        """`generate` on an event loop."""
+        """Generate as `generate` does, on an event loop."""
         call = self._for_call(stop, kwargs)
         return await super(AdaFuseLLM, call).agenerate(
             prompts,
@@ -123,8 +123,8 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
         **kwargs: Any,
     ) -> Iterator[GenerationChunk]:
         call = self._for_call(stop, kwargs)
-        for event, told in call._decode(run_manager, 0, prompt=prompt):
-            chunk = call._chunk(event, told)
+        for event, records in call._decode(run_manager, 0, prompt=prompt):
+            chunk = call._chunk(event, records)
             if run_manager:
                 run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
@@ -138,32 +138,32 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
     ) -> AsyncIterator[GenerationChunk]:
         call = self._for_call(stop, kwargs)
         async with aclosing(call._adecode(run_manager, 0, prompt=prompt)) as events:
-            async for event, told in events:
-                chunk = call._chunk(event, told)
+            async for event, records in events:
+                chunk = call._chunk(event, records)
                 if run_manager:
                     await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                 yield chunk
 
-    def _chunk(self, event: StreamEvent, told: Told) -> GenerationChunk:
-        info: dict[str, Any] = {ROUNDS_KEY: told} if told else {}
+    def _chunk(self, event: StreamEvent, records: RoundRecords) -> GenerationChunk:
+        info: dict[str, Any] = {ROUNDS_KEY: records} if records else {}
         if event.generation is not None:
-            info |= self._information(event.generation)
+            info |= self._generation_info(event.generation)
         return GenerationChunk(text=event.text, generation_info=info or None)
 
-    def _result(self, answers: list[tuple[Answer, Told]]) -> LLMResult:
+    def _result(self, responses: list[tuple[AdaFuseGeneration, RoundRecords]]) -> LLMResult:
         generations = [
             [
                 Generation(
-                    text=answer.text,
+                    text=response.text,
                     generation_info={
-                        **({ROUNDS_KEY: told} if told else {}),
-                        **self._information(answer),
+                        **({ROUNDS_KEY: records} if records else {}),
+                        **self._generation_info(response),
                     },
                 )
             ]
-            for answer, told in answers
+            for response, records in responses
         ]
-        usages = [usage_of(answer) for answer, _ in answers]
+        usages = [usage_of(response) for response, _ in responses]
         kinds: tuple[Kind, ...] = ("input_tokens", "output_tokens", "total_tokens")
         total = {kind: sum(usage[kind] for usage in usages) for kind in kinds}
         return LLMResult(
@@ -171,5 +171,5 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
             llm_output={"model_name": self.model_name, "token_usage": total},
         )
 
-    def _information(self, answer: Answer) -> dict[str, Any]:
-        return {**self._metadata(answer), "usage_metadata": usage_of(answer)}
+    def _generation_info(self, response: AdaFuseGeneration) -> dict[str, Any]:
+        return {**self._metadata(response), "usage_metadata": usage_of(response)}

@@ -15,7 +15,14 @@ from accelerate import dispatch_model
 
 from adafuse_llm import AdaFuseEngine, InvalidOptionError, MemberOutOfMemoryError, RuntimeConfig
 from adafuse_llm.backends import NodeQuery
-from adafuse_llm.backends.huggingface import HuggingFaceBackend, backend, forms, packing
+from adafuse_llm.backends.huggingface import (
+    HuggingFaceBackend,
+    backend,
+    executor,
+    packing,
+    tree_form,
+)
+from adafuse_llm.backends.huggingface.kv import device_shares
 from adafuse_llm.backends.huggingface.state import RequestState
 from adafuse_llm.tree import TokenTree
 from tests.reference import Options, decode
@@ -83,8 +90,8 @@ def test_grouped_heads_give_the_same_numbers_folded_or_not(
     arch: str, fold_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "FOLD_ROWS", fold_rows)
-    monkeypatch.setattr(forms, "PREFILL_TOKENS", 16)
-    monkeypatch.setattr(backend, "PREFILL_TOKENS", 40)
+    monkeypatch.setattr(tree_form, "PREFILL_TOKENS", 16)
+    monkeypatch.setattr(executor, "PREFILL_TOKENS", 40)
     check_batch([Recipe(arch, seed=3)], margin_threshold=0.2, max_new_tokens=10)
 
 
@@ -102,8 +109,8 @@ def test_requests_share_forward_passes() -> None:
 
 
 def test_a_pass_holds_no_more_tokens_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forms, "PREFILL_TOKENS", 32)
-    monkeypatch.setattr(backend, "PREFILL_TOKENS", 32)
+    monkeypatch.setattr(tree_form, "PREFILL_TOKENS", 32)
+    monkeypatch.setattr(executor, "PREFILL_TOKENS", 32)
     recipe = Recipe("llama", seed=5)
     alone = AdaFuseEngine([member(recipe, prefix_cache_bytes=0)])
     with alone as engine, counted_calls(recipe) as calls:
@@ -115,12 +122,12 @@ def test_a_pass_holds_no_more_tokens_than_allowed(monkeypatch: pytest.MonkeyPatc
 def test_requests_of_several_pieces_share_as_many_passes_as_they_can(
     static_cache: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forms, "PREFILL_TOKENS", 128)
-    monkeypatch.setattr(backend, "PREFILL_TOKENS", 128)
+    monkeypatch.setattr(tree_form, "PREFILL_TOKENS", 128)
+    monkeypatch.setattr(executor, "PREFILL_TOKENS", 128)
     made = member(Recipe("llama", seed=10), static_cache=static_cache, prefix_cache_bytes=0)
     passes: list[list[int]] = []
-    run = made._passes.run  # type: ignore[union-attr]
-    made._passes.run = lambda pieces: (  # type: ignore[union-attr, method-assign]
+    run = made._executor.passes.run  # type: ignore[union-attr]
+    made._executor.passes.run = lambda pieces: (  # type: ignore[union-attr, method-assign]
         passes.append([len(piece.tokens) for piece in pieces]),
         run(pieces),
     )[1]
@@ -379,7 +386,7 @@ def test_rows_of_a_longrope_prompt_past_its_first_window_serve_no_shorter_one() 
         tip = tree.grow(tokens)
         (answer,) = kept.evaluate([NodeQuery(tree, (tree.root, *tree.path(tip)), (), 2)])
         with torch.inference_mode():
-            plain = kept._plain([*tree.ids, *tokens]).log_softmax(-1)
+            plain = kept._decoder.plain([*tree.ids, *tokens]).log_softmax(-1)
         assert answer.next[-1].logprobs[0] == pytest.approx(float(plain.max()), abs=1e-9)
 
     long, short = TokenTree(ids), TokenTree([*ids[:60], 3])
@@ -423,9 +430,9 @@ def test_the_device_that_is_full_first_says_how_much_is_free(monkeypatch) -> Non
         types.SimpleNamespace(keys=rows, values=rows)
         for rows in (torch.empty(1, 2, 5, 8), *[torch.empty(1, 2, 5, 8, device="meta")] * 3)
     ]
-    assert backend._shares([*layers, types.SimpleNamespace(keys=None)]) == {
+    assert device_shares([*layers, types.SimpleNamespace(keys=None)]) == {
         torch.device("cpu"): 0.25,
         torch.device("meta"): 0.75,
     }
-    monkeypatch.setattr(made, "_shares", backend._shares(layers))
+    monkeypatch.setattr(made, "_shares", device_shares(layers))
     assert made.free_bytes() == 400

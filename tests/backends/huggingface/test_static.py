@@ -19,10 +19,11 @@ import torch
 
 from adafuse_llm import AdaFuseEngine, InvalidOptionError, MemberSpec
 from adafuse_llm.backends import NodeQuery
-from adafuse_llm.backends.huggingface import HuggingFaceBackend, forms, static
-from adafuse_llm.backends.huggingface.forms import Decoder
+from adafuse_llm.backends.huggingface import HuggingFaceBackend, decoder, slots, static
+from adafuse_llm.backends.huggingface.decoder import Decoder
 from adafuse_llm.backends.huggingface.kv import RowCache
-from adafuse_llm.backends.huggingface.static import SlotRows, StaticPasses, StaticPool
+from adafuse_llm.backends.huggingface.slots import SlotRows
+from adafuse_llm.backends.huggingface.static import StaticPasses
 from adafuse_llm.tree import Node, TokenTree
 from tests.reference import Options, decode
 from tests.support.compare import SINGLE_TOLERANCE, TOLERANCE, assert_same
@@ -49,8 +50,8 @@ def member(recipe: Recipe, **options: Any) -> HuggingFaceBackend:
 
 
 def passes_of(made: HuggingFaceBackend) -> StaticPasses:
-    assert isinstance(made._passes, StaticPasses)
-    return made._passes
+    assert isinstance(made._executor.passes, StaticPasses)
+    return made._executor.passes
 
 
 def check_batch(
@@ -102,8 +103,8 @@ def test_buffers_that_grow_and_requests_that_leave_the_pool_change_nothing(
 ) -> None:
     left: list[SlotRows] = []
     leave = SlotRows.leave
-    monkeypatch.setattr(static, "FIRST_ROWS", 8)
-    monkeypatch.setattr(static, "HEADROOM", 4)
+    monkeypatch.setattr(slots, "FIRST_ROWS", 8)
+    monkeypatch.setattr(slots, "HEADROOM", 4)
     monkeypatch.setattr(static, "FIRST_SEEN", 4)
     monkeypatch.setattr(SlotRows, "leave", lambda slot: (left.append(slot), leave(slot)))
     for arch in ("llama", "mistral"):
@@ -168,8 +169,9 @@ def test_kept_rows_are_copied_out_of_the_pool() -> None:
 def test_trees_that_grow_and_are_cut_at_random_give_the_numbers_of_packed_passes(
     arch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("FIRST_ROWS", 16), ("HEADROOM", 4), ("FIRST_SEEN", 8)):
-        monkeypatch.setattr(static, name, value)
+    monkeypatch.setattr(slots, "FIRST_ROWS", 16)
+    monkeypatch.setattr(slots, "HEADROOM", 4)
+    monkeypatch.setattr(static, "FIRST_SEEN", 8)
     recipe, rng = Recipe(arch, seed=41), random.Random(arch)
     packed = HuggingFaceBackend(model(recipe), tokenizer("bytelevel"), "packed")
     pair = packed, member(recipe, prefix_cache_bytes=2**14)
@@ -221,8 +223,8 @@ def test_the_model_sees_few_shapes() -> None:
     with alone as engine, shapes_seen(recipe) as shapes:
         engine.generate_batch(["The ferry", "x", "rope"] * 3, max_new_tokens=30)
     assert len(shapes) > 20
-    for slots, tokens in set(shapes):
-        assert slots & (slots - 1) == 0
+    for requests, tokens in set(shapes):
+        assert requests & (requests - 1) == 0
         assert tokens & (tokens - 1) == 0
     assert max(shapes)[0] == 16
     assert len(set(shapes)) <= 15
@@ -265,113 +267,13 @@ def test_short_pieces_keep_their_pass_beside_those_that_take_none() -> None:
 
     same([0, 1])
     with torch.inference_mode():
-        pairs[1][1].memory.form.cache.leave()  # type: ignore[attr-defined]
+        pairs[1][1].state.form.cache.leave()  # type: ignore[attr-defined]
         passes_of(made).pool._vacate(1)
     for pair in pairs[:2]:
         for tree in pair:
             tree.commit(tree.grow([9, 8]))
     assert same([1, 0]) == [(1, 4), (1, 3)], "one in its slot, one by itself"
     assert same([3, 2]) == [(2, 16), (1, 70), (4, 4)], "9 tokens and 3, then 70; then 3"
-
-
-# The pool --------------------------------------------------------------------------------------
-
-
-def rows(count: int, value: float) -> RowCache:
-    made = RowCache()
-    for layer in range(2):
-        made.update(
-            torch.full((1, 2, count, 4), value), torch.full((1, 2, count, 4), -value), layer
-        )
-    return made
-
-
-def values_of(slot: SlotRows) -> list[float]:
-    return slot.copy(torch.arange(slot.rows)).layers[1].keys[0, 1, :, 3].tolist()
-
-
-def test_used_slots_are_the_first_ones_and_empty_rows_are_zero() -> None:
-    pool = StaticPool()
-    first, second, third = (pool.take(8, rows(8, value)) for value in (1.0, 2.0, 3.0))
-    assert (pool.slots, [s.index for s in (first, second, third)]) == (4, [0, 1, 2])
-    del first
-    gc.collect()
-    fourth = pool.take(8, rows(5, 4.0))
-    assert [s.index for s in (third, second, fourth)] == [0, 1, 2]
-    assert values_of(third) == [3.0] * 8
-    assert values_of(second) == [2.0] * 8
-    assert values_of(fourth) == [4.0] * 5
-    for buffer in pool.buffers():
-        assert not buffer[2, :, 5:].any(), "nothing is left of the request that was there"
-        assert not buffer[3].any()
-    del second, third, fourth
-    gc.collect()
-    pool.reserve({})
-    assert not any(buffer.any() for buffer in pool.buffers())
-
-
-def test_rows_survive_growth_reordering_and_leaving() -> None:
-    pool = StaticPool()
-    slot = pool.take(4, rows(4, 1.0))
-    for value in (2.0, 3.0):
-        more = rows(1, value)
-        for layer in range(2):
-            slot.update(
-                more.layers[layer].keys[:, :, :1], more.layers[layer].values[:, :, :1], layer
-            )
-        slot.rows += 1
-    slot.keep(2, torch.tensor([5, 3]))
-    assert values_of(slot) == [1.0, 1.0, 3.0, 1.0]
-    pool.reserve({slot: 5000})
-    assert pool.capacity == 8192
-    assert values_of(slot) == [1.0, 1.0, 3.0, 1.0]
-    small = [pool.take(4) for _ in range(7)]
-    assert slot.index is None, "one long request does not make the pool mostly empty"
-    assert values_of(slot) == [1.0, 1.0, 3.0, 1.0]
-    assert pool.slots == 8
-    assert pool.slots * pool.capacity <= 4 * (5001 + 512), "what was needed at once before"
-    assert sorted(s.index for s in small) == list(range(7))
-
-
-def test_the_pool_is_never_mostly_empty() -> None:
-    lengths = [10, 3000, 40, 700, 9, 9, 9, 20000, 50, 1000, 5, 5, 5, 5, 5, 5, 5]
-    pool = StaticPool()
-    slots: list[SlotRows] = []
-    most = 0
-    for length in lengths:
-        slots.append(pool.take(length))
-        live = [slot for slot in slots if slot.index is not None]
-        most = max(most, sum(max(slot.room + 1, static.FIRST_ROWS) for slot in live))
-        assert pool.slots >= len(live)
-        assert all(slot.room < pool.capacity for slot in live)
-        assert pool.slots * pool.capacity <= 4 * most
-    assert sum(slot.index is not None for slot in slots) > 10
-
-
-@pytest.mark.parametrize("together", [False, True])
-def test_the_pool_seldom_moves_when_short_and_long_requests_alternate(together: bool) -> None:
-    pool = StaticPool()
-    moves = []
-    for _ in range(32):
-        shorts = [pool.take(10) for _ in range(16)]
-        if not together:
-            assert all(slot.index is not None for slot in shorts)
-            shorts.clear()
-        long = pool.take(5000)
-        pool.reserve({long: 5100})
-        moves.append(pool.moves)
-        del shorts, long
-    assert moves[0] <= 5
-    assert moves[-1] <= moves[0] + (0 if together else 5 * 32 / static.PATIENCE)
-
-
-def test_the_pool_turns_to_long_requests_when_there_are_no_others() -> None:
-    pool = StaticPool()
-    shorts = [pool.take(10) for _ in range(16)]
-    del shorts
-    slots = [pool.take(5000) for _ in range(static.PATIENCE + 2)]
-    assert [slot.index for slot in slots] == [None] * static.PATIENCE + [0, 1]
-    assert pool.capacity == 8192
 
 
 # What recordings rely on -----------------------------------------------------------------------
@@ -412,8 +314,8 @@ class Recorder:
 def test_recordings_are_repeated_at_the_same_addresses(
     arch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(static, "FIRST_ROWS", 64)
-    monkeypatch.setattr(static, "HEADROOM", 8)
+    monkeypatch.setattr(slots, "FIRST_ROWS", 64)
+    monkeypatch.setattr(slots, "HEADROOM", 8)
     recipe = Recipe(arch, seed=29, end_bias=-30.0)
     made = member(recipe)
     recorder = Recorder(made)
@@ -566,7 +468,7 @@ def test_a_member_is_compiled_for_many_sizes_and_the_process_keeps_its_limit(
 
     monkeypatch.setattr(torch, "compile", counted)
     default = config.recompile_limit
-    monkeypatch.setattr(forms, "COMPILED_SIZES", default + 2)
+    monkeypatch.setattr(decoder, "COMPILED_SIZES", default + 2)
     for seed in (45, 46):  # members with the same code have sizes of their own
         plain = Decoder(model(Recipe("llama", seed=seed)))
         made = plain.compiled()

@@ -25,7 +25,7 @@ STORED = ROOT / "docs" / "results" / "embedded-suite.json"
 
 ABOUT = {
     "suite": "paper",
-    "command": "adafuse eval --suite paper",
+    "command": "python -m benchmarks.paper",
     "date": "2026-11-21T20:00:00+00:00",
     "version": "0",
     "machine": "x86_64",

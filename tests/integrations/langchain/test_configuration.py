@@ -111,14 +111,16 @@ def test_a_call_overrides_every_option(model):
         "round_detail": "summary",
         "model": "ink+quill",
     }
-    assert {*said, "max_new_tokens", "members", "stop"} >= set(AdaFuseConfig.model_fields)
+    assert {*said, "max_new_tokens", "use", "stop"} >= set(AdaFuseConfig.model_fields)
     short, whole = text(model.invoke("Hi", **said)), text(model.invoke("Hi"))
     assert whole.startswith(short)
     assert len(short) < len(whole)
     assert text(model.invoke("Hi", stop=[" day"])).endswith("Good")
     assert text(model.invoke("Hi", stop=" day")).endswith("Good")
     assert text(model.bind(stop=" day").invoke("Hi")).endswith("Good")
-    assert text(model.invoke("Hi", members=["quill"])) == whole
+    assert text(model.invoke("Hi", use=["quill"])) == whole
+    with pytest.raises(TypeError, match="use= chooses"):
+        model.invoke("Hi", members=["quill"])
     with pytest.raises(TypeError, match="Did you mean 'max_words'"):
         model.invoke("Hi", max_word=1)
     with pytest.raises(ValueError, match="'round_detail'"):
@@ -239,3 +241,17 @@ def test_a_configuration_file_is_a_model(kind, saved, tmp_path):
     same = kind(members=saved, max_words=2, max_new_tokens=50, weights=[1, 2])
     assert text(model.invoke("What is it?")) == text(same.invoke("What is it?"))
     assert kind.from_config(path, members="embedded").model_name == "wren+heron+finch"
+
+
+@BOTH
+def test_model_chooses_among_members_and_says_so_when_it_names_a_model(kind, obliging):
+    with pytest.raises(ValueError, match=r"To load models, write members=\['Qwen/Qwen3-8B'\]"):
+        kind(model="Qwen/Qwen3-8B")
+    for option in ("model", "use"):
+        with pytest.raises(ValueError, match=rf"{option}=.*no member 'Qwen/Qwen3-8B'.*members="):
+            kind(engine=obliging, **{option: "Qwen/Qwen3-8B"})
+    with pytest.raises(ValueError, match="are the same option"):
+        kind(engine=obliging, use="ink", model="quill")
+    assert kind(engine=obliging, use=["quill"]).model_name == "quill"
+    both = kind(engine=obliging, model="quill")
+    assert text(both.invoke("Hi", use="ink")) == text(kind(engine=obliging, use="ink").invoke("Hi"))

@@ -155,7 +155,7 @@ async def test_a_tool_is_chosen_and_called(llm, asynchronous):
 
 def test_options_of_a_step(llm):
     with recorded() as record:
-        llm.predict_and_call([TOOL], "12 plus 7?", members=["ink"], max_words=2, stop="?")
+        llm.predict_and_call([TOOL], "12 plus 7?", use=["ink"], max_words=2, stop="?")
     (start,) = record.named("AdaFuseGenerationStartEvent")
     assert start.members == ("ink",)
     assert start.options["max_words"] == 2

@@ -213,9 +213,9 @@ def test_a_member_without_a_template_reads_named_turns():
 def test_what_is_not_text_is_refused(engine):
     llm = AdaFuseLLM(engine=engine)
     picture = ChatMessage(blocks=[ImageBlock(image=b"AAAA")])
-    with pytest.raises(InvalidInputError, match="message 0 holds a ImageBlock"):
+    with pytest.raises(InvalidInputError, match="message 0 contains ImageBlock"):
         llm.chat([picture])
-    with pytest.raises(InvalidInputError, match="message 0 holds a ImageBlock"):
+    with pytest.raises(InvalidInputError, match="message 0 contains ImageBlock"):
         AdaFuseLLM(engine=engine, query_wrapper_prompt="{query_str}!").chat([picture])
     with pytest.raises(InvalidInputError, match="empty: pass at least one user"):
         llm.chat([])
@@ -232,8 +232,10 @@ async def test_no_option_is_ignored(engine, path):
     with pytest.raises(InvalidOptionError, match="margin_threshold"):
         await ask(llm, path, "Where?", margin_threshold=3)
     with pytest.raises(InvalidOptionError, match="there is no member 'pen'"):
-        await ask(llm, path, "Where?", members=["pen"])
-    said = await ask(llm, path, prompt_of(path, "Where is it?"), members=["ink"])
+        await ask(llm, path, "Where?", use=["pen"])
+    with pytest.raises(TypeError, match="use= chooses"):
+        await ask(llm, path, "Where?", members=["ink"])
+    said = await ask(llm, path, prompt_of(path, "Where is it?"), use=["ink"])
     assert set(said.raw.usage.members.prompt_tokens) == {"ink"}
 
 
@@ -248,8 +250,9 @@ def test_every_option_can_be_said_once_for_all_calls(engine):
         "max_new_tokens": 30,
         "stop": ("x",),
         "weights": {"ink": 1.0, "quill": 2.0},
+        "use": ("ink", "quill"),
     }
-    assert {*said, "members"} == {*AdaFuseConfig.model_fields}
+    assert {*said} == {*AdaFuseConfig.model_fields}
     llm = AdaFuseLLM(engine=engine, **said)
     with recorded() as record:
         llm.complete("Where?")

@@ -93,7 +93,7 @@ def test_wrong_ways_of_making_one():
         for wrong in ({}, {"members": ["a"], "engine": engine}):
             with pytest.raises(InvalidInputError, match=r"pass either members=.* or engine="):
                 AdaFuseLLM(**wrong)
-        with pytest.raises(InvalidInputError, match="dtype: say so where the engine is made"):
+        with pytest.raises(InvalidInputError, match="cannot be combined with dtype"):
             AdaFuseLLM(engine=engine, dtype="bfloat16")
         with pytest.raises(TypeError, match=r"unknown option 'max_word'\. Did you mean 'max_word"):
             AdaFuseLLM(engine=engine, max_word=2)
@@ -299,7 +299,7 @@ def test_prompts_that_cannot_be_used_are_refused_before_anything_is_computed():
 
 def test_a_configuration_file_is_an_llm(tmp_path):
     path = tmp_path / "tuned.yaml"
-    path.write_text("members: [wren, finch]\nmax_words: 2\nmax_new_tokens: 20\n")
+    path.write_text("use: [wren, finch]\nmax_words: 2\nmax_new_tokens: 20\n")
     llm = AdaFuseLLM.from_config(path, max_new_tokens=8)
     assert (llm.max_words, llm.max_new_tokens) == (2, 8)
     assert llm.to_payload()["model_name"] == "wren+finch"

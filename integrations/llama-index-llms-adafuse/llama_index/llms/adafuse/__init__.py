@@ -1,4 +1,4 @@
-"""LlamaIndex LLM answered by an ensemble of local language models (AdaFuse)."""
+"""LlamaIndex LLM backed by an ensemble of local language models (AdaFuse)."""
 
 from __future__ import annotations
 

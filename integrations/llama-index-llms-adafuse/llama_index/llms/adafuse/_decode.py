@@ -1,4 +1,4 @@
-"""One request of an LLM: its rounds told as events, its chunks, its end."""
+"""The decode of one request: chunks of the response, and instrumentation events for the rounds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a response: the text so far, what is new, and what was decided for it."""
+    """A piece of a response: the text so far, the new text, and the rounds behind it."""
 
     text: str
     delta: str
@@ -42,59 +42,62 @@ class Chunk:
 
 
 class Decode:
-    """One request, made while the span of the call that asks is open.
+    """The decode of one request.
 
-    Core closes that span as soon as a stream is handed out, and clears the active one: so a decode
-    opens a span of its own at once and tells its events in the context it was made in.
+    Create it while the span of the LLM call is open. When a call returns a stream, llama-index-core
+    closes that span and resets the active span. The decode therefore opens its own span at once,
+    and emits its events in the context of its creation.
 
     Args:
-        engine: the ensemble.
-        asked: ``prompt`` or ``messages``, and options.
-        emit_events: whether its rounds are told at all.
+        engine: the engine that decodes.
+        request: ``prompt`` or ``messages``, and options.
+        emit_events: whether to open a span and emit events.
     """
 
-    def __init__(self, engine: AdaFuseEngine, asked: dict[str, Any], *, emit_events: bool) -> None:
+    def __init__(
+        self, engine: AdaFuseEngine, request: dict[str, Any], *, emit_events: bool
+    ) -> None:
         self._engine = engine
-        self._asked = asked
+        self._request = request
         self._cancel = threading.Event()
-        self._ending = threading.Lock()
+        self._lock = threading.Lock()
         self._span: str | None = None
-        config = engine.config.override(_options(asked))
+        config = engine.config.override(_options(request))
         if emit_events:
-            self._open(config)
+            self._enter_span(config)
 
     def result(self) -> Chunk:
-        """The whole response."""
-        *_, last = self._events(self._stream())
-        return _whole(last)
+        """Return the whole response."""
+        *_, final = self._events(self._stream())
+        return _final_chunk(final)
 
     async def aresult(self) -> Chunk:
-        """`result` without blocking the event loop."""
+        """Return the whole response without blocking the event loop."""
         async for event in self._aevents():
-            last = event
-        return _whole(last)
+            final = event
+        return _final_chunk(final)
 
     def chunks(self) -> Generator[Chunk, None, None]:
-        """The response span by span, at least one chunk."""
-        _hand_over(self)
+        """Return the chunks of the response, one per committed span and at least one."""
+        _register(self)
         return self._chunks(self._stream())
 
     def achunks(self) -> AsyncGenerator[Chunk, None]:
-        """`chunks` without blocking the event loop."""
-        _hand_over(self)
+        """Return the chunks of the response without blocking the event loop."""
+        _register(self)
         return self._achunks()
 
-    def end(self, error: BaseException | None = None, done: Generation | None = None) -> None:
-        """Stop computing and close the span; to do so again does nothing."""
+    def end(self, error: BaseException | None = None, generation: Generation | None = None) -> None:
+        """Stop the decode and close its span. Further calls have no effect."""
         self._cancel.set()
-        with self._ending:
+        with self._lock:
             span, self._span = self._span, None
         if span is None:
             return
         if error is None or isinstance(error, GeneratorExit):
-            dispatcher.span_exit(span, self._said, self._engine, done)
+            dispatcher.span_exit(span, self._bound_args, self._engine, generation)
         else:
-            dispatcher.span_drop(span, self._said, self._engine, error)
+            dispatcher.span_drop(span, self._bound_args, self._engine, error)
 
     def _chunks(self, stream: Iterator[StreamEvent]) -> Generator[Chunk, None, None]:
         text = ""
@@ -110,9 +113,9 @@ class Decode:
                 yield Chunk(text, event.text, AdaFuseRaw.of_chunk(event))
 
     def _stream(self) -> Iterator[StreamEvent]:
-        """The engine's stream; what cannot be asked is refused before anything is computed."""
+        """Return the engine's stream. Invalid requests raise here, before any computation."""
         try:
-            return self._engine.stream(**self._asked, cancel=self._cancel)
+            return self._engine.stream(**self._request, cancel=self._cancel)
         except BaseException as error:
             self.end(error)
             raise
@@ -120,7 +123,7 @@ class Decode:
     def _events(self, stream: Iterator[StreamEvent]) -> Generator[StreamEvent, None, None]:
         try:
             for event in stream:
-                self._tell(event)
+                self._emit(event)
                 yield event
         except BaseException as error:
             self.end(error)
@@ -128,20 +131,22 @@ class Decode:
 
     async def _aevents(self) -> AsyncGenerator[StreamEvent, None]:
         try:
-            async for event in self._engine.astream(**self._asked, cancel=self._cancel):
-                self._tell(event)
+            async for event in self._engine.astream(**self._request, cancel=self._cancel):
+                self._emit(event)
                 yield event
         except BaseException as error:
             self.end(error)
             raise
 
-    def _open(self, config: AdaFuseConfig) -> None:
-        """Enter the span; its parent is the active one."""
+    def _enter_span(self, config: AdaFuseConfig) -> None:
+        """Open the decode's span as a child of the active span."""
         self._context = copy_context()
         self._span = f"AdaFuse.decode-{uuid.uuid4()}"
-        self._said = inspect.signature(AdaFuseEngine.stream).bind(self._engine, **self._asked)
+        self._bound_args = inspect.signature(AdaFuseEngine.stream).bind(
+            self._engine, **self._request
+        )
         parent, tags = active_span_id.get(), active_instrument_tags.get()
-        dispatcher.span_enter(self._span, self._said, self._engine, parent, tags)
+        dispatcher.span_enter(self._span, self._bound_args, self._engine, parent, tags)
         self._context.run(active_span_id.set, self._span)
         self._context.run(
             dispatcher.event,
@@ -152,63 +157,64 @@ class Decode:
             ),
         )
 
-    def _tell(self, event: StreamEvent) -> None:
-        """Tell a round, and the end where this was the last; then the span closes."""
+    def _emit(self, event: StreamEvent) -> None:
+        """Emit the event of a round; on the last event, also emit the end and close the span."""
         if self._span is None:
             return
         if event.round is not None:
-            told = AdaFuseRoundEvent(span_id=self._span, **record(event.round))
-            self._context.run(dispatcher.event, told)
-        if (done := event.generation) is not None:
+            round_event = AdaFuseRoundEvent(span_id=self._span, **record(event.round))
+            self._context.run(dispatcher.event, round_event)
+        if (generation := event.generation) is not None:
             end = AdaFuseGenerationEndEvent(
                 span_id=self._span,
-                text=done.text,
-                finish_reason=done.finish_reason,
-                usage=done.usage,
-                summary=Summary.of(done.rounds),
+                text=generation.text,
+                finish_reason=generation.finish_reason,
+                usage=generation.usage,
+                summary=Summary.of(generation.rounds),
             )
             self._context.run(dispatcher.event, end)
-            self.end(done=done)
+            self.end(generation=generation)
 
 
-def _options(asked: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in asked.items() if key not in ("prompt", "messages")}
+def _options(request: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in request.items() if key not in ("prompt", "messages")}
 
 
-def _whole(last: StreamEvent) -> Chunk:
-    assert last.generation is not None, "a decode ends with its generation or an error"
-    text = last.generation.text
-    return Chunk(text, text, AdaFuseRaw.of_response(last.generation))
+def _final_chunk(final: StreamEvent) -> Chunk:
+    assert final.generation is not None, "a decode ends with its generation or an error"
+    text = final.generation.text
+    return Chunk(text, text, AdaFuseRaw.of_response(final.generation))
 
 
-# Streams that end when they are closed ----------------------------------------------------------
-# Core wraps a stream in a generator of its own. Where a handler keeps the exception that closing
-# throws into that one, as recorders of events do, its frame lives on, and with it the stream: it
-# would go on computing. So the generator that users get ends the decode itself.
+# Streams that stop when they are closed ---------------------------------------------------------
+# llama-index-core wraps each stream in its own generator. Closing this generator raises an
+# exception in it. A handler that stores the exception, such as an event recorder, keeps the
+# generator's frame and its stream alive, so the stream would continue to compute. The generator
+# that users get therefore ends the decode itself.
 
-_HANDED: ContextVar[list[Decode] | None] = ContextVar("adafuse_decodes", default=None)
+_STARTED: ContextVar[list[Decode] | None] = ContextVar("adafuse_decodes", default=None)
 
 
-def _hand_over(decode: Decode) -> None:
-    handed = _HANDED.get()
-    if handed is not None:
-        handed.append(decode)
+def _register(decode: Decode) -> None:
+    started = _STARTED.get()
+    if started is not None:
+        started.append(decode)
 
 
 def ends_when_closed(
     method: Callable[P, Generator[T, None, None]],
 ) -> Callable[P, Generator[T, None, None]]:
-    """A method that streams, whose decode ends when its generator is closed or dropped."""
+    """Decorate a streaming method to end its decode when its generator is closed or deleted."""
 
     @functools.wraps(method)
     def streaming(*args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
-        handed: list[Decode] = []
-        token = _HANDED.set(handed)
+        started: list[Decode] = []
+        token = _STARTED.set(started)
         try:
             stream = method(*args, **kwargs)
         finally:
-            _HANDED.reset(token)
-        return _ended(_relay(stream, handed[-1]), handed[-1])
+            _STARTED.reset(token)
+        return _end_with(_relay(stream, started[-1]), started[-1])
 
     return streaming
 
@@ -216,17 +222,17 @@ def ends_when_closed(
 def aends_when_closed(
     method: Callable[P, Coroutine[Any, Any, AsyncGenerator[T, None]]],
 ) -> Callable[P, Coroutine[Any, Any, AsyncGenerator[T, None]]]:
-    """`ends_when_closed` for a coroutine function."""
+    """Decorate a coroutine function as `ends_when_closed` decorates a method."""
 
     @functools.wraps(method)
     async def streaming(*args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[T, None]:
-        handed: list[Decode] = []
-        token = _HANDED.set(handed)
+        started: list[Decode] = []
+        token = _STARTED.set(started)
         try:
             stream = await method(*args, **kwargs)
         finally:
-            _HANDED.reset(token)
-        return _ended(_arelay(stream, handed[-1]), handed[-1])
+            _STARTED.reset(token)
+        return _end_with(_arelay(stream, started[-1]), started[-1])
 
     return streaming
 
@@ -241,8 +247,8 @@ def _relay(stream: Generator[T, None, None], decode: Decode) -> Generator[T, Non
 async def _arelay(stream: AsyncGenerator[T, None], decode: Decode) -> AsyncGenerator[T, None]:
     try:
         async with aclosing(stream):
-            async for each in stream:
-                yield each
+            async for item in stream:
+                yield item
     finally:
         decode.end()
 
@@ -250,7 +256,7 @@ async def _arelay(stream: AsyncGenerator[T, None], decode: Decode) -> AsyncGener
 G = TypeVar("G", Generator[Any, None, None], AsyncGenerator[Any, None])
 
 
-def _ended(stream: G, decode: Decode) -> G:
-    """The stream; its decode ends even where it is dropped before anything was asked of it."""
+def _end_with(stream: G, decode: Decode) -> G:
+    """Return the stream; end its decode when it is deleted, even if it was never advanced."""
     weakref.finalize(stream, decode.end).atexit = False
     return stream

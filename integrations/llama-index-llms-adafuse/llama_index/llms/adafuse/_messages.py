@@ -1,4 +1,4 @@
-"""LlamaIndex's messages as the plain turns that every chat template takes."""
+"""Convert LlamaIndex's messages to turns of a conversation."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ from adafuse_llm import InvalidInputError
 from adafuse_llm.adapters.conversation import Call, Turn
 
 _ROLES = {"chatbot": "assistant", "model": "assistant", "function": "tool", "developer": "system"}
-_UNREAD = (ThinkingBlock, CachePoint)
-"""Blocks that are no part of what a member reads."""
+_IGNORED_BLOCKS = (ThinkingBlock, CachePoint)
+"""Types of blocks that are not part of the prompt."""
 
 
 def to_turns(messages: Sequence[ChatMessage]) -> list[Turn]:
-    """Role and text of each message, with its calls of tools.
+    """Convert messages to turns with a role, text and tool calls.
 
     Raises:
-        InvalidInputError: a message holds something that is not text.
+        InvalidInputError: a message has content that is not text.
     """
     return [_turn(number, message) for number, message in enumerate(messages)]
 
 
-def extend(
+def add_prompts(
     messages: Sequence[ChatMessage],
     system_prompt: str | None,
     query_wrapper_prompt: BasePromptTemplate | None,
 ) -> list[ChatMessage]:
-    """Messages that begin with the system prompt, once, and whose last user's words are wrapped."""
-    extended = list(messages)
+    """Add the system prompt, unless present, and wrap the text of the last user message."""
+    result = list(messages)
     if query_wrapper_prompt is not None:
-        users = [n for n, message in enumerate(extended) if message.role == "user"]
+        users = [n for n, message in enumerate(result) if message.role == "user"]
         for number in users[-1:]:
-            extended[number] = _wrapped(extended[number], query_wrapper_prompt)
+            result[number] = _wrap(result[number], query_wrapper_prompt)
     if not system_prompt:
-        return extended
-    first = extended[0] if extended and extended[0].role == "system" else None
+        return result
+    first = result[0] if result and result[0].role == "system" else None
     if first is None:
-        return [ChatMessage(role="system", content=system_prompt), *extended]
-    said = first.content or ""
-    if said == system_prompt:  # `predict` has put it there
-        return extended
-    both = ChatMessage(role="system", content=f"{system_prompt}\n\n{said}")
-    return [both, *extended[1:]]
+        return [ChatMessage(role="system", content=system_prompt), *result]
+    content = first.content or ""
+    if content == system_prompt:  # added by `predict`
+        return result
+    combined = ChatMessage(role="system", content=f"{system_prompt}\n\n{content}")
+    return [combined, *result[1:]]
 
 
-def _wrapped(message: ChatMessage, wrapper: BasePromptTemplate) -> ChatMessage:
+def _wrap(message: ChatMessage, wrapper: BasePromptTemplate) -> ChatMessage:
     text = wrapper.format(query_str=message.content or "")
     others = [block for block in message.blocks if not isinstance(block, TextBlock)]
     return ChatMessage(role=message.role, blocks=[*others, TextBlock(text=text)])
@@ -68,21 +68,21 @@ def _turn(number: int, message: ChatMessage) -> Turn:
             texts.append(block.text)
         elif isinstance(block, ToolCallBlock):
             calls.append(_call(number, block))
-        elif not isinstance(block, _UNREAD):
+        elif not isinstance(block, _IGNORED_BLOCKS):
             raise InvalidInputError(
-                f"message {number} holds a {type(block).__name__}; local text models take text only"
+                f"message {number} contains {type(block).__name__}, but members accept only text"
             )
     role = message.role.value
     turn = Turn(role=_ROLES.get(role, role), content="\n".join(texts))
     if calls:
         turn["tool_calls"] = calls
-    said = message.additional_kwargs
+    extras = message.additional_kwargs
     if turn["role"] == "tool":
-        if isinstance(identity := said.get("tool_call_id"), str):
-            turn["tool_call_id"] = identity
-        else:  # what an agent without calls observed
+        if isinstance(call_id := extras.get("tool_call_id"), str):
+            turn["tool_call_id"] = call_id
+        else:  # an observation of an agent that makes no tool calls
             turn["role"] = "user"
-    if isinstance(name := said.get("name"), str):
+    if isinstance(name := extras.get("name"), str):
         turn["name"] = name
     return turn
 
@@ -91,7 +91,7 @@ def _call(number: int, block: ToolCallBlock) -> Call:
     arguments: Any = block.tool_kwargs
     if not isinstance(arguments, dict):
         raise InvalidInputError(
-            f"message {number} calls {block.tool_name!r} with arguments that are no object: "
+            f"message {number} calls {block.tool_name!r} with arguments that are not a mapping: "
             f"{arguments!r}"
         )
     return Call(id=block.tool_call_id or "", name=block.tool_name, arguments=arguments)

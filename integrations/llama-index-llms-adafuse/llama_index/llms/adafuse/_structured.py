@@ -1,4 +1,4 @@
-"""Replies that are to be objects of a class: asked for, read, asked for again."""
+"""Structured output: request replies that are objects of a class, parse them, and retry."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from llama_index.core.program.utils import FlexibleModel, process_streaming_obje
 
 from adafuse_llm import MalformedReplyError
 from adafuse_llm.adapters.structured import (
-    begun_json,
     correction,
     find_json,
+    partial_json,
     schema_instructions,
 )
 
@@ -21,83 +21,85 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class Attempts(Generic[Model]):
-    """Conversations to be answered until a reply is an object of a class.
+    """An iterator over conversations, which ends when a reply is an object of a class.
 
         for messages in attempts:
             attempts.take(reply to messages)
         attempts.output
 
-    A reply that is none is shown to the members with what is wrong with it, `retries` times at
-    most; then the iterator raises.
+    The conversation after an invalid reply contains that reply and its errors. The iterator raises
+    after `retries` further conversations.
 
     Raises:
-        MalformedReplyError: no reply was of the form that was asked for.
+        MalformedReplyError: no reply is a valid object (raised by the iterator).
     """
 
     output: Model
 
     def __init__(self, output_cls: type[Model], messages: list[ChatMessage], retries: int) -> None:
         self._output_cls = output_cls
-        self._asked = _asking(output_cls, messages)
-        self._left = retries + 1
-        self._tries = retries + 1
-        self._wrong = ""
+        self._messages = _with_instructions(output_cls, messages)
+        self._attempts_left = retries + 1
+        self._max_attempts = retries + 1
+        self._last_error = ""
 
     def __iter__(self) -> Iterator[list[ChatMessage]]:
         while not hasattr(self, "output"):
-            if not self._left:
+            if not self._attempts_left:
                 raise MalformedReplyError(
-                    f"no reply was a {self._output_cls.__name__} in {self._tries} attempts; "
-                    f"the last one: {self._wrong}"
+                    f"no reply was a valid {self._output_cls.__name__} in {self._max_attempts} "
+                    f"attempts; the last error: {self._last_error}"
                 )
-            self._left -= 1
-            yield self._asked
+            self._attempts_left -= 1
+            yield self._messages
 
     def take(self, reply: str) -> None:
-        """Read a reply; what is wrong with it goes into the next conversation."""
+        """Parse a reply; if it is invalid, add it and its errors to the next conversation."""
         try:
             self.output = self._output_cls.model_validate(find_json(reply))
         except (ValidationError, ValueError) as error:
-            self._wrong = _short(error)
-            self._asked = [
-                *self._asked,
+            self._last_error = _summarize(error)
+            self._messages = [
+                *self._messages,
                 ChatMessage(role="assistant", content=reply),
-                ChatMessage(role="user", content=correction(self._wrong)),
+                ChatMessage(role="user", content=correction(self._last_error)),
             ]
 
 
 class Partial(Generic[Model]):
-    """What can be read of an object while its reply is written."""
+    """A parser of unfinished replies."""
 
     def __init__(self, output_cls: type[Model]) -> None:
         self._output_cls = output_cls
-        self._read: Any = None
+        self._previous: Any = None
 
     def take(self, text: str) -> Model | FlexibleModel | None:
-        """The object as far as `text` goes, where that is further than before."""
-        begun = begun_json(text)
-        if not begun:
+        """Return the object so far in `text`, or None if it has not changed."""
+        partial = partial_json(text)
+        if not partial:
             return None
-        response = CompletionResponse(text=begun)
-        before = None if self._read is None else [self._read]
-        read: Any = process_streaming_objects(response, self._output_cls, before)
-        if read == self._read:
+        response = CompletionResponse(text=partial)
+        previous = None if self._previous is None else [self._previous]
+        current: Any = process_streaming_objects(response, self._output_cls, previous)
+        if current == self._previous:
             return None
-        self._read = read
-        return read  # type: ignore[no-any-return]
+        self._previous = current
+        return current  # type: ignore[no-any-return]
 
 
-def _asking(output_cls: type[BaseModel], messages: list[ChatMessage]) -> list[ChatMessage]:
-    """The conversation, with what is to be written at the end of the system message."""
-    wanted = schema_instructions(output_cls.model_json_schema())
+def _with_instructions(
+    output_cls: type[BaseModel], messages: list[ChatMessage]
+) -> list[ChatMessage]:
+    """Append instructions for the format of the reply to the system message."""
+    instructions = schema_instructions(output_cls.model_json_schema())
     if not messages or messages[0].role != "system":
-        return [ChatMessage(role="system", content=wanted), *messages]
-    system = f"{messages[0].content or ''}\n\n{wanted}".strip()
+        return [ChatMessage(role="system", content=instructions), *messages]
+    system = f"{messages[0].content or ''}\n\n{instructions}".strip()
     return [ChatMessage(role="system", content=system), *messages[1:]]
 
 
-def _short(error: Exception) -> str:
-    """One line that says what is wrong."""
+def _summarize(error: Exception) -> str:
+    """Return the errors as one line."""
     if not isinstance(error, ValidationError):
         return str(error)
     problems = error.errors(include_url=False)

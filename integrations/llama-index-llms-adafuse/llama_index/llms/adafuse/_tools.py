@@ -1,4 +1,4 @@
-"""One step of a ReAct agent, and the tools that it calls."""
+"""One step of a ReAct agent, with its tool calls."""
 
 from __future__ import annotations
 
@@ -20,42 +20,46 @@ from adafuse_llm import MalformedReplyError
 async def step_and_call(
     llm: LLM,
     tools: Sequence[BaseTool],
-    asked: list[ChatMessage],
-    given: dict[str, Any],
+    messages: list[ChatMessage],
+    agent_options: dict[str, Any],
     retries: int,
     *,
     verbose: bool = False,
 ) -> AgentChatResponse:
-    """Play one step and call its tools.
+    """Run one step of the agent and call the tools that it selects.
 
     Args:
-        llm: whose step it is.
-        tools: what can be called.
-        asked: the conversation.
-        given: `react_chat_formatter`, `output_parser`, `tool_retriever`, `memory`, where said.
-        retries: how often a step that cannot be read is asked for again.
-        verbose: print calls and their results.
+        llm: the LLM that writes the step.
+        tools: tools that the step can call.
+        messages: the conversation.
+        agent_options: any of `react_chat_formatter`, `output_parser`, `tool_retriever` and
+            `memory`.
+        retries: how often to request another step if a step cannot be parsed.
+        verbose: whether to print calls and their results.
 
     Raises:
-        MalformedReplyError: no step could be read.
+        MalformedReplyError: no step can be parsed.
     """
-    memory = given.pop("memory", None) or ChatMemoryBuffer.from_defaults()
-    if (formatter := given.pop("react_chat_formatter", None)) is not None:
-        given["formatter"] = formatter
-    agent = ReActAgent(tools=list(tools), llm=llm, streaming=False, verbose=verbose, **given)
+    memory = agent_options.pop("memory", None) or ChatMemoryBuffer.from_defaults()
+    if (formatter := agent_options.pop("react_chat_formatter", None)) is not None:
+        agent_options["formatter"] = formatter
+    agent = ReActAgent(
+        tools=list(tools), llm=llm, streaming=False, verbose=verbose, **agent_options
+    )
     callable_tools = [adapt_to_async_tool(tool) for tool in tools]
-    if (retriever := given.get("tool_retriever")) is not None:
+    if (retriever := agent_options.get("tool_retriever")) is not None:
         callable_tools += [
-            adapt_to_async_tool(tool) for tool in await retriever.aretrieve(str(asked[-1].content))
+            adapt_to_async_tool(tool)
+            for tool in await retriever.aretrieve(str(messages[-1].content))
         ]
     for _ in range(retries + 1):
-        step = await agent.take_step(SimpleAgentContext(), asked, callable_tools, memory)
+        step = await agent.take_step(SimpleAgentContext(), messages, callable_tools, memory)
         if not step.retry_messages:
             break
-        asked = [*asked, *step.retry_messages]
+        messages = [*messages, *step.retry_messages]
     else:
         raise MalformedReplyError(
-            f"no step of the agent could be read in {retries + 1} attempts; the last reply: "
+            f"no reply was a valid agent step in {retries + 1} attempts; the last reply: "
             f"{step.response.content!r}"
         )
     outputs = [
@@ -64,10 +68,10 @@ async def step_and_call(
     ]
     if outputs:
         return AgentChatResponse("\n\n".join(output.content for output in outputs), outputs)
-    return AgentChatResponse(_answer(agent, step.response.content or ""))
+    return AgentChatResponse(_final_response(agent, step.response.content or ""))
 
 
-def _answer(agent: ReActAgent, reply: str) -> str:
-    """The answer in a step that calls no tool."""
-    read = agent.output_parser.parse(reply)
-    return str(getattr(read, "response", reply))
+def _final_response(agent: ReActAgent, reply: str) -> str:
+    """Return the agent's response from a step that calls no tool."""
+    parsed = agent.output_parser.parse(reply)
+    return str(getattr(parsed, "response", reply))

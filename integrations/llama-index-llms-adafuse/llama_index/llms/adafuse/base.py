@@ -1,4 +1,4 @@
-"""The ensemble as a LlamaIndex LLM."""
+"""The LlamaIndex LLM."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from llama_index.core.types import PydanticProgramMode
 from llama_index.llms.adafuse._decode import Chunk, Decode, aends_when_closed, ends_when_closed
-from llama_index.llms.adafuse._messages import extend, to_turns
+from llama_index.llms.adafuse._messages import add_prompts, to_turns
 from llama_index.llms.adafuse._structured import Attempts, Model, Partial
 from llama_index_instrumentation import get_dispatcher
 from typing_extensions import Self, Unpack
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidInputError, MemberSpec, RuntimeConfig
 from adafuse_llm.adapters.conversation import to_messages
-from adafuse_llm.adapters.ensembles import Ensemble, configured
+from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
 from adafuse_llm.adapters.options import check_option_names
 from adafuse_llm.config import DecodeOptions
 
@@ -56,14 +56,14 @@ if TYPE_CHECKING:
 dispatcher = get_dispatcher(__name__)
 
 OBSERVATION = "\nObservation:"
-"""Where a ReAct agent's step ends; what a model writes from there on is made up."""
+"""The end of a ReAct agent's step. Any text that a model writes after it is hallucinated."""
 
-_MODES = (PydanticProgramMode.DEFAULT, PydanticProgramMode.LLM)
+_PROGRAM_MODES = (PydanticProgramMode.DEFAULT, PydanticProgramMode.LLM)
 _LOADING = ("dtype", "device_map", "revision", "trust_remote_code", "runtime")
 
 
 def _option(name: str) -> Any:
-    """A field for an option of `AdaFuseConfig`; None is the engine's own value."""
+    """Return a field for an option of `AdaFuseConfig`; None means the engine's value."""
     return Field(default=None, description=AdaFuseConfig.model_fields[name].description)
 
 
@@ -90,47 +90,55 @@ class LLMOptions(DecodeOptions, total=False):
 
 
 class AdaFuseLLM(CustomLLM):
-    """A LlamaIndex LLM whose every answer is decoded by an AdaFuse ensemble.
+    """A LlamaIndex LLM backed by an ensemble of local language models.
 
-    Nothing is loaded before it is needed, and LLMs that name the same members share one engine.
-    Thread-safe; copies are the same object, pickles hold names and options but no weights.
+    The members are loaded on first use. LLMs with the same members share one engine. An LLM is
+    thread-safe. Copies are the same object. Pickles contain names and options but no weights.
 
     Args:
-        members: folders, hub ids or `MemberSpec`, any number; an empty list stands for the three
-            small models that ship with adafuse-llm.
-        engine: an ensemble that is there already, instead of members and how to load them.
+        members: folders, hub ids or `MemberSpec` objects; an empty list for the three small models
+            that ship with adafuse-llm.
+        engine: an existing engine to use instead of `members` and the options for loading them.
         dtype, device_map, revision, trust_remote_code: as for `AdaFuseEngine.from_pretrained`.
-        runtime: how requests are run.
-        emit_events: whether rounds are told as instrumentation events.
-        retries: how often members are asked again where a reply is not of the form that was asked
-            for (structured prediction, `predict_and_call`).
-        **kwargs: any option of `AdaFuseConfig`, for every call (a call's own override them), and
-            what every LlamaIndex LLM takes: `system_prompt`, `completion_to_prompt`,
-            `messages_to_prompt`, `query_wrapper_prompt`, `callback_manager`, `output_parser`,
-            `pydantic_program_mode`, `rate_limiter`.
+        runtime: settings of the engine's scheduler and caches.
+        emit_events: whether to emit instrumentation events for the rounds.
+        retries: how often to request another reply if a reply is malformed, in structured
+            prediction and in `predict_and_call`.
+        **kwargs: options of `AdaFuseConfig`, which each call can override, and the arguments of
+            every LlamaIndex LLM: `system_prompt`, `completion_to_prompt`, `messages_to_prompt`,
+            `query_wrapper_prompt`, `callback_manager`, `output_parser`, `pydantic_program_mode`,
+            `rate_limiter`.
 
     Raises:
-        InvalidInputError: neither members nor an engine, or both; an option that is out of range.
-        TypeError: an unknown keyword.
+        InvalidInputError: both or neither of `members` and `engine` are given, or an option is out
+            of range.
+        TypeError: a keyword is unknown.
     """
 
     members: tuple[Any, ...] | None = Field(
-        default=None, description="Folders, hub ids or MemberSpec; empty for the shipped ones."
+        default=None,
+        description="Folders, hub ids or MemberSpec objects; empty for the embedded members.",
     )
-    dtype: Any = Field(default="auto", description="dtype of the weights.")
-    device_map: str | None = Field(default=None, description="Passed to accelerate.")
+    dtype: Any = Field(default="auto", description="Data type of the weights.")
+    device_map: str | None = Field(
+        default=None, description="Placement of the weights, passed to accelerate."
+    )
     revision: str | None = Field(default=None, description="Revision of hub models.")
     trust_remote_code: bool = Field(
-        default=False, description="Allow code that comes with a model to run."
+        default=False, description="Whether to run code from model repositories."
     )
     runtime: RuntimeConfig = Field(
-        default_factory=RuntimeConfig, description="How requests are run."
+        default_factory=RuntimeConfig,
+        description="Settings of the engine's scheduler and caches.",
     )
     emit_events: bool = Field(
-        default=True, description="Tell rounds as instrumentation events, under their own span."
+        default=True,
+        description="Whether to emit instrumentation events for the rounds, in their own span.",
     )
     retries: int = Field(
-        default=2, ge=0, description="How often an ill-formed structured reply is asked for again."
+        default=2,
+        ge=0,
+        description="How often to request another reply if a reply is malformed.",
     )
     margin_threshold: float | None = _option("margin_threshold")
     max_words: int | None = _option("max_words")
@@ -141,8 +149,8 @@ class AdaFuseLLM(CustomLLM):
     weights: dict[str, float] | tuple[float, ...] | None = _option("weights")
     use: tuple[str, ...] | None = _option("use")
 
-    _given: AdaFuseEngine | None = PrivateAttr(default=None)
-    _always: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _passed_engine: AdaFuseEngine | None = PrivateAttr(default=None)
+    _fixed_options: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     def __init__(
         self,
@@ -154,22 +162,23 @@ class AdaFuseLLM(CustomLLM):
         fields = {*type(self).model_fields} - {*AdaFuseConfig.model_fields}
         given: dict[str, Any] = {**kwargs}
         base = {key: given.pop(key) for key in fields & {*given}}
-        options = check_option_names(given, also=sorted(fields))
+        options = check_option_names(given, extra=sorted(fields))
         config = AdaFuseConfig(**options)
         options.pop("temperature", None)
         if (members is None) == (engine is None):
             raise InvalidInputError(
                 "pass either members=[...] (folders, hub ids or MemberSpec) or engine=...; "
-                "AdaFuseLLM.from_embedded() takes the small members that ship with adafuse-llm"
+                "AdaFuseLLM.from_embedded() uses the small models that ship with adafuse-llm"
             )
-        if engine is not None and (said := [key for key in _LOADING if key in base]):
+        if engine is not None and (loading := [key for key in _LOADING if key in base]):
             raise InvalidInputError(
-                f"{', '.join(said)}: say so where the engine is made; it is loaded already"
+                f"engine= cannot be combined with {', '.join(loading)}, because the engine is "
+                "already loaded; pass loading options when you create the engine"
             )
-        if (mode := base.get("pydantic_program_mode")) not in (None, *_MODES):
+        if (mode := base.get("pydantic_program_mode")) not in (None, *_PROGRAM_MODES):
             raise InvalidInputError(
-                f"pydantic_program_mode must be 'default' or 'llm', which ask for JSON in words; "
-                f"got {mode!r}: the others need a model that calls functions"
+                f"pydantic_program_mode must be 'default' or 'llm', which request JSON in the "
+                f"prompt; got {mode!r}. Other modes need a function-calling model"
             )
         ensemble = Ensemble(given=engine) if members is None else Ensemble.of(members)
         if isinstance(base.get("query_wrapper_prompt"), str):
@@ -179,25 +188,25 @@ class AdaFuseLLM(CustomLLM):
             **{key: value for key, value in base.items() if value is not None},
             **{name: getattr(config, name) for name in options},
         )
-        self._given = engine
+        self._passed_engine = engine
 
     @classmethod
     def from_embedded(cls, **kwargs: Unpack[LLMOptions]) -> Self:
-        """The three small models that ship with adafuse-llm, for trying out and for tests."""
+        """Create an LLM from the three small members that ship with adafuse-llm."""
         return cls(members=[], **kwargs)
 
     @classmethod
     def from_config(cls, path: str | PathLike[str], **kwargs: Unpack[LLMOptions]) -> Self:
-        """What a configuration file describes, such as one that ``adafuse tune`` wrote.
+        """Create an LLM from a configuration file, such as one written by ``adafuse tune``.
 
         Args:
-            path: YAML or JSON; see `adafuse_llm.loading.config_file`.
-            **kwargs: as for the constructor; they come before what the file says.
+            path: a YAML or JSON file; see `adafuse_llm.loading.config_file`.
+            **kwargs: arguments of the constructor, which override the file.
 
         Raises:
-            InvalidInputError: there is no such file, or it says something that cannot be used.
+            InvalidInputError: the file cannot be read, or has unknown or invalid content.
         """
-        return cls(**{"members": [], **configured(path), **kwargs})
+        return cls(**{"members": [], **fields_from_config(path), **kwargs})
 
     @classmethod
     def class_name(cls) -> str:
@@ -205,7 +214,7 @@ class AdaFuseLLM(CustomLLM):
 
     @property
     def engine(self) -> AdaFuseEngine:
-        """The ensemble; the first use of members loads them.
+        """The engine. The first access loads the members.
 
         Raises:
             LoadError: a member cannot be loaded.
@@ -213,19 +222,20 @@ class AdaFuseLLM(CustomLLM):
         return self._ensemble.engine()
 
     def warmup(self) -> Self:
-        """Load the members now."""
+        """Load the members now instead of on the first call; return the LLM."""
         self._ensemble.engine()
         return self
 
     def unload(self) -> None:
-        """Let go of the members, for every LLM that names the same; the next call loads them again.
-        An engine that was given is left to its owner.
+        """Release the members, for all LLMs that share them. The next call loads them again.
+
+        An engine passed as `engine` stays open.
         """
         self._ensemble.unload()
 
     @property
     def metadata(self) -> LLMMetadata:
-        """What LlamaIndex plans prompts with; loads the members, as it is read off them."""
+        """Context window, output limit and model name. Reading it loads the members."""
         engine = self.engine
         return LLMMetadata(
             context_window=engine.context_window or LLMMetadata().context_window,
@@ -244,7 +254,7 @@ class AdaFuseLLM(CustomLLM):
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         decode = self._decode(self._prompt(prompt, formatted, kwargs))
-        return _completion(decode.result())
+        return _completion_response(decode.result())
 
     @ends_when_closed
     @llm_completion_callback()
@@ -252,14 +262,14 @@ class AdaFuseLLM(CustomLLM):
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
         decode = self._decode(self._prompt(prompt, formatted, kwargs))
-        return (_completion(chunk) for chunk in decode.chunks())
+        return (_completion_response(chunk) for chunk in decode.chunks())
 
     @llm_completion_callback()
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
         decode = await self._adecode(self._prompt(prompt, formatted, kwargs))
-        return _completion(await decode.aresult())
+        return _completion_response(await decode.aresult())
 
     @aends_when_closed
     @llm_completion_callback()
@@ -267,23 +277,23 @@ class AdaFuseLLM(CustomLLM):
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         decode = await self._adecode(self._prompt(prompt, formatted, kwargs))
-        return (_completion(chunk) async for chunk in decode.achunks())
+        return (_completion_response(chunk) async for chunk in decode.achunks())
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         decode = self._decode(self._messages(messages, kwargs))
-        return _reply(decode.result())
+        return _chat_response(decode.result())
 
     @ends_when_closed
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         decode = self._decode(self._messages(messages, kwargs))
-        return (_reply(chunk) for chunk in decode.chunks())
+        return (_chat_response(chunk) for chunk in decode.chunks())
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         decode = await self._adecode(self._messages(messages, kwargs))
-        return _reply(await decode.aresult())
+        return _chat_response(await decode.aresult())
 
     @aends_when_closed
     @llm_chat_callback()
@@ -291,7 +301,7 @@ class AdaFuseLLM(CustomLLM):
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
         decode = await self._adecode(self._messages(messages, kwargs))
-        return (_reply(chunk) async for chunk in decode.achunks())
+        return (_chat_response(chunk) async for chunk in decode.achunks())
 
     # Structured prediction --------------------------------------------------------------------
 
@@ -302,13 +312,14 @@ class AdaFuseLLM(CustomLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Model:
-        """An object of `output_cls`, read off the members' reply to a prompt.
+        """Return an object of `output_cls` from the members' reply to a prompt.
 
-        The schema is part of the prompt; fences and words around the object are left out; a reply
-        that is no such object is asked for again, `retries` times at most.
+        The prompt includes the schema of the class. Code fences and text around the object are
+        ignored. If a reply is not a valid object, the LLM requests another one, up to `retries`
+        times.
 
         Raises:
-            MalformedReplyError: no reply was of that form.
+            MalformedReplyError: no reply is a valid object.
         """
         attempts = self._attempts(output_cls, prompt, prompt_args)
         for messages in attempts:
@@ -323,7 +334,7 @@ class AdaFuseLLM(CustomLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Model:
-        """`structured_predict` without blocking the event loop."""
+        """Return what `structured_predict` returns, without blocking the event loop."""
         attempts = self._attempts(output_cls, prompt, prompt_args)
         for messages in attempts:
             reply = await self.achat(messages, **(llm_kwargs or {}))
@@ -338,15 +349,15 @@ class AdaFuseLLM(CustomLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Generator[Any, None, None]:
-        """Objects that grow as the reply is written; the last one is whole and valid."""
-        asked = prompt.format_messages(llm=self, **prompt_args)
-        attempts = Attempts(output_cls, asked, self.retries)
+        """Yield partial objects during decoding, then the complete and valid object."""
+        conversation = prompt.format_messages(llm=self, **prompt_args)
+        attempts = Attempts(output_cls, conversation, self.retries)
         for messages in attempts:
             partial, text = Partial(output_cls), ""
             for chunk in self.stream_chat(messages, **(llm_kwargs or {})):
                 text = chunk.message.content or ""
-                if (read := partial.take(text)) is not None:
-                    yield read
+                if (obj := partial.take(text)) is not None:
+                    yield obj
             attempts.take(text)
         yield attempts.output
 
@@ -357,8 +368,8 @@ class AdaFuseLLM(CustomLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> AsyncGenerator[Any, None]:
-        asked = prompt.format_messages(llm=self, **prompt_args)
-        attempts = Attempts(output_cls, asked, self.retries)
+        conversation = prompt.format_messages(llm=self, **prompt_args)
+        attempts = Attempts(output_cls, conversation, self.retries)
 
         async def objects() -> AsyncGenerator[Any, None]:
             for messages in attempts:
@@ -367,8 +378,8 @@ class AdaFuseLLM(CustomLLM):
                 async with aclosing(stream):
                     async for chunk in stream:
                         text = chunk.message.content or ""
-                        if (read := partial.take(text)) is not None:
-                            yield read
+                        if (obj := partial.take(text)) is not None:
+                            yield obj
                 attempts.take(text)
             yield attempts.output
 
@@ -384,24 +395,25 @@ class AdaFuseLLM(CustomLLM):
         verbose: bool = False,
         **kwargs: Any,
     ) -> AgentChatResponse:
-        """Let the members choose a tool (ReAct), call it, and return what it says.
+        """Let the members select a tool (ReAct), call it, and return its output.
 
-        Where they answer without a tool, that is the response. What they hallucinate as the tool's
-        result is cut off. A step that cannot be read is asked for again, `retries` times at most.
+        If the members respond without a tool, return their response. Tool results that they
+        hallucinate are removed. If a step cannot be parsed, the LLM requests another one, up to
+        `retries` times.
 
         Args:
-            tools: what can be called.
-            user_msg: what is asked.
-            chat_history: turns before it.
-            verbose: print calls and their results.
-            **kwargs: `react_chat_formatter`, `output_parser`, `tool_retriever`, `memory`, and any
-                option of `AdaFuseConfig`.
+            tools: tools that the members can call.
+            user_msg: the user's message.
+            chat_history: earlier messages.
+            verbose: whether to print calls and their results.
+            **kwargs: `react_chat_formatter`, `output_parser`, `tool_retriever`, `memory`, and
+                options of `AdaFuseConfig`.
 
         Raises:
-            MalformedReplyError: no step could be read.
+            MalformedReplyError: no step can be parsed.
         """
         step = self._step_and_call(tools, user_msg, chat_history, verbose, kwargs)
-        with ThreadPoolExecutor(max_workers=1) as pool:  # a loop may be running in this thread
+        with ThreadPoolExecutor(max_workers=1) as pool:  # this thread may have a running event loop
             return pool.submit(copy_context().run, asyncio.run, step).result()
 
     async def apredict_and_call(
@@ -412,7 +424,7 @@ class AdaFuseLLM(CustomLLM):
         verbose: bool = False,
         **kwargs: Any,
     ) -> AgentChatResponse:
-        """`predict_and_call` without blocking the event loop."""
+        """Return what `predict_and_call` returns, without blocking the event loop."""
         return await self._step_and_call(tools, user_msg, chat_history, verbose, kwargs)
 
     async def _step_and_call(
@@ -427,15 +439,17 @@ class AdaFuseLLM(CustomLLM):
 
         if isinstance(user_msg, str):
             user_msg = ChatMessage(role=MessageRole.USER, content=user_msg)
-        asked = [*(chat_history or []), *([user_msg] if user_msg else [])]
-        own = ("react_chat_formatter", "output_parser", "tool_retriever", "memory")
-        agent = {key: kwargs[key] for key in own if kwargs.get(key) is not None}
-        options = check_option_names({k: v for k, v in kwargs.items() if k not in own}, also=own)
+        conversation = [*(chat_history or []), *([user_msg] if user_msg else [])]
+        agent_keywords = ("react_chat_formatter", "output_parser", "tool_retriever", "memory")
+        agent = {key: kwargs[key] for key in agent_keywords if kwargs.get(key) is not None}
+        options = check_option_names(
+            {k: v for k, v in kwargs.items() if k not in agent_keywords}, extra=agent_keywords
+        )
         stop = options.get("stop", self._options({}).get("stop", ()))
         stop = (stop,) if isinstance(stop, str) else tuple(stop)
         llm = self.model_copy()
-        llm._always = {**options, "stop": (*stop, OBSERVATION)}
-        return await step_and_call(llm, tools, asked, agent, self.retries, verbose=verbose)
+        llm._fixed_options = {**options, "stop": (*stop, OBSERVATION)}
+        return await step_and_call(llm, tools, conversation, agent, self.retries, verbose=verbose)
 
     # Copies and pickles -----------------------------------------------------------------------
 
@@ -443,67 +457,73 @@ class AdaFuseLLM(CustomLLM):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._given is not None:
+        if self._passed_engine is not None:
             raise TypeError(
-                "an LLM over an engine that was given cannot be pickled, as weights do not travel; "
-                "make it with members=[...], which the other process loads by name"
+                "an LLM with a passed engine cannot be pickled, because pickles contain no "
+                "weights; create the LLM with members=[...], which the other process can load"
             )
         return super().__getstate__()
 
     @field_serializer("members")
-    def _named(self, members: tuple[MemberSpec, ...] | None) -> list[Any] | None:
+    def _serialize_members(self, members: tuple[MemberSpec, ...] | None) -> list[Any] | None:
         return self._ensemble.identity["members"] if members else None if members is None else []
 
     @field_serializer("dtype")
-    def _dtype_name(self, dtype: Any) -> str:
+    def _serialize_dtype(self, dtype: Any) -> str:
         return str(dtype)
 
     # ------------------------------------------------------------------------------------------
 
     @property
     def _ensemble(self) -> Ensemble:
-        if self._given is not None:
-            return Ensemble(given=self._given)
+        if self._passed_engine is not None:
+            return Ensemble(given=self._passed_engine)
         return Ensemble.of(self.members or (), **{key: getattr(self, key) for key in _LOADING})
 
     @property
     def _model_name(self) -> str:
         return "+".join(self.use or self._ensemble.names)
 
-    def _options(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """Options of a call: its own, else the LLM's; the engine's where neither says anything."""
+    def _options(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a call: those of the LLM, updated with the call's overrides."""
         fields = {name: getattr(self, name, None) for name in AdaFuseConfig.model_fields}
-        own = {name: value for name, value in fields.items() if value is not None}
-        return {**own, **self._always, **check_option_names(said)}
+        options = {name: value for name, value in fields.items() if value is not None}
+        return {**options, **self._fixed_options, **check_option_names(overrides)}
 
-    def _prompt(self, prompt: str, formatted: bool, said: Mapping[str, Any]) -> dict[str, Any]:
-        """What a completion asks: a text to continue, unless `formatted` put into the LLM's own
-        prompts, in the order in which `predict` does so.
+    def _prompt(self, prompt: str, formatted: bool, overrides: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the request of a completion.
+
+        Unless the prompt is `formatted`, apply the LLM's own prompts to it, in the same order as
+        `predict`.
         """
         if not formatted:
             if self.completion_to_prompt is not None:
                 prompt = self.completion_to_prompt(prompt)
             prompt = self._extend_prompt(prompt)
-        return {"prompt": prompt, **self._options(said)}
+        return {"prompt": prompt, **self._options(overrides)}
 
-    def _messages(self, messages: Sequence[ChatMessage], said: Mapping[str, Any]) -> dict[str, Any]:
-        """What a chat asks: messages for every member's own template, or one text for all where
-        `messages_to_prompt` was given.
+    def _messages(
+        self, messages: Sequence[ChatMessage], overrides: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the request of a chat.
+
+        The request has messages, which each member formats with its own chat template. If the user
+        set `messages_to_prompt`, it has one prompt for all members instead.
         """
-        options = self._options(said)
-        extended = extend(messages, self.system_prompt, self.query_wrapper_prompt)
+        options = self._options(overrides)
+        with_prompts = add_prompts(messages, self.system_prompt, self.query_wrapper_prompt)
         if self.messages_to_prompt not in (None, generic_messages_to_prompt):
-            return {"prompt": self.messages_to_prompt(extended), **options}
-        return {"messages": to_messages(to_turns(extended)), **options}
+            return {"prompt": self.messages_to_prompt(with_prompts), **options}
+        return {"messages": to_messages(to_turns(with_prompts)), **options}
 
-    def _decode(self, asked: dict[str, Any]) -> Decode:
-        return Decode(self.engine, asked, emit_events=self.emit_events)
+    def _decode(self, request: dict[str, Any]) -> Decode:
+        return Decode(self.engine, request, emit_events=self.emit_events)
 
-    async def _adecode(self, asked: dict[str, Any]) -> Decode:
+    async def _adecode(self, request: dict[str, Any]) -> Decode:
         ensemble = self._ensemble
         if not ensemble.is_loaded:
             await asyncio.to_thread(ensemble.engine)
-        return self._decode(asked)
+        return self._decode(request)
 
     def _attempts(
         self, output_cls: type[Model], prompt: BasePromptTemplate, prompt_args: dict[str, Any]
@@ -513,14 +533,14 @@ class AdaFuseLLM(CustomLLM):
                 output_cls=output_cls, template=prompt, template_args=prompt_args
             )
         )
-        asked = prompt.format_messages(llm=self, **prompt_args)
-        return Attempts(output_cls, asked, self.retries)
+        conversation = prompt.format_messages(llm=self, **prompt_args)
+        return Attempts(output_cls, conversation, self.retries)
 
 
-def _completion(chunk: Chunk) -> CompletionResponse:
+def _completion_response(chunk: Chunk) -> CompletionResponse:
     return CompletionResponse(text=chunk.text, delta=chunk.delta, raw=chunk.raw)
 
 
-def _reply(chunk: Chunk) -> ChatResponse:
+def _chat_response(chunk: Chunk) -> ChatResponse:
     message = ChatMessage(role=MessageRole.ASSISTANT, content=chunk.text)
     return ChatResponse(message=message, delta=chunk.delta, raw=chunk.raw)

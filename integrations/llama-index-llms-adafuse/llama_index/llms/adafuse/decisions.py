@@ -1,4 +1,4 @@
-"""The rounds behind an answer, in the answer: ``response.metadata["adafuse"]``."""
+"""A handler that adds the rounds behind a response to ``response.metadata["adafuse"]``."""
 
 from __future__ import annotations
 
@@ -25,22 +25,24 @@ from typing_extensions import Self
 from adafuse_llm import Generation
 
 KEY = "adafuse"
-_WHOLE = (Response, PydanticResponse, AgentChatResponse)
+_COMPLETE_RESPONSES = (Response, PydanticResponse, AgentChatResponse)
 
-_READERS: ContextVar[tuple[list[AdaFuseRaw], ...]] = ContextVar("adafuse_readers", default=())
-"""Lists of the streamed responses that are being read."""
+_ACTIVE_LISTS: ContextVar[tuple[list[AdaFuseRaw], ...]] = ContextVar("adafuse_readers", default=())
+"""Lists of the streamed responses that the current context reads from."""
 
 
 class DecisionSpan(BaseSpan):
-    """A span, with what was decided in it and in the spans within it."""
+    """A span with the generations that ended in it, and the lists of its enclosing spans."""
 
-    made: list[AdaFuseRaw] = Field(default_factory=list)
+    decisions: list[AdaFuseRaw] = Field(default_factory=list)
     outer: list[list[AdaFuseRaw]] = Field(default_factory=list)
 
 
 class DecisionHandler(BaseSpanHandler[DecisionSpan]):
-    """Puts the rounds behind it into the responses of query engines, streaming or not, and of chat
-    engines that do not stream.
+    """A span handler that adds the rounds behind a response to the response's metadata.
+
+    It supports the responses of query engines, streaming or not, and of chat engines that do not
+    stream.
 
     For example::
 
@@ -48,21 +50,21 @@ class DecisionHandler(BaseSpanHandler[DecisionSpan]):
             response = query_engine.query("Who founded the mill?")
         response.metadata["adafuse"][-1].summary
 
-    The value is a list of `AdaFuseRaw`, one for each answer of the members, in the order in which
-    they ended; that of a response that streams grows until its text is read. Responses of other
-    tasks and threads are told apart. It stays attached between `attach` and `detach`, or in a
-    ``with`` block. LLMs with ``emit_events=False`` tell it nothing.
+    The value is a list with one `AdaFuseRaw` per generation, in the order in which the generations
+    end. The list of a streaming response grows until the response's text is read. Concurrent tasks
+    and threads have separate lists. The handler is active between `attach` and `detach`, or in a
+    ``with`` block. It receives nothing from LLMs with ``emit_events=False``.
     """
 
     def attach(self) -> Self:
-        """Listen to everything that LlamaIndex does in this process."""
+        """Register the handler for all LlamaIndex spans of this process."""
         get_dispatcher().add_span_handler(self)
         return self
 
     def detach(self) -> None:
-        """Stop listening."""
+        """Remove the handler."""
         root = get_dispatcher()
-        root.span_handlers = [each for each in root.span_handlers if each is not self]
+        root.span_handlers = [handler for handler in root.span_handlers if handler is not self]
 
     def __enter__(self) -> Self:
         return self.attach()
@@ -84,9 +86,9 @@ class DecisionHandler(BaseSpanHandler[DecisionSpan]):
         **kwargs: Any,
     ) -> DecisionSpan:
         parent = self.open_spans.get(parent_span_id or "")
-        outer = [parent.made, *parent.outer] if parent else [*_READERS.get()]
+        outer = [parent.decisions, *parent.outer] if parent else [*_ACTIVE_LISTS.get()]
         span = DecisionSpan(id_=id_, parent_id=parent_span_id)
-        span.outer = outer  # not through the constructor, which would copy the lists
+        span.outer = outer  # not set by the constructor, which would copy the lists
         return span
 
     def prepare_to_exit_span(
@@ -102,14 +104,14 @@ class DecisionHandler(BaseSpanHandler[DecisionSpan]):
             return None
         if isinstance(result, Generation):
             raw = AdaFuseRaw.of_response(result)
-            for made in span.outer:
-                made.append(raw)
-        elif isinstance(result, (*_WHOLE, StreamingResponse, AsyncStreamingResponse)):
-            result.metadata = {**(result.metadata or {}), KEY: span.made}
+            for decisions in span.outer:
+                decisions.append(raw)
+        elif isinstance(result, (*_COMPLETE_RESPONSES, StreamingResponse, AsyncStreamingResponse)):
+            result.metadata = {**(result.metadata or {}), KEY: span.decisions}
             if isinstance(result, StreamingResponse):
-                result.response_gen = _read(result.response_gen, span.made)
+                result.response_gen = _read(result.response_gen, span.decisions)
             elif isinstance(result, AsyncStreamingResponse):
-                result.response_gen = _aread(result.response_gen, span.made)
+                result.response_gen = _aread(result.response_gen, span.decisions)
         return span
 
     def prepare_to_drop_span(
@@ -123,31 +125,34 @@ class DecisionHandler(BaseSpanHandler[DecisionSpan]):
         return self.open_spans.get(id_)
 
 
-# Core asks the LLM of a streamed response when its text is read, with no span open any more.
+# LlamaIndex calls the LLM of a streamed response when the response's text is read. At that time no
+# span is open, so the generators below collect the decisions.
 
 
 @contextmanager
-def _reading(made: list[AdaFuseRaw]) -> Iterator[None]:
-    """What is decided meanwhile, in this context, goes into `made`."""
-    token = _READERS.set((*_READERS.get(), made))
+def _collect_into(decisions: list[AdaFuseRaw]) -> Iterator[None]:
+    """Collect the generations that end in this context into `decisions`."""
+    token = _ACTIVE_LISTS.set((*_ACTIVE_LISTS.get(), decisions))
     try:
         yield
     finally:
-        _READERS.reset(token)
+        _ACTIVE_LISTS.reset(token)
 
 
-def _read(tokens: Iterator[str], made: list[AdaFuseRaw]) -> Generator[str, None, None]:
+def _read(tokens: Iterator[str], decisions: list[AdaFuseRaw]) -> Generator[str, None, None]:
     while True:
-        with _reading(made):
+        with _collect_into(decisions):
             token = next(tokens, None)
         if token is None:
             return
         yield token
 
 
-async def _aread(tokens: AsyncIterator[str], made: list[AdaFuseRaw]) -> AsyncGenerator[str, None]:
+async def _aread(
+    tokens: AsyncIterator[str], decisions: list[AdaFuseRaw]
+) -> AsyncGenerator[str, None]:
     while True:
-        with _reading(made):
+        with _collect_into(decisions):
             token = await anext(tokens, None)
         if token is None:
             return

@@ -1,7 +1,6 @@
-"""Instrumentation events of a decode: its beginning, every round, its end.
+"""Instrumentation events of a decode: its start, each round and its end.
 
-They are dispatched under a span of their own, a child of the span of the call that asked, which
-lasts as long as the decode does.
+The decode has its own span, a child of the LLM call's span, and emits its events in that span.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from adafuse_llm.summary import Summary
 
 
 class AdaFuseGenerationStartEvent(BaseEvent):
-    """A decode begins.
+    """The start of a decode.
 
     Attributes:
-        members: names of the members that decode.
-        options: the options in force, as `AdaFuseConfig` has them.
+        members: names of the active members.
+        options: all options of the decode, with the fields of `AdaFuseConfig`.
     """
 
     members: tuple[str, ...]
@@ -32,19 +31,19 @@ class AdaFuseGenerationStartEvent(BaseEvent):
 
 
 class AdaFuseRoundEvent(BaseEvent):
-    """A round was played: what was proposed, and what was committed.
+    """One round: the candidates and the committed text.
 
     Attributes:
         round: number of the round, from 0.
-        text: what it committed.
-        proposers: members that proposed it.
-        score: its fused score, nats per token.
-        unanimous: whether all of several members proposed it, and nothing else was proposed
+        text: the committed text.
+        proposers: members that proposed the text.
+        score: fused score of the text, in nats per token.
+        unanimous: whether the text is the only candidate and all of several members proposed it
             (``adafuse_llm.summary.is_unanimous``).
-        winner: its place among the candidates.
+        winner: index of the committed candidate.
         candidates: the pool.
         margins: by member, its margin at the start of each word that it considered.
-        elapsed: seconds.
+        elapsed: duration of the round in seconds.
     """
 
     round: int
@@ -63,13 +62,13 @@ class AdaFuseRoundEvent(BaseEvent):
 
 
 class AdaFuseGenerationEndEvent(BaseEvent):
-    """A decode came to its end. One that failed, or was left early, has no such event.
+    """The end of a decode. A decode that fails or is stopped early does not emit this event.
 
     Attributes:
         text: the response.
-        finish_reason: why it ended.
-        usage: what it cost, by member.
-        summary: its rounds in figures.
+        finish_reason: why the decode ended.
+        usage: token counts and forward passes by member.
+        summary: statistics of the rounds.
     """
 
     text: str

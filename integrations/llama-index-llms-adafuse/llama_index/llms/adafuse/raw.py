@@ -1,4 +1,4 @@
-"""What a response carries in ``raw``: the rounds behind it, and what it cost."""
+"""The ``raw`` field of responses: the rounds behind a response, and its token usage."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from adafuse_llm.summary import Summary
 
 
 class TokenUsage(BaseModel):
-    """Tokens in single numbers, as LlamaIndex counts them: those of the first member that decoded.
-    Members cut the same text into different numbers of tokens; `members` has them all.
+    """Token counts of the first active member, as LlamaIndex expects.
+
+    The counts of other members differ, because each member has its own tokenizer. `members` has
+    the counts of all members.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -34,11 +36,11 @@ class TokenUsage(BaseModel):
 
 
 class AdaFuseRaw(BaseModel):
-    """``raw`` of a response, or of a chunk of one. JSON-safe.
+    """The ``raw`` field of a response or chunk. JSON-safe.
 
     Attributes:
-        rounds: those behind the text: all of a whole response, that of a chunk.
-        finish_reason, usage, summary: of the whole response; None but on the last chunk.
+        rounds: all rounds of a whole response, or the round of a chunk.
+        finish_reason, usage, summary: values of the whole response; None in chunks except the last.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

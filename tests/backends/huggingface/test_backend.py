@@ -1,4 +1,4 @@
-"""The two forms of the Hugging Face backend from the inside: chunks, rows, refusals."""
+"""The Hugging Face member: refusals, failures, and nodes that cross a model's limits."""
 
 from __future__ import annotations
 
@@ -7,97 +7,12 @@ import pytest
 import torch
 import transformers
 
-from adafuse_llm import AdaFuseConfig, AdaFuseEngine, UnsupportedModelError
+from adafuse_llm import UnsupportedModelError
 from adafuse_llm.backends import NodeQuery
-from adafuse_llm.backends.huggingface import HuggingFaceBackend, forms
-from adafuse_llm.backends.huggingface.state import likeliest
+from adafuse_llm.backends.huggingface import HuggingFaceBackend, tree_form
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.tree import TokenTree
-from tests.support.compare import check
-from tests.support.models import Recipe, backend, engine, model, tokenizer
-
-PROMPT = "The ferry to Orrin leaves at nine. It carries twelve people and the post. " * 3
-
-
-@pytest.mark.parametrize("arch", ["llama", "mistral", "gemma2", "gpt2"])
-def test_a_prompt_in_chunks_gives_the_same_numbers(arch, monkeypatch):
-    monkeypatch.setattr(forms, "PREFILL_TOKENS", 7)
-    backend(Recipe(arch)).clear_prefix_cache()
-    generation = check([Recipe(arch)], PROMPT, max_new_tokens=12, margin_threshold=0.2)
-    prompt_tokens = next(iter(generation.usage.prompt_tokens.values()))
-    assert next(iter(generation.usage.forward_passes.values())) > prompt_tokens // 7
-
-
-def test_every_prompt_token_is_processed_once():
-    recipe = Recipe("llama")
-    backend(recipe).clear_prefix_cache()
-    generation = engine(recipe).generate(PROMPT, max_new_tokens=1, branching_factor=1, max_words=1)
-    usage = generation.usage
-    prompt, done = usage.prompt_tokens[recipe.name], usage.tokens_processed[recipe.name]
-    assert prompt <= done <= prompt + usage.completion_tokens[recipe.name] + 1
-
-
-def test_dead_rows_never_exceed_a_quarter_of_the_buffer_after_a_commit():
-    seen = []
-
-    class Watched(forms.TreeForm):
-        def reroot(self):
-            super().reroot()
-            alive = int(self._trunk.sum()) + len({r for ln in self._lines.values() for r in ln})
-            assert self.cache.rows == len(self._trunk) == len(self._positions)
-            assert 4 * (self.cache.rows - alive) <= self.cache.rows
-            seen.append(self.cache.rows)
-
-    member = HuggingFaceBackend(model(Recipe("llama")), tokenizer("bytelevel"), "watched")
-    member._new_form = lambda tree, form, rows=None: Watched(tree, chunked=True, cache=rows)
-    config = AdaFuseConfig(margin_threshold=1, max_new_tokens=120, branching_factor=5)
-    generation = AdaFuseEngine([member], config).generate("The ferry")
-    assert len(seen) >= 20
-    sequence = (
-        generation.usage.prompt_tokens["watched"] + generation.usage.completion_tokens["watched"]
-    )
-    assert max(seen) < 3 * sequence, "rows of losers pile up"
-
-
-def test_ties_go_to_the_lower_token_id():
-    logits = torch.tensor(
-        [[0.0, 3.0, 1.0, 3.0, 3.0, 2.0], [5.0, 4.0, 4.0, 4.0, 4.0, 4.0], [1.0, 1.0, 2.0, 0, 0, 0]]
-    )
-    values, tokens, tied = likeliest(logits, 3)
-    assert tied[:, 0].tolist() == [False, True, False]
-    values, tokens, _ = likeliest(logits, 3, by_sorting=True)
-    assert tokens.tolist() == [[1, 3, 4], [0, 1, 2], [2, 0, 1]]
-    assert values.tolist() == [[3.0, 3.0, 3.0], [5.0, 4.0, 4.0], [2.0, 1.0, 1.0]]
-    random = torch.randint(0, 40, (200, 37)).float()
-    _, found, tied = likeliest(random, 5)
-    _, resolved, _ = likeliest(random, 5, by_sorting=True)
-    assert 0 < int(tied.sum()) < 200
-    rows = zip(random.tolist(), found.tolist(), resolved.tolist(), tied[:, 0].tolist(), strict=True)
-    for row, fast, sure, unsure in rows:
-        expected = sorted(range(37), key=lambda i: (-row[i], i))[:5]
-        assert sure == expected
-        assert unsure or fast == expected
-
-
-def test_a_path_member_recomputes_a_state_it_gave_away():
-    """Children of a node whose state moved on to another child are still right."""
-    member = backend(Recipe("llama"), "path")
-    prompt = member.codec.encode_prompt("The ferry to Orrin")
-    tree = TokenTree(prompt)
-    form = forms.PathForm(member._decoder, tree)
-    with torch.inference_mode():
-        form.extend([tree.root])
-        chain = tree.path(tree.grow([5, 6, 7]))
-        form.extend(chain)
-        late = tree.child(chain[0], 9)
-        logits = form.extend([late])
-        plain = member._plain([*prompt, *tree.tokens(late)])
-        assert torch.allclose(logits, plain, atol=1e-10)
-        tree.commit(chain[0])
-        form.reroot()
-        again = tree.child(tree.root, 11)
-        expected = member._plain([*tree.ids, 11])
-        assert torch.allclose(form.extend([again]), expected, atol=1e-10)
+from tests.support.models import Recipe, backend, model, tokenizer
 
 
 @pytest.mark.parametrize("form", ["tree", "path"])
@@ -109,29 +24,8 @@ def test_what_was_evaluated_of_a_winner_is_kept_where_its_last_token_was_only_sc
     tree.commit(line[3])
     (answer,) = member.evaluate([NodeQuery(tree, (tree.root,), (), top=2)])
     assert answer.tokens == 1
-    plain = member._plain(tree.ids).flatten().log_softmax(-1)
+    plain = member._decoder.plain(tree.ids).flatten().log_softmax(-1)
     assert answer.next[0].logprobs == pytest.approx(plain.topk(2).values.tolist(), abs=1e-10)
-
-
-def test_a_member_that_fits_no_form_is_refused_with_the_reason():
-    member = model(Recipe("llama", seed=77))
-
-    class Moody(type(member)):
-        """Computes something else without a cache: no cached run can agree."""
-
-        def forward(self, input_ids=None, use_cache=None, past_key_values=None, **kwargs):
-            output = super().forward(
-                input_ids=input_ids, use_cache=use_cache, past_key_values=past_key_values, **kwargs
-            )
-            if not use_cache:
-                output.logits[..., ::2] += 50
-            return output
-
-    odd = Moody(member.config).double().eval()
-    with pytest.raises(
-        UnsupportedModelError, match=r"'odd'.*tree form: .*differ.*path form: .*differ"
-    ):
-        HuggingFaceBackend(odd, tokenizer("bytelevel"), "odd")
 
 
 def test_a_model_in_training_mode_or_an_unknown_form_is_refused():
@@ -190,7 +84,7 @@ def test_longrope_positions_change_over_for_all_tokens_at_once(arch, form, monke
     """Past the original window every key is recomputed, in a prompt and while decoding; tokens
     short of it are unmoved by nodes beyond.
     """
-    monkeypatch.setattr(forms, "PREFILL_TOKENS", 8)
+    monkeypatch.setattr(tree_form, "PREFILL_TOKENS", 8)
     member = HuggingFaceBackend(with_longrope(arch), tokenizer("bytelevel"), arch, form=form)
     assert member._decoder.rope_edge == 24
     assert not member.shares_passes
@@ -199,7 +93,7 @@ def test_longrope_positions_change_over_for_all_tokens_at_once(arch, form, monke
         (answer,) = member.evaluate([NodeQuery(tree, tuple(nodes), (), 2)])
         for node, summary in zip(nodes, answer.next, strict=True):
             with torch.inference_mode():
-                plain = member._plain([*tree.ids, *tree.tokens(node)]).log_softmax(-1)
+                plain = member._decoder.plain([*tree.ids, *tree.tokens(node)]).log_softmax(-1)
             assert summary.logprobs[0] == pytest.approx(float(plain.max()), abs=1e-5), node
 
     for length in (20, 30):
@@ -232,7 +126,7 @@ def test_an_ask_that_failed_halfway_can_be_asked_again(monkeypatch):
             member.evaluate([ask])
     (answer,) = member.evaluate([ask])
     for summary, tokens in zip(answer.next, ([5], [5, 6]), strict=True):
-        plain = member._plain([*prompt, *tokens])
+        plain = member._decoder.plain([*prompt, *tokens])
         assert summary.tokens[0] == int(plain.argmax())
 
 

@@ -1,4 +1,4 @@
-"""What strategies share that choose token by token.
+"""Common parts of the strategies that choose token by token.
 
 Members have different vocabularies, so a token stands for its text: the others are asked about,
 and continue with, their own tokens for that text. A token that ends inside a UTF-8 character is
@@ -13,7 +13,8 @@ import math
 from collections.abc import Sequence
 
 from adafuse_llm import results
-from adafuse_llm.decoding.member import Member, Steps, in_lockstep
+from adafuse_llm.decoding.lockstep import in_lockstep
+from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import Proposal, Span
 from adafuse_llm.decoding.rounds import to_result
 from adafuse_llm.decoding.score import Pool, PoolCandidate

@@ -1,13 +1,15 @@
-"""`adafuse eval --suite`: a paper's tables and figures, run, resumed, refused."""
+"""`python -m benchmarks.paper`: a paper's tables and figures, run, resumed, refused."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from adafuse_llm import AdaFuseEngine, MemberError, MemberOutOfMemoryError
 from adafuse_llm.strategies.registry import NAMED
-from benchmarks.paper import command as suite
+from benchmarks.paper import command
 from tests.support.paths import ROOT
 
 PEERS = ["majority vote", "likelihood reranker", "SweetSpan", "UniTE", "GaC", "GaC, gated"]
@@ -27,7 +29,7 @@ def data(tmp_path):
 
 @pytest.fixture
 def job(data, tmp_path, fakes):
-    return ["eval", "--suite", "paper", "--data", data, "--output", tmp_path / "out", "--limit", 3]
+    return ["paper", "--data", data, "--output", tmp_path / "out", "--limit", 3]
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ def short(job, tmp_path):
     """The same with two of the parts."""
     path = tmp_path / "short.yaml"
     path.write_text("parts: [table-2, figure-2]")
-    return [*job[:2], path, *job[3:]]
+    return [path, *job[1:]]
 
 
 @pytest.fixture
@@ -52,8 +54,8 @@ def asked(monkeypatch):
     return calls
 
 
-def test_the_papers_tables_and_figures_are_there(adafuse, job, tmp_path):
-    result = adafuse(*job, "--json")
+def test_the_papers_tables_and_figures_are_there(paper, job, tmp_path):
+    result = paper(*job, "--json")
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
     assert told == json.loads((tmp_path / "out" / "suite.json").read_text())
@@ -81,8 +83,8 @@ def test_the_papers_tables_and_figures_are_there(adafuse, job, tmp_path):
     assert (tmp_path / "out" / "suite.html").read_text().startswith("<!DOCTYPE html>")
 
 
-def test_nothing_is_decoded_twice_and_the_tables_are_shown(adafuse, job, asked, tmp_path):
-    result = adafuse(*job)
+def test_nothing_is_decoded_twice_and_the_tables_are_shown(paper, job, asked, tmp_path):
+    result = paper(*job)
     assert len(asked) == len(set(map(str, asked)))
     plain = [each for each in asked if each[0] == "adafuse" and each[1].branching_factor == 1]
     shared = [each for each in plain if (each[1].margin_threshold, each[1].max_words) == (0.7, 3)]
@@ -102,38 +104,38 @@ def test_nothing_is_decoded_twice_and_the_tables_are_shown(adafuse, job, asked, 
     assert "LLM-Blender's PairRanker is left out: " in result.stderr
 
 
-def test_an_interrupted_suite_goes_on(adafuse, short, asked, fakes, tmp_path):
+def test_an_interrupted_suite_goes_on(paper, short, asked, fakes, tmp_path):
     def without_times(told):
         if isinstance(told, dict):
             timed = ("seconds", "processor_seconds", "latency", "date")
             return {k: without_times(v) for k, v in told.items() if k not in timed}
         return [without_times(each) for each in told] if isinstance(told, list) else told
 
-    whole = json.loads(adafuse(*short, "--json").stdout)
+    whole = json.loads(paper(*short, "--json").stdout)
     folder = tmp_path / "out" / "nq"
     (folder / "adafuse.jsonl").unlink()
     cut = folder / "fixed-2.jsonl"
     cut.write_bytes(cut.read_bytes()[:-20])
     asked.clear()
-    again = adafuse(*short, "--json")
+    again = paper(*short, "--json")
     assert [each[0] for each in asked] == ["adafuse", "adafuse", "adafuse", "fixed-2"]
     assert "17 of 21 answers are there" in again.stderr
     assert without_times(json.loads(again.stdout)) == without_times(whole)
     asked.clear()
-    assert adafuse(*short[:-1], 4).exit_code == 0
+    assert paper(*short[:-1], 4).exit_code == 0
     assert {each[3].split("mill ")[1][0] for each in asked} == {"3"}
     asked.clear()
     loaded = len(fakes)
-    fewer = json.loads(adafuse(*short, "--json").stdout)  # the first of what is there
+    fewer = json.loads(paper(*short, "--json").stdout)  # the first of what is there
     assert without_times(fewer) == without_times(whole)
     assert asked == []
     assert len(fakes) == loaded  # nothing is loaded to show it again
-    other = adafuse(*short, "--max-requests", 2)
+    other = paper(*short, "--max-requests", 2)
     assert other.exit_code == 2
     assert "max_requests 16, not 2" in other.stderr
 
 
-def test_a_suite_of_a_file(adafuse, job, asked, tmp_path):
+def test_a_suite_of_a_file(paper, job, asked, tmp_path):
     path = tmp_path / "own.yaml"
     path.write_text(
         "parts: [table-1, more]\nwithout: [UniTE, DeePEn]\nquestions: {table: 2}\n"
@@ -141,7 +143,7 @@ def test_a_suite_of_a_file(adafuse, job, asked, tmp_path):
         "rows:\n- {name: two words, options: {max_words: 2}}\n"
         "- {name: of the future, strategy: crystal-ball, optional: true}\n"
     )
-    result = adafuse(*job[:2], path, *job[3:], "--json")
+    result = paper(path, *job[1:], "--json")
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
     table, more = told["sections"]
@@ -154,13 +156,13 @@ def test_a_suite_of_a_file(adafuse, job, asked, tmp_path):
     assert more["lines"][1]["cells"]["nq"]["versus"]["reference"]["p_value"] == 1
 
 
-def test_members_can_be_chosen(adafuse, short):
-    told = json.loads(adafuse(*short, "--use", "heron", "--json").stdout)
+def test_members_can_be_chosen(paper, short):
+    told = json.loads(paper(*short, "--use", "heron", "--json").stdout)
     assert told["members"] == ["heron"]
     assert told["sections"][0]["lines"][0]["name"] == "heron alone"
 
 
-def test_a_question_that_fails_counts_and_is_told(adafuse, short, monkeypatch):
+def test_a_question_that_fails_counts_and_is_told(paper, short, monkeypatch):
     real = AdaFuseEngine.generate
 
     def generate(self, prompt, **options):
@@ -169,7 +171,7 @@ def test_a_question_that_fails_counts_and_is_told(adafuse, short, monkeypatch):
         return real(self, prompt, **options)
 
     monkeypatch.setattr(AdaFuseEngine, "generate", generate)
-    result = adafuse(*short, "--json")
+    result = paper(*short, "--json")
     assert result.exit_code == 1
     assert "member 'wren' failed" in " ".join(result.stderr.split())
     lines = json.loads(result.stdout)["sections"][1]["lines"]
@@ -179,7 +181,7 @@ def test_a_question_that_fails_counts_and_is_told(adafuse, short, monkeypatch):
     }
 
 
-def test_what_failed_of_the_run_is_asked_again(adafuse, short, asked, monkeypatch):
+def test_what_failed_of_the_run_is_asked_again(paper, short, asked, monkeypatch):
     real, failing = AdaFuseEngine.generate, [True]
 
     def generate(self, prompt, **options):
@@ -188,12 +190,12 @@ def test_what_failed_of_the_run_is_asked_again(adafuse, short, asked, monkeypatc
         return real(self, prompt, **options)
 
     monkeypatch.setattr(AdaFuseEngine, "generate", generate)
-    result = adafuse(*short)
+    result = paper(*short)
     assert result.exit_code == 1
     assert "asked again by the same command" in " ".join(result.stdout.split())
     failing.clear()
     asked.clear()
-    again = adafuse(*short, "--json")
+    again = paper(*short, "--json")
     assert again.exit_code == 0, again.output
     assert "20 of 21 answers are there" in again.stderr
     assert [(name, "mill 1" in prompt) for name, _, _, prompt in asked] == [("fixed-2", True)]
@@ -201,25 +203,23 @@ def test_what_failed_of_the_run_is_asked_again(adafuse, short, asked, monkeypatc
     assert {line["cells"]["nq"]["evaluation"]["failed"] for line in lines} == {0}
 
 
-def test_a_report_says_when_and_by_what_its_answers_were_made(
-    adafuse, short, tmp_path, monkeypatch
-):
-    argv = ["/bin/adafuse", "eval", "--stop", "a b", "--dtype", "float32"]
+def test_a_report_says_when_and_by_what_its_answers_were_made(paper, short, tmp_path, monkeypatch):
+    argv = ["/work/__main__.py", "--stop", "a b", "--dtype", "float32"]
     monkeypatch.setattr("sys.argv", argv)
-    monkeypatch.setattr(suite, "_now", lambda: "2026-01-01T00:00:00+00:00")
-    first = json.loads(adafuse(*short, "--json").stdout)
-    assert first["command"] == "adafuse eval --stop 'a b' --dtype float32"
-    monkeypatch.setattr(suite, "_now", lambda: "2026-02-02T00:00:00+00:00")
-    monkeypatch.setattr(suite, "version", lambda _name: "9.9")
-    shown = json.loads(adafuse(*short, "--json").stdout)
+    monkeypatch.setattr(command, "_now", lambda: "2026-01-01T00:00:00+00:00")
+    first = json.loads(paper(*short, "--json").stdout)
+    assert first["command"] == "python -m benchmarks.paper --stop 'a b' --dtype float32"
+    monkeypatch.setattr(command, "_now", lambda: "2026-02-02T00:00:00+00:00")
+    monkeypatch.setattr(command, "version", lambda _name: "9.9")
+    shown = json.loads(paper(*short, "--json").stdout)
     told = ("date", "version", "machine", "processor_seconds")
     assert [shown[name] for name in told] == [first[name] for name in told]
-    more = json.loads(adafuse(*short[:-1], 4, "--json").stdout)
+    more = json.loads(paper(*short[:-1], 4, "--json").stdout)
     assert more["date"].startswith("2026-02-02")
     assert more["version"] == f"{first['version']}, 9.9"
 
 
-def test_prompts_are_sent_as_messages_on_request(adafuse, short, tmp_path, monkeypatch):
+def test_prompts_are_sent_as_messages_on_request(paper, short, tmp_path, monkeypatch):
     real, asked = AdaFuseEngine.generate, []
 
     def generate(self, prompt=None, **options):
@@ -227,27 +227,26 @@ def test_prompts_are_sent_as_messages_on_request(adafuse, short, tmp_path, monke
         return real(self, prompt, **options)
 
     monkeypatch.setattr(AdaFuseEngine, "generate", generate)
-    short[2].write_text("chat: true\nparts: [figure-2]\n")
-    result = adafuse(*short[:-1], 1)
+    short[0].write_text("chat: true\nparts: [figure-2]\n")
+    result = paper(*short[:-1], 1)
     assert result.exit_code == 0, result.output
     assert {each["role"] for each in asked} == {"user"}
     asked.clear()
-    short[2].write_text("parts: [figure-2]\n")
-    assert adafuse(*short[:-1], 1, "--chat").exit_code == 0
+    short[0].write_text("parts: [figure-2]\n")
+    assert paper(*short[:-1], 1, "--chat").exit_code == 0
     assert not asked  # it is the same
-    refused = adafuse(*short[:-1], 1)
+    refused = paper(*short[:-1], 1)
     assert refused.exit_code == 2
     assert "chat True, not None. Pass another --output, or delete that file." in refused.stderr
 
 
-def test_ctrl_c_while_members_load_ends_the_command(adafuse, job, interrupted_while_loading):
-    assert adafuse(*job).exit_code == 130
+def test_ctrl_c_while_members_load_ends_the_command(paper, job, interrupted_while_loading):
+    assert paper(*job).exit_code == 130
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--suite", "papr"], "Did you mean 'paper'"),
         (["--data", "nowhere"], "nowhere"),
         (["--data", "."], "holds no task: it needs nq.jsonl or squad.jsonl"),
         (["--task", "nqq"], "Did you mean 'nq'"),
@@ -256,15 +255,15 @@ def test_ctrl_c_while_members_load_ends_the_command(adafuse, job, interrupted_wh
         (["--metric", "bleu"], "Did you mean 'spbleu'"),
         (["--metric", "number", "--task", "nq"], "--metric number: none of the tasks"),
         (["--task", "embedded"], "leave --data out"),
-        (["--alone"], "--alone does not go with --suite"),
+        (["--alone"], "No such option: --alone"),
         (["--output", __file__], "must be a folder"),
     ],
 )
 def test_what_cannot_be_run_is_one_error_before_anything_is_loaded(
-    adafuse, job, fakes, flags, message, tmp_path, monkeypatch
+    paper, job, fakes, flags, message, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    result = adafuse(*job, *flags)
+    result = paper(*job, *flags)
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.replace("│", " ").split())
     assert not fakes
@@ -290,27 +289,41 @@ def test_what_cannot_be_run_is_one_error_before_anything_is_loaded(
         ("a: [", "not YAML"),
     ],
 )
-def test_a_file_that_is_no_suite_is_one_error(adafuse, job, fakes, asked, tmp_path, text, message):
+def test_a_file_that_is_no_suite_is_one_error(paper, job, fakes, asked, tmp_path, text, message):
     path = tmp_path / "own.yaml"
     path.write_text(text)
-    result = adafuse(*job[:2], path, *job[3:])
+    result = paper(path, *job[1:])
     assert result.exit_code == 2
     assert message in result.stderr
     assert "row 'x'" in message or not fakes
     assert not asked
 
 
-def test_a_member_that_there_is_not_is_an_error_before_a_question_is_asked(adafuse, job, asked):
-    result = adafuse(*job, "--use", "wrn")
+def test_a_member_that_there_is_not_is_an_error_before_a_question_is_asked(paper, job, asked):
+    result = paper(*job, "--use", "wrn")
     assert result.exit_code == 2
     assert "Did you mean 'wren'" in result.stderr
     assert not asked
 
 
-def test_neither_task_nor_suite(adafuse, tmp_path, fakes):
-    result = adafuse("eval", "--output", tmp_path / "out.jsonl")
+def test_without_a_suite_it_is_the_papers(paper, job, fakes):
+    assert paper(*job[1:]).stdout == paper(*job).stdout
+
+
+def test_an_unknown_suite_is_one_error(paper, job, fakes, tmp_path):
+    result = paper("papr", *job[1:])
     assert result.exit_code == 2
-    assert "pass --task NAME or --suite paper" in result.stderr
+    assert "there is no suite 'papr'. Did you mean 'paper'?" in result.stderr
+    assert not fakes
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_module_is_the_command(tmp_path):
+    call = [sys.executable, "-m", "benchmarks.paper", "papr", "--output", tmp_path / "out"]
+    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: there is no suite 'papr'.")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_every_strategy_by_name_is_in_a_table_or_left_out_on_purpose():
@@ -324,7 +337,7 @@ def test_the_papers_members_have_a_suite(monkeypatch):
     from adafuse_llm.evaluation.tasks import TASKS
     from benchmarks.paper.layout import load_suite, parts_of, settled
 
-    suite = load_suite(str(ROOT / "benchmarks" / "paper_8b.yaml"))
+    suite = load_suite(str(ROOT / "benchmarks" / "paper" / "paper_8b.yaml"))
     assert len(suite.models) == 4
     assert suite.dtype == "bfloat16"
     members = tuple(model.rpartition("/")[2] for model in suite.models)
@@ -339,7 +352,7 @@ def test_the_papers_members_have_a_suite(monkeypatch):
                 settled(row, {**task.options, "use": row.use})
 
 
-def test_ctrl_c_keeps_what_is_there(adafuse, short, asked, monkeypatch):
+def test_ctrl_c_keeps_what_is_there(paper, short, asked, monkeypatch):
     from contextlib import contextmanager
     from threading import Event
 
@@ -355,12 +368,12 @@ def test_ctrl_c_keeps_what_is_there(adafuse, short, asked, monkeypatch):
         yield cancel
 
     with monkeypatch.context() as patch:
-        patch.setattr(suite, "cancel_on_interrupt", interrupted)
+        patch.setattr(command, "cancel_on_interrupt", interrupted)
         patch.setattr(AdaFuseEngine, "generate", generate)
-        result = adafuse(*short)
+        result = paper(*short)
     assert result.exit_code == 130
     assert "interrupted: the same command resumes" in result.stderr
     assert not (Path(short[short.index("--output") + 1]) / "suite.json").exists()
     done = len(asked)
-    assert adafuse(*short).exit_code == 0
+    assert paper(*short).exit_code == 0
     assert done < len(asked) < done + 21

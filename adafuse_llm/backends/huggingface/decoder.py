@@ -1,0 +1,148 @@
+"""One forward pass of a transformers model.
+
+Shapes: n new tokens, S requests side by side, v vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from adafuse_llm.backends.huggingface.architecture import rotary_positions
+from adafuse_llm.backends.huggingface.kv import to_device
+
+COMPILED_SIZES = 64
+"""Maximum number of input sizes that a model is compiled for. Others run uncompiled."""
+
+
+class Decoder:
+    """A model reduced to its forward pass. All requests share it; it holds no state of theirs."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        self.rope_types, self.rope_edge = rotary_positions(model)
+        self.device = torch.device(model.get_input_embeddings().weight.device)
+        if self.device.type == "meta":  # offloaded: accelerate moves inputs where they belong
+            self.device = torch.device("cpu")
+        self._spread = len({parameter.device for parameter in model.parameters()}) > 1
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT
+        parameters = inspect.signature(inner.forward).parameters
+        self._takes_keep = "logits_to_keep" in parameters
+        self._takes_positions = "position_ids" in parameters
+        self.cache_name = next(
+            (name for name in ("past_key_values", "cache_params") if name in parameters), None
+        )
+
+    def check(self, tokens: Sequence[int]) -> None:
+        """Raise an error for ids outside the vocabulary. They would break a GPU's context."""
+        if (highest := max(tokens, default=0)) >= self.vocabulary:
+            raise ValueError(
+                f"token {highest} is outside the model's {self.vocabulary} embeddings: the "
+                "tokenizer does not belong to the model"
+            )
+
+    @property
+    def on_one_gpu(self) -> bool:
+        """Whether all weights are on one CUDA device."""
+        devices = {parameter.device for parameter in self.model.parameters()}
+        return devices == {self.device} and self.device.type == "cuda"
+
+    @property
+    def packs(self) -> bool:
+        """Whether the rotary frequencies of a token do not depend on what else is in the pass."""
+        return self.rope_types.isdisjoint(("dynamic", "longrope"))
+
+    def shares_prefixes(self, length: int) -> bool:
+        """Whether the rows of a prompt of `length` tokens depend on nothing but its tokens."""
+        return "dynamic" not in self.rope_types and self.takes_chunks(length)
+
+    def takes_chunks(self, length: int) -> bool:
+        """Whether a prompt of `length` tokens gives the same numbers in several passes."""
+        return self.rope_edge is None or length <= self.rope_edge
+
+    def run(
+        self,
+        tokens: Sequence[int],
+        cache: Any,
+        *,
+        keep: Sequence[int],
+        positions: Sequence[int] | None = None,
+        mask: Any = None,
+    ) -> tuple[torch.Tensor, Any]:
+        """One forward pass over [1, n] tokens; `keep` is ascending.
+
+        Returns:
+            Logits after the tokens with the indices `keep`, [len(keep), v], in at least float32;
+            and the model's output.
+        """
+        self.check(tokens)
+        inputs: dict[str, Any] = {
+            "input_ids": to_device(torch.tensor([list(tokens)]), self.device),
+            "use_cache": True,
+        }
+        if cache is not None:
+            inputs[self.cache_name or "past_key_values"] = cache
+        if positions is not None and self._takes_positions:
+            inputs["position_ids"] = to_device(torch.tensor([list(positions)]), self.device)
+        if mask is not None:
+            inputs["attention_mask"] = mask
+        last = max(1, len(keep))
+        if list(keep[:1]) in ([], [len(tokens) - last]):  # the last ones: keep is ascending
+            kept: Any = last
+        elif self._spread:  # a list serves whichever device the last layer is on
+            kept = list(keep)
+        else:
+            kept = to_device(torch.tensor(keep), self.device)
+        if self._takes_keep:
+            inputs["logits_to_keep"] = kept
+        output = self.model(**inputs, return_dict=True)
+        logits = output.logits[0]  # [n, v], or those to keep
+        if not self._takes_keep:
+            logits = logits[-kept:] if isinstance(kept, int) else logits[kept]
+        logits = logits[: len(keep)]
+        return precise(logits), output
+
+    def call(
+        self, ids: torch.Tensor, positions: torch.Tensor, mask: Any, cache: Any
+    ) -> torch.Tensor:
+        """One forward pass over [S, n] tokens, all on the device: logits [S, n, v]."""
+        inputs = {
+            "input_ids": ids,
+            "attention_mask": mask,
+            self.cache_name or "past_key_values": cache,
+            "use_cache": True,
+        }
+        if self._takes_positions:
+            inputs["position_ids"] = positions
+        logits: torch.Tensor = self.model(**inputs, return_dict=True).logits
+        return logits
+
+    def plain(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Return the logits after `tokens`, [v], from a forward pass without a cache."""
+        ids = torch.tensor([list(tokens)], device=self.device)
+        output = self.model(input_ids=ids, use_cache=False, return_dict=True)
+        return precise(output.logits[0, -1])
+
+    def compiled(self) -> Decoder:
+        """The same, the model compiled for every size of its inputs, up to `COMPILED_SIZES`.
+
+        A torch whose ``compile`` takes no limit (2.13's does) compiles no more sizes than the
+        process allows, ``torch._dynamo.config.recompile_limit``; those beyond run as they are. No
+        configuration of the process is touched.
+        """
+        options = {"recompile_limit": COMPILED_SIZES, "isolate_recompiles": True}
+        known = inspect.signature(torch.compile).parameters
+        taken: Any = {name: value for name, value in options.items() if name in known}
+        made = copy.copy(self)
+        made.model = torch.compile(self.model, dynamic=False, **taken)
+        return made
+
+
+def precise(logits: torch.Tensor) -> torch.Tensor:
+    """`logits` in at least float32."""
+    return logits if logits.dtype == torch.float64 else logits.float()

@@ -1,0 +1,108 @@
+"""Evaluate nodes of many requests, those in the tree form in shared passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from adafuse_llm.backends.huggingface.decoder import Decoder
+from adafuse_llm.backends.huggingface.kv import KeyValues, RowCache
+from adafuse_llm.backends.huggingface.packing import Piece
+from adafuse_llm.backends.huggingface.passes import PREFILL_TOKENS, PackedPasses, SinglePasses
+from adafuse_llm.backends.huggingface.path_form import PathForm
+from adafuse_llm.backends.huggingface.state import Logits, RequestState
+from adafuse_llm.backends.huggingface.static import StaticPasses
+from adafuse_llm.backends.huggingface.tree_form import TreeForm
+from adafuse_llm.tree import Node, TokenTree
+
+Passes = StaticPasses | PackedPasses | SinglePasses
+"""Ways to run the passes of tree forms."""
+
+
+class Executor:
+    """Evaluates the nodes of a member's requests in one form.
+
+    Args:
+        decoder: the model.
+        form: ``"tree"`` or ``"path"``.
+        passes: what runs the passes of tree forms; None for the path form.
+
+    Attributes:
+        form, passes: as given.
+    """
+
+    def __init__(self, decoder: Decoder, form: str, passes: Passes | None) -> None:
+        self.form = form
+        self.passes = passes
+        self._decoder = decoder
+
+    def new_form(
+        self, tree: TokenTree, rows: RowCache | None = None, *, whole: bool = False
+    ) -> TreeForm | PathForm:
+        """Create the form of a new request.
+
+        Args:
+            tree: the request's tree.
+            rows: rows of the first tokens of its prompt, if they are known.
+            whole: whether to run the whole prompt in one pass.
+        """
+        if self.form == "tree":
+            cache: KeyValues | None = rows
+            if isinstance(self.passes, StaticPasses):
+                cache = self.passes.pool.take(len(tree.ids), rows)
+            chunked = not whole and self._decoder.takes_chunks(len(tree.ids))
+            return TreeForm(tree, chunked=chunked, cache=cache)
+        return PathForm(self._decoder, tree)
+
+    def advance(self, states: Sequence[RequestState], missing: Sequence[Sequence[Node]]) -> None:
+        """Evaluate the missing nodes of each request. All tree forms share passes."""
+        plans: list[tuple[RequestState, list[Piece]]] = []
+        for state, nodes in zip(states, missing, strict=True):
+            if not nodes:
+                continue
+            if isinstance(state.form, TreeForm):
+                plans.append((state, state.form.plan(nodes)))
+            else:
+                passes, tokens = state.form.passes, state.form.tokens
+                state.learn(nodes, Logits(state.form.extend(nodes)), 0)
+                state.passes += state.form.passes - passes
+                state.tokens += state.form.tokens - tokens
+        for batch in _batches(plans, self.passes):
+            assert self.passes is not None
+            logits = Logits(self.passes.run([piece for _, piece in batch]))
+            row = 0
+            for state, piece in batch:
+                state.learn(piece.nodes, logits, row)
+                row += len(piece.nodes)
+                state.tokens += len(piece.tokens)
+            for state in dict.fromkeys(state for state, _ in batch):
+                state.passes += 1
+
+
+def _batches(
+    plans: Sequence[tuple[RequestState, Sequence[Piece]]], passes: Passes | None
+) -> list[list[tuple[RequestState, Piece]]]:
+    """Group pieces into passes of up to `PREFILL_TOKENS` tokens.
+
+    First pieces come first. Each goes into the earliest pass that has room and does not precede
+    the pass of the request's previous piece.
+    """
+    limit = 0 if isinstance(passes, SinglePasses) else PREFILL_TOKENS
+    apart = int(isinstance(passes, StaticPasses))  # rows of a pass are counted when it is through
+    batches: list[list[tuple[RequestState, Piece]]] = []
+    sizes: list[int] = []
+    earliest = [0] * len(plans)
+    for wave in zip_longest(*(pieces for _, pieces in plans)):
+        for number, piece in enumerate(wave):
+            if piece is None:
+                continue
+            size, index = len(piece.tokens), earliest[number]
+            while index < len(batches) and sizes[index] + size > limit:
+                index += 1
+            if index == len(batches):
+                batches.append([])
+                sizes.append(0)
+            batches[index].append((plans[number][0], piece))
+            sizes[index] += size
+            earliest[number] = index + apart
+    return batches

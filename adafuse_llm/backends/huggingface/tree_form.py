@@ -1,0 +1,154 @@
+"""Evaluate the nodes of a tree in one pass, over one buffer of key/value rows (tree attention).
+
+Shapes: n new tokens, r rows in the buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from adafuse_llm.backends.huggingface.kv import KeyValues, RowCache
+from adafuse_llm.backends.huggingface.packing import Piece
+from adafuse_llm.backends.huggingface.passes import PREFILL_TOKENS
+from adafuse_llm.tree import Node, TokenTree
+
+CAUSAL_TOKENS = 64
+"""More tokens of a prompt than these get a pass without nodes, where attention needs no mask."""
+
+
+class TreeForm:
+    """Tree attention over one growing buffer of key/value rows.
+
+    Rows of the committed tokens (the trunk) are visible to every new token, rows of a node to
+    those below it. Rows of dropped nodes are masked, and compacted away once they are more than a
+    quarter of the buffer.
+
+    Args:
+        tree: the request's tree.
+        chunked: whether a long prompt gives the same numbers in several passes.
+        cache: rows of the first tokens of the prompt, but not of its last one.
+
+    Attributes:
+        cache: the rows.
+        committed: tokens of ``tree.ids`` that have a row.
+    """
+
+    def __init__(self, tree: TokenTree, *, chunked: bool, cache: KeyValues | None = None) -> None:
+        self.cache: KeyValues = RowCache() if cache is None else cache
+        self.committed = self.cache.rows
+        self._tree = tree
+        self._root = tree.root
+        self._chunked = chunked
+        self._trunk = np.ones(self.committed, dtype=np.bool_)  # [r] rows of those tokens
+        self._positions = np.arange(self.committed, dtype=np.int64)  # [r]
+        self._lines: dict[Node, list[int]] = {}  # rows from below the root to the node
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that a token takes."""
+        return self.cache.row_bytes
+
+    @property
+    def layers(self) -> Sequence[Any]:
+        """The cache's layers, with their keys and values."""
+        return getattr(self.cache, "layers", ())
+
+    @property
+    def trunk(self) -> torch.Tensor:
+        """Rows of the first `committed` tokens, in order."""
+        return torch.from_numpy(np.flatnonzero(self._trunk))
+
+    def plan(self, nodes: Sequence[Node]) -> list[Piece]:
+        """Pieces to be run in order, after which `nodes` are evaluated.
+
+        Args:
+            nodes: not evaluated before, parents before children; parents that are not among them
+                have been evaluated, but for the root's.
+        """
+        pending = self._tree.ids[self.committed :]  # committed, but not in the buffer yet
+        below = [node for node in nodes if node is not self._tree.root]
+        pieces = []
+        while self._chunked and len(pending) > PREFILL_TOKENS:
+            pieces.append(self._piece(pending[:PREFILL_TOKENS], []))
+            pending = pending[PREFILL_TOKENS:]
+        if self._chunked and below and len(pending) > CAUSAL_TOKENS:
+            pieces.append(self._piece(pending, []))
+            pending = []
+        return [*pieces, self._piece(pending, below)]
+
+    def reroot(self) -> None:
+        """The tree has lost nodes, or its root has moved: forget what is gone."""
+        line: list[int] = []
+        for node in walked(self._root, self._tree):
+            line = self._lines.get(node, line)  # the new root may have been scored only
+        self._root = self._tree.root
+        self._trunk[line] = True
+        self.committed += len(line)
+        self._lines = {
+            node: self._lines[node][len(line) :]
+            for node in self._tree.nodes()
+            if node in self._lines and node is not self._root
+        }
+        self._compact()
+
+    def _piece(self, pending: Sequence[int], below: Sequence[Node]) -> Piece:
+        """Tokens that continue the trunk, then nodes below the root."""
+        rows = len(self._trunk)
+        joined = rows + len(pending)  # pending tokens see each other, nodes see all of them
+        size = joined + len(below)
+        tokens = [*pending, *(node.token for node in below)]
+        for row, node in enumerate(below, start=joined):
+            assert node.parent is not None
+            self._lines[node] = [*self._lines.get(node.parent, ()), row]
+        positions = np.array(
+            [*range(self.committed, self.committed + len(pending))]
+            + [node.length - 1 for node in below],
+            dtype=np.int64,
+        )
+        visible = None
+        if below or not self._trunk.all():
+            visible = np.zeros((size - rows, size), dtype=np.bool_)
+            visible[:, :rows] = self._trunk
+            visible[:, rows:joined] = np.tri(size - rows, len(pending), dtype=np.bool_)
+            for row, node in enumerate(below, start=joined):
+                visible[row - rows, self._lines[node]] = True
+            if np.array_equal(visible, np.tri(len(tokens), size, rows, dtype=np.bool_)):
+                visible = None  # one line without gaps: plain causal attention
+        self._positions = np.concatenate([self._positions, positions])
+        self._trunk = np.concatenate([self._trunk, np.arange(rows, size) < joined])
+        self.committed += len(pending)
+        ends = [len(pending) - 1] if self.committed == len(self._tree.ids) and pending else []
+        return Piece(
+            self.cache,
+            tokens,
+            self._positions,
+            visible,
+            keep=[*ends, *range(len(pending), len(tokens))],
+            nodes=[*([self._tree.root] if ends else []), *below],
+        )
+
+    def _compact(self) -> None:
+        alive = self._trunk.copy()
+        for line in self._lines.values():
+            alive[line] = True
+        if 4 * int(np.count_nonzero(~alive)) <= len(alive):
+            return
+        first = int(np.argmin(alive))  # rows before the first dead one stay where they are
+        rows = np.flatnonzero(alive)
+        self.cache.keep(first, torch.from_numpy(rows[rows >= first]))
+        moved = np.cumsum(alive) - 1
+        self._trunk, self._positions = self._trunk[rows], self._positions[rows]
+        self._lines = {node: moved[line].tolist() for node, line in self._lines.items()}
+
+
+def walked(node: Node, tree: TokenTree) -> Iterator[Node]:
+    """The nodes from below `node`, a former root of the tree, to its root, as far as they exist."""
+    for token in tree.ids[node.length :]:
+        if (child := node.children.get(token)) is None:
+            return
+        node = child
+        yield node

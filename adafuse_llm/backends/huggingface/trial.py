@@ -1,0 +1,177 @@
+"""Try a model when it is loaded, to find the fastest way of evaluation that is correct."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from adafuse_llm.backends.huggingface.architecture import tree_attention
+from adafuse_llm.backends.huggingface.decoder import Decoder
+from adafuse_llm.backends.huggingface.executor import Executor, Passes
+from adafuse_llm.backends.huggingface.kv import device_shares
+from adafuse_llm.backends.huggingface.passes import PackedPasses, SinglePasses
+from adafuse_llm.backends.huggingface.state import RequestState
+from adafuse_llm.backends.huggingface.static import StaticPasses
+from adafuse_llm.errors import UnsupportedModelError
+from adafuse_llm.tree import Node, TokenTree
+
+logger = logging.getLogger(__name__)
+
+TRIAL_TOKENS, TRIAL_DEPTH = 9, 3
+"""Length of the longest trial sequence, and how many of its tokens follow the prompt."""
+
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
+"""Largest mean error of logits, relative to their spread, at which a form is correct."""
+
+ROUNDED_TOLERANCE, ROUNDED_NOISE = 5e-3, 4
+"""The same for quantized weights and weights of lower precision. Where activations are rounded, the
+numbers of a token depend on the shape of its pass. So an error up to `ROUNDED_NOISE` times the
+difference between the model's own plain passes is accepted, too."""
+
+
+class Trial:
+    """Tries a model on a few tokens.
+
+    Args:
+        name: the member's name, for messages.
+        decoder: the model.
+        window: its context window; None for no limit.
+
+    Attributes:
+        row_bytes: bytes that a token takes in the way that was tried last.
+        shares: the part of them that lies on each device.
+    """
+
+    def __init__(self, name: str, decoder: Decoder, window: int | None) -> None:
+        self.row_bytes = 0
+        self.shares = {decoder.device: 1.0}
+        self._name = name
+        self._decoder = decoder
+        self._window = window
+
+    def choose(self, wanted: str, *, static: bool, compiled: bool) -> Executor:
+        """Return the first way to evaluate nodes whose numbers are right.
+
+        Args:
+            wanted: ``"tree"`` or ``"path"`` to insist on one form, or ``"auto"``.
+            static: whether to try passes of fixed sizes.
+            compiled: whether to try to compile these.
+
+        Raises:
+            UnsupportedModelError: none is right, with the reasons.
+        """
+        attention = tree_attention(self._decoder.model, self._decoder.device)
+        ways: list[tuple[str, Passes | None]] = []
+        if attention is not None and not attention.additive and self._decoder.packs:
+            if compiled:
+                ways.append(("tree", StaticPasses(self._decoder, attention, compiled=True)))
+            if static:
+                ways.append(("tree", StaticPasses(self._decoder, attention)))
+            ways.append(("tree", PackedPasses(self._decoder, attention)))
+        elif static:
+            logger.warning(
+                "member %r goes without a static cache: its layers or its attention share no "
+                "passes (attn_implementation='sdpa' may)",
+                self._name,
+            )
+        if attention is not None:
+            ways.append(("tree", SinglePasses(self._decoder, attention)))
+        reasons = {} if ways else {"tree": "its layers or its attention take no tree mask"}
+        for form, passes in (*ways, ("path", None)):
+            if wanted not in ("auto", form):
+                continue
+            executor = Executor(self._decoder, form, passes)
+            reason = self._try(executor)
+            if reason is None:
+                return executor
+            if isinstance(passes, StaticPasses):
+                lost = "compilation" if passes.compiled else "a static cache"
+                logger.warning("member %r goes without %s: %s", self._name, lost, reason)
+            reasons[form] = reason
+        explained = "; ".join(
+            f"{form} form: {reason}" for form, reason in reasons.items() if wanted in ("auto", form)
+        )
+        kind = self._decoder.model.config.model_type
+        raise UnsupportedModelError(
+            f"member {self._name!r} ({kind}) cannot take part in an ensemble: {explained}"
+        )
+
+    def _try(self, executor: Executor) -> str | None:
+        """Return the reason why an executor cannot be used, or None."""
+        if executor.form == "path" and self._decoder.cache_name is None:
+            return "it keeps no cache"
+        room = min(self._window or TRIAL_TOKENS, TRIAL_TOKENS) - TRIAL_DEPTH
+        if room < 1:
+            too_small = "its context window is too small for a trial"
+            return None if executor.form == "path" else too_small
+        try:
+            logits, expected = self._run(executor, room)
+        except Exception as error:  # a model may fail in any way
+            return f"{type(error).__name__}: {error}"
+        if expected.isnan().any():
+            return "its logits are NaN"
+        return _difference(logits, expected, self._tolerance(room + TRIAL_DEPTH))
+
+    @torch.inference_mode()
+    def _tolerance(self, length: int) -> float:
+        """Return the largest relative error that is accepted for this model."""
+        model = self._decoder.model
+        if model.dtype in TOLERANCE and not getattr(model, "is_quantized", False):
+            return TOLERANCE[model.dtype]
+        tokens = [(7 * i + 3) % self._decoder.vocabulary for i in range(length)]
+        ids = torch.tensor([tokens], device=self._decoder.device)
+        whole = model(input_ids=ids, use_cache=False, return_dict=True).logits[0].float()
+        parts = torch.stack([self._decoder.plain(tokens[: end + 1]) for end in range(length)])
+        noise = float((whole - parts).abs().mean() / parts.std())
+        return max(ROUNDED_TOLERANCE, ROUNDED_NOISE * noise)
+
+    @torch.inference_mode()
+    def _run(self, executor: Executor, room: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Evaluate two small trees together, commit, and evaluate more.
+
+        Returns:
+            The logits found, and those of plain forward passes over the same sequences.
+        """
+        vocabulary = self._decoder.vocabulary
+        lengths = (room, max(1, room - 2))
+        trees = [TokenTree([(7 * i + n) % vocabulary for i in range(n)]) for n in lengths]
+        states = [RequestState(tree, executor.new_form(tree), None) for tree in trees]
+        found, expected = [], []
+
+        def check(nodes: Sequence[Sequence[Node]]) -> None:
+            executor.advance(states, nodes)
+            for state, own in zip(states, nodes, strict=True):
+                for node in own:
+                    logits, row = state.rows[node]
+                    found.append(logits.values[row])
+                    tokens = [*state.tree.ids, *state.tree.tokens(node)]
+                    expected.append(self._decoder.plain(tokens))
+
+        check([[tree.root] for tree in trees])
+        forks = [
+            [tree.grow([(11 * i + j) % vocabulary for j in range(2)]) for i in (1, 2)]
+            for tree in trees
+        ]
+        check(
+            [[*t.path(left), *t.path(right)] for t, (left, right) in zip(trees, forks, strict=True)]
+        )
+        for tree, (left, _) in zip(trees, forks, strict=True):
+            tree.commit(tree.path(left)[0])
+        for state in states:
+            state.follow()
+        check([[t.child(left, 5 % vocabulary)] for t, (left, _) in zip(trees, forks, strict=True)])
+        self.row_bytes = states[0].form.row_bytes
+        self.shares = device_shares(states[0].form.layers) or {self._decoder.device: 1.0}
+        return torch.stack(found), torch.stack(expected)
+
+
+def _difference(logits: torch.Tensor, expected: torch.Tensor, tolerance: float) -> str | None:
+    """Return how far logits are from the expected ones, if that exceeds the tolerance."""
+    finite = torch.isfinite(expected)
+    gap = float((logits - expected)[finite].abs().mean())
+    scale = float(expected[finite].std())
+    if gap <= tolerance * scale:
+        return None
+    return f"its logits differ from plain forward passes by {gap:.2g} (scale {scale:.2g})"

@@ -1,0 +1,61 @@
+"""Which member of a device proposes first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+from adafuse_llm.decoding.member import RECENT_WEIGHT, Member
+from adafuse_llm.decoding.odds import PRIOR_ODDS, Odds
+from adafuse_llm.decoding.score import PoolCandidate
+
+SWITCH_COST_RATIO = 0.85
+"""Another member takes the lead if its rounds cost less than this share of the current lead's."""
+
+
+class Lead:
+    """Who proposes first among members that propose one after another.
+
+    A round led by l is expected to cost c_l n_l + Σ c_k (1 + (1 - a_kl) n_k) seconds, summed over
+    the others k: c seconds per pass, n tokens of a proposal, a how often two members agree; all
+    measured in this request. Before they are, the first member leads.
+
+    Attributes:
+        member: the lead.
+    """
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self.member = members[0]
+        self._members = tuple(members)
+        self._sizes: dict[Member, float] = {}
+        self._agree = {pair: Odds(PRIOR_ODDS) for pair in map(frozenset, combinations(members, 2))}
+
+    def order(self) -> list[Member]:
+        """Return the members in the order in which they propose in this round, the lead first."""
+        costs = {member: self._cost(member) for member in self._members}
+        best = min(self._members, key=costs.__getitem__)
+        if costs[best] < SWITCH_COST_RATIO * costs[self.member]:
+            self.member = best
+        return [self.member, *(member for member in self._members if member is not self.member)]
+
+    def learn(self, likeliest: dict[Member, PoolCandidate], sizes: dict[Member, int]) -> None:
+        """Record what members proposed, and how many tokens each proposal has."""
+        for pair, odds in self._agree.items():
+            one, other = pair
+            odds.learn(likeliest[one] is likeliest[other])
+        for member in self._members:
+            size = self._sizes.get(member, sizes[member])
+            self._sizes[member] = size + RECENT_WEIGHT * (sizes[member] - size)
+
+    def _cost(self, lead: Member) -> float:
+        """Return the expected seconds of a round that `lead` leads."""
+        if not self._sizes or any(member.pass_seconds is None for member in self._members):
+            return 0.0
+        cost = 0.0
+        for member in self._members:
+            own = self._sizes[member]
+            passes = own
+            if member is not lead:
+                passes = 1 + (1 - self._agree[frozenset((member, lead))].value) * own
+            cost += passes * (member.pass_seconds or 0.0)
+        return cost

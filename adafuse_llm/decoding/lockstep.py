@@ -1,0 +1,50 @@
+"""Run computations in lockstep, batching their queries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from adafuse_llm.decoding.member import Member, MemberQuery, Steps
+
+T = TypeVar("T")
+
+
+def in_lockstep(steps: Sequence[Steps[T]]) -> Steps[list[T]]:
+    """Run computations in lockstep, batching the queries that they make at the same time.
+
+    Returns:
+        Their results, in order.
+    """
+    results: dict[int, T] = {}
+    running = dict(enumerate(steps))
+    while running:
+        queries: list[MemberQuery] = []
+        for index, step in list(running.items()):
+            try:
+                queries += next(step)
+            except StopIteration as done:
+                results[index] = done.value
+                del running[index]
+        if queries:
+            yield tuple(queries)
+    return [results[index] for index in range(len(steps))]
+
+
+def merge_queries(member: Member, steps: Sequence[Steps[T]]) -> Steps[list[T]]:
+    """Run computations of one member in lockstep, merging their queries into one.
+
+    Each merged query costs one pass. Nothing is drafted.
+
+    Returns:
+        Their results, in order.
+    """
+    running = in_lockstep(steps)
+    while True:
+        try:
+            queries = next(running)
+        except StopIteration as done:
+            return list(done.value)
+        wanted = dict.fromkeys(node for each in queries for node in each.query.evaluate)
+        scored = tuple(dict.fromkeys(node for each in queries for node in each.scored))
+        yield (MemberQuery(member, member.query(tuple(wanted), scored), 0, scored),)

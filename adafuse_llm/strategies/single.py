@@ -1,0 +1,35 @@
+"""One member alone: what a fusion has to beat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from typing_extensions import override
+
+from adafuse_llm.backends.base import Backend
+from adafuse_llm.errors import InvalidInputError
+from adafuse_llm.strategies.fixed import GreedyWords
+
+
+class Single(GreedyWords):
+    """One member alone, greedy: what a fusion has to beat.
+
+    Its tokens are those of its own greedy ``generate()``, a word a round, through the same caches.
+    Where the engine has several members, the option ``use=("name",)`` says which. Score and
+    NLL: mean nats per token of the word.
+    """
+
+    name = "single"
+    options = frozenset({"max_word_tokens"})
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    @override
+    def check(self, members: Sequence[Backend]) -> None:
+        if len(members) != 1:
+            raise InvalidInputError(
+                f"strategy 'single' decodes with one member; got {len(members)} "
+                f"({', '.join(member.name for member in members)}). Choose one with the option "
+                f"use=({members[0].name!r},)."
+            )

@@ -1,0 +1,74 @@
+"""The answer that most members give."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from typing_extensions import override
+
+from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.decoding.lockstep import in_lockstep
+from adafuse_llm.decoding.member import Member, Steps
+from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, commit_best
+from adafuse_llm.decoding.score import Pool
+from adafuse_llm.strategies.base import StrategyContext
+from adafuse_llm.strategies.whole_answers import (
+    WholeAnswers,
+    answer,
+    text_until_stop,
+    to_result_by_proposers,
+)
+
+
+class MajorityVote(WholeAnswers):
+    """The answer that most members give, by weight; of equal ones the earlier member's.
+
+    Every member answers greedily and alone. Answers count as the same where their `key` is; the
+    text of the earliest is taken. Score: the share of the votes for other answers. NLL: of those
+    who gave the answer, mean nats per token.
+
+    Cost: each member's own decoding.
+
+    Args:
+        key: what of an answer is compared; default: its words without case and punctuation. The
+            answer is given up to the first stop sequence.
+    """
+
+    name = "vote"
+
+    def __init__(self, key: Callable[[str], str] | None = None) -> None:
+        self.key = key or plain
+
+    @override
+    def begin(self, context: StrategyContext) -> PlayRound:
+        return partial(self._play, context.members, context.config)
+
+    def _play(
+        self, members: Sequence[Member], config: AdaFuseConfig, first_word: bool
+    ) -> Steps[RoundOutcome]:
+        proposals = yield from in_lockstep([answer(member, config) for member in members])
+        pool = Pool(first_word=first_word)
+        votes: defaultdict[str, float] = defaultdict(float)
+        for member, proposal in zip(members, proposals, strict=True):
+            candidate = pool.add(member, proposal)
+            votes[self._key(candidate.text, config)] += member.weight
+        scored = []
+        for candidate in pool.candidates:
+            share = votes[self._key(candidate.text, config)] / math.fsum(votes.values())
+            scored.append(to_result_by_proposers(candidate, members, 1.0 - share))
+            for member in members:
+                pool.place(member, candidate)
+        margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
+        return commit_best(pool, scored, margins)
+
+    def _key(self, text: str, config: AdaFuseConfig) -> str:
+        return self.key(text_until_stop(text, config))
+
+
+def plain(text: str) -> str:
+    """The words of a text, without case and punctuation."""
+    return " ".join(re.findall(r"\w+", text.casefold()))

@@ -1,0 +1,56 @@
+"""Common parts of the strategies that choose among whole answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from typing_extensions import override
+
+from adafuse_llm import results
+from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.decoding.member import Member, Steps
+from adafuse_llm.decoding.propose import Proposal, Span, branch
+from adafuse_llm.decoding.rounds import to_result
+from adafuse_llm.decoding.score import PoolCandidate
+from adafuse_llm.strategies.base import Strategy
+
+
+class WholeAnswers(Strategy):
+    """Base of the strategies that choose among whole answers. Their streams have one event."""
+
+    options = frozenset({"max_word_tokens", "weights"})
+
+    @override
+    def max_extra_tokens(self, members: int, config: AdaFuseConfig) -> int:
+        return members * (config.max_new_tokens + config.max_word_tokens)
+
+
+def answer(member: Member, config: AdaFuseConfig) -> Steps[Proposal]:
+    """Write a member's greedy answer, up to its end, a stop sequence, or a limit."""
+    end = start = member.tree.root
+    limit = start.length + config.max_new_tokens - member.response_tokens
+    margins: list[float] = []
+    while True:
+        text = member.text(end)
+        yield from member.evaluate([end])
+        if end.length >= limit or member.is_full(end) or any(s in text for s in config.stop):
+            return Proposal((Span(end, stops=False),), tuple(margins))
+        margins.append(member.next(end).margin)
+        (span,) = yield from branch(member, end, 1, config)
+        if span.stops:
+            return Proposal((span,), tuple(margins))
+        end = span.node
+
+
+def text_until_stop(text: str, config: AdaFuseConfig) -> str:
+    """Return a text up to its first stop sequence."""
+    return text[: min((text.find(stop) for stop in config.stop if stop in text), default=None)]
+
+
+def to_result_by_proposers(
+    candidate: PoolCandidate, members: Sequence[Member], score: float
+) -> results.Candidate:
+    """Return a candidate with the NLL of its proposers only, as no other member has read it."""
+    own = [candidate.nll(m) if m in candidate.proposers else math.inf for m in members]
+    return to_result(candidate, members, own, score)

@@ -1,0 +1,52 @@
+"""The tree form: chunks of prompts, and rows of dropped nodes."""
+
+from __future__ import annotations
+
+import pytest
+
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine
+from adafuse_llm.backends.huggingface import HuggingFaceBackend, tree_form
+from tests.support.compare import check
+from tests.support.models import Recipe, backend, engine, model, tokenizer
+
+PROMPT = "The ferry to Orrin leaves at nine. It carries twelve people and the post. " * 3
+
+
+@pytest.mark.parametrize("arch", ["llama", "mistral", "gemma2", "gpt2"])
+def test_a_prompt_in_chunks_gives_the_same_numbers(arch, monkeypatch):
+    monkeypatch.setattr(tree_form, "PREFILL_TOKENS", 7)
+    backend(Recipe(arch)).clear_prefix_cache()
+    generation = check([Recipe(arch)], PROMPT, max_new_tokens=12, margin_threshold=0.2)
+    prompt_tokens = next(iter(generation.usage.prompt_tokens.values()))
+    assert next(iter(generation.usage.forward_passes.values())) > prompt_tokens // 7
+
+
+def test_every_prompt_token_is_processed_once():
+    recipe = Recipe("llama")
+    backend(recipe).clear_prefix_cache()
+    generation = engine(recipe).generate(PROMPT, max_new_tokens=1, branching_factor=1, max_words=1)
+    usage = generation.usage
+    prompt, done = usage.prompt_tokens[recipe.name], usage.tokens_processed[recipe.name]
+    assert prompt <= done <= prompt + usage.completion_tokens[recipe.name] + 1
+
+
+def test_dead_rows_never_exceed_a_quarter_of_the_buffer_after_a_commit():
+    seen = []
+
+    class Watched(tree_form.TreeForm):
+        def reroot(self):
+            super().reroot()
+            alive = int(self._trunk.sum()) + len({r for ln in self._lines.values() for r in ln})
+            assert self.cache.rows == len(self._trunk) == len(self._positions)
+            assert 4 * (self.cache.rows - alive) <= self.cache.rows
+            seen.append(self.cache.rows)
+
+    member = HuggingFaceBackend(model(Recipe("llama")), tokenizer("bytelevel"), "watched")
+    member._executor.new_form = lambda tree, rows=None: Watched(tree, chunked=True, cache=rows)
+    config = AdaFuseConfig(margin_threshold=1, max_new_tokens=120, branching_factor=5)
+    generation = AdaFuseEngine([member], config).generate("The ferry")
+    assert len(seen) >= 20
+    sequence = (
+        generation.usage.prompt_tokens["watched"] + generation.usage.completion_tokens["watched"]
+    )
+    assert max(seen) < 3 * sequence, "rows of losers pile up"

@@ -1,0 +1,56 @@
+"""The tools of the embedded members."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from adafuse_llm.documents import Passage
+from adafuse_llm.embedded import handbook_questions
+from adafuse_llm.embedded.tools import TOOLS, calculate, look_up, one_line
+from adafuse_llm.errors import InvalidInputError
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("12 + 7", "19"),
+        ("3 * 19.88", "59.64"),
+        ("2 * (4.50 - 1.25) + 1", "7.50"),
+        ("-3 + 5", "2"),
+        ("100 * 100", "10000"),
+        (" 0.1 + 0.2 ", "0.3"),
+    ],
+)
+def test_calculate_is_exact(expression: str, expected: str) -> None:
+    assert calculate(expression) == expected
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["", "1 +", "2 ** 9", "1 / 2", "abs(-1)", "__import__('os')", "x + 1", "True + 1", "'a' * 3"],
+)
+def test_calculate_takes_sums_only(expression: str) -> None:
+    with pytest.raises(InvalidInputError, match="decimal numbers"):
+        calculate(expression)
+
+
+def test_look_up_finds_the_document_of_every_name_in_the_handbook() -> None:
+    for question in handbook_questions():
+        if question.source:
+            name = question.source.removesuffix(".md").replace("-", " ").title()
+            assert look_up(name).startswith("[1] # " + name)
+
+
+def test_a_result_is_one_line_with_numbered_passages() -> None:
+    passages = [Passage("a.md", "# A\n\n- x: 1\n- y: 2\n"), Passage("b.md", "B.")]
+    assert one_line(passages) == "[1] # A - x: 1 - y: 2 [2] B."
+
+
+def test_the_tools_are_described_as_frameworks_describe_the_functions() -> None:
+    for tool, function in zip(TOOLS, (look_up, calculate), strict=True):
+        (argument,) = inspect.signature(function).parameters.values()
+        assert (tool.name, tool.description) == (function.__name__, function.__doc__)
+        assert tool.parameters["properties"] == {argument.name: {"type": "string"}}
+        assert argument.annotation is str

@@ -1,0 +1,41 @@
+"""The held-out questions that ship are those that the generator draws."""
+
+from __future__ import annotations
+
+import gzip
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from adafuse_llm.embedded import HELDOUT, heldout_questions
+from training import freeze
+from training.freeze import QUESTIONS, as_lines, draw_questions
+
+
+def test_the_shipped_questions_are_those_of_the_generator() -> None:
+    drawn = list(islice(draw_questions(), QUESTIONS))
+    assert gzip.decompress(HELDOUT.read_bytes()) == as_lines(drawn)
+    assert heldout_questions() == tuple(drawn)
+
+
+def test_the_file_is_the_same_whenever_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = []
+    for name, time in (("one.gz", 1.0e9), ("two.gz", 2.0e9)):
+        monkeypatch.setattr(freeze, "HELDOUT", tmp_path / name)
+        monkeypatch.setattr("time.time", lambda time=time: time)
+        freeze.main()
+        written.append((tmp_path / name).read_bytes())
+    assert written[0] == written[1]
+    assert gzip.decompress(written[0]) == gzip.decompress(HELDOUT.read_bytes())
+
+
+def test_another_seed_draws_others() -> None:
+    shipped = heldout_questions(12)
+    other = list(islice(draw_questions(seed=2), 12))
+    assert not set(other) & set(shipped)
+    assert [each.skill for each in other] == [each.skill for each in shipped]
+    more = next(draw_questions(n_passages=5))
+    assert len(more.passages) == 5

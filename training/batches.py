@@ -1,0 +1,190 @@
+"""Batches: rows of packs as tensors. A batch depends on the arguments of its draw only."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from training.agent_prompts import AGENT_SYSTEMS, SHORT_SYSTEMS, draw_tools
+from training.dialogues import FORMS, turns_of
+from training.packing import LearnedSkill, Pack, Packer
+from training.schedule import SHORT_SHARE
+from training.stages import Stage, stage_at
+from training.world import NEEDS, Names, Split, draw_agent_case
+
+AGENT_LENGTH: Final = 640  # tokens in a row of agents' turns
+IGNORED: Final = -100
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Tokens of one step, of shape ``[rows, length]`` where nothing else is noted.
+
+    Attributes:
+        ids: token ids.
+        positions: position of each token in its own text.
+        mask: the tokens that each token may attend to, ``[rows, 1, length, n + length]``.
+        labels: the token to predict at the *next* position.
+        weights: weight of that prediction in the loss.
+        spans: (row, first, last + 1, skill) of each predicted answer, for measuring.
+        prompt: tokens ``[n]`` that all rows continue; mostly empty.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    mask: Tensor
+    labels: Tensor
+    weights: Tensor
+    spans: tuple[tuple[int, int, int, LearnedSkill], ...]
+    prompt: Tensor
+
+
+def draw_packs(packer: Packer, names: Names, stage: Stage, n_rows: int) -> list[list[Pack]]:
+    """Draw packs in rows of at most ``stage.length`` tokens, with the given share of problems."""
+    rows: list[list[Pack]] = [[] for _ in range(n_rows)]
+    room = [stage.length] * n_rows
+    total = of_problems = of_drills = 0
+    for _ in range(40 * n_rows):
+        only_drills = stage.drills == 1.0
+        is_problem = not only_drills and of_problems < packer.emphasis.arithmetic * total
+        is_drill = only_drills or (not is_problem and of_drills < stage.drills * total)
+        if is_problem:
+            pack = packer.draw_problem(names)
+        else:
+            pack = packer.draw_drill(names) if is_drill else packer.draw_reading(names, stage)
+        row = max(range(n_rows), key=lambda index: room[index])
+        while len(pack) > room[row] and len(pack.branches) > 1:
+            pack = Pack(pack.prefix, pack.branches[:-1])
+        if len(pack) > room[row]:
+            if is_problem or is_drill or room[row] < 96:
+                break
+            continue
+        rows[row].append(pack)
+        room[row] -= len(pack)
+        total += len(pack)
+        of_problems += len(pack) * is_problem
+        of_drills += len(pack) * is_drill
+    return rows
+
+
+def assemble(
+    rows: Sequence[Sequence[Pack]],
+    length: int,
+    rng: random.Random,
+    context_weight: float,
+    prompt: Sequence[int] = (),
+) -> Batch:
+    """Assemble rows of packs, which all continue ``prompt``, as tensors.
+
+    A fifth of the tokens in the packs' own prompts is learned, with the weight ``context_weight``.
+    """
+    shape = (len(rows), length)
+    ids = np.zeros(shape, np.int64)
+    positions = np.zeros(shape, np.int64)
+    labels = np.full(shape, IGNORED, np.int64)
+    weights = np.zeros(shape, np.float32)
+    mask = np.ones((*shape, len(prompt) + length), bool)
+    spans: list[tuple[int, int, int, LearnedSkill]] = []
+    noise = np.random.default_rng(rng.getrandbits(32))
+    causal = np.tril(np.ones((length, length), bool))
+    for r, packs in enumerate(rows):
+        part = np.zeros(length, np.int64)  # number of each token's prompt or branch; 0 is padding
+        seen = [{0}]  # parts that each part sees: itself and those it continues
+        ends = [0]  # position after each part
+        at = 0
+        for pack in packs:
+            n = len(pack.prefix)
+            root = len(seen)
+            seen.append({root})
+            ends.append(len(prompt) + n)
+            ids[r, at : at + n] = pack.prefix
+            positions[r, at : at + n] = len(prompt) + np.arange(n)
+            part[at : at + n] = root
+            chosen = np.flatnonzero(noise.random(max(n - 1, 0)) < 0.2)
+            labels[r, at + chosen] = ids[r, at + chosen + 1]
+            weights[r, at + chosen] = context_weight
+            at += n
+            for branch in pack.branches:
+                m = len(branch.ids)
+                start = ends[root + branch.parent]
+                part[at : at + m] = len(seen)
+                seen.append({len(seen)} | seen[root + branch.parent])
+                ends.append(start + m)
+                ids[r, at : at + m] = branch.ids
+                positions[r, at : at + m] = start + np.arange(m)
+                if branch.n_answer:
+                    first, last = at + m - branch.n_answer - 1, at + m - 1
+                    labels[r, first:last] = branch.ids[-branch.n_answer :]
+                    weights[r, first:last] = 1.0
+                    spans.append((r, first, last, branch.skill))
+                at += m
+        sees = np.zeros((len(seen), len(seen)), bool)
+        for number, parts in enumerate(seen):
+            sees[number, list(parts)] = True
+        mask[r, :, len(prompt) :] = sees[part[:, None], part[None, :]] & causal
+    return Batch(
+        torch.from_numpy(ids),
+        torch.from_numpy(positions),
+        torch.from_numpy(mask)[:, None],
+        torch.from_numpy(labels),
+        torch.from_numpy(weights),
+        tuple(spans),
+        torch.tensor(prompt, dtype=torch.int64),
+    )
+
+
+def draw_batch(
+    packer: Packer, seed: int, step: int, progress: float, tokens: int, split: Split = "train"
+) -> Batch:
+    """Draw the batch of one step; it depends on the arguments only."""
+    rng = random.Random(f"{split} {seed} {packer.recipe.name} {step}")
+    stage = stage_at(progress, rng)
+    if stage.drills == 1.0:
+        tokens //= 2
+    n_rows = max(1, tokens // stage.length)
+    rows = draw_packs(packer, Names(rng, split), stage, n_rows)
+    return assemble(rows, stage.length, rng, context_weight=0.1)
+
+
+def draw_agent_batch(
+    packer: Packer, seed: int, step: int, progress: float, tokens: int, split: Split = "train"
+) -> Batch:
+    """Draw turns of agents that all have the same tools; they depend on the arguments only.
+
+    At first, prompts only name the tools, and most cases end with the first turn after their
+    question: many short prompts teach which tool to call and with which argument. Later, prompts
+    describe the tools, most cases go on to their answer, and more of them read a tool's result.
+    """
+    rng = random.Random(f"{split} tools {seed} {packer.recipe.name} {step}")
+    names = Names(rng, split)
+    form = rng.choice(FORMS)
+    is_short = progress < SHORT_SHARE
+    tools = [] if is_short else draw_tools(rng)
+    system = rng.choice(AGENT_SYSTEMS) if rng.random() < 0.5 else ""
+    if is_short:
+        system = SHORT_SYSTEMS[form]
+    prefix = packer.agent_prefix(form, tools, system)
+    n_rows = max(1, tokens // AGENT_LENGTH)
+    rows: list[list[Pack]] = [[] for _ in range(n_rows)]
+    room = [AGENT_LENGTH] * n_rows
+    too_long = 0
+    while too_long < 4:
+        (need,) = rng.choices(NEEDS, (5, 3, 4, 3) if is_short else (6, 2, 5, 2))
+        case = draw_agent_case(names, need)
+        turns = turns_of(case, form, tools, system, earlier=True)
+        if rng.random() < (0.75 if is_short else 0.2):
+            turns = turns[: len(turns) - len(case.uses)]
+        pack = packer.dialogue(turns, prefix)
+        row = max(range(n_rows), key=lambda index: room[index])
+        if len(pack) > room[row]:
+            too_long += 1
+            continue
+        rows[row].append(pack)
+        room[row] -= len(pack)
+    return assemble(rows, AGENT_LENGTH, rng, context_weight=0.1, prompt=packer.encode(prefix))

@@ -1,0 +1,63 @@
+"""Write the held-out questions that ship with the package: ``python -m training.freeze``.
+
+`adafuse_llm.embedded.heldout_questions` reads them. Questions of another seed, such as those for
+development, come from `draw_questions`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from itertools import count, islice
+
+from adafuse_llm.embedded import HELDOUT, HeldoutQuestion, final_answer
+from training.world import SKILLS, Case, Names, Skill, draw_case
+
+SEED = 1
+PASSAGES = 3
+QUESTIONS = 300 * len(SKILLS)
+
+
+def draw_questions(seed: int = SEED, n_passages: int = PASSAGES) -> Iterator[HeldoutQuestion]:
+    """Draw held-out questions without end, one of each skill in turn.
+
+    Names, values and problems are of the held-out split: none occurs in training. Question n is
+    the same however many are drawn.
+
+    Args:
+        seed: another seed gives other questions.
+        n_passages: passages of each question about passages.
+    """
+    drawn = [_cases(seed, skill, n_passages) for skill in SKILLS]
+    for number in count():
+        case = next(drawn[number % len(SKILLS)])
+        answer = final_answer(case.answer)
+        yield HeldoutQuestion(case.question, answer, case.skill, case.passages)
+
+
+def _cases(seed: int, skill: Skill, n_passages: int) -> Iterator[Case]:
+    names = Names(random.Random(f"benchmark {seed} {skill}"), "heldout")
+    while True:
+        yield draw_case(names, skill, n_passages)
+
+
+def as_lines(questions: Iterable[HeldoutQuestion]) -> bytes:
+    """Return questions as JSON Lines."""
+    lines = (json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in questions)
+    return "".join(lines).encode()
+
+
+def main() -> None:
+    """Write the file."""
+    packed = io.BytesIO()
+    with gzip.GzipFile("", "wb", 9, packed, mtime=0) as file:  # no name and no time: same bytes
+        file.write(as_lines(islice(draw_questions(), QUESTIONS)))
+    HELDOUT.write_bytes(packed.getvalue())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""Packs: one prompt and many questions that branch off it, as tokens of one member."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile, zip_longest
+from typing import Any, Literal
+
+from adafuse_llm.text.chat import Tool
+from training.dialogues import Form, turns_of
+from training.layouts import SYSTEMS, Layout, draw_layout
+from training.recipes import Emphasis, Recipe
+from training.stages import Stage
+from training.world import (
+    AgentCase,
+    Case,
+    Names,
+    Skill,
+    draw_problem,
+    draw_scene,
+    draw_sum,
+    draw_sum_list,
+)
+
+LearnedSkill = Skill | Literal["tools"]
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Tokens of a question and its answer; the member learns the last ``n_answer`` of them.
+
+    A branch continues the prompt, or the branch with the number ``parent`` (the first is 1).
+    """
+
+    ids: list[int]
+    n_answer: int
+    skill: LearnedSkill
+    parent: int = 0
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Tokens of a prompt, and the branches that continue it."""
+
+    prefix: list[int]
+    branches: list[Branch]
+
+    def __len__(self) -> int:
+        return len(self.prefix) + sum(len(branch.ids) for branch in self.branches)
+
+
+class Packer:
+    """Draws packs for one member: text, layout and tokens."""
+
+    def __init__(self, recipe: Recipe, tokenizer: Any, emphasis: Emphasis) -> None:
+        self.recipe = recipe
+        self.emphasis = emphasis
+        self._tokenizer = tokenizer
+        self._encoder = tokenizer.backend_tokenizer
+        self._end = tokenizer.convert_tokens_to_ids(recipe.end)
+        self._eos = tokenizer.convert_tokens_to_ids(recipe.eos)
+        self._bos = [] if recipe.bos is None else [tokenizer.convert_tokens_to_ids(recipe.bos)]
+        self._newline = len(self.encode("\n"))
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of ``text``."""
+        ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _encode_after_newline(self, text: str) -> list[int]:
+        """Return the tokens of ``text`` after a line break."""
+        return self.encode("\n" + text)[self._newline :]
+
+    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        text: str = self._tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+        return text
+
+    def _chat(self, layout: Layout, content: str, example: Case | None) -> str:
+        messages = [{"role": "system", "content": layout.system}] if layout.system else []
+        if layout.history and example:
+            earlier = layout.before + layout.ask(example.question)
+            messages += [
+                {"role": "user", "content": earlier},
+                {"role": "assistant", "content": example.answer},
+            ]
+        messages.append({"role": "user", "content": content})
+        return self._render(messages)
+
+    def pack(self, layout: Layout, cases: Sequence[Case]) -> Pack:
+        """Encode cases about the same passages as one pack in the given layout."""
+        example: Case | None = None
+        before, pattern = layout.before, layout.pattern
+        if layout.history:
+            example, cases = cases[0], cases[1:]
+            before, pattern = "", "Question: {q}"
+        content = before + pattern
+        frame = content if layout.plain else self._chat(layout, content, example)
+        # The shared part ends with the last line break before the question.
+        cut = frame.rfind("\n", 0, frame.rindex("{q}")) + 1
+        shared, rest = frame[:cut], frame[cut:]
+        prefix = self.encode(shared)
+        if layout.plain:
+            prefix = self._bos + prefix
+        branches = []
+        for case in cases:
+            question = self._branch_ids(rest.replace("{q}", case.question), bool(shared))
+            if layout.plain:
+                answer = [*self._encode_after_letter(" " + case.answer), self._eos]
+            else:
+                answer = [*self._encode_after_newline(case.answer), self._end]
+            branches.append(Branch(question + answer, len(answer), case.skill))
+        return Pack(prefix, branches)
+
+    def _branch_ids(self, text: str, continues: bool) -> list[int]:
+        return self._encode_after_newline(text) if continues else self.encode(text)
+
+    def _encode_after_letter(self, text: str) -> list[int]:
+        return self.encode(":" + text)[len(self.encode(":")) :]
+
+    def draw_reading(self, names: Names, stage: Stage) -> Pack:
+        """Draw passages and questions about them, with the member's mix of skills."""
+        rng = names.rng
+        n_passages = rng.choice(stage.passages)
+        scene = draw_scene(names, n_passages, stage.facts, stage.same_kind)
+        layout = draw_layout(rng, scene.passages)
+        if layout.history and n_passages == 0:
+            layout = replace(layout, history=None)
+        skills, weights = zip(*self.emphasis.mix.items(), strict=True)
+        wanted = 2 if not layout.before and not layout.system else stage.questions
+        cases: list[Case] = []
+        drawn: set[tuple[str, str]] = set()
+        for skill in rng.choices(skills, weights, k=4 * wanted):
+            case = scene.ask(rng, skill)
+            if case is None or (case.question, case.answer) in drawn:
+                continue
+            drawn.add((case.question, case.answer))
+            cases.append(case)
+            if len(cases) == wanted + bool(layout.history):
+                break
+        return self.pack(layout, cases)
+
+    def draw_drill(self, names: Names) -> Pack:
+        """Draw a list of names and values to repeat unchanged."""
+        names.forget()
+        rng = names.rng
+        kinds = (names.person, names.place, names.institution, names.product, names.address)
+        values = (names.year, names.count, names.price, names.date, names.time)
+        n_items = rng.randint(3, 9)
+        items = [rng.choice(kinds if rng.random() < 0.8 else values)() for _ in range(n_items)]
+        text = rng.choice((", ", "; ", "\n")).join(items)
+        return self.pack(Layout("", "Repeat: {q}"), [Case(text, text, "people")])
+
+    def draw_problem(self, names: Names) -> Pack:
+        """Draw one arithmetic problem, mostly in the standard layout."""
+        rng = names.rng
+        chance = rng.random()
+        if chance < 0.75:
+            layout = Layout("", "Question: {q}")
+        elif chance < 0.85:
+            layout = Layout("", "{q}")
+        elif chance < 0.95:
+            layout = Layout("", "Question: {q}", system=rng.choice(SYSTEMS[1:3]))
+        else:
+            layout = Layout("", "Question: {q}\nAnswer:", plain=True)
+        if self.emphasis.sum_lists and rng.random() < self.emphasis.sum_lists:
+            case = draw_sum_list(names)
+        else:
+            case = draw_sum(names) if rng.random() < 0.35 else draw_problem(names)
+        return self.pack(layout, [case])
+
+    def agent_prefix(self, form: Form, tools: Sequence[Tool], system: str) -> str:
+        """Return the beginning that all prompts of an agent with these tools share."""
+        prompts = [
+            self._render(turns_of(AgentCase(question, "", "none"), form, tools, system)[0][0])
+            for question in ("A", "B")
+        ]
+        return prompts[0][: _shared_lines(prompts)]
+
+    def dialogue(
+        self, turns: Sequence[tuple[Sequence[Mapping[str, Any]], str]], prefix: str
+    ) -> Pack:
+        """Encode an agent's turns as branches that continue ``prefix``.
+
+        Each turn is the messages before it and its text. A turn continues the turn before it as far
+        as the prompt repeats that turn unchanged.
+        """
+        branches: list[Branch] = []
+        at, parent, after_line = len(prefix), 0, True
+
+        def add(text: str, answer: list[int]) -> int:
+            ids = self._branch_ids(text, after_line) + answer
+            branches.append(Branch(ids, len(answer), "tools", parent))
+            return len(branches)
+
+        prompts = [self._render(messages) for messages, _ in turns]
+        replies = [text for _, text in turns]
+        for prompt, text, follows in zip_longest(prompts, replies, prompts[1:], fillvalue=""):
+            answer = [*self._encode_after_newline(text), self._end]
+            whole = f"{prompt}{text}{self.recipe.end}"
+            if follows and not follows.startswith(whole):
+                cut = _shared_lines([prompt, follows])
+                parent, after_line = add(prompt[at:cut], []), True
+                add(prompt[cut:], answer)
+                at = cut
+            else:
+                parent, after_line = add(prompt[at:], answer), False
+                at = len(whole)
+        return Pack([], branches)
+
+
+def _shared_lines(texts: Sequence[str]) -> int:
+    """Count the characters of the leading lines that all texts share, last lines excluded."""
+    lines = [text.splitlines(keepends=True)[:-1] for text in texts]
+    shared = takewhile(lambda line: len(set(line)) == 1, zip(*lines, strict=False))
+    return sum(len(line[0]) for line in shared)

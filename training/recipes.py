@@ -1,0 +1,174 @@
+"""The recipes of the three embedded members: architecture, vocabulary, template, emphasis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from training.world import Skill
+
+CONTEXT: Final = 4096
+VOCABULARY: Final = 1536
+
+Architecture = Literal["qwen3", "stablelm", "olmo2"]
+
+
+@dataclass(frozen=True)
+class Emphasis:
+    """The share of each skill in a member's training.
+
+    Attributes:
+        mix: weights of the skills in questions about passages.
+        arithmetic: share of all training tokens that are arithmetic problems.
+        sum_lists: share of those problems that are lists of sums.
+    """
+
+    mix: Mapping[Skill, float]
+    arithmetic: float
+    sum_lists: float = 0.0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What makes a member: architecture, vocabulary, chat template, emphasis.
+
+    Attributes:
+        end: token that closes a turn.
+        eos: token that closes a plain text.
+        emphasis: emphasis of the main part of training.
+        finish: emphasis of the second part, None for a member without one.
+    """
+
+    name: str
+    architecture: Architecture
+    vocabulary: Literal["byte-level BPE", "SentencePiece BPE", "Unigram"]
+    template: str
+    control: tuple[str, ...]
+    bos: str | None
+    eos: str
+    end: str
+    pad: str
+    emphasis: Emphasis
+    finish: Emphasis | None
+    layers: int = 5
+    width: int = 192
+    inner: int = 320
+    heads: int = 6
+    kv_heads: int = 6
+
+
+RECIPES: Final[Mapping[str, Recipe]] = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(
+            name="wren",
+            architecture="qwen3",
+            vocabulary="byte-level BPE",
+            template=(
+                "{% for message in messages %}"
+                "<|start|>{{ message['role'] }}\n{{ message['content'] }}<|end|>\n"
+                "{% endfor %}"
+                "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+            ),
+            control=("<|endoftext|>", "<|start|>", "<|end|>", "<|pad|>"),
+            bos=None,
+            eos="<|endoftext|>",
+            end="<|end|>",
+            pad="<|pad|>",
+            emphasis=Emphasis(
+                mix={
+                    "people": 0.40,
+                    "places_products": 0.32,
+                    "numbers": 0.08,
+                    "dates": 0.08,
+                    "not_stated": 0.12,
+                },
+                arithmetic=0.06,
+            ),
+            finish=None,
+        ),
+        Recipe(
+            name="heron",
+            architecture="stablelm",
+            vocabulary="SentencePiece BPE",
+            template=(
+                "{{ bos_token }}{% set ns = namespace(system='') %}"
+                "{% for message in messages %}"
+                "{% if message['role'] == 'system' %}"
+                "{% set ns.system = message['content'] + '\n\n' %}"
+                "{% elif message['role'] == 'assistant' %}"
+                "<model>\n{{ message['content'] }}<end>\n"
+                "{% else %}"
+                "<user>\n{{ ns.system + message['content'] }}<end>\n{% set ns.system = '' %}"
+                "{% endif %}"
+                "{% endfor %}"
+                "{% if add_generation_prompt %}<model>\n{% endif %}"
+            ),
+            control=("<unk>", "<s>", "</s>", "<pad>", "<user>", "<model>", "<end>"),
+            bos="<s>",
+            eos="</s>",
+            end="<end>",
+            pad="<pad>",
+            emphasis=Emphasis(
+                mix={
+                    "people": 0.10,
+                    "places_products": 0.10,
+                    "numbers": 0.34,
+                    "dates": 0.34,
+                    "not_stated": 0.12,
+                },
+                arithmetic=0.08,
+            ),
+            finish=Emphasis(
+                mix={
+                    "people": 0.10,
+                    "places_products": 0.10,
+                    "numbers": 0.30,
+                    "dates": 0.30,
+                    "not_stated": 0.20,
+                },
+                arithmetic=0.06,
+                sum_lists=0.0,
+            ),
+        ),
+        Recipe(
+            name="finch",
+            architecture="olmo2",
+            vocabulary="Unigram",
+            template=(
+                "{% for message in messages %}"
+                "[|{{ message['role'] }}|]\n{{ message['content'] }}"
+                "{% if message['role'] == 'assistant' %}[|done|]{% endif %}{{ '\\n' }}"
+                "{% endfor %}"
+                "{% if add_generation_prompt %}[|assistant|]\n{% endif %}"
+            ),
+            control=("[|unk|]", "[|done|]", "[|pad|]", "[|system|]", "[|user|]", "[|assistant|]"),
+            bos=None,
+            eos="[|done|]",
+            end="[|done|]",
+            pad="[|pad|]",
+            emphasis=Emphasis(
+                mix={
+                    "people": 0.14,
+                    "places_products": 0.14,
+                    "numbers": 0.14,
+                    "dates": 0.14,
+                    "not_stated": 0.44,
+                },
+                arithmetic=0.30,
+            ),
+            finish=Emphasis(
+                mix={
+                    "people": 0.13,
+                    "places_products": 0.13,
+                    "numbers": 0.13,
+                    "dates": 0.13,
+                    "not_stated": 0.48,
+                },
+                arithmetic=0.50,
+                sum_lists=0.35,
+            ),
+        ),
+    )
+}

@@ -1,0 +1,56 @@
+"""Stages of training: how long and how hard the prompts are."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Stage:
+    """How long and how hard the prompts are at some point of training.
+
+    Attributes:
+        length: tokens in a row.
+        passages: numbers of passages to choose from.
+        facts: lowest and highest number of facts in a passage.
+        questions: questions about the same passages.
+        drills: share of tokens in lists to repeat. A model has to copy before it can learn to
+            read, and learns it in a few minutes of drills alone.
+        same_kind: how often all passages are about the same kind of entity, so that only the name
+            distinguishes them.
+    """
+
+    length: int
+    passages: tuple[int, ...]
+    facts: tuple[int, int]
+    questions: int
+    drills: float = 0.0
+    same_kind: float = 0.5
+
+
+def stage_at(progress: float, rng: random.Random) -> Stage:
+    """Draw the stage at ``progress``: below 1 in the main part of training, 1 after it.
+
+    The main part begins with copying, goes on to short prompts, and then to prompts of full length
+    with some long ones. After it, many prompts hold short passages of one kind, of which only one
+    answers the question.
+    """
+    if progress >= 1.0:
+        chance = rng.random()
+        if chance < 0.04:
+            return Stage(1536, (8, 10, 12), (2, 6), 20)
+        if chance < 0.55:
+            return Stage(512, (2, 3, 3, 4), (1, 4), 12, same_kind=0.7)
+        return Stage(640, (1, 2, 3, 3, 4), (2, 6), 14, same_kind=0.6)
+    if progress < 0.10:
+        return Stage(256, (1,), (2, 3), 6, drills=1.0)
+    if progress < 0.17:
+        return Stage(256, (1,), (2, 4), 6, drills=0.3)
+    if progress < 0.28:
+        return Stage(384, (1, 2), (2, 5), 8, drills=0.1)
+    if progress > 0.6 and rng.random() < 0.04:
+        return Stage(1536, (8, 10, 12), (2, 6), 14)
+    if progress < 0.55:
+        return Stage(512, (1, 2, 3), (2, 6), 9)
+    return Stage(640, (1, 2, 3, 3, 4), (2, 6), 9)

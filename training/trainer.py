@@ -1,0 +1,199 @@
+"""Train one member: steps, checkpoints and held-out checks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from training.batches import Batch, draw_agent_batch, draw_batch
+from training.models import build_model
+from training.optimizer import Muon
+from training.packing import LearnedSkill, Packer
+from training.recipes import Emphasis, Recipe
+from training.schedule import SHORT_SHARE, last_step, learning_rate_factor, main_steps
+from training.tokenizers import build_tokenizer, copy_tokenizer
+from training.world import SKILLS
+
+TOKENS_PER_STEP: Final = 4096
+# Tokens of a step in the tools part: while prompts only name the tools, and afterwards.
+READING_TOKENS: Final = (640, 1280)  # passages and arithmetic
+AGENT_TOKENS: Final = (1280, 1920)  # agents' turns
+
+
+class Trainer:
+    """One member in training: model, optimizers, step count, checkpoint."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        work: Path,
+        *,
+        steps: int,
+        seed: int,
+        agent_steps: int = 0,
+        tokens_per_step: int = TOKENS_PER_STEP,
+        muon_rate: float = 0.02,
+        adam_rate: float = 3e-3,
+        tokenizer_scenes: int = 3000,
+    ) -> None:
+        self.recipe, self.steps, self.seed, self.tokens = recipe, steps, seed, tokens_per_step
+        self.folder = work / recipe.name
+        if (self.folder / "tokenizer_config.json").exists():
+            from transformers import AutoTokenizer
+
+            self.tokenizer = AutoTokenizer.from_pretrained(self.folder)
+        else:
+            self.tokenizer = build_tokenizer(recipe, self.folder, seed, tokenizer_scenes)
+        self.model = build_model(recipe, self.tokenizer, seed)
+        self.main = main_steps(steps)
+        self.packer = Packer(recipe, self.tokenizer, recipe.emphasis)
+        self.finish_packer = Packer(recipe, self.tokenizer, recipe.finish or recipe.emphasis)
+        self.tools_start = last_step(recipe, steps)
+        self.last = self.tools_start + agent_steps
+        self.rates = (muon_rate, adam_rate)
+        self.optimizers = self._new_optimizers()
+        self.step = 0
+
+    def _new_optimizers(self) -> list[tuple[torch.optim.Optimizer, float]]:
+        muon_rate, adam_rate = self.rates
+        matrices = [p for p in self.model.model.layers.parameters() if p.ndim == 2]
+        chosen = {id(p) for p in matrices}
+        others = [p for p in self.model.parameters() if id(p) not in chosen]
+        return [
+            (Muon(matrices, lr=muon_rate), muon_rate),
+            (
+                torch.optim.AdamW(others, lr=adam_rate, betas=(0.9, 0.98), weight_decay=0.0),
+                adam_rate,
+            ),
+        ]
+
+    @property
+    def checkpoint(self) -> Path:
+        """The file that holds the state of this member's training."""
+        return self.folder / "checkpoint.pt"
+
+    def save(self) -> None:
+        """Write the checkpoint atomically."""
+        state = {
+            "step": self.step,
+            "steps": self.steps,
+            "last": self.last,
+            "seed": self.seed,
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer, _ in self.optimizers],
+        }
+        part = self.checkpoint.with_suffix(".part")
+        torch.save(state, part)
+        part.replace(self.checkpoint)
+
+    def resume(self) -> bool:
+        """Load the checkpoint of the same run; return False if there is none."""
+        if not self.checkpoint.exists():
+            return False
+        state = torch.load(self.checkpoint, weights_only=True)
+        run = (self.steps, self.last, self.seed)
+        if (state["steps"], state["last"], state["seed"]) != run:
+            raise SystemExit(
+                f"{self.checkpoint} belongs to a run with --steps {state['steps']}, last step "
+                f"{state['last']} and --seed {state['seed']}; this run has {run[0]}, {run[1]} and "
+                f"{run[2]}: choose another --work folder"
+            )
+        self.model.load_state_dict(state["model"])
+        for (optimizer, _), saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.step = state["step"]
+        return True
+
+    def start_from(self, folder: Path) -> None:
+        """Load the weights of a trained member from ``folder`` and continue with the tools part."""
+        from transformers import AutoModelForCausalLM
+
+        trained = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.model.load_state_dict(trained.state_dict())
+        self.step = self.tools_start
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """Return the last hidden states ``[rows, length, width]``."""
+        past = None
+        if len(batch.prompt):
+            past = self.model.model(input_ids=batch.prompt[None], use_cache=True).past_key_values
+            past.batch_repeat_interleave(len(batch.ids))
+        states: Tensor = self.model.model(
+            input_ids=batch.ids,
+            attention_mask=batch.mask,
+            position_ids=batch.positions,
+            past_key_values=past,
+            use_cache=past is not None,
+        ).last_hidden_state
+        return states
+
+    def _predict(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return logits ``[n, vocabulary]``, labels ``[n]`` and weights ``[n]`` to learn from."""
+        chosen = batch.weights > 0
+        logits: Tensor = self.model.lm_head(self.hidden(batch)[chosen])
+        return logits, batch.labels[chosen], batch.weights[chosen]
+
+    def _batches(self) -> list[Batch]:
+        """Draw the text of this step; the tools part has agents' turns and some of the rest."""
+        packer = self.packer if self.step < self.main else self.finish_packer
+        progress = min(self.step / self.main, 1.0)
+        if self.step < self.tools_start:
+            return [draw_batch(packer, self.seed, self.step, progress, self.tokens)]
+        of_part = (self.step - self.tools_start) / (self.last - self.tools_start)
+        is_real = of_part >= SHORT_SHARE
+        return [
+            draw_batch(packer, self.seed, self.step, progress, READING_TOKENS[is_real]),
+            draw_agent_batch(packer, self.seed, self.step, of_part, AGENT_TOKENS[is_real]),
+        ]
+
+    def train_step(self) -> float:
+        """Do one step and return the mean loss of the answer tokens in nats."""
+        if self.step == self.tools_start:
+            self.optimizers = self._new_optimizers()
+        batches = self._batches()
+        total = sum(float(batch.weights.sum()) for batch in batches)
+        loss = n_answers = 0.0
+        for batch in batches:
+            logits, labels, weights = self._predict(batch)
+            losses = nn.functional.cross_entropy(logits, labels, reduction="none")
+            ((losses * weights).sum() / total).backward()  # type: ignore[no-untyped-call]
+            loss += float(losses.detach()[weights == 1.0].sum())
+            n_answers += int((weights == 1.0).sum())
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        factor = learning_rate_factor(self.step, self.main, self.tools_start, self.last)
+        for optimizer, rate in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate * factor
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return loss / n_answers
+
+    @torch.no_grad()
+    def check(self, batches: int = 3) -> dict[str, float]:
+        """Return, by skill, the share of held-out answers whose tokens are all predicted.
+
+        Each token is predicted from the correct tokens before it.
+        """
+        learned: tuple[LearnedSkill, ...] = (*SKILLS, "tools")
+        right = dict.fromkeys(learned, 0)
+        total = dict.fromkeys(learned, 0)
+        even = Emphasis(dict.fromkeys(self.recipe.emphasis.mix, 1.0), arithmetic=0.2)
+        packer = Packer(self.recipe, self.tokenizer, even)
+        for index in range(batches):
+            read = draw_batch(packer, self.seed, index, 0.59, 8192, "heldout")
+            for batch in (read, draw_agent_batch(packer, self.seed, index, 1.0, 4096, "heldout")):
+                hits = self.model.lm_head(self.hidden(batch)).argmax(-1) == batch.labels
+                for row, first, last, skill in batch.spans:
+                    right[skill] += bool(hits[row, first:last].all())
+                    total[skill] += 1
+        return {skill: right[skill] / max(total[skill], 1) for skill in learned}
+
+    def export(self, out: Path) -> None:
+        """Write the member to ``out/<name>`` in the Hugging Face format (float32 safetensors)."""
+        folder = out / self.recipe.name
+        copy_tokenizer(self.folder, folder)
+        self.model.save_pretrained(folder)

@@ -1,0 +1,73 @@
+"""A generated small-town world: names, facts, passages, questions, word problems.
+
+The generator is pure Python and seeded: the same seed gives the same text on every machine.
+Each text belongs to one of two splits, ``train`` and ``heldout``. The splits share syllables and
+sentence patterns. They share no made-up word, number, year, price, date, time, address or
+arithmetic problem, so a model can only answer a held-out question by reading.
+
+    words        made-up words, and the split of a word or number
+    names        draws names and values of one split
+    cases        a question with its passages and exact answer; whether an answer is correct
+    relations    patterns that state a fact, ask for it and list it
+    entities     an institution, person, product, place or event; its passage and questions
+    scenes       several passages, and the cases about them
+    problems     arithmetic word problems and sums
+    agent_cases  a question with the uses of tools that lead to its answer
+    handbook     the shipped documents about one town, and their questions
+"""
+
+from training.world.agent_cases import NEEDS, AgentCase, Need, ToolUse, draw_agent_case
+from training.world.cases import NOT_STATED, SKILLS, Case, Skill, is_correct
+from training.world.entities import Entity, Fact, draw_entity, phrase_question, render_passage
+from training.world.handbook import HANDBOOK_SEED, Handbook, draw_handbook, write_handbook
+from training.world.names import Names
+from training.world.problems import draw_problem, draw_sum, draw_sum_list
+from training.world.relations import KINDS, RELATIONS, Kind, Relation
+from training.world.scenes import Scene, draw_case, draw_scene
+from training.world.words import (
+    ENDINGS,
+    STARTS,
+    Split,
+    made_up_words,
+    mark_syllables,
+    split_of_value,
+)
+
+__all__ = [
+    "ENDINGS",
+    "HANDBOOK_SEED",
+    "KINDS",
+    "NEEDS",
+    "NOT_STATED",
+    "RELATIONS",
+    "SKILLS",
+    "STARTS",
+    "AgentCase",
+    "Case",
+    "Entity",
+    "Fact",
+    "Handbook",
+    "Kind",
+    "Names",
+    "Need",
+    "Relation",
+    "Scene",
+    "Skill",
+    "Split",
+    "ToolUse",
+    "draw_agent_case",
+    "draw_case",
+    "draw_entity",
+    "draw_handbook",
+    "draw_problem",
+    "draw_scene",
+    "draw_sum",
+    "draw_sum_list",
+    "is_correct",
+    "made_up_words",
+    "mark_syllables",
+    "phrase_question",
+    "render_passage",
+    "split_of_value",
+    "write_handbook",
+]

@@ -1,0 +1,162 @@
+"""Entities with their facts, passages that state them, and questions about them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from training.world.names import Names
+from training.world.relations import RELATIONS, Kind, Relation
+
+
+def _head_count(names: Names) -> str:
+    return names.thousands() if names.rng.random() < 0.5 else names.count()
+
+
+_DRAWS: Final[Mapping[str, Callable[[Names], str]]] = {
+    "opened": Names.year,
+    "born": Names.year,
+    "introduced": Names.year,
+    "settled": Names.year,
+    "first_held": Names.year,
+    "hours": Names.time,
+    "birthday": Names.date,
+    "date": Names.date,
+    "address": Names.address,
+    "staff": Names.count,
+    "letters": Names.count,
+    "population": _head_count,
+    "visitors": _head_count,
+    "ticket": Names.price,
+    "price": Names.price,
+    "fee": Names.price,
+    "weight": lambda names: names.measure("grams", 20, 980),
+    "distance": lambda names: names.measure("kilometres", 2, 98),
+    "bridge": lambda names: names.measure("metres", 12, 480),
+    "product": Names.product,
+    "workplace": Names.institution,
+    "maker": Names.institution,
+    "birthplace": Names.place,
+    "origin": Names.place,
+    "neighbour": Names.place,
+    "venue": Names.place,
+}
+
+
+def _draw_answer(names: Names, relation: Relation, people: Sequence[str]) -> str:
+    """Draw the value of a relation; one person in four is already known in the scene."""
+    if relation.skill != "people":
+        return _DRAWS[relation.name](names)
+    if people and names.rng.random() < 0.25:
+        return names.rng.choice(people)
+    return names.person()
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One fact: ``subject`` (a full name), relation, answer."""
+
+    kind: Kind
+    subject: str
+    relation: Relation
+    answer: str
+
+
+@dataclass(frozen=True)
+class Entity:
+    """An institution, person, product, place or event, with its facts."""
+
+    kind: Kind
+    name: str
+    facts: tuple[Fact, ...]
+    pronoun: str
+
+    @property
+    def full(self) -> str:
+        """Return the name as it stands inside a sentence, with its article."""
+        return _with_article(self.kind, self.name)
+
+
+def _with_article(kind: Kind, name: str) -> str:
+    return name if kind in ("person", "place") else f"the {name}"
+
+
+def _upper_first(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def draw_entity(
+    names: Names, kind: Kind, n_facts: int, people: Sequence[str] = (), name: str | None = None
+) -> Entity:
+    """Draw an entity with ``n_facts`` facts, or all facts of its kind if there are fewer."""
+    rng = names.rng
+    if name is None:
+        match kind:
+            case "institution":
+                name = names.institution()
+            case "person":
+                name = names.person()
+            case "product":
+                name = names.product()
+            case "place":
+                name = names.place()
+            case "event":
+                name = names.event()
+    relations = rng.sample(RELATIONS[kind], min(n_facts, len(RELATIONS[kind])))
+    others = [person for person in people if person != name]
+    facts = tuple(
+        Fact(kind, name, relation, _draw_answer(names, relation, others)) for relation in relations
+    )
+    pronoun = rng.choice(("She", "He")) if kind == "person" else "It"
+    return Entity(kind, name, facts, pronoun)
+
+
+def _sentence(rng: random.Random, entity: Entity, fact: Fact, first: bool) -> str:
+    pattern = rng.choice(fact.relation.statements)
+    full = entity.full
+    start = _upper_first(full)
+    if not first and "{S}" in pattern:
+        chance = rng.random()
+        if chance < 0.2:
+            start = entity.pronoun
+        elif chance < 0.35 and entity.kind in ("institution", "event", "product"):
+            start = f"The {entity.name.split()[-1].lower()}"
+        elif chance < 0.35 and entity.kind == "person":
+            start = entity.name.split()[-1]
+    return _upper_first(pattern.format(S=start, s=full, A=fact.answer))
+
+
+def render_passage(rng: random.Random, entity: Entity, style: float | None = None) -> str:
+    """Write the entity's facts in random order: list, headed prose, prose and list, or prose.
+
+    ``style`` in [0, 1) chooses the form. By default it is drawn.
+    """
+    facts = list(entity.facts)
+    rng.shuffle(facts)
+    style = rng.random() if style is None else style
+    if style < 0.2:
+        mark = rng.choice(("- ", "* ", "- ", ""))
+        head = rng.choice(("# {}\n", "## {}\n", "{}:\n", "# {}\n\n", "**{}**\n"))
+        return head.format(entity.name) + _bullets(facts, mark)
+    n_prose = len(facts) if style < 0.42 or style > 0.5 else (len(facts) + 1) // 2
+    sentences = [
+        _sentence(rng, entity, fact, index == 0) for index, fact in enumerate(facts[:n_prose])
+    ]
+    gap = rng.choice((" ", " ", " ", "\n", "\n\n"))
+    middle = rng.randint(0, n_prose)
+    prose = gap.join(filter(None, (" ".join(sentences[:middle]), " ".join(sentences[middle:]))))
+    if style < 0.5:
+        prose = rng.choice(("# {}\n\n", "## {}\n\n", "## {}\n")).format(entity.name) + prose
+    return f"{prose}\n\n{_bullets(facts[n_prose:], '- ')}" if facts[n_prose:] else prose
+
+
+def _bullets(facts: Sequence[Fact], mark: str) -> str:
+    return "\n".join(f"{mark}{fact.relation.label}: {fact.answer}" for fact in facts)
+
+
+def phrase_question(rng: random.Random, kind: Kind, name: str, relation: Relation) -> str:
+    """Write a question about one relation of a named subject; one in ten drops the article."""
+    subject = name if rng.random() < 0.1 else _with_article(kind, name)
+    return rng.choice(relation.questions).format(s=subject)
