@@ -1,28 +1,40 @@
-# Everything a fresh machine needs is Python 3.10 or newer and make. `make help` lists the targets.
+# A fresh machine needs Python 3.10 or newer and make. `make help` lists the targets.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PACKAGES := -e '.[cli,eval,tune]' -e integrations/langchain-adafuse -e integrations/llama-index-llms-adafuse
+INTEGRATIONS := integrations/langchain-adafuse integrations/llama-index-llms-adafuse
+PACKAGES := -e '.[cli,eval,tune]' $(addprefix -e ,$(INTEGRATIONS))
+GROUPS := --group dev --group docs --group cookbooks
+DEMO := $(VENV)/.demo
 SETUP := $(VENV)/.set-up
+LOWEST := .venv-lowest
+LOWEST_TORCH ?= 2.13.0
 QUESTION ?= What does a visit to the Silesse Mill cost?
+WORKERS := -n logical --dist worksteal --maxprocesses
 
 export HF_HUB_OFFLINE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint format docs cookbooks bench clean
+.PHONY: help demo quick test test-slow test-lowest lint format docs build cookbooks bench clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-demo: $(SETUP) ## set up, then answer a question over the shipped handbook with three small models
+demo: $(DEMO) ## install the package, then answer a question about the shipped handbook with three small models
 	@$(BIN)/adafuse ask "$(QUESTION)" --max-words 1
 
-test: $(SETUP) ## set up, then run all tests
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
+quick: $(SETUP) ## a subset of the tests in under a minute, for every commit
+	$(BIN)/python -m pytest -q -m quick $(WORKERS) 2
 
-test-slow: $(SETUP) ## the longer sweeps
+test: $(SETUP) ## all tests except the slow ones
+	$(BIN)/python -m pytest $(WORKERS) 4
+
+test-slow: $(SETUP) ## the slow tests: soaks, loads, clusters and long sweeps
 	$(BIN)/python -m pytest -m slow
+
+test-lowest: $(LOWEST)/.set-up ## the quick tests with the lowest supported versions of the dependencies
+	$(LOWEST)/bin/python -m pytest -q -m quick $(WORKERS) 2
 
 lint: $(SETUP) ## ruff, mypy, import contracts
 	$(BIN)/ruff check .
@@ -37,21 +49,46 @@ format: $(SETUP) ## apply ruff's fixes and formatting
 docs: $(SETUP) ## the documentation site, in site/; warnings are errors
 	$(BIN)/sphinx-build -W --keep-going -q docs site
 
+build: $(SETUP) ## sdists and wheels of the three distributions, in dist/; check them and try them in an empty environment
+	rm -rf dist
+	for project in . $(INTEGRATIONS); do \
+		$(BIN)/python -m build --no-isolation --outdir dist $$project > /dev/null || exit 1; \
+	done
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python .ci/try_wheels.py dist
+
 cookbooks: $(SETUP) ## run the cookbooks again and store their outputs
 	$(BIN)/python -m tests.support.notebooks
 
-bench: $(SETUP) ## the figures the README quotes
+bench: $(SETUP) ## the figures that the README quotes
 	$(BIN)/python benchmarks/embedded_skills.py
 	$(BIN)/python benchmarks/embedded_agents.py
 	$(BIN)/python -m benchmarks.speed --output speed.json --markdown speed.md
 
-clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache site docs/cookbooks jupyter_execute
+clean: ## remove the virtual environments, built files and caches
+	rm -rf $(VENV) $(LOWEST) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache site docs/cookbooks jupyter_execute
 
-$(SETUP): pyproject.toml constraints.txt integrations/langchain-adafuse/pyproject.toml integrations/llama-index-llms-adafuse/pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "adafuse-llm needs Python 3.10 or newer; set PYTHON=/path/to/it")'
+# Two steps: what the demo runs, then what tests, linters and documentation need.
+$(DEMO): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (once; this installs torch and transformers)"
-	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt $(PACKAGES) --group dev --group docs --group cookbooks
+	@$(call new_environment,$(VENV))
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[cli]'
 	@touch $@
+
+$(SETUP): $(DEMO) $(addsuffix /pyproject.toml,$(INTEGRATIONS))
+	@echo "adding to $(VENV) what tests, linters and documentation need (once)"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt $(PACKAGES) $(GROUPS)
+	@touch $@
+
+# torch is not in constraints-lowest.txt: its lowest version has CPU builds only on PyTorch's own
+# index, so the default here is the tested version. The CI workflow uses that index and passes 2.6.0.
+$(LOWEST)/.set-up: pyproject.toml constraints-lowest.txt $(addsuffix /pyproject.toml,$(INTEGRATIONS))
+	@echo "setting up $(LOWEST) (once)"
+	@$(call new_environment,$(LOWEST))
+	@$(LOWEST)/bin/python -m pip install --quiet --constraint constraints-lowest.txt torch==$(LOWEST_TORCH) $(PACKAGES) $(GROUPS)
+	@touch $@
+
+define new_environment
+$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "adafuse-llm needs Python 3.10 or newer; set PYTHON=/path/to/it")' \
+&& $(PYTHON) -m venv $(1) && $(1)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+endef

@@ -1,0 +1,133 @@
+"""Check the wheels and sdists of `make build`, then use the wheels in an empty environment.
+
+Usage: python .ci/try_wheels.py dist
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import venv
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+PACKAGES = {
+    "adafuse_llm": "adafuse_llm/",
+    "langchain_adafuse": "langchain_adafuse/",
+    "llama_index_llms_adafuse": "llama_index/llms/adafuse/",
+}
+"""What each distribution holds besides its metadata."""
+
+FORBIDDEN = {"benchmarks", "suite", "tests", "training"}
+"""Names of folders, and of files without their suffix, that no wheel holds at any depth."""
+
+DEMO = ["ask", "What does a visit to the Silesse Mill cost?", "--max-words", "1"]
+
+CALLS = {
+    "langchain_adafuse": """
+from langchain_adafuse import ChatAdaFuse
+print(ChatAdaFuse.from_embedded().invoke("What is 12 + 7?").content)
+""",
+    "llama_index_llms_adafuse": """
+from llama_index.core.llms import ChatMessage
+from llama_index.llms.adafuse import AdaFuseLLM
+llm = AdaFuseLLM.from_embedded()
+print(llm.chat([ChatMessage(role="user", content="What is 12 + 7?")]).message.content)
+""",
+}
+
+
+def main(dist: Path) -> None:
+    """Check the three distributions, then install their wheels outside the clone and use them."""
+    wheels = {name: _only(dist, f"{name}-*.whl") for name in PACKAGES}
+    for name, wheel in wheels.items():
+        check_wheel(wheel, PACKAGES[name])
+        check_sdist(_only(dist, f"{name}-*.tar.gz"), PACKAGES[name])
+    with tempfile.TemporaryDirectory(prefix="adafuse-wheels-") as folder:
+        try_wheels(wheels, Path(folder))
+
+
+def check_wheel(wheel: Path, package: str) -> None:
+    """Exit with a message unless the wheel holds its package, its metadata and nothing else."""
+    files = zipfile.ZipFile(wheel).namelist()
+    strangers = [
+        file
+        for file in files
+        if not file.startswith((package, f"{'-'.join(wheel.stem.split('-')[:2])}.dist-info/"))
+        or FORBIDDEN & {Path(part).stem for part in Path(file).parts}
+    ]
+    if strangers:
+        sys.exit(f"{wheel.name} must not hold {', '.join(strangers)}")
+    for needed in (f"{package}__init__.py", f"{package}py.typed", "LICENSE"):
+        if not any(file.endswith(needed) for file in files):
+            sys.exit(f"{wheel.name} must hold {needed}")
+
+
+def check_sdist(sdist: Path, package: str) -> None:
+    """Exit with a message unless the package is the only folder of the sdist.
+
+    Tests are not in it: they read the documentation, notebooks and training code, and
+    run from a clone.
+    """
+    with tarfile.open(sdist) as archive:
+        paths = [Path(name).parts[1:] for name in archive.getnames()]
+    folders = {path[0] for path in paths if len(path) > 1}
+    if folders != {package.split("/", maxsplit=1)[0]}:
+        sys.exit(f"{sdist.name} must hold the folder of its package only; got {sorted(folders)}")
+
+
+def try_wheels(wheels: dict[str, Path], folder: Path) -> None:
+    """Install the wheels into an empty environment in `folder`; run the demo and the calls."""
+    venv.create(folder / "env", with_pip=True)
+    bin_folder = folder / "env" / ("Scripts" if os.name == "nt" else "bin")
+    work = folder / "work"
+    work.mkdir()
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        "HF_HUB_OFFLINE": "1",
+    }
+
+    def run(command: list[str]) -> str:
+        done = subprocess.run(
+            command, cwd=work, env=environment, stdout=subprocess.PIPE, text=True, check=True
+        )
+        return done.stdout
+
+    print("installing the wheels into an empty environment")
+    run([
+        str(bin_folder / "python"), "-m", "pip", "install", "--quiet",
+        "--constraint", str(ROOT / "constraints.txt"),
+        f"{wheels['adafuse_llm'].resolve()}[cli]",
+        *(str(wheel.resolve()) for name, wheel in wheels.items() if name != "adafuse_llm"),
+    ])  # fmt: skip
+
+    where = run(
+        [str(bin_folder / "python"), "-c", "import adafuse_llm; print(adafuse_llm.__file__)"]
+    )
+    if not Path(where).is_relative_to(folder.resolve()):
+        sys.exit(f"the environment must import the installed package; it imports {where}")
+    answer = run([str(bin_folder / "adafuse"), *DEMO])
+    if not answer.startswith("19.88 crowns"):
+        sys.exit(f"the demo must answer '19.88 crowns'; got {answer!r}")
+    print("demo: 19.88 crowns")
+    for name, code in CALLS.items():
+        answer = run([str(bin_folder / "python"), "-c", code]).strip()
+        if "19" not in answer:
+            sys.exit(f"{name} must answer that 12 + 7 is 19; got {answer!r}")
+        print(f"{name}: {answer}")
+
+
+def _only(dist: Path, pattern: str) -> Path:
+    found = list(dist.glob(pattern))
+    if len(found) != 1:
+        sys.exit(f"{dist} must hold exactly one file {pattern}; got {len(found)}")
+    return found[0]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,59 @@
+"""The three distributions: one version, exact pins, and bounds that `make test-lowest` uses."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from hatchling.builders.wheel import WheelBuilder
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+import adafuse_llm
+from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.quick
+
+INTEGRATIONS = ("langchain-adafuse", "llama-index-llms-adafuse")
+METADATA = {
+    "adafuse-llm": WheelBuilder(str(ROOT)).metadata,
+    **{name: WheelBuilder(str(ROOT / "integrations" / name)).metadata for name in INTEGRATIONS},
+}
+
+
+def test_the_three_distributions_have_one_version() -> None:
+    versions = {name: metadata.version for name, metadata in METADATA.items()}
+    assert versions == dict.fromkeys(METADATA, adafuse_llm.__version__)
+
+
+def test_the_citation_has_the_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert str(citation["version"]) == adafuse_llm.__version__
+
+
+@pytest.mark.parametrize("name", INTEGRATIONS)
+def test_the_integrations_pin_the_core_exactly(name: str) -> None:
+    pins = [each for each in METADATA[name].core.dependencies if each.startswith("adafuse-llm")]
+    assert pins == [f"adafuse-llm=={adafuse_llm.__version__}"]
+
+
+@pytest.mark.parametrize("name", INTEGRATIONS)
+def test_the_integrations_have_the_same_license_file(name: str) -> None:
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert (ROOT / "integrations" / name / "LICENSE").read_text(encoding="utf-8") == text
+
+
+def test_the_lowest_constraints_are_the_lower_bounds() -> None:
+    bounds: dict[str, set[Version]] = {}
+    for metadata in METADATA.values():
+        extras = metadata.core.optional_dependencies.values()
+        for line in [*metadata.core.dependencies, *(each for extra in extras for each in extra)]:
+            requirement = Requirement(line)
+            lower = {
+                Version(each.version) for each in requirement.specifier if each.operator == ">="
+            }
+            bounds.setdefault(requirement.name, set()).update(lower)
+    del bounds["adafuse-llm"], bounds["torch"]  # the Makefile chooses the version of torch
+
+    lines = (ROOT / "constraints-lowest.txt").read_text(encoding="utf-8").splitlines()
+    pins = (line.split("==") for line in lines if not line.startswith("#"))
+    assert {name: {Version(version)} for name, version in pins} == bounds
