@@ -1,4 +1,4 @@
-"""What a child of ``fork`` makes anew, as the threads that were at it are gone."""
+"""Recreate locks in a forked child, where the parent's threads no longer exist."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import os
 import weakref
 from collections.abc import Callable
 
-_renewals: set[weakref.WeakMethod[Callable[[], None]]] = set()
+_methods: set[weakref.WeakMethod[Callable[[], None]]] = set()
 
 
-def after_fork(renew: Callable[[], None]) -> None:
-    """Call a bound method now, and in every child of this process while its owner lives."""
-    renew()
-    _renewals.add(weakref.WeakMethod(renew, _renewals.discard))
+def after_fork(method: Callable[[], None]) -> None:
+    """Call a bound method now, and again in every forked child while the method's object lives."""
+    method()
+    _methods.add(weakref.WeakMethod(method, _methods.discard))
 
 
-def _renew_all() -> None:
-    for each in list(_renewals):
-        if (renew := each()) is not None:
-            renew()
+def _call_all() -> None:
+    for reference in list(_methods):
+        if (method := reference()) is not None:
+            method()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_all)
+    os.register_at_fork(after_in_child=_call_all)

@@ -226,7 +226,7 @@ def test_the_file_comes_before_what_the_task_says(adafuse, config, data, tmp_pat
         ("trust_remote_code: true", "unknown option 'trust_remote_code'"),
         ("max_words: 0", "option 'max_words': input should be greater than or equal to 1"),
         ("models: 3", "option 'models'"),
-        ("- max_words", "must say names and values"),
+        ("- max_words", "must contain names and values"),
         ("a: [", "is not YAML"),
     ],
 )

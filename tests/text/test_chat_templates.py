@@ -184,5 +184,5 @@ def test_turns_are_merged_only_where_they_must_be():
 def test_a_template_that_writes_no_message_is_refused():
     known = copy.deepcopy(family_tokenizer("qwen"))
     known.chat_template = "Hello"
-    with pytest.raises(InvalidInputError, match="leaves all of them out"):
+    with pytest.raises(InvalidInputError, match="omits them all"):
         TokenizerCodec(known).encode_messages(turns("uu"))
