@@ -100,7 +100,9 @@ def test_what_failed_of_the_run_is_told_and_asked_again(adafuse, job, tmp_path, 
     result = adafuse(*job)
     assert result.exit_code == 0, result.output
     assert "failed" in result.stdout
-    assert "1 failed" in result.stdout or "so nothing is shown" in " ".join(result.stdout.split())
+    assert "1 failed" in result.stdout or "so the run does not show" in " ".join(
+        result.stdout.split()
+    )
     failing.clear()
     asked.clear()
     again = adafuse(*job)
@@ -159,7 +161,7 @@ def test_a_file_of_somebody_else_is_not_overwritten(adafuse, job, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--held-out", "0.1"], "too few questions: 20 give 18 to search on and 2 held-out"),
+        (["--held-out", "0.1"], "too few questions: 20 give 18 for the search and 2 held-out"),
         (["--limit", "5"], "too few questions: 5"),
         (["--use", "wren"], "at least two members; got wren"),
         (["--model", "org/one"], "at least two members; got one"),

@@ -134,9 +134,9 @@ def test_a_long_text_is_scored_in_pieces_that_all_count_once():
 def test_a_context_that_is_too_long_is_cut_at_its_beginning(caplog):
     ensemble = small(12)
     with caplog.at_level(logging.WARNING):
-        assert ensemble._asked("aaaa bbbb cccc dd", 4) == {"prompt": "cccc dd"}
-    assert "its last 7 are kept" in caplog.text
-    assert ensemble._asked("cccc dd", 4) == {"prompt": "cccc dd"}
+        assert ensemble._prompt("aaaa bbbb cccc dd", 4) == {"prompt": "cccc dd"}
+    assert "only the last 7 are used" in caplog.text
+    assert ensemble._prompt("cccc dd", 4) == {"prompt": "cccc dd"}
     assert ensemble.generate_until(asked(("www " * 9 + "www", {"max_gen_toks": 3})), True)
     assert ensemble.loglikelihood(asked(("www " * 9 + "www", "w")), True)[0][0] == pytest.approx(
         math.log(0.5)

@@ -213,7 +213,7 @@ def test_systems_are_compared_on_the_questions_of_both():
     exact, f1 = compared(ours, theirs, METRICS)
     assert (exact.questions, exact.ours, exact.theirs) == (10, 100, 50)
     assert exact.p_value == pytest.approx(2 / 2**5)
-    assert f1.test == "approximate randomisation"
+    assert f1.test == "approximate randomization"
 
 
 def test_results_that_are_written_again_take_the_place_of_the_earlier_ones(tmp_path):

@@ -95,10 +95,10 @@ def test_a_system_against_itself_shows_no_difference():
     found = compare(F1, answers, answers)
     assert found.difference.model_dump() == {"value": 0, "low": 0, "high": 0}
     assert found.p_value == 1
-    assert found.test == "approximate randomisation"
+    assert found.test == "approximate randomization"
 
 
-def test_randomisation_agrees_with_all_possible_exchanges():
+def test_randomization_agrees_with_all_possible_exchanges():
     rng = random.Random(3)
     ours = [rng.random() for _ in range(10)]
     theirs = [value - 0.3 + 0.5 * rng.random() for value in ours]

@@ -158,7 +158,7 @@ def test_what_is_cancelled_keeps_what_was_found():
     found = search(complementary(), cancel=cancel, on_trial=on_trial)
     assert len(found.trials) == 2
     assert found.comparison is None
-    assert "nothing is shown" in found.verdict
+    assert "does not show whether" in found.verdict
     assert found.options == found.ensemble
     cancel.set()
     with pytest.raises(InvalidInputError, match="nothing was found"):
@@ -196,7 +196,9 @@ def test_nothing_is_shown_by_answers_that_were_lost_and_they_are_asked_again():
     found = search(engine, log=lines.append)
     assert (found.lost, found.tested["ensemble"].failed) == (1, 1)
     assert not found.pays
-    assert found.verdict.startswith("1 answer to held-out questions failed, so nothing is shown")
+    assert found.verdict.startswith(
+        "1 answer to held-out questions failed, so the run does not show"
+    )
     assert found.options == found.single
     before = len(lines)
     again = search(
@@ -285,12 +287,12 @@ def test_settings_that_decode_differently_keep_different_forms():
         ({"trials": 0}, InvalidOptionError, "trials must be 1 or more"),
         ({"within": -1}, InvalidOptionError, "within"),
         ({"fixed": {"max_words": 0}}, InvalidOptionError, "max_words"),
-        ({"fixed": {"weights": (1, 2)}}, InvalidOptionError, "one number for each member"),
-        ({"fixed": {"weights": {"odd": 1}}}, InvalidOptionError, "one number for each member"),
+        ({"fixed": {"weights": (1, 2)}}, InvalidOptionError, "one number per member"),
+        ({"fixed": {"weights": {"odd": 1}}}, InvalidOptionError, "one number per member"),
         (
             {"fixed": {"use": ("even", "idle"), "weights": (1, 0, 0)}},
             InvalidOptionError,
-            r"leave none to the members \(even, idle\)",
+            r"leave no weight for the members that may take part \(even, idle\)",
         ),
         ({"fixed": {"use": ("odd",)}}, InvalidInputError, "at least two members; got odd"),
     ],
@@ -308,7 +310,7 @@ def test_other_strategies_have_nothing_to_tune():
         search(AdaFuseEngine(members, strategy="unite"))
 
 
-def test_without_the_optimiser_the_extra_is_named(monkeypatch):
+def test_without_the_optimizer_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     with pytest.raises(MissingDependencyError, match=r"adafuse-llm\[tune\]"):
         search(complementary())
