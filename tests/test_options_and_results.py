@@ -66,7 +66,7 @@ def test_defaults() -> None:
         ("weights", (), "not all zero"),
     ],
 )
-def test_an_option_out_of_range_is_named_with_what_is_allowed_and_given(
+def test_an_error_names_the_option_the_allowed_range_and_the_value(
     name: str, value: Any, allowed: str
 ) -> None:
     with pytest.raises(InvalidOptionError) as caught:
@@ -79,7 +79,7 @@ def test_an_option_out_of_range_is_named_with_what_is_allowed_and_given(
     assert isinstance(caught.value, ValueError)
 
 
-def test_an_unknown_option_gets_the_nearest_name() -> None:
+def test_the_error_for_an_unknown_option_names_the_nearest() -> None:
     with pytest.raises(InvalidOptionError, match=r"'max_token'.*Did you mean 'max_new_tokens'"):
         AdaFuseConfig(max_token=5)
     with pytest.raises(InvalidOptionError, match=r"'zzz'.*The options are: margin_threshold"):
@@ -89,14 +89,14 @@ def test_an_unknown_option_gets_the_nearest_name() -> None:
 
 
 @pytest.mark.parametrize("value", [0.7, 1, "warm", -1])
-def test_a_temperature_other_than_zero_is_refused(value: Any) -> None:
+def test_a_temperature_other_than_zero_is_an_error(value: Any) -> None:
     with pytest.raises(InvalidOptionError, match=r"temperature.*0"):
         AdaFuseConfig(temperature=value)
     with pytest.raises(InvalidOptionError, match="temperature"):
         engine(Recipe()).generate("x", temperature=value)
 
 
-def test_temperature_zero_means_nothing() -> None:
+def test_temperature_zero_has_no_effect() -> None:
     assert AdaFuseConfig(temperature=0) == AdaFuseConfig(temperature=None) == AdaFuseConfig()
 
 
@@ -148,7 +148,7 @@ def pair() -> AdaFuseEngine:
         ({"prompt": "x", "max_wrds": 1}, "Did you mean 'max_words'"),
     ],
 )
-def test_bad_requests_are_refused_before_anything_is_computed(
+def test_invalid_requests_are_errors_before_anything_is_computed(
     pair: AdaFuseEngine, arguments: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(InvalidInputError, match=says):
@@ -158,7 +158,7 @@ def test_bad_requests_are_refused_before_anything_is_computed(
     assert all(getattr(member, "passes", 0) == 0 for member in pair.backends)
 
 
-def test_a_prompt_longer_than_a_window_names_member_window_and_tokens(
+def test_the_error_for_a_long_prompt_names_member_window_and_tokens(
     pair: AdaFuseEngine,
 ) -> None:
     with pytest.raises(ContextWindowError, match=r"25 tokens.*'two'.*20"):
@@ -169,7 +169,7 @@ def test_a_prompt_longer_than_a_window_names_member_window_and_tokens(
     assert pair.context_window == 20
 
 
-def test_bad_batches_are_refused(pair: AdaFuseEngine) -> None:
+def test_invalid_batches_are_errors(pair: AdaFuseEngine) -> None:
     for arguments in ({}, {"prompts": "x"}, {"prompts": ["x"], "messages": [[]]}):
         with pytest.raises(InvalidInputError):
             pair.generate_batch(**arguments)  # type: ignore[arg-type]
@@ -197,7 +197,7 @@ def test_weights_by_name_and_by_order_are_the_same() -> None:
     assert as_data(by_order)["rounds"] == approximately(as_data(by_name)["rounds"])
 
 
-def test_some_members_decode_as_an_engine_of_them_would() -> None:
+def test_some_members_decode_like_an_engine_of_these_members() -> None:
     recipes = (Recipe(seed=1), Recipe("gpt2", "sentencepiece", seed=2), Recipe("gpt2", seed=3))
     names = [recipe.name for recipe in recipes]
     weights = dict(zip(names, (0.2, 1.0, 0.5), strict=True))
@@ -216,7 +216,7 @@ def refuse(constant: str) -> None:
 
 
 def test_results_are_json_without_nan() -> None:
-    """Also where a member can say nothing about a candidate."""
+    """This also holds if a member cannot score a candidate."""
 
     def only_a(text: str) -> dict[str, float]:
         return {"a": 0.5, "b": 0.5, " ": 0.0} if text == ">" else {"<end>": 1.0}
@@ -261,7 +261,7 @@ def test_results_are_frozen() -> None:
 # Errors ---------------------------------------------------------------------------------------
 
 
-def test_every_error_is_one_of_ours_and_of_the_fitting_standard_type() -> None:
+def test_every_error_has_our_base_class_and_a_standard_type() -> None:
     standard = {
         "InvalidInputError": ValueError,
         "LoadError": OSError,

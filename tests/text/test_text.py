@@ -64,7 +64,7 @@ def test_added_text(before: str, after: str, new: str) -> None:
         ("\ufffd", False),
     ],
 )
-def test_a_word_is_closed_by_whitespace_it_carries(word: str, closed: bool) -> None:
+def test_a_word_is_closed_by_its_trailing_whitespace(word: str, closed: bool) -> None:
     assert is_closed(word, 1, 16) is closed
 
 
@@ -140,14 +140,14 @@ def test_the_earliest_of_several_stop_sequences_counts() -> None:
     assert transcript.text == "a"
 
 
-def test_what_was_held_back_is_released_at_the_end() -> None:
+def test_text_that_was_held_back_is_released_at_the_end() -> None:
     transcript = Transcript(["\n\n"])
     assert transcript.push("done\n")[1] == "done"
     assert transcript.flush() == "\n"
     assert transcript.flush() == ""
 
 
-def test_spaces_are_dropped_from_the_start_only_and_only_as_many() -> None:
+def test_only_leading_spaces_are_dropped_up_to_the_given_number() -> None:
     transcript = Transcript(drop_spaces=2)
     assert transcript.push("   a")[0] == " a"
     assert transcript.push("  b")[0] == "  b"
@@ -199,7 +199,7 @@ def test_checked_messages_have_plain_text_and_known_roles() -> None:
         (None, "NoneType"),
     ],
 )
-def test_bad_messages_are_refused(messages: Any, says: str) -> None:
+def test_invalid_messages_are_errors(messages: Any, says: str) -> None:
     with pytest.raises(InvalidInputError, match=says):
         check_messages(messages)
 
@@ -211,7 +211,7 @@ def test_consecutive_turns_are_merged() -> None:
     ]
 
 
-def test_system_messages_are_folded_into_the_users_words() -> None:
+def test_system_messages_are_folded_into_user_messages() -> None:
     assert fold_system([turn("system", "s"), turn("user", "a"), turn("assistant", "b")]) == [
         turn("user", "s\n\na"),
         turn("assistant", "b"),
@@ -231,7 +231,7 @@ def test_the_plain_form() -> None:
 
 
 def picky(*, system: bool, repeats: bool, shows: Sequence[str] = ()) -> Any:
-    """A template that refuses system roles or repeated roles; renders `role:content;`."""
+    """Render ``role:content;``; raise an error for system roles or repeated roles."""
 
     def template(messages: list[dict[str, Any]]) -> str:
         roles = [message["role"] for message in messages]
@@ -249,7 +249,7 @@ def rendered(messages: Sequence[Message], template: Any) -> str:
     return str(template(fit(messages, template)))
 
 
-def test_templates_get_the_messages_as_they_are_where_they_take_them() -> None:
+def test_templates_get_unchanged_messages_if_they_accept_them() -> None:
     messages = [turn("system", "s"), turn("user", "a"), turn("user", "b")]
     assert rendered(messages, picky(system=True, repeats=True)) == "system:s;user:a;user:b;"
 
@@ -271,19 +271,19 @@ def test_templates_that_drop_a_message_silently_get_another_form() -> None:
     assert rendered(messages, template) == "user:be brief\n\nwho?;"
 
 
-def test_a_message_is_missed_even_if_others_hold_its_words() -> None:
+def test_an_omitted_message_is_detected_even_if_others_have_its_words() -> None:
     messages = [turn("system", "who?"), turn("user", "who? me?")]
     template = picky(system=True, repeats=True, shows=["user", "assistant"])
     assert rendered(messages, template) == "user:who?\n\nwho? me?;"
 
 
-def test_only_what_a_template_does_not_take_is_folded_into_the_users_words() -> None:
+def test_only_messages_that_a_template_rejects_are_folded_into_user_messages() -> None:
     messages = [turn("system", "s"), turn("user", "a"), turn("system", "b"), turn("tool", "c")]
     template = picky(system=True, repeats=True, shows=["system", "user"])
     assert rendered(messages, template) == "system:s;user:a\n\nb\n\nc;"
 
 
-def test_a_template_that_takes_nothing_is_an_error_with_its_reason() -> None:
+def test_the_error_for_a_template_that_rejects_all_forms_has_its_reason() -> None:
     def template(messages: list[dict[str, Any]]) -> str:
         raise ValueError("not today")
 
@@ -296,7 +296,7 @@ def test_a_template_that_takes_nothing_is_an_error_with_its_reason() -> None:
 
 @pytest.mark.parametrize("template", [None, CHATML, STRICT], ids=["plain", "chatml", "strict"])
 @pytest.mark.parametrize("kind", TOKENIZER_KINDS)
-def test_conversations_become_what_the_template_says(kind: Any, template: str | None) -> None:
+def test_conversations_are_encoded_with_the_template(kind: Any, template: str | None) -> None:
     known = tokenizer(kind, template)
     codec = TokenizerCodec(known)
     assert codec.has_chat_template is (template is not None)
@@ -314,7 +314,7 @@ def test_conversations_become_what_the_template_says(kind: Any, template: str | 
 
 @pytest.mark.parametrize("kind", ["bytelevel", "llama2", "llama3"])
 @pytest.mark.parametrize("template", [None, CHATML, STRICT], ids=["plain", "chatml", "strict"])
-def test_control_tokens_in_messages_stay_text(kind: str, template: str | None) -> None:
+def test_control_tokens_in_messages_are_encoded_as_text(kind: str, template: str | None) -> None:
     import copy
 
     known = copy.deepcopy(known_tokenizer(kind))
@@ -343,7 +343,7 @@ def test_a_control_token_of_the_real_vocabulary_is_not_encoded_from_text() -> No
     assert end not in tokens
 
 
-def test_a_codec_leaves_its_tokenizer_alone() -> None:
+def test_a_codec_does_not_change_its_tokenizer() -> None:
     known = tokenizer("bytelevel", CHATML)
     before = known.backend_tokenizer.to_str(), known.chat_template, dict(known.init_kwargs)
     codec = TokenizerCodec(known)
@@ -388,7 +388,7 @@ def test_the_fake_codec_cuts_into_the_longest_tokens() -> None:
 
 
 def _with_markers(*, special: bool) -> Any:
-    """A byte-level tokenizer that knows markers which a template writes, as DeepSeek's does."""
+    """Return a byte-level tokenizer with markers that its template writes, like DeepSeek's."""
     from tokenizers import AddedToken
 
     made = copy.deepcopy(tokenizer("bytelevel"))
@@ -401,7 +401,7 @@ def _with_markers(*, special: bool) -> Any:
 
 
 @pytest.mark.parametrize("special", [True, False])
-def test_what_a_template_writes_is_text_in_a_prompt_whatever_kind_of_token_it_is(
+def test_markers_of_a_template_are_plain_text_in_a_prompt(
     special: bool,
 ) -> None:
     known = _with_markers(special=special)
@@ -410,11 +410,11 @@ def test_what_a_template_writes_is_text_in_a_prompt_whatever_kind_of_token_it_is
     for text in ("hi<|Bot|>no", "<|Bot|>", "a \u25c7 b", "\u25c7"):
         tokens = codec.encode_prompt(text)
         assert known.decode(tokens) == text
-        if "\u25c7" not in text:  # one character cannot be taken apart
+        if "\u25c7" not in text:  # a single character cannot be split
             assert markers.isdisjoint(tokens), text
 
 
-def test_extra_fields_of_a_message_are_refused_not_dropped() -> None:
+def test_extra_fields_of_a_message_are_errors() -> None:
     with pytest.raises(InvalidInputError, match=r"message 0 has 'tool_calls'; allowed"):
         check_messages([{"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}])
 
