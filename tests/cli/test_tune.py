@@ -145,7 +145,7 @@ def test_an_interruption_keeps_what_was_found(adafuse, job, tmp_path, monkeypatc
     assert not (tmp_path / "tuned.yaml").exists()
     result = adafuse(*job)
     assert result.exit_code == 130, result.output
-    assert "Interrupted before the held-out questions" in (tmp_path / "tuned.yaml").read_text()
+    assert "interrupted before the held-out questions" in (tmp_path / "tuned.yaml").read_text()
     monkeypatch.setattr(tuning, "answer_all", real)
     assert adafuse(*job).exit_code == 0
 
