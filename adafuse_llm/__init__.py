@@ -1,30 +1,34 @@
-"""adafuse-llm: several local language models answer as one (AdaFuse, arXiv 2601.06022).
+"""adafuse-llm: several local language models write one response (AdaFuse, arXiv 2601.06022).
 
-The words used throughout, with the paper's symbols:
+The code and the documentation use these words, given here with the paper's symbols:
 
 member
-    one language model with its tokenizer; an ensemble has K of them.
+    One language model with its tokenizer. An ensemble has K members.
 word
-    optional whitespace followed by non-whitespace, grown token by token (§3.1).
+    Optional whitespace followed by non-whitespace. A member writes a word token by token (§3.1).
 margin, Δ
-    a member's probability of its likeliest next token less that of the second (equation 1). It is
-    confident where Δ >= τ (`margin_threshold`).
+    The probability of a member's most likely next token minus that of the second most likely one
+    (equation 1). A member is confident if Δ >= τ (`margin_threshold`).
 span
-    what a member proposes: up to M words (`max_words`) while confident, and B alternatives
-    (`branching_factor`) for the first word it is unsure of (§3.2, §3.3).
+    A text that a member proposes. It has up to M words (`max_words`), as long as the member is
+    confident. At the first word where the member is not confident, it proposes B spans
+    (`branching_factor`), each with a different alternative for that word (§3.2, §3.3).
 pool, candidate
-    the union of the spans proposed in a round.
+    The pool of a round is the union of the spans that the members propose. Each span in it is a
+    candidate.
 fused score, F
-    mean over members of a candidate's negative log-likelihood per token (equations 5, 6).
+    The weighted mean over members of a candidate's negative log-likelihood per token (equations
+    5, 6).
 round
-    propose, score, commit the candidate of lowest F to every member (Algorithm 1).
+    One iteration of Algorithm 1: the members propose spans and score all candidates, and the
+    candidate with the lowest F is committed to every member.
 
 Importing this package loads neither torch nor transformers; loading a member does.
 """
 
 from __future__ import annotations
 
-__version__ = "0.1.0"  # before the imports: modules below read it
+__version__ = "0.1.0"  # set before the imports because the imported modules read it
 
 from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
 from adafuse_llm.engine import AdaFuseEngine

@@ -1,4 +1,4 @@
-"""Options of decoding, and of how requests are run: frozen, valid by construction."""
+"""Options of decoding and of the engine. They are frozen and validated on construction."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["AdaFuseConfig", "DecodeOptions", "RuntimeConfig"]
 
 
 class Options(BaseModel):
-    """A frozen set of options; what is wrong with one is said in one line."""
+    """A frozen set of options that reports an invalid one in a single line."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
-    if not TYPE_CHECKING:  # a type checker reads the fields instead
+    if not TYPE_CHECKING:  # type checkers derive the signature from the fields instead
 
         def __init__(self, **options: Any) -> None:
             try:
@@ -29,7 +29,7 @@ class Options(BaseModel):
 
 
 class RuntimeConfig(Options):
-    """How an engine runs requests: what they cost, never what they return.
+    """Options of how an engine runs requests. They affect its cost, never its results.
 
     Raises:
         InvalidOptionError: an option is unknown or out of range.
@@ -37,27 +37,27 @@ class RuntimeConfig(Options):
 
     drafting: bool = Field(
         default=True,
-        description="Evaluate likely continuations (other members' words, copies from the prompt) "
-        "in passes that are made anyway.",
+        description="Speculatively evaluate likely continuations (other members' words, copies "
+        "from the prompt) in forward passes that are necessary anyway.",
     )
     max_requests: int = Field(
         default=16,
         ge=1,
-        description="Requests that are decoded at the same time; more wait their turn.",
+        description="Maximum number of requests that are decoded at the same time; others wait.",
     )
     cache_bytes: int | None = Field(
         default=None,
         ge=1,
-        description="Most bytes of key/value cache that running requests hold on one device; a "
-        "request that does not fit waits. Counted are key/value rows alone, not the logits of its "
-        "trees' nodes (4 bytes per node and vocabulary entry), the activations of a pass, or "
-        "what is kept of finished requests (`MemberSpec.prefix_cache_bytes`). Default: half of "
-        "what is free when it is first used, which leaves the other half to those.",
+        description="Maximum bytes of key/value cache that running requests hold on one device. A "
+        "request that does not fit waits. The limit does not cover the logits of tree nodes "
+        "(4 bytes per node and vocabulary entry), the activations of a forward pass, and the cache "
+        "of finished requests (`MemberSpec.prefix_cache_bytes`). Default: half of the memory that "
+        "is free when a request first uses the device.",
     )
 
 
 class DecodeOptions(TypedDict, total=False):
-    """The keyword arguments of `AdaFuseConfig` and of every call, for type checkers.
+    """Types of the keyword arguments of `AdaFuseConfig` and of every call.
 
     `AdaFuseConfig` describes each option.
     """
@@ -76,8 +76,8 @@ class DecodeOptions(TypedDict, total=False):
 class AdaFuseConfig(Options):
     """Options of AdaFuse decoding (arXiv 2601.06022, §3 and §4.1).
 
-    Change it by copy with :meth:`override`. Decoding is deterministic: there is no temperature
-    (0 is accepted and means just that).
+    To change an option, make a copy with :meth:`override`. Decoding is deterministic, so
+    ``temperature`` must be 0 if it is given.
 
     Raises:
         InvalidOptionError: an option is unknown or out of range.
@@ -87,33 +87,44 @@ class AdaFuseConfig(Options):
         0.7,
         ge=0.0,
         le=1.0,
-        description="τ: a member is confident where the probability of its likeliest token exceeds "
-        "that of the second by at least this much (§3.2, equation 1).",
+        description="τ: a member is confident if the probability of its most likely token exceeds "
+        "that of the second most likely one by at least this much (§3.2, equation 1).",
     )
     max_words: int = Field(
-        3, ge=1, description="M: most words in one span, while the member stays confident (§3.2)."
+        3,
+        ge=1,
+        description="M: maximum number of words in a span of a confident member (§3.2).",
     )
     branching_factor: int = Field(
-        3, ge=1, description="B: first tokens explored where a member is not confident (§3.3)."
+        3,
+        ge=1,
+        description="B: number of alternatives for the first word that a member is not confident "
+        "of (§3.3).",
     )
     max_word_tokens: int = Field(
-        16, ge=1, description="A word is cut after this many tokens (scripts without spaces)."
+        16,
+        ge=1,
+        description="Number of tokens after which a word is cut, for scripts without spaces.",
     )
     max_new_tokens: int = Field(
-        256, ge=1, description="Decoding ends once a member's response holds this many tokens."
+        256,
+        ge=1,
+        description="Decoding ends once the response has this many tokens in the vocabulary of "
+        "any member.",
     )
     stop: tuple[str, ...] = Field(
-        (), description="The text ends right before the first of these sequences."
+        (),
+        description="Stop sequences: the response ends right before the first one that appears.",
     )
     weights: dict[str, float] | tuple[float, ...] | None = Field(
         None,
-        description="Weight of each member in the fused score, by name or in member order; "
-        "non-negative, not all zero. Default: all equal (§3.4, equation 6).",
+        description="Weight of each member in the fused score, by name or in member order. Weights "
+        "are non-negative and not all zero. Default: equal weights (§3.4, equation 6).",
     )
     use: tuple[str, ...] | None = Field(
         None,
         min_length=1,
-        description="Names of the members that decode, in any order. Default: all of the engine's.",
+        description="Names of the members that decode, in any order. Default: all members.",
     )
 
     def __init__(self, **options: Unpack[DecodeOptions]) -> None:
@@ -158,7 +169,7 @@ class AdaFuseConfig(Options):
         return weights
 
     def override(self, options: Mapping[str, Any]) -> AdaFuseConfig:
-        """A copy with `options` changed, validated like a new one.
+        """Return a copy with `options` changed, and validate it.
 
         Raises:
             InvalidOptionError: an option is unknown or out of range.
@@ -168,13 +179,13 @@ class AdaFuseConfig(Options):
         return AdaFuseConfig(**{**self.model_dump(), **options})
 
     def member_weights(self, members: Sequence[str]) -> dict[str, float]:
-        """The members that decode, each with its weight, in the order of `members`.
+        """Return the weights of the members that decode by name, in the order of `members`.
 
         Args:
-            members: names of all members of an ensemble.
+            members: names of all members of the ensemble.
 
         Raises:
-            InvalidOptionError: ``use`` or ``weights`` do not fit them.
+            InvalidOptionError: ``use`` or ``weights`` do not match the members.
         """
         names = members if self.use is None else self.use
         if self.weights is None:
@@ -197,24 +208,26 @@ class AdaFuseConfig(Options):
                     )
         if missing := [name for name in names if name not in weights]:
             raise InvalidOptionError(
-                f"option 'weights' must name every member; {', '.join(missing)} is missing"
+                "option 'weights' must name every member that decodes; missing: "
+                f"{', '.join(missing)}"
             )
         if not any(weights[name] for name in names):
             raise InvalidOptionError(
-                f"option 'weights' leaves no weight to the members ({', '.join(names)})"
+                "option 'weights' leaves no weight for the members that decode "
+                f"({', '.join(names)})"
             )
         return {name: weights[name] for name in members if name in names}
 
 
 def hint(name: str, allowed: Iterable[str]) -> str:
-    """Return what to write instead of an unknown option, or an empty string."""
+    """Return a hint at the right name for an unknown option, or an empty string."""
     if name == "members":
-        return " use= chooses among the members that are loaded."
+        return " use= chooses among the loaded members."
     return nearest(name, allowed)
 
 
 def _explain(error: ValidationError, names: list[str]) -> str:
-    """One line: option, what is allowed, what was given (the first problem found)."""
+    """Describe the first problem in one line: the option, what is allowed and what was given."""
     problem = error.errors()[0]
     name = str(problem["loc"][0]) if problem["loc"] else "options"
     if problem["type"] == "extra_forbidden":

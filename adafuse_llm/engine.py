@@ -1,4 +1,4 @@
-"""Requests in, events out: the ensemble as users of this package see it."""
+"""The ensemble as an application uses it: an engine that turns requests into responses."""
 
 from __future__ import annotations
 
@@ -43,10 +43,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SENTENCEPIECE_SPACES = 1
-"""Spaces dropped from the start of a reply to messages: SentencePiece members write one there."""
+"""Spaces dropped from the start of a reply to messages, which SentencePiece members add there."""
 
 CROWD = 2
-"""More running requests per member than these are a crowd: their passes are worth filling."""
+"""Running requests per member above which all members propose side by side. Members then share
+more forward passes among requests, which saves more than proposing one after another."""
 
 RoundObserver = Callable[[Round], None]
 Messages = Sequence[Mapping[str, Any]]
@@ -55,22 +56,23 @@ Messages = Sequence[Mapping[str, Any]]
 class AdaFuseEngine:
     """An ensemble of language models that decode one response together.
 
-    Thread-safe. All requests of the engine share their forward passes; a model is run by one
-    thread, and members on different devices run at the same time.
-    Usable as a context manager; `close` ends running requests.
+    An engine is thread-safe. Requests that run at the same time share forward passes. One thread
+    runs each model, and members on different devices run at the same time.
+
+    An engine is also a context manager. On exit it calls `close`, which ends running requests.
 
     Args:
-        members: at least one backend, each with its own name.
+        members: at least one backend, each with a different name.
         config: default options, which every call can override.
-        strategy: how the next piece of text is chosen: a `Strategy`, or the name of one.
-        runtime: how requests are run; never changes what they return.
-        on_round: called with every round of every request, where the caller consumes the events.
-            An observer that raises is logged and does not disturb the decode.
+        strategy: a `Strategy`, or the name of one; it chooses the next piece of text.
+        runtime: options of how requests run, which never change their results.
+        on_round: called with every round of every request, in the thread or event loop that
+            consumes the events. If it raises, the engine logs the error and continues to decode.
 
     Raises:
-        InvalidInputError: no members, or two of the same name.
-        InvalidOptionError: ``config`` names members that are not there, or its weights do not
-            fit; there is no such strategy, or it does not use an option that ``config`` sets.
+        InvalidInputError: ``members`` is empty, or two members have the same name.
+        InvalidOptionError: ``config`` names unknown members, its weights do not match the members,
+            it sets an option that the strategy does not use, or the strategy is unknown.
     """
 
     def __init__(
@@ -84,8 +86,8 @@ class AdaFuseEngine:
     ) -> None:
         if isinstance(members, str) or not all(isinstance(each, Backend) for each in members):
             raise InvalidInputError(
-                "members must be loaded backends; to load models by path or hub id use "
-                "AdaFuseEngine.from_pretrained([...])"
+                "members must be loaded backends. To load models by path or hub id, use "
+                "AdaFuseEngine.from_pretrained([...])."
             )
         if not members:
             raise InvalidInputError("an ensemble needs at least one member; got none")
@@ -94,12 +96,12 @@ class AdaFuseEngine:
         if len(set(self.members)) != len(self.members):
             raise InvalidInputError(
                 f"members need different names; got {', '.join(self.members)}. "
-                "Name them with MemberSpec(name=...)."
+                "Set names with MemberSpec(name=...)."
             )
         self.config = config or AdaFuseConfig()
         self.strategy = find_strategy(strategy)
         refuse_unused_options(self.strategy, self.config)
-        self._chosen(self.config)
+        self._active_backends(self.config)
         self._on_round = on_round
         self.runtime = runtime or RuntimeConfig()
         self._budget = CacheBudget(self.runtime.cache_bytes)
@@ -122,20 +124,20 @@ class AdaFuseEngine:
         """Load Hugging Face causal language models (local folders or hub ids) as an ensemble.
 
         Args:
-            members: at least one; a `MemberSpec` sets more than the path.
+            members: at least one path, hub id or `MemberSpec`, which sets more than the path.
             config: default options.
             strategy: as for the constructor.
-            runtime: how requests are run.
-            dtype: dtype of the weights, ``"auto"`` for the checkpoint's own.
-            device_map: passed to accelerate; with ``"auto"``, free memory is divided among the
+            runtime: as for the constructor.
+            dtype: dtype of the weights, or ``"auto"`` for the checkpoint's own.
+            device_map: passed to accelerate. With ``"auto"``, free memory is divided among the
                 members in proportion to their sizes.
-            trust_remote_code: allow code that comes with a model to run.
+            trust_remote_code: whether code that comes with a model may run.
             revision: revision of hub models.
             on_round: as for the constructor.
 
         Raises:
             LoadError: a member cannot be loaded, or cannot take part in an ensemble.
-            InvalidInputError: no members, or two explicit names are the same.
+            InvalidInputError: ``members`` is empty, or two explicit names are the same.
         """
         from adafuse_llm.loading.members import load_members
 
@@ -160,7 +162,7 @@ class AdaFuseEngine:
         runtime: RuntimeConfig | None = None,
         on_round: RoundObserver | None = None,
     ) -> AdaFuseEngine:
-        """The three small models that ship with this package, for trying out and for tests."""
+        """Load the three small models that ship with this package, for trials and tests."""
         from adafuse_llm.embedded import member_paths
 
         paths = [str(path) for path in member_paths()]
@@ -177,41 +179,41 @@ class AdaFuseEngine:
         trust_remote_code: bool = False,
         on_round: RoundObserver | None = None,
     ) -> AdaFuseEngine:
-        """The ensemble that a configuration file describes, such as one by ``adafuse tune``.
+        """Load the ensemble that a configuration file describes, such as one by ``adafuse tune``.
 
         Args:
-            path: YAML or JSON; see :mod:`adafuse_llm.loading.config_file`.
+            path: a YAML or JSON file; see :mod:`adafuse_llm.loading.config_file`.
             runtime: as for `from_pretrained`.
-            trust_remote_code: as for `from_pretrained`; a file cannot allow it.
+            trust_remote_code: as for `from_pretrained`; the file cannot set it.
             on_round: as for `from_pretrained`.
 
         Raises:
-            InvalidInputError: there is no such file, or it says something that cannot be used.
+            InvalidInputError: the file does not exist, or its contents cannot be used.
             LoadError: a member cannot be loaded, or cannot take part in an ensemble.
         """
         from adafuse_llm.embedded import member_paths
 
-        said = read_config(path)
+        file = read_config(path)
         return cls.from_pretrained(
-            said.models or [str(member) for member in member_paths()],
-            config=said.config,
-            strategy=said.strategy,
+            file.models or [str(member) for member in member_paths()],
+            config=file.config,
+            strategy=file.strategy,
             runtime=runtime,
-            dtype=said.dtype,
-            device_map=said.device_map,
-            revision=said.revision,
+            dtype=file.dtype,
+            device_map=file.device_map,
+            revision=file.revision,
             trust_remote_code=trust_remote_code,
             on_round=on_round,
         )
 
     @property
     def backends(self) -> tuple[Backend, ...]:
-        """The members themselves."""
+        """The backends of all members, in member order."""
         return self._backends
 
     @property
     def context_window(self) -> int | None:
-        """Tokens of the smallest member window; None if no member has a limit."""
+        """The smallest context window of a member in tokens; None if no member has a limit."""
         windows = [b.context_window for b in self._backends if b.context_window is not None]
         return min(windows, default=None)
 
@@ -224,15 +226,15 @@ class AdaFuseEngine:
         cancel: threading.Event | None = None,
         **overrides: Unpack[DecodeOptions],
     ) -> Generation:
-        """Decode a whole response.
+        """Decode a whole response. Pass either a prompt or messages.
 
         Args:
-            prompt: text to continue; or
-            messages: a conversation (role/content dicts) to answer, rendered for every member
-                with its own chat template.
-            on_round: observer of this call, besides the engine's.
-            cancel: set it from anywhere to end the decode within a round; the result then has
-                ``finish_reason="cancelled"`` and the text so far.
+            prompt: text to continue.
+            messages: a conversation (role/content dicts) to answer. Each member renders it with
+                its own chat template.
+            on_round: called with every round of this call, in addition to the engine's observer.
+            cancel: an event that any thread can set to end the decode within a round. The result
+                then has the text so far and ``finish_reason="cancelled"``.
             **overrides: any option of `AdaFuseConfig`.
 
         Raises:
@@ -253,11 +255,11 @@ class AdaFuseEngine:
         cancel: threading.Event | None = None,
         **overrides: Unpack[DecodeOptions],
     ) -> Generator[StreamEvent, None, None]:
-        """Decode span by span; arguments and errors as for `generate`.
+        """Decode span by span. Arguments and errors are those of `generate`.
 
-        Yields one event per committed span, the last one with the whole result. Arguments are
-        checked before this returns; decoding starts with the first event asked for. Closing the
-        iterator, or leaving a loop over it, stops the decode within a round.
+        The iterator yields one event per committed span. The last event has the whole result.
+        Arguments are checked before this method returns; decoding starts when the first event is
+        requested. Closing the iterator, or leaving a loop over it, stops the decode within a round.
         """
         request = self._request(prompt, messages, cancel, overrides)
         return self._stream_one(request, on_round)
@@ -271,10 +273,10 @@ class AdaFuseEngine:
         cancel: threading.Event | None = None,
         **overrides: Unpack[DecodeOptions],
     ) -> list[Generation]:
-        """Decode many prompts (or conversations) at the same time, results in order.
+        """Decode many prompts (or conversations) at the same time; return the results in order.
 
         All inputs are checked before anything is computed. If one decode fails, the others are
-        stopped and its error is raised.
+        stopped and the error is raised.
         """
         events = self.stream_batch(
             prompts, messages=messages, on_round=on_round, cancel=cancel, **overrides
@@ -291,8 +293,10 @@ class AdaFuseEngine:
         cancel: threading.Event | None = None,
         **overrides: Unpack[DecodeOptions],
     ) -> Generator[tuple[int, StreamEvent], None, None]:
-        """`generate_batch` span by span: the events of all decodes as they come, each with the
-        number of its prompt. Closing the iterator stops all decodes within a round.
+        """Decode many prompts (or conversations) at the same time, span by span.
+
+        The iterator yields the events of all decodes as they arrive, each with the index of its
+        prompt. Closing the iterator stops all decodes within a round.
         """
         if (prompts is None) == (messages is None) or isinstance(prompts, str):
             raise InvalidInputError("pass a list of prompts, or a list of conversations")
@@ -311,19 +315,20 @@ class AdaFuseEngine:
         stops: bool = False,
         **overrides: Unpack[DecodeOptions],
     ) -> Scores:
-        """What the ensemble makes of given texts: the likelihood of each after the prompt.
+        """Score given texts: compute the likelihood of each as a continuation of the prompt.
 
-        A member reads the prompt once and all continuations in one pass. A continuation is taken
-        as it stands, its leading whitespace included; spaces that the prompt ends in count as the
-        beginning of each. Of the options only ``weights`` and ``use`` matter here.
+        Pass either a prompt or messages. A member reads the prompt once and all continuations in
+        one forward pass. Leading whitespace belongs to a continuation. Spaces at the end of the
+        prompt count as the beginning of every continuation. Only the options ``weights`` and
+        ``use`` affect the scores.
 
         Args:
-            prompt: text that comes before; empty for texts that nothing comes before, which then
-                follow the special tokens that a member's prompts begin with, or its end-of-sequence
-                token where there are none; or
-            messages: a conversation that the continuations are replies to.
+            prompt: text before the continuations. If it is empty, a continuation follows the
+                special tokens at the beginning of a member's prompts, or the member's
+                end-of-sequence token if its prompts begin with none.
+            messages: a conversation to which the continuations are replies.
             continuations: texts of at least one character.
-            stops: whether the response is to end after each: adds the probability of that.
+            stops: whether to include the probability that the response ends after each text.
             **overrides: any option of `AdaFuseConfig`.
 
         Raises:
@@ -334,7 +339,7 @@ class AdaFuseEngine:
             raise InvalidInputError("continuations must be a list of at least one text")
         for text in continuations:
             if not isinstance(text, str) or not text:
-                raise InvalidInputError(f"a continuation must be text, not empty; got {text!r}")
+                raise InvalidInputError(f"a continuation must be non-empty text; got {text!r}")
             check_text(text, "a continuation")
         config = self.config.override(overrides)
         members, spaces = self._members(config, prompt, messages, may_be_empty=True)
@@ -345,14 +350,14 @@ class AdaFuseEngine:
         room = max(sum(1 for _ in member.tree.nodes()) for member in members)
         needs = self._budget.needs(members, config.override({"max_new_tokens": 1}), spare=room)
         request = Request(members, needs, score_texts(members, texts, stops=stops))
-        outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        with self._running([request], lambda _, event: outbox.put(event)):
-            scores: Scores = _raise_error(outbox.get())
-        given = [
+        events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        with self._running([request], lambda _, event: events.put(event)):
+            scores: Scores = _raise_error(events.get())
+        results = [
             scored.model_copy(update={"text": text})
             for scored, text in zip(scores.texts, continuations, strict=True)
         ]
-        return scores.model_copy(update={"texts": tuple(given)})
+        return scores.model_copy(update={"texts": tuple(results)})
 
     async def agenerate(
         self,
@@ -363,7 +368,7 @@ class AdaFuseEngine:
         cancel: threading.Event | None = None,
         **overrides: Unpack[DecodeOptions],
     ) -> Generation:
-        """`generate` without blocking the event loop; cancelling the task stops the decode."""
+        """Like `generate`, but does not block the event loop. Cancelling the task stops it."""
         generation = None
         async for event in self.astream(
             prompt, messages=messages, on_round=on_round, cancel=cancel, **overrides
@@ -381,8 +386,10 @@ class AdaFuseEngine:
         cancel: threading.Event | None = None,
         **overrides: Unpack[DecodeOptions],
     ) -> AsyncGenerator[StreamEvent, None]:
-        """`stream` without blocking the event loop; cancelling the task, or closing the iterator,
-        stops the decode. Observers run on the event loop.
+        """Like `stream`, but does not block the event loop.
+
+        Cancelling the task, or closing the iterator, stops the decode. Observers run on the event
+        loop.
         """
         loop = asyncio.get_running_loop()
         inbox: asyncio.Queue[Any] = asyncio.Queue()
@@ -391,7 +398,7 @@ class AdaFuseEngine:
         def deliver(_: int, event: Any) -> None:
             try:
                 loop.call_soon_threadsafe(inbox.put_nowait, event)
-            except RuntimeError:  # the loop was closed: nobody waits any more
+            except RuntimeError:  # the event loop is closed, so the caller no longer waits
                 request.abandoned.set()
 
         with self._running([request], deliver):
@@ -404,11 +411,11 @@ class AdaFuseEngine:
 
     @property
     def closed(self) -> bool:
-        """Whether the engine takes no more requests."""
+        """Whether the engine is closed and accepts no more requests."""
         return self._scheduler.closed
 
     def close(self) -> None:
-        """End running requests and stop the threads. The engine takes no more requests."""
+        """End running requests and stop the threads. The engine then accepts no more requests."""
         self._scheduler.close()
         trim_heap()
 
@@ -425,12 +432,12 @@ class AdaFuseEngine:
     def _running(
         self, requests: Sequence[Request], deliver: Callable[[int, Any], None]
     ) -> Iterator[None]:
-        """Run requests inside the block; abandon those that have not ended when it is left.
+        """Start requests, and on exit abandon those that are still running.
 
         Args:
             requests: the requests to start at the same time.
-            deliver: called on the scheduler's thread with a request's index and its next event,
-                or the error that ended it.
+            deliver: called on the scheduler's thread with the index of a request and its next
+                event, or the error that ended it.
         """
         try:
             self._scheduler.submit(
@@ -444,11 +451,11 @@ class AdaFuseEngine:
     def _stream_all(
         self, requests: Sequence[Request], on_round: RoundObserver | None
     ) -> Generator[tuple[int, StreamEvent], None, None]:
-        outbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        events: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         unfinished = len(requests)
-        with self._running(requests, lambda index, event: outbox.put((index, event))):
+        with self._running(requests, lambda index, event: events.put((index, event))):
             while unfinished:
-                index, event = outbox.get()
+                index, event = events.get()
                 self._observe(_raise_error(event), on_round)
                 unfinished -= event.generation is not None
                 yield index, event
@@ -478,10 +485,10 @@ class AdaFuseEngine:
         cancel: threading.Event | None,
         overrides: Mapping[str, Any],
     ) -> Request:
-        """Check and encode everything about a request; computes nothing."""
+        """Check and encode all parts of a request, without computing anything."""
         config = self.config.override(overrides)
         refuse_unused_options(self.strategy, config)
-        self.strategy.check([backend for backend, _ in self._chosen(config)])
+        self.strategy.check([backend for backend, _ in self._active_backends(config)])
         members, spaces = self._members(config, prompt, messages)
         needs = self._budget.needs(
             members, config, self.strategy.max_extra_tokens(len(members), config)
@@ -505,10 +512,10 @@ class AdaFuseEngine:
         *,
         may_be_empty: bool = False,
     ) -> tuple[list[Member], int]:
-        """The members that decode, each with the prompt; and spaces at the start of what follows
-        that the prompt already ends in.
+        """Return the active members with their encoded prompts, and how many leading spaces to drop
+        from the response.
         """
-        chosen = self._chosen(config)
+        active = self._active_backends(config)
         if (prompt is None) == (messages is None):
             raise InvalidInputError("pass either a prompt or messages")
         spaces = SENTENCEPIECE_SPACES
@@ -521,16 +528,16 @@ class AdaFuseEngine:
             spaces = len(prompt) - len(prompt.rstrip(" "))
             prompt = prompt.rstrip(" ")
             if not prompt and not may_be_empty:
-                raise InvalidInputError("the prompt is empty: pass some text to continue")
+                raise InvalidInputError("the prompt is empty: pass a text to continue")
         top = self.strategy.top(config)
-        asked = prompt if messages is None else as_plain_text(messages)
+        text = prompt if messages is None else as_plain_text(messages)
         members = []
-        for backend, weight in chosen:
+        for backend, weight in active:
             ids = _encode(backend, prompt, messages)
             if prompt == "":
                 ids = ids or sorted(backend.end_ids)[:1]
             _check_window(backend, len(ids))
-            members.append(Member(backend, ids, top, weight, asked or ""))
+            members.append(Member(backend, ids, top, weight, text or ""))
         return members, spaces
 
     def _new_drafting(self, members: Sequence[Member]) -> Drafting:
@@ -541,25 +548,25 @@ class AdaFuseEngine:
     def _is_crowded(self) -> bool:
         return self._scheduler.running > CROWD * len(self._backends)
 
-    def _chosen(self, config: AdaFuseConfig) -> list[tuple[Backend, float]]:
-        """The members that decode, each with its weight.
+    def _active_backends(self, config: AdaFuseConfig) -> list[tuple[Backend, float]]:
+        """Return the backends of the members that decode, with their weights.
 
         Raises:
-            InvalidOptionError: members that the engine does not have, or weights that do not fit.
+            InvalidOptionError: ``use`` or ``weights`` do not match the engine's members.
         """
         weights = config.member_weights(self.members)
-        return [(each, weights[each.name]) for each in self._backends if each.name in weights]
+        return [(b, weights[b.name]) for b in self._backends if b.name in weights]
 
 
 def _raise_error(event: Any) -> Any:
-    """Return an event of a request, or raise the error that ended the request."""
+    """Return an event of a request; if it is an error, raise it."""
     if isinstance(event, BaseException):
         raise event
     return event
 
 
 def _encode(backend: Backend, prompt: str | None, messages: Messages | None) -> list[int]:
-    """The prompt in a member's tokens; what goes wrong names the member."""
+    """Encode a prompt with a member's tokenizer; errors name the member."""
     try:
         if prompt is not None:
             return backend.codec.encode_prompt(prompt)
@@ -574,9 +581,10 @@ def _encode(backend: Backend, prompt: str | None, messages: Messages | None) -> 
 def _check_window(backend: Backend, tokens: int) -> None:
     window = backend.context_window
     if not tokens:
-        raise InvalidInputError(f"member {backend.name!r} sees no token in this prompt")
+        raise InvalidInputError(f"the prompt has no tokens for member {backend.name!r}")
     if window is not None and tokens >= window:
         raise ContextWindowError(
             f"the prompt has {tokens} tokens for member {backend.name!r}, whose context window "
-            f"holds {window}, response included. Shorten the prompt or leave this member out."
+            f"holds {window} tokens, including the response. Shorten the prompt or leave this "
+            "member out."
         )

@@ -1,20 +1,20 @@
-"""Every error adafuse-llm raises on purpose.
+"""The errors that adafuse-llm raises.
 
     AdaFuseError
-    ├── InvalidInputError(ValueError)         what the caller passed cannot be used
-    │   ├── InvalidOptionError                an option is unknown, out of range or unusable here
-    │   ├── ContextWindowError                a prompt does not fit a member's context window
-    │   └── CacheMemoryError                  a request does not fit the memory for caches
-    ├── LoadError(OSError)                    a member cannot be loaded
-    │   └── UnsupportedModelError             it loads, but cannot take part in an ensemble
-    ├── MemberError(RuntimeError)             a member failed while decoding
-    │   └── MemberOutOfMemoryError(MemoryError)
-    ├── DecodingError(RuntimeError)           no candidate could be chosen
-    ├── MalformedReplyError(ValueError)       a reply is not of the form that was asked for
-    ├── EngineClosedError(RuntimeError)       the engine was closed
-    └── MissingDependencyError(ImportError)   an optional package is not installed
+    ├── InvalidInputError(ValueError)             an argument cannot be used
+    │   ├── InvalidOptionError                    an option is unknown, out of range or unusable
+    │   ├── ContextWindowError                    a prompt does not fit a member's context window
+    │   └── CacheMemoryError                      a request does not fit the memory for caches
+    ├── LoadError(OSError)                        a member cannot be loaded
+    │   └── UnsupportedModelError                 a model cannot take part in an ensemble
+    ├── MemberError(RuntimeError)                 a member failed while decoding
+    │   └── MemberOutOfMemoryError(MemoryError)   a member ran out of memory
+    ├── DecodingError(RuntimeError)               no candidate could be chosen
+    ├── MalformedReplyError(ValueError)           no reply has the requested form
+    ├── EngineClosedError(RuntimeError)           the engine is closed
+    └── MissingDependencyError(ImportError)       an optional package is not installed
 
-A message says what is wrong, what is allowed, what was received and what to do.
+A message states what is wrong, what is allowed, what was given and what to do.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ __all__ = [
 
 
 class AdaFuseError(Exception):
-    """Root of the tree: catch this to catch all of them."""
+    """The base class of all errors of this package."""
 
 
 class InvalidInputError(AdaFuseError, ValueError):
-    """What the caller passed cannot be used; nothing has been computed."""
+    """An argument cannot be used; nothing has been computed."""
 
 
 class InvalidOptionError(InvalidInputError):
@@ -52,11 +52,11 @@ class InvalidOptionError(InvalidInputError):
 
 
 class ContextWindowError(InvalidInputError):
-    """A prompt leaves a member no room in its context window."""
+    """A prompt leaves no room for a response in a member's context window."""
 
 
 class CacheMemoryError(InvalidInputError):
-    """A request would hold more key/value cache than a device may, even if it ran alone."""
+    """A request needs more key/value cache than is allowed on a device, even if it runs alone."""
 
 
 class LoadError(AdaFuseError, OSError):
@@ -64,7 +64,7 @@ class LoadError(AdaFuseError, OSError):
 
 
 class UnsupportedModelError(LoadError):
-    """A model exists but cannot take part in an ensemble; the message says why."""
+    """A model exists but cannot take part in an ensemble; the message gives the reason."""
 
 
 class MemberError(AdaFuseError, RuntimeError):
@@ -88,31 +88,31 @@ class MemberOutOfMemoryError(MemberError, MemoryError):
 
 
 class DecodingError(AdaFuseError, RuntimeError):
-    """No candidate of a round could be scored by any member, or a ranker failed."""
+    """No member could score any candidate of a round, or a ranker failed."""
 
 
 class MalformedReplyError(AdaFuseError, ValueError):
-    """No reply was of the form that was asked for, such as JSON that fits a schema."""
+    """No reply has the requested form, such as JSON that fits a schema."""
 
 
 class EngineClosedError(AdaFuseError, RuntimeError):
-    """The engine was closed and takes no more requests."""
+    """The engine is closed and accepts no more requests."""
 
 
 class MissingDependencyError(AdaFuseError, ImportError):
-    """An optional package is needed for what was asked; the message names the extra."""
+    """A feature needs an optional package; the message names the extra to install."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error, of whatever library, says that there is no memory."""
+    """Return whether an error of any library means that memory ran out."""
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
-        or "can't allocate memory" in str(error)  # torch on a CPU
+        or "can't allocate memory" in str(error)  # torch's message on a CPU
     )
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """`` Did you mean 'x'?`` for the closest allowed name, or an empty string."""
+    """Return `` Did you mean 'x'?`` with the closest allowed name, or an empty string."""
     close = difflib.get_close_matches(name, list(allowed), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""

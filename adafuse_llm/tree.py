@@ -1,9 +1,9 @@
-"""The token tree: what one member has evaluated beyond the committed prefix of one request.
+"""The token tree: the tokens that one member has evaluated after the committed text of a request.
 
-A node is one token. Algorithm 1 needs two facts about it, its log-probability under its parent
-and the distribution after it; both are asked of a backend, many nodes at a time, and then kept
-here. Committing a span re-roots the tree at the span's last token: what was evaluated below it
-stays valid, its siblings are forgotten.
+A node is one token. Algorithm 1 needs two facts about it: its log-probability given the tokens
+before it, and the distribution of the token after it. A backend computes both for many nodes at a
+time, and the tree stores them. Committing a span makes its last token the new root. The nodes below
+that token stay valid; all other nodes are dropped.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ class Next:
     """Summary of a member's next-token distribution p.
 
     Attributes:
-        tokens: the likeliest token ids, likeliest first, equal ones by lower id.
-        logprobs: their natural-log probabilities.
-        end_logprob: log of the summed probability of the member's end-of-sequence ids.
+        tokens: ids of the most likely tokens, in descending order of probability; the lower id
+            comes first if probabilities are equal.
+        logprobs: natural logarithms of their probabilities.
+        end_logprob: natural logarithm of the total probability of the member's end-of-sequence
+            ids.
     """
 
     tokens: tuple[int, ...]
@@ -29,12 +31,12 @@ class Next:
 
     @property
     def greedy(self) -> int:
-        """The likeliest token."""
+        """The most likely token."""
         return self.tokens[0]
 
     @property
     def margin(self) -> float:
-        """Δ = p(1) - p(2), equation 1; a vocabulary of one token has margin p(1)."""
+        """The margin Δ = p(1) - p(2) (equation 1), or p(1) if the vocabulary has one token."""
         second = math.exp(self.logprobs[1]) if len(self.logprobs) > 1 else 0.0
         return math.exp(self.logprobs[0]) - second
 
@@ -43,12 +45,14 @@ class Node:
     """One token of a member's tree.
 
     Attributes:
-        token: its id.
-        parent: the node before it; None for the root.
-        length: tokens of the sequence that ends with it, prompt included (position + 1).
-        logprob: natural log of its probability under its parent, once known.
-        next: the distribution after it, once evaluated.
-        children: nodes by token id.
+        token: the token's id.
+        parent: the node of the token before this one; None for the root.
+        length: number of tokens up to and including this one, prompt included (position + 1).
+        logprob: natural logarithm of the token's probability given the tokens before it; None
+            until it is known.
+        next: summary of the distribution of the token after this one; None until the node is
+            evaluated.
+        children: the nodes of the tokens after this one, by token id.
     """
 
     __slots__ = ("children", "length", "logprob", "next", "parent", "token")
@@ -66,16 +70,16 @@ class Node:
 
 
 class TokenTree:
-    """The committed tokens of one request at one member, and the nodes beyond them.
+    """The committed tokens of one request for one member, and the nodes after them.
 
     Args:
-        prompt: the prompt's token ids, at least one.
+        prompt: token ids of the prompt, at least one.
 
     Attributes:
-        ids: committed token ids, prompt first.
+        ids: committed token ids, starting with the prompt.
         root: the node of the last committed token.
-        cuts: how often nodes were dropped, by a commit or otherwise.
-        state: for the backend's use (its cache for this request); nobody else touches it.
+        cuts: number of times that nodes were dropped, by a commit or by pruning.
+        state: the backend's state for this request, such as its cache. Only the backend uses it.
     """
 
     __slots__ = ("cuts", "ids", "root", "state")
@@ -88,8 +92,9 @@ class TokenTree:
         self.state: object | None = None
 
     def child(self, node: Node, token: int) -> Node:
-        """The child of `node` for `token`, made if absent; its log-probability is filled in
-        where the distribution after `node` already tells it.
+        """Return the child of `node` for `token`, and create it if necessary.
+
+        Its log-probability is set if the distribution after `node` already contains it.
         """
         child = node.children.get(token)
         if child is None:
@@ -99,8 +104,9 @@ class TokenTree:
         return child
 
     def grow(self, tokens: Sequence[int], start: Node | None = None) -> Node:
-        """The node that `tokens` lead to from `start` (default: the root); missing nodes are
-        made.
+        """Return the node at the end of `tokens` after `start` (default: the root).
+
+        Missing nodes are created.
         """
         node = start or self.root
         for token in tokens:
@@ -108,7 +114,7 @@ class TokenTree:
         return node
 
     def path(self, node: Node) -> list[Node]:
-        """Nodes from below the root to `node`; empty for the root."""
+        """Return the nodes from below the root to `node`; the list is empty for the root."""
         path: list[Node] = []
         current: Node | None = node
         while current is not None and current is not self.root:
@@ -118,32 +124,32 @@ class TokenTree:
         return path
 
     def tokens(self, node: Node) -> list[int]:
-        """Token ids from below the root to `node`."""
+        """Return the token ids from below the root to `node`."""
         return [step.token for step in self.path(node)]
 
     def commit(self, node: Node) -> None:
-        """Make `node` the root: its path is committed, everything beside the path is dropped."""
+        """Commit the path to `node` and make it the root; all nodes not below it are dropped."""
         self.ids.extend(self.tokens(node))
         node.parent = None
         self.root = node
         self.cuts += 1
 
     def prune(self, ends: Iterable[Node]) -> None:
-        """Drop every node that is neither on the way to one of `ends` nor below one."""
+        """Drop every node that is neither on the path to one of `ends` nor below one of them."""
         kept = set(ends)
-        on_the_way = {node for end in kept for node in self.path(end)}
+        on_paths = {node for end in kept for node in self.path(end)}
         pending = [self.root]
         while pending:
             node = pending.pop()
             if node not in kept:
                 node.children = {
-                    t: child for t, child in node.children.items() if child in on_the_way
+                    t: child for t, child in node.children.items() if child in on_paths
                 }
                 pending.extend(node.children.values())
         self.cuts += 1
 
     def nodes(self) -> Iterator[Node]:
-        """Every node, the root first, parents before children."""
+        """Iterate over all nodes: first the root, and each parent before its children."""
         pending = [self.root]
         while pending:
             node = pending.pop()

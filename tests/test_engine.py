@@ -39,7 +39,7 @@ def pair() -> AdaFuseEngine:
         ({"prompt": 5}, "int"),
         ({"messages": []}, "empty"),
         ({"prompt": "x", "weights": [1.0]}, "weights.*2.*1"),
-        ({"prompt": "x", "weights": {"one": 1.0}}, "weights.*two is missing"),
+        ({"prompt": "x", "weights": {"one": 1.0}}, "weights.*missing: two"),
         ({"prompt": "x", "weights": {"one": 0, "two": 1}, "use": "one"}, "no weight.*one"),
         ({"prompt": "x", "use": ["one", "tow"]}, "no member 'tow'.*'two'"),
         ({"prompt": "x", "use": []}, "use.*at least 1"),

@@ -29,7 +29,7 @@ from adafuse_llm.evaluation import tuning
 from adafuse_llm.evaluation.files import Results
 from adafuse_llm.evaluation.metrics import load_metric
 from adafuse_llm.evaluation.runner import Record
-from adafuse_llm.evaluation.tuning import Trial, Tuning, candidates, cheapest, divide, optimiser
+from adafuse_llm.evaluation.tuning import Trial, Tuning, candidates, cheapest, divide, optimizer
 from adafuse_llm.loading.config_file import write_config
 from adafuse_llm.loading.specs import as_spec, member_names
 from adafuse_llm.report.looks import printable
@@ -133,7 +133,7 @@ def tune(
         raise InvalidInputError(f"{output} exists. Pass --overwrite, or choose another --output.")
     names = member_names([as_spec(path) for path in setup.paths()])
     candidates(names, setup.config.use, setup.strategy)
-    optimiser(seed)
+    optimizer(seed)
     searched, tested = map(len, divide(job.questions, held_out, seed))
     identity = {**job.identity, **job.config.model_dump(mode="json")}
     identity |= {"questions": len(job.questions), "held-out": held_out, "seed": seed}

@@ -1,14 +1,14 @@
-"""Does fusing pay? Tasks, strict metrics, intervals and paired tests over recorded answers.
+"""Evaluation: tasks, strict metrics, confidence intervals and paired tests over recorded answers.
 
-    metrics     how an answer is compared with the accepted ones
-    statistics  intervals and paired tests, seeded
-    files       test sets in, results out, resumable
-    tasks       prompts, options and metrics of each benchmark
-    runner      questions to an engine, many at a time; what the results say
-    tuning      members and options: a search, and a test on held-out questions
-    lm_eval     the engine as a model of lm-evaluation-harness
+    metrics     compare answers with accepted answers
+    statistics  compute intervals and paired tests, with a seed
+    files       read test sets, write results, and resume interrupted runs
+    tasks       define the prompts, options and metrics of each benchmark
+    runner      answer questions with an engine, and summarize and compare the results
+    tuning      search for members and options, and test them on held-out questions
+    lm_eval     make the engine a model of lm-evaluation-harness
 
-Scores are percentages (0 to 100) throughout.
+All scores are percentages (0 to 100).
 """
 
 from __future__ import annotations

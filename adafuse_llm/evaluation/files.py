@@ -1,4 +1,4 @@
-"""Test sets in, results out: JSON Lines, resumable after an interruption."""
+"""Read test sets and write results as JSON Lines; resume interrupted runs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,22 @@ from typing import Any
 from adafuse_llm.errors import CacheMemoryError, ContextWindowError, InvalidInputError
 
 LASTING = (ContextWindowError.__name__, CacheMemoryError.__name__)
-"""Errors that a question meets whenever it is asked of these members."""
+"""Errors that a question always causes with the same members."""
 
 QUESTION_FORM = "Question: {question}\nAnswer:"
-"""How a question is put where nothing says otherwise."""
+"""The default template of a question."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the test set: its number from 1, and what it says or why that is unusable."""
+    """A line of a test set.
+
+    Attributes:
+        number: the line's number, from 1.
+        question: the question; None if the line has none.
+        label: the accepted answer or answers, as in the file.
+        problem: why the line cannot be used; None if it can.
+    """
 
     number: int
     question: str | None = None
@@ -29,10 +36,10 @@ class Line:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file.
+    """Return the text of a file.
 
     Raises:
-        InvalidInputError: it is not UTF-8.
+        InvalidInputError: the file is not UTF-8.
     """
     try:
         return path.read_text(encoding="utf-8-sig")
@@ -41,8 +48,9 @@ def read_text(path: Path) -> str:
 
 
 def question_form(header: str, default: str = QUESTION_FORM) -> str:
-    """How the examples of a prompt put a question, read off the last of them; `default` if there
-    are none.
+    """Return the template of a question that fits the examples of a prompt.
+
+    The last example determines the template. Without examples, the result is `default`.
     """
     examples = re.findall(r"^Question:.*?(?=^Question:|\Z)", header, re.MULTILINE | re.DOTALL)
     if not examples:
@@ -54,15 +62,15 @@ def question_form(header: str, default: str = QUESTION_FORM) -> str:
 
 
 def put(prompt: str, *, chat: bool) -> dict[str, Any]:
-    """What an engine is asked: the prompt itself, or the prompt as a user's message."""
+    """Return the arguments of an engine's call: the prompt, or the prompt as a user message."""
     return {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
 
 
 def read_lines(content: bytes) -> list[Line]:
-    """The lines of a test set, less blank ones.
+    """Return the lines of a test set without blank ones.
 
     Raises:
-        InvalidInputError: there is none.
+        InvalidInputError: all lines are blank.
     """
     raw = enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1)
     lines = [_read_line(number, line) for number, line in raw if line.strip()]
@@ -74,7 +82,7 @@ def read_lines(content: bytes) -> list[Line]:
 def _read_line(number: int, raw: bytes) -> Line:
     try:
         item = json.loads(raw)
-        json.dumps(item, ensure_ascii=False).encode()  # half a surrogate pair is no text
+        json.dumps(item, ensure_ascii=False).encode()  # fails on half a surrogate pair
     except (ValueError, RecursionError) as error:
         return Line(number, problem=f"not JSON: {error}")
     if not isinstance(item, dict) or not isinstance(item.get("question"), str):
@@ -87,24 +95,26 @@ def _read_line(number: int, raw: bytes) -> Line:
 
 
 def is_lost(error: str | None) -> bool:
-    """Whether what is noted as an error came of the run and not of the question: out of memory, a
-    closed engine, a fault. The question may be answered another time.
+    """Return whether an error is due to the run and not to the question.
+
+    Examples are lack of memory, a closed engine or a defect. The question may succeed in another
+    run.
 
     Args:
-        error: the error's type, a colon, and what it says; None for none.
+        error: the error's type, a colon and its message; None if there was no error.
     """
     return error is not None and error.partition(":")[0] not in LASTING
 
 
 class Results:
-    """The output file and, beside it, a description of the run it belongs to.
+    """An output file, with a second file that describes its run.
 
-    Only whole lines count: what follows the last newline was cut off, and is dropped. A result that
-    is written again, as its question had failed, takes the place of the earlier one.
+    Only complete lines count; text after the last newline is incomplete and is dropped. A question
+    that failed may be answered again. Its later result then replaces the earlier one.
 
     Args:
-        path: of the output file.
-        remedy: what to do where it belongs to another run.
+        path: path of the output file.
+        remedy: advice in the error if the file belongs to another run.
     """
 
     def __init__(
@@ -115,18 +125,18 @@ class Results:
         self._identity = path.with_name(f"{path.name}.run.json")
 
     def is_at(self, path: Path) -> bool:
-        """Whether the output would overwrite `path`."""
+        """Return whether the output file exists and is the same file as `path`."""
         return self.path.exists() and self.path.samefile(path)
 
     def done(self, identity: dict[str, Any], numbers: Sequence[int]) -> list[dict[str, Any]]:
-        """The results that are there already, in order; changes nothing.
+        """Return the results that the file already has, in order, without changing the file.
 
         Args:
-            identity: what must be the same for a run to be resumed.
-            numbers: the line numbers that the run will write, ascending.
+            identity: values that must be the same for a run to be resumed.
+            numbers: the line numbers that the run will write, in ascending order.
 
         Raises:
-            InvalidInputError: they are not those of this run.
+            InvalidInputError: the results belong to another run.
         """
         content = self.path.read_bytes() if self.path.exists() else b""
         if not content:
@@ -135,15 +145,15 @@ class Results:
         try:
             records = [json.loads(line) for line in content.split(b"\n")[:-1]]
             last = {record["line"]: record for record in records}
-            found = sorted(last)
+            done = sorted(last)
         except (ValueError, TypeError, KeyError) as error:
-            raise self._refusal("holds lines that are no results") from error
-        if found != list(numbers[: len(found)]):
-            raise self._refusal("holds other lines than this run would have written")
-        return [last[number] for number in found]
+            raise self._error("has lines that are not results") from error
+        if done != list(numbers[: len(done)]):
+            raise self._error("has different lines than this run would have written")
+        return [last[number] for number in done]
 
     def begin(self, identity: dict[str, Any], *, afresh: bool) -> None:
-        """Get ready to append: to nothing, or to the whole lines that are there."""
+        """Prepare the file for appending: empty it if `afresh`, or else drop an incomplete line."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         content = b"" if afresh or not self.path.exists() else self.path.read_bytes()
         with self.path.open("ab") as file:
@@ -152,7 +162,7 @@ class Results:
             self._identity.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
 
     def tidy(self) -> None:
-        """Put the lines in order, each once: the later one where a result was written again."""
+        """Sort the lines, and keep only the last result of each question."""
         lines = [line + b"\n" for line in self.path.read_bytes().split(b"\n")[:-1]]
         last = {json.loads(line)["line"]: line for line in lines}
         ordered = [last[number] for number in sorted(last)]
@@ -162,7 +172,7 @@ class Results:
             other.replace(self.path)
 
     def append(self, record: dict[str, Any]) -> None:
-        """Write a result; it is in the file when this returns."""
+        """Append a result to the file and close the file."""
         with self.path.open("ab") as file:
             file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
 
@@ -170,13 +180,13 @@ class Results:
         try:
             theirs = json.loads(self._identity.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise self._refusal(f"was not written by this command (no {self._identity})") from error
+            raise self._error(f"was not written by this command (no {self._identity})") from error
         ours = json.loads(json.dumps(identity))
         for key in {**ours, **theirs}:
             if theirs.get(key) != ours.get(key):
                 values = f"{theirs.get(key)!r}, not {ours.get(key)!r}"
-                what = f"another {key}" if key in ("test set", "prompts") else f"{key} {values}"
-                raise self._refusal(f"belongs to a run with {what}")
+                what = f"different {key}" if key in ("test set", "prompts") else f"{key} {values}"
+                raise self._error(f"belongs to another run: {what}")
 
-    def _refusal(self, reason: str) -> InvalidInputError:
+    def _error(self, reason: str) -> InvalidInputError:
         return InvalidInputError(f"{self.path} {reason}. {self._remedy}")

@@ -1,33 +1,33 @@
-r"""The engine as a model of lm-evaluation-harness, so that its whole catalogue of tasks works.
+r"""The engine as a model of lm-evaluation-harness, for all tasks of the harness.
 
-Importing this module registers the model "adafuse"; run as a module, it is the harness's own
-command line with that model in it:
+Importing this module registers the model "adafuse". Running the module starts the command line of
+the harness with this model:
 
     python -m adafuse_llm.evaluation.lm_eval run --model adafuse \
         --model_args "models=path/one;path/two,max_words=3" --tasks gsm8k --batch_size 16
 
-What the harness asks for, and what it gets:
+The harness sends these requests:
 
-generate_until         the ensemble's response, up to the first stop sequence.
-loglikelihood          `ScoredText.loglikelihood`: equation 6 over whole log-likelihoods, the
-                       weighted mean over members of each one's log-likelihood of the continuation
-                       in nats. It is the log of a weighted geometric mean of the members'
-                       probabilities. (F itself is a mean per token, and members cut the same text
-                       into different numbers of tokens, so it could not be summed.) Members that
-                       cannot write exactly this text are left out of its mean; where none can it is
-                       minus infinity.
-is_greedy              whether the ensemble, continuing the context by its rounds, writes the
-                       continuation: its response begins with it, leading whitespace aside. Another
-                       member, or the pool, may overrule a token that is everyone's likeliest, so
-                       this is decoded, not read off the scores; decoding ends as soon as the
-                       response has parted from all continuations of the context.
-loglikelihood_rolling  the sum over pieces of a text, each of half the smallest context window at
-                       most and after as much of the text before it as fits. The first comes after
-                       the special tokens that a member's prompts begin with, or its
-                       end-of-sequence token.
+generate_until         Returns the ensemble's response up to the first stop sequence.
+loglikelihood          Returns `ScoredText.loglikelihood` and `is_greedy`. The log-likelihood is
+                       equation 6 over whole log-likelihoods: the weighted mean over members of the
+                       log-likelihood of the continuation, in nats. It is the logarithm of a
+                       weighted geometric mean of the members' probabilities. (F is a mean per
+                       token. Members split the same text into different numbers of tokens, so F
+                       cannot be summed.) Members that cannot write exactly this text are left out
+                       of the mean. If no member can, the result is minus infinity.
+is_greedy              Whether the ensemble writes the continuation when it decodes the context,
+                       that is, whether its response begins with the continuation, apart from
+                       leading whitespace. The scores do not show this, because a round may reject a
+                       token that is the most likely one for every member. The ensemble therefore
+                       decodes until the response differs from all continuations of the context.
+loglikelihood_rolling  Returns the sum over the pieces of a text. Each piece has at most half the
+                       tokens of the smallest context window, and follows as much of the preceding
+                       text as fits. The first piece follows the special tokens at the beginning of
+                       a member's prompts, or the member's end-of-sequence token.
 
-A context that is too long for a member is cut at its beginning, between words, and that is logged.
-With ``--apply_chat_template`` every member gets the conversation in its own template.
+If a context is too long for a member, its beginning is removed up to a word boundary, and a warning
+is logged. With ``--apply_chat_template``, every member gets the conversation in its own template.
 """
 
 from __future__ import annotations
@@ -54,43 +54,44 @@ try:
     from lm_eval.api.registry import register_model
 except ImportError as missing:
     raise MissingDependencyError(
-        'this needs lm-evaluation-harness: pip install "adafuse-llm[eval]"'
+        'this module needs lm-evaluation-harness: pip install "adafuse-llm[eval]"'
     ) from missing
 
 logger = logging.getLogger(__name__)
 
 CONVERSATION = "\x02adafuse messages\x03"
-"""Before the JSON of a conversation: the harness passes prompts on as text."""
+"""Prefix of a conversation in JSON, because the harness passes prompts as text."""
 
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-"""The harness's names for `max_new_tokens`."""
+"""Names of `max_new_tokens` in the harness."""
 
 OF_SAMPLING = frozenset({"top_p", "top_k", "min_p", "typical_p"})
-"""Settings of sampling, which say nothing about decoding without it."""
+"""Sampling options, which are ignored because decoding does not sample."""
 
 AUTOMATIC = 16
-"""Requests at the same time for a batch size of "auto"."""
+"""Number of simultaneous requests for the batch size "auto"."""
 
 
 @register_model("adafuse")
 class AdaFuseLM(LM):  # type: ignore[misc]
-    """An ensemble for lm-evaluation-harness.
+    """A model for lm-evaluation-harness that is an ensemble.
 
     Args:
-        engine: a loaded ensemble; or
-        models: paths or hub ids, in a list or separated by ";". Where nothing names any, the
-            embedded members answer.
-        config: a configuration file (`adafuse_llm.loading.config_file`); other
-            arguments come before it.
-        strategy: how loaded members decode, by name; likelihoods do not depend on it.
-        batch_size: requests at the same time, which share forward passes; "auto" for 16.
-        max_batch_size: the same where `batch_size` is "auto".
+        engine: a loaded ensemble; in this case, pass neither `models` nor `config`.
+        models: paths or hub ids, in a list or separated by ";". Default: the models of the
+            configuration file, or else the embedded members.
+        config: path of a configuration file (`adafuse_llm.loading.config_file`); other arguments
+            override it.
+        strategy: name of the strategy with which loaded members decode. It does not affect
+            likelihoods.
+        batch_size: number of simultaneous requests, which share forward passes; "auto" for 16.
+        max_batch_size: number of simultaneous requests if `batch_size` is "auto".
         device_map, dtype, revision, trust_remote_code: as for `AdaFuseEngine.from_pretrained`.
-        device: what the harness says ("cuda:0" where the user says nothing); where there is no
-            `device_map` and torch sees such a device, all members go there.
-        check_greedy: whether `is_greedy` is found out, which costs a round or more per context;
-            without it, it is always False. Tasks of multiple choice do not look at it.
-        **options: of `AdaFuseConfig`; several members or weights separated by ";".
+        device: the device that the harness passes ("cuda:0" by default). All members are placed
+            on it if there is no `device_map` and torch finds the device.
+        check_greedy: whether to compute `is_greedy`, which costs at least one round per context.
+            If not, `is_greedy` is always False. Multiple-choice tasks do not use it.
+        **options: options of `AdaFuseConfig`; ";" separates several members or weights.
 
     Raises:
         InvalidOptionError: an option is unknown or cannot be used.
@@ -122,34 +123,34 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         self.check_greedy = check_greedy
         if engine is not None:
             if models or config:
-                raise InvalidInputError("pass either a loaded engine, or models or a configuration")
+                raise InvalidInputError("pass either a loaded engine, or models and configuration")
             engine.config.override(options)
             self.engine, self.options = engine, options
             return
         from adafuse_llm.embedded import member_paths
 
-        said = ConfigFile() if config is None else read_config(config)
+        file = ConfigFile() if config is None else read_config(config)
         paths = models.split(";") if models and isinstance(models, str) else list(models)
         self.options = {}
         self.engine = AdaFuseEngine.from_pretrained(
-            paths or said.models or [str(path) for path in member_paths()],
-            config=AdaFuseConfig(**{**said.options, **options}),
-            strategy=strategy or said.strategy,
+            paths or file.models or [str(path) for path in member_paths()],
+            config=AdaFuseConfig(**{**file.options, **options}),
+            strategy=strategy or file.strategy,
             runtime=RuntimeConfig(max_requests=self.requests),
-            dtype=dtype or said.dtype,
-            device_map=device_map or said.device_map or _present(device),
-            revision=revision or said.revision,
+            dtype=dtype or file.dtype,
+            device_map=device_map or file.device_map or _available(device),
+            revision=revision or file.revision,
             trust_remote_code=trust_remote_code,
         )
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """Responses to ``(context, generation options)``, without the stop sequence."""
+        """Return responses to ``(context, generation options)`` without the stop sequences."""
 
         def respond(request: Any) -> str:
-            context, given = request.args
-            options = {**self.options, **generation_options(given)}
+            context, arguments = request.args
+            options = {**self.options, **generation_options(arguments)}
             room = self.engine.config.override(options).max_new_tokens
-            text = self.engine.generate(**self._asked(context, room), **options).text
+            text = self.engine.generate(**self._prompt(context, room), **options).text
             self.cache_hook.add_partial("generate_until", request.args, text)
             return text
 
@@ -158,28 +159,28 @@ class AdaFuseLM(LM):  # type: ignore[misc]
     def loglikelihood(
         self, requests: list[Any], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        """Log-likelihood in nats, and `is_greedy`, of ``(context, continuation)``."""
+        """Return the log-likelihood in nats and `is_greedy` of ``(context, continuation)``."""
         by_context: dict[str, list[int]] = {}
-        for number, request in enumerate(requests):
-            by_context.setdefault(request.args[0], []).append(number)
-        found: dict[int, tuple[float, bool]] = {}
+        for index, request in enumerate(requests):
+            by_context.setdefault(request.args[0], []).append(index)
+        results: dict[int, tuple[float, bool]] = {}
 
-        def score(numbers: list[int]) -> list[tuple[float, bool]]:
-            context = requests[numbers[0]].args[0]
-            continuations = [requests[number].args[1] for number in numbers]
-            likely = self._loglikelihoods(context, continuations)
-            return list(zip(likely, self._written(context, continuations), strict=True))
+        def score(indices: list[int]) -> list[tuple[float, bool]]:
+            context = requests[indices[0]].args[0]
+            continuations = [requests[index].args[1] for index in indices]
+            likelihoods = self._loglikelihoods(context, continuations)
+            return list(zip(likelihoods, self._are_greedy(context, continuations), strict=True))
 
         groups = list(by_context.values())
         scored = self._all(score, groups, "contexts", disable_tqdm)
-        for numbers, results in zip(groups, scored, strict=True):
-            for number, result in zip(numbers, results, strict=True):
-                found[number] = result
-                self.cache_hook.add_partial("loglikelihood", requests[number].args, result)
-        return [found[number] for number in range(len(requests))]
+        for indices, scores in zip(groups, scored, strict=True):
+            for index, result in zip(indices, scores, strict=True):
+                results[index] = result
+                self.cache_hook.add_partial("loglikelihood", requests[index].args, result)
+        return [results[index] for index in range(len(requests))]
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """Log-likelihood in nats of whole texts."""
+        """Return the log-likelihoods of whole texts in nats."""
 
         def score(request: Any) -> float:
             (text,) = request.args
@@ -195,28 +196,31 @@ class AdaFuseLM(LM):  # type: ignore[misc]
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """A conversation as text that only this model reads: members have different templates.
+        """Encode a conversation as text for this model, because members have different templates.
 
         Raises:
-            InvalidInputError: the last message is to be continued, which members' templates differ
-                too much for.
+            InvalidInputError: the task begins the reply, which is not possible with different
+                templates.
         """
         if not add_generation_prompt:
             raise InvalidInputError(
-                "an ensemble cannot continue a message of the assistant in its members' own "
-                "templates: leave out gen_prefix, or --apply_chat_template"
+                "an ensemble cannot continue an assistant message because its members have "
+                "different chat templates. Leave out gen_prefix or --apply_chat_template."
             )
         return CONVERSATION + json.dumps(chat_history)
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """What the harness notes about the template."""
+        """Return the description of the template that the harness records."""
         if isinstance(chat_template, str):
-            raise InvalidInputError("every member has its own chat template; it cannot be chosen")
+            raise InvalidInputError(
+                "a chat template cannot be chosen: every member uses its own; got "
+                f"{chat_template!r}"
+            )
         return "each member's own"
 
     @property
     def tokenizer_name(self) -> str:
-        """Tells prompts of this ensemble from others in the harness's caches."""
+        """A name that identifies prompts of this ensemble in the harness's caches."""
         return "adafuse:" + ",".join(self.engine.members)
 
     def _all(
@@ -227,8 +231,8 @@ class AdaFuseLM(LM):  # type: ignore[misc]
 
     def _loglikelihoods(self, context: str, continuations: Sequence[str]) -> list[float]:
         room = max(map(self._tokens, continuations))
-        asked = self._asked(context, room)
-        scores = self.engine.score(**asked, continuations=continuations, **self.options)
+        prompt = self._prompt(context, room)
+        scores = self.engine.score(**prompt, continuations=continuations, **self.options)
         for text in scores.texts:
             if text.loglikelihood is None:
                 logger.warning("no member can write %r after its context", text.text[:80])
@@ -236,38 +240,39 @@ class AdaFuseLM(LM):  # type: ignore[misc]
             -math.inf if text.loglikelihood is None else text.loglikelihood for text in scores.texts
         ]
 
-    def _written(self, context: str, continuations: Sequence[str]) -> list[bool]:
-        """Which continuations the ensemble's own response begins with."""
+    def _are_greedy(self, context: str, continuations: Sequence[str]) -> list[bool]:
+        """Return for each continuation whether the ensemble's response begins with it."""
         if not self.check_greedy or not context.strip():
             return [False] * len(continuations)
         room = max(map(self._tokens, continuations)) + 1
-        asked = self._asked(context, room)
+        prompt = self._prompt(context, room)
         options = {**self.options, "stop": (), "max_new_tokens": room}
         response = ""
-        for event in self.engine.stream(**asked, **options):
+        for event in self.engine.stream(**prompt, **options):
             response += event.text
-            if not any(_is_open(each, response) for each in continuations):
+            if not any(_is_possible(each, response) for each in continuations):
                 break
         return [_begins(response, each) for each in continuations]
 
-    def _asked(self, context: str, room: int) -> dict[str, Any]:
-        """A prompt, cut so that `room` tokens fit after it, or a conversation."""
+    def _prompt(self, context: str, room: int) -> dict[str, Any]:
+        """Return a prompt, shortened so that `room` tokens fit after it, or a conversation."""
         if not context.startswith(CONVERSATION):
-            return {"prompt": self._fitting(context, room)}
+            return {"prompt": self._shortened(context, room)}
         text = context.removeprefix(CONVERSATION)
         messages, end = json.JSONDecoder().raw_decode(text)
         if text[end:].strip():
             raise InvalidInputError(
-                f"{text[end:]!r} follows the conversation; a reply cannot be begun for members "
-                "with different chat templates. Leave out gen_prefix, or --apply_chat_template."
+                f"an ensemble cannot continue a reply that begins with {text[end:]!r} because its "
+                "members have different chat templates. Leave out gen_prefix or "
+                "--apply_chat_template."
             )
         return {"messages": messages}
 
-    def _fitting(self, context: str, room: int) -> str:
+    def _shortened(self, context: str, room: int) -> str:
         if self._fits(context, room):
             return context
-        starts = [found.start() for found in re.finditer(r"\S+", context)]
-        low, high = 0, len(starts)  # the first start that fits; with none of the words it does
+        starts = [match.start() for match in re.finditer(r"\S+", context)]
+        low, high = 0, len(starts)  # search the first start that fits; no words at all fit
         while low < high:
             middle = (low + high) // 2
             if self._fits(context[starts[middle] :], room):
@@ -276,7 +281,9 @@ class AdaFuseLM(LM):  # type: ignore[misc]
                 low = middle + 1
         kept = context[starts[low] :] if low < len(starts) else ""
         logger.warning(
-            "a context of %d characters does not fit; its last %d are kept", len(context), len(kept)
+            "a context of %d characters is too long; only the last %d are used",
+            len(context),
+            len(kept),
         )
         return kept
 
@@ -288,56 +295,56 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         )
 
     def _tokens(self, text: str) -> int:
-        """Tokens of a continuation, at the member that needs most."""
+        """Return the number of tokens of a continuation, as the maximum over members."""
         return max(
             len(backend.codec.encode_continuation((), text)[0]) for backend in self.engine.backends
         )
 
     def _pieces(self, text: str) -> Iterator[str]:
-        """A text in pieces of whole words, of half the smallest window at most."""
+        """Split a text into pieces of whole words, of at most half the smallest window."""
         window = self.engine.context_window
         limit = math.inf if window is None else window // 2
         piece, tokens = "", 0
         for word in re.findall(r"\s*\S+|\s+$", text):
-            more = self._tokens(word) if window is not None else 0
-            if piece and tokens + more > limit:
+            size = self._tokens(word) if window is not None else 0
+            if piece and tokens + size > limit:
                 yield piece
                 piece, tokens = "", 0
-            piece, tokens = piece + word, tokens + more
+            piece, tokens = piece + word, tokens + size
         if piece:
             yield piece
 
 
 def generation_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The harness's generation options as those of `AdaFuseConfig`.
+    """Convert generation options of the harness to options of `AdaFuseConfig`.
 
     Raises:
-        InvalidOptionError: they ask for sampling, or for what does not exist here.
+        InvalidOptionError: the options request sampling, or one does not exist in AdaFuse.
     """
-    left = {name: value for name, value in given.items() if name not in OF_SAMPLING}
-    until = left.pop("until", None) or ()
+    rest = {name: value for name, value in given.items() if name not in OF_SAMPLING}
+    until = rest.pop("until", None) or ()
     options: dict[str, Any] = {
         "stop": tuple(each for each in ([until] if isinstance(until, str) else until) if each)
     }
-    lengths = [left.pop(name, None) for name in LENGTHS]
+    lengths = [rest.pop(name, None) for name in LENGTHS]
     length = next((each for each in lengths if each is not None), None)
     if length is not None:
         options["max_new_tokens"] = int(length)
-    if left.pop("do_sample", False):
+    if rest.pop("do_sample", False):
         raise InvalidOptionError(
             "AdaFuse decoding is deterministic and cannot sample; got do_sample=True. Run the task "
             "with --gen_kwargs do_sample=False,temperature=0"
         )
-    left.pop("temperature", None)  # of sampling, which is off
-    if left:
+    rest.pop("temperature", None)  # a sampling option, and sampling is off
+    if rest:
         raise InvalidOptionError(
-            f"generation options that AdaFuse does not have: {', '.join(sorted(left))}. Allowed: "
+            f"AdaFuse does not have the generation options {', '.join(sorted(rest))}. Allowed: "
             f"until, do_sample=False, {', '.join(LENGTHS)}."
         )
     return options
 
 
-def _present(device: str | None) -> str | None:
+def _available(device: str | None) -> str | None:
     import torch
 
     if device is None or (device.startswith("cuda") and not torch.cuda.is_available()):
@@ -346,7 +353,7 @@ def _present(device: str | None) -> str | None:
 
 
 def _typed(name: str, value: Any) -> Any:
-    """Several values in one text, as the harness's ``--model_args`` have it."""
+    """Split values that ``--model_args`` of the harness passes as one text."""
     if not isinstance(value, str) or name not in ("use", "weights"):
         return value
     parts = value.split(";")
@@ -354,14 +361,17 @@ def _typed(name: str, value: Any) -> Any:
 
 
 def _begins(text: str, beginning: str) -> bool:
-    """Whether a text begins with another, leading whitespace aside where there is more."""
+    """Return whether a text begins with another one, apart from leading whitespace.
+
+    Whitespace counts if the other text has nothing else.
+    """
     if not beginning.strip():
         return text.startswith(beginning)
     return text.lstrip().startswith(beginning.lstrip())
 
 
-def _is_open(continuation: str, response: str) -> bool:
-    """Whether a response may still come to begin with a continuation."""
+def _is_possible(continuation: str, response: str) -> bool:
+    """Return whether more text could make a response begin with a continuation."""
     if not response.strip():
         return True
     return continuation.lstrip().startswith(response.lstrip()) and response != continuation

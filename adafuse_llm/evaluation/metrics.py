@@ -1,15 +1,15 @@
-"""How an answer is compared with the accepted ones. Scores are percentages.
+"""Metrics, which compare an answer with the accepted answers. Scores are percentages.
 
-    exact_match     equal after SQuAD's normalisation
-    f1              overlap of words after the same normalisation
-    verbatim        equal, character by character
-    number          the final numbers are equal
-    lenient_match   the paper's match: some of the words are enough
-    lenient_number  the paper's match of numbers: some of the digits are enough
-    spbleu, chrf    sacrebleu's, over the whole test set
+    exact_match     equality after SQuAD's normalization
+    f1              overlap of words after the same normalization
+    verbatim        equality character by character
+    number          equality of the final numbers
+    lenient_match   the paper's match, which accepts some of the words
+    lenient_number  the paper's match of numbers, which accepts some of the digits
+    spbleu, chrf    sacrebleu's metrics over the whole test set
 
-The two lenient ones are there for comparison with the paper's tables. They count "war" for "World
-War I" and 3 for 13, so nothing is concluded from them here.
+The two lenient metrics allow a comparison with the paper's tables. They accept "war" for "World War
+I" and 3 for 13, so this project draws no conclusions from them.
 """
 
 from __future__ import annotations
@@ -39,17 +39,18 @@ __all__ = [
 ]
 
 Statistics = tuple[float, ...]
-"""What a metric keeps of one answer. Of many answers it needs only the sums."""
+"""The numbers that a metric computes for one answer. The score of many answers depends only on
+their sums."""
 
 Sums = Sequence[float] | NDArray[np.float64]
 
 
 class Metric(Protocol):
-    """A score of many answers that follows from sums over them.
+    """A score of many answers that depends only on sums over the answers.
 
     Attributes:
-        name: as in `METRICS`.
-        binary: whether every answer is right or wrong.
+        name: the metric's name in `METRICS`.
+        binary: whether every answer is either right or wrong.
     """
 
     @property
@@ -59,11 +60,11 @@ class Metric(Protocol):
     def binary(self) -> bool: ...
 
     def statistics(self, prediction: str, accepted: Sequence[str]) -> Statistics:
-        """What counts of one answer; every answer has as many numbers."""
+        """Return the statistics of one answer; their number is the same for every answer."""
         ...
 
     def score(self, sums: Sums) -> float:
-        """The score in percent of answers whose statistics have these sums."""
+        """Return the score in percent of answers whose statistics have these sums."""
         ...
 
 
@@ -76,36 +77,40 @@ FUNCTION_WORDS = frozenset(
     "how if in is may might must of on or shall should so than that the then to was were what when "
     "where which while who whom whose why will with would".split()
 )
-"""Words that the lenient match does not look at."""
+"""Words that the lenient match ignores."""
 
 SLACK = 1
-"""Words by which answers of three words and more may differ in length for the lenient match."""
+"""Maximum difference in length, in words, of a lenient match of three words or more."""
 
 
 def normalize(text: str) -> str:
-    """SQuAD's normalisation: lower case, no ASCII punctuation, no articles, single spaces."""
+    """Apply SQuAD's normalization: lower case, no ASCII punctuation or articles, single spaces."""
     plain = text.lower().translate(_PUNCTUATION)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", plain).split())
 
 
 def _normal(text: str) -> str:
-    """The same; where nothing is left ("A", "---"), the text in lower case, so that it is not taken
-    for an empty answer.
+    """Normalize a text; if nothing is left ("A", "---"), return it in lower case instead.
+
+    Such a text must not count as an empty answer.
     """
     return normalize(text) or " ".join(text.lower().split())
 
 
 def exact_match(prediction: str, accepted: Iterable[str]) -> bool:
-    """Whether an answer equals an accepted one, both normalised. Where normalisation leaves nothing
-    of a text, as of "A" or "---", the text itself is compared.
+    """Return whether an answer equals an accepted one after normalization.
+
+    If normalization leaves nothing of a text, such as "A" or "---", the text itself is compared.
     """
-    found = _normal(prediction)
-    return any(found == _normal(each) for each in accepted)
+    normal = _normal(prediction)
+    return any(normal == _normal(each) for each in accepted)
 
 
 def f1(prediction: str, accepted: Iterable[str]) -> float:
-    """Harmonic mean of precision and recall of the words of an answer, both normalised as for
-    `exact_match`; the best over the accepted ones, from 0 to 1. Two empty answers agree.
+    """Return the harmonic mean of precision and recall of an answer's words, from 0 to 1.
+
+    Texts are normalized as for `exact_match`. The result is the highest value over the accepted
+    answers. Two empty texts have the value 1.
     """
     return max((_overlap(_normal(prediction), _normal(each)) for each in accepted), default=0.0)
 
@@ -118,22 +123,21 @@ def _overlap(left: str, right: str) -> float:
 
 
 def verbatim(prediction: str, accepted: Iterable[str]) -> bool:
-    """Whether an answer is an accepted one, character by character."""
+    """Return whether an answer equals an accepted one character by character."""
     return prediction in tuple(accepted)
 
 
 def lenient_match(prediction: str, accepted: Iterable[str]) -> bool:
-    """The paper's match: some of the words are enough.
+    """Return whether an answer matches an accepted one by the paper's rule.
 
-    Lower case, ASCII punctuation and `FUNCTION_WORDS` removed (unless that leaves nothing, as of
-    "The Who"), an answer is accepted if it is equal to an accepted one, or if every word of the
-    shorter of the two occurs in the longer, unless the shorter has three words or more and the
-    lengths differ by more than `SLACK`. So "war" counts for "World War I", and so does "the war of
-    the worlds".
+    Both texts are converted to lower case, without ASCII punctuation and `FUNCTION_WORDS` (unless
+    nothing is left, as of "The Who"). They match if they are equal, or if every word of the shorter
+    one occurs in the longer one. If the shorter one has three words or more, the lengths must also
+    differ by at most `SLACK`. For example, "war" matches "World War I" and "the war of the worlds".
 
-    The authors' scripts differ from each other (which words are dropped, a slack of 5 for SQuAD)
-    and take numbers in words for their digits and plurals for singulars in some; none of that is
-    done here.
+    The authors' scripts differ from each other in the words that they remove and in the slack (5
+    for SQuAD). Some also treat number words as digits and plurals as singulars. This function does
+    neither.
     """
     return any(_lenient(_content(prediction), _content(each)) for each in accepted)
 
@@ -160,20 +164,21 @@ _NUMBER = re.compile(
 
 
 def final_number(text: str) -> Decimal | None:
-    r"""The number that a solution ends with; None if there is none.
+    r"""Return the final number of a solution, or None if the text has no number.
 
-    Where the text announces it ("The answer is", ``####`` or ``\boxed{``; the last of them), it is
-    the first number after that, or after the last "=" in the same line. Otherwise, and where no
-    number follows, it is the last number of the text. Commas between thousands, a currency sign,
-    decimals and a minus belong to the number; fractions are not understood.
+    The text may announce the number with "The answer is", ``####`` or ``\boxed{``. After the last
+    announcement, the result is the first number after the last "=" in that line, or else the first
+    number in that line. Without an announcement, or if no number follows it, the result is the last
+    number of the text. A number may have commas between thousands, a currency sign, decimals and a
+    minus sign. Fractions are not supported.
     """
     text = text.replace("{,}", ",")
     announced = list(_ANNOUNCED.finditer(text))
     if announced:
         line = text[announced[-1].end() :].lstrip(" \t\n:*").partition("\n")[0]
-        found = _numbers(line.rpartition("=")[2]) or _numbers(line)
-        if found:
-            return found[0]
+        numbers = _numbers(line.rpartition("=")[2]) or _numbers(line)
+        if numbers:
+            return numbers[0]
     return next(reversed(_numbers(text)), None)
 
 
@@ -185,23 +190,25 @@ def _numbers(text: str) -> list[Decimal]:
 
 
 def number(prediction: str, accepted: Iterable[str]) -> bool:
-    """Whether the final numbers are equal (GSM8K)."""
-    found = final_number(prediction)
-    return found is not None and any(found == final_number(each) for each in accepted)
+    """Return whether the final number equals that of an accepted answer (GSM8K)."""
+    value = final_number(prediction)
+    return value is not None and any(value == final_number(each) for each in accepted)
 
 
 def lenient_number(prediction: str, accepted: Iterable[str]) -> bool:
-    """The paper's match of numbers: with two decimals and without sign, the digits of one are part
-    of the other's, so that 3 counts for 13.
+    """Return whether an answer matches an accepted one by the paper's rule for numbers.
+
+    The final numbers are written with two decimals and without a sign. They match if one is part of
+    the other, so 3 matches 13.
     """
-    found = _digits(prediction)
+    digits = _digits(prediction)
     others = [_digits(each) for each in accepted]
-    return bool(found) and any(each and (found in each or each in found) for each in others)
+    return bool(digits) and any(each and (digits in each or each in digits) for each in others)
 
 
 def _digits(text: str) -> str:
-    found = final_number(text)
-    return "" if found is None else f"{abs(found):.2f}"
+    value = final_number(text)
+    return "" if value is None else f"{abs(value):.2f}"
 
 
 # Many answers ---------------------------------------------------------------------------------
@@ -209,37 +216,49 @@ def _digits(text: str) -> str:
 
 @dataclass(frozen=True)
 class MeanMetric:
-    """The mean over all answers."""
+    """A metric that is the mean of a value over all answers.
+
+    Attributes:
+        name: the metric's name in `METRICS`.
+        value: a function of an answer and its accepted answers.
+        binary: whether every answer is either right or wrong.
+    """
 
     name: str
     value: Callable[[str, Sequence[str]], float]
     binary: bool = True
 
     def statistics(self, prediction: str, accepted: Sequence[str]) -> Statistics:
-        """The value, and 1."""
+        """Return the value, and 1 for the number of answers."""
         return float(self.value(prediction, accepted)), 1.0
 
     def score(self, sums: Sums) -> float:
-        """Mean in percent."""
+        """Return the mean in percent."""
         return float(100.0 * sums[0] / sums[1])
 
 
 @dataclass(frozen=True)
 class CorpusMetric:
-    """A metric of sacrebleu: n-gram counts, summed over the test set."""
+    """A metric of sacrebleu, computed from n-gram counts summed over the test set.
+
+    Attributes:
+        name: the metric's name in `METRICS`.
+        scorer: the metric object of sacrebleu.
+        binary: whether every answer is either right or wrong.
+    """
 
     name: str
     scorer: Any
     binary: bool = False
 
     def statistics(self, prediction: str, accepted: Sequence[str]) -> Statistics:
-        """The counts; each accepted answer is a reference."""
+        """Return the n-gram counts; each accepted answer is a reference."""
         references = [[each] for each in accepted]
         (counts,) = self.scorer._extract_corpus_statistics([prediction], references)
         return tuple(map(float, counts))
 
     def score(self, sums: Sums) -> float:
-        """What sacrebleu's ``corpus_score`` is."""
+        """Return the score that sacrebleu's ``corpus_score`` computes."""
         return float(self.scorer._compute_score_from_stats([int(each) for each in sums]).score)
 
 
@@ -251,20 +270,20 @@ def _spbleu() -> Metric:
     metrics = _sacrebleu()
     try:
         return CorpusMetric("spbleu", metrics.BLEU(tokenize=SPBLEU_TOKENIZER, force=True))
-    except (Exception, SystemExit) as error:  # sacrebleu exits where a certificate is wrong
+    except (Exception, SystemExit) as error:  # sacrebleu exits if a certificate is invalid
         from sacrebleu.tokenizers import tokenizer_spm
         from sacrebleu.utils import SACREBLEU_DIR
 
         url = tokenizer_spm.SPM_MODELS[SPBLEU_TOKENIZER]["url"]
         raise MissingDependencyError(
-            "spBLEU cuts text with a SentencePiece file that sacrebleu fetches when it is first "
-            f"needed, and it could not be had ({type(error).__name__}: {error}). Put {url} into "
-            f"{SACREBLEU_DIR}/models/, or leave it out with --metric chrf."
+            "spBLEU tokenizes text with a SentencePiece file that sacrebleu downloads when it is "
+            f"first needed, and the download failed ({type(error).__name__}: {error}). Put {url} "
+            f"into {SACREBLEU_DIR}/models/, or avoid spBLEU with --metric chrf."
         ) from error
 
 
 SPBLEU_TOKENIZER = "flores101"
-"""sacrebleu's name for the tokenizer of spBLEU; the paper's "spm" is the same."""
+"""sacrebleu's name for the tokenizer of spBLEU, which the paper calls "spm"."""
 
 
 def _sacrebleu() -> Any:
@@ -290,11 +309,11 @@ METRICS: Mapping[str, Callable[[], Metric]] = {
 
 
 def load_metric(name: str) -> Metric:
-    """A metric by its name.
+    """Return the metric with the given name.
 
     Raises:
-        InvalidInputError: there is none of that name.
-        MissingDependencyError: it needs a package or a file that is not there.
+        InvalidInputError: the name is unknown.
+        MissingDependencyError: the metric needs a package or a file that is missing.
     """
     if name not in METRICS:
         raise InvalidInputError(

@@ -1,8 +1,8 @@
-"""Questions to an engine, many at a time, and what the recorded answers say.
+"""Answer questions with an engine, many at a time, and summarize the recorded answers.
 
-answer_all   records, in the order of the questions
-Evaluation   scores with intervals, and what an answer cost
-compared     two systems' records, question by question
+answer_all   returns records in the order of the questions
+Evaluation   has scores with intervals, and the cost of an answer
+compared     compares the records of two systems question by question
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 AHEAD = 2
-"""Questions under way or done for every one that may run: an answer that takes long does not leave
-places empty, and an interruption loses few answers that came before it.
+"""Questions per worker that are submitted before the oldest result is awaited. More than one keeps
+all workers busy during a slow answer. A small number loses few answers in an interruption.
 """
 
 
 @dataclass(frozen=True)
 class System:
-    """Who answers: an engine's members, under some options.
+    """A system to evaluate: an engine with options.
 
     Attributes:
-        name: shown.
-        options: of `AdaFuseConfig`, over those of the engine.
+        name: the name to display.
+        options: options of `AdaFuseConfig` that override those of the engine.
     """
 
     name: str = "ensemble"
@@ -64,28 +64,28 @@ class System:
 
     @classmethod
     def alone(cls, member: str) -> System:
-        """One member, of the engine that `singly` makes."""
+        """Return a system of one member, for use with the engine that `singly` returns."""
         return cls(f"{member} alone", {"use": (member,)})
 
 
 class Record(BaseModel):
-    """One question, answered.
+    """The record of one answered question.
 
     Attributes:
         line: number of the question.
-        question: its text.
-        group: what it belongs to, if anything.
-        pred: what was written, without surrounding whitespace.
-        answer: the answer read off it.
+        question: text of the question.
+        group: name of the question's group, if the task has groups.
+        pred: the response without surrounding whitespace.
+        answer: the answer that the task reads from the response.
         label: the accepted answers.
-        metrics: score in percent by metric; of spBLEU and chrF, that of the sentence.
-        finish_reason: why the response ended; "error" if it failed.
-        error: what failed; the answer then counts as wrong.
-        seconds: the answer's share of the run: wall-clock seconds since the record before it.
-            Requests run at the same time, so these add up to the time that the run took.
-        latency: wall-clock seconds from the request to its end.
-        usage: passes and tokens by member; None if it failed.
-        rounds: where they were asked for.
+        metrics: score in percent by metric; for spBLEU and chrF, the score of this sentence.
+        finish_reason: why the response ended; "error" if the request failed.
+        error: type and message of the error if the request failed; the answer then counts as wrong.
+        seconds: wall-clock seconds since the previous record. Requests run at the same time, so
+            the sum over records is the duration of the run.
+        latency: wall-clock seconds from the start of the request to its end.
+        usage: forward passes and tokens by member; None if the request failed.
+        rounds: the rounds as JSON data, if requested.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -106,16 +106,19 @@ class Record(BaseModel):
 
     @property
     def is_lost(self) -> bool:
-        """Whether it failed of the run and not of the question: a run that goes on asks again."""
+        """Whether it failed due to the run, not the question; a resumed run answers it again."""
         return is_lost(self.error)
 
     def statistics(self, metric: Metric) -> Statistics:
-        """What a metric makes of the answer."""
+        """Return a metric's statistics of the answer."""
         return metric.statistics(self.answer, self.label)
 
 
 def singly(engine: AdaFuseEngine) -> AdaFuseEngine:
-    """The same loaded members, to answer each by itself: greedily, under the same limits."""
+    """Return an engine with the same loaded members, of which one at a time answers greedily.
+
+    Stop sequences and `max_new_tokens` are those of the given engine.
+    """
     limits = AdaFuseConfig(stop=engine.config.stop, max_new_tokens=engine.config.max_new_tokens)
     return AdaFuseEngine(engine.backends, limits, strategy="single", runtime=engine.runtime)
 
@@ -133,27 +136,27 @@ def answer_all(
     rounds: bool = False,
     cancel: threading.Event | None = None,
 ) -> Iterator[Record]:
-    """Records in the order of the questions, as they come.
+    """Answer questions, and yield a record for each in the order of the questions.
 
-    As many requests run at the same time as the engine's `RuntimeConfig.max_requests`. A question
-    that fails gives a record with the error and does not stop the others. What members have kept of
-    earlier prompts is dropped first: no system profits from what another one has read.
+    `RuntimeConfig.max_requests` of the engine sets how many requests run at the same time. If a
+    question fails, its record has the error, and the others continue. The members' prefix caches
+    are cleared first, so that no system benefits from prompts that an earlier system has read.
 
     Args:
-        engine: who answers. Its options are taken as they are, the task's are not added.
-        task: how questions are put and answers read.
-        questions: of the task.
-        metrics: what is noted in every record.
-        system: which of the engine's members answer, and how.
-        header: comes before every question.
-        form: how a question is put; None for the task's.
+        engine: the engine that answers. Its options are used without the task's options.
+        task: the task, which defines prompts and reads answers from responses.
+        questions: questions of the task.
+        metrics: metrics to compute for every record.
+        system: options of the system, such as its members; None for those of the engine.
+        header: text before every question.
+        form: template of a question; None for the task's template.
         chat: whether the prompt is sent as a message.
-        rounds: whether records carry their rounds.
-        cancel: set it from anywhere to end with the records that are whole.
+        rounds: whether records include their rounds.
+        cancel: an event that any thread can set to stop; only complete records are yielded.
     """
     options = dict(system.options) if system is not None else {}
     cancel = cancel or threading.Event()
-    engine.config.override(options)  # wrong options are the caller's error, not every question's
+    engine.config.override(options)  # raise an error for wrong options here, not per question
 
     def ask(question: Question) -> tuple[Question, Generation | Exception, float]:
         request = task.request(question, header, form or task.form, chat=chat)
@@ -173,14 +176,14 @@ def answer_all(
             times = {"seconds": round(now - before, 4), "latency": round(latency, 4)}
             before = now
             yield _record(task, question, outcome, metrics, rounds).model_copy(update=times)
-    except BaseException:  # nobody waits for what is under way
+    except BaseException:  # end the running requests, whose results are not needed any more
         cancel.set()
         raise
 
 
 @runtime_checkable
 class _KeepsPrompts(Protocol):
-    """A backend with key/value rows of earlier prompts."""
+    """A backend that keeps the key/value cache of earlier prompts."""
 
     def clear_prefix_cache(self) -> None: ...
 
@@ -192,7 +195,7 @@ def respond(
     cancel: threading.Event | None = None,
     **options: Any,
 ) -> Generation | Exception:
-    """The response to one request; or what was wrong with it, which must not stop others."""
+    """Return the response to a request, or its error, which must not stop other requests."""
     try:
         return engine.generate(**request, cancel=cancel, **options)
     except Exception as error:
@@ -202,7 +205,7 @@ def respond(
 def in_order(
     function: Callable[[Item], Result], items: Iterable[Item], workers: int
 ) -> Iterator[Result]:
-    """Results in the order of the items, of which `workers` are worked on at the same time."""
+    """Call a function for every item in `workers` threads; yield the results in order."""
     waiting: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(workers, thread_name_prefix="adafuse eval") as pool:
         try:
@@ -224,52 +227,53 @@ def _record(
     metrics: Sequence[Metric],
     rounds: bool,
 ) -> Record:
-    known: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "line": question.number,
         "question": question.text,
         "group": question.group,
         "label": question.accepted,
     }
     if isinstance(outcome, Exception):
-        known |= {
+        fields |= {
             "finish_reason": "error",
             "error": " ".join(f"{type(outcome).__name__}: {outcome}".split()),
         }
     else:
-        known |= {
+        fields |= {
             "pred": outcome.text.strip(),
             "answer": task.read(outcome.text),
             "finish_reason": outcome.finish_reason,
             "usage": outcome.usage,
         }
         if rounds:
-            known["rounds"] = [each.model_dump(mode="json") for each in outcome.rounds]
-    answer = known.get("answer", "")
+            fields["rounds"] = [each.model_dump(mode="json") for each in outcome.rounds]
+    answer = fields.get("answer", "")
     scores = {
         metric.name: round(metric.score(metric.statistics(answer, question.accepted)), 4)
         for metric in metrics
     }
-    return Record(**known, metrics=scores)
+    return Record(**fields, metrics=scores)
 
 
-# What the records say -------------------------------------------------------------------------
+# Summaries of records -------------------------------------------------------------------------
 
 
 class Evaluation(BaseModel):
-    """A system's answers in figures. JSON-safe.
+    """A summary of a system's answers. JSON-safe.
 
     Attributes:
-        task, system: whose.
-        answers: questions asked.
-        failed: of these, how many have an error; they count as wrong.
-        lost: of these, how many failed of the run and not of the question, such as for want of
-            memory. Nothing can be said of a system's score before they are answered.
-        scores: by metric, the main one first.
-        groups: the main metric by group, where the task has groups.
-        finish_reasons: answers by the reason why they ended.
+        task: name of the task.
+        system: name of the system.
+        answers: number of questions.
+        failed: number of answers with an error; they count as wrong.
+        lost: number of answers that failed due to the run and not the question, such as lack of
+            memory. Before these are answered again, the score allows no conclusion.
+        scores: score by metric, starting with the main metric.
+        groups: score of the main metric by group, if the task has groups.
+        finish_reasons: number of answers by finish reason.
         seconds: wall-clock seconds of the run per answer.
-        latency: mean wall-clock seconds from a request to its end.
-        tokens_processed, forward_passes, cached_tokens: per answer, by member.
+        latency: mean wall-clock seconds from the start of a request to its end.
+        tokens_processed, forward_passes, cached_tokens: means per answer, by member.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -290,30 +294,30 @@ class Evaluation(BaseModel):
 
     @property
     def tokens(self) -> float:
-        """As `tokens` counts them, per answer."""
+        """Tokens per answer over all members, counted like the function `tokens`."""
         return sum(self.tokens_processed.values()) + sum(self.cached_tokens.values())
 
     @classmethod
     def of(
         cls, records: Sequence[Record], metrics: Sequence[Metric], *, task: str, system: str
     ) -> Evaluation:
-        """Summarise the records of one system.
+        """Summarize the records of one system.
 
         Raises:
-            InvalidInputError: there are none.
+            InvalidInputError: `records` is empty.
         """
         scores = {each.name: interval(each, _statistics(records, each)) for each in metrics}
         groups: dict[str, list[Record]] = {}
         for record in records:
             if record.group is not None:
                 groups.setdefault(record.group, []).append(record)
-        answered = [record.usage for record in records if record.usage is not None]
+        usages = [record.usage for record in records if record.usage is not None]
 
         def by_member(name: str) -> dict[str, float]:
             sums: Counter[str] = Counter()
-            for usage in answered:
+            for usage in usages:
                 sums.update(getattr(usage, name))
-            return {member: total / len(answered) for member, total in sums.items()}
+            return {member: total / len(usages) for member, total in sums.items()}
 
         return cls(
             task=task,
@@ -323,8 +327,8 @@ class Evaluation(BaseModel):
             lost=lost(records),
             scores=scores,
             groups={
-                name: interval(metrics[0], _statistics(own, metrics[0]))
-                for name, own in groups.items()
+                name: interval(metrics[0], _statistics(group, metrics[0]))
+                for name, group in groups.items()
             },
             finish_reasons=Counter(record.finish_reason for record in records),
             seconds=fmean(record.seconds for record in records),
@@ -338,59 +342,66 @@ class Evaluation(BaseModel):
 def compared(
     ours: Sequence[Record], theirs: Sequence[Record], metrics: Sequence[Metric]
 ) -> list[Comparison]:
-    """Two systems on the questions that both have been asked, by every metric.
+    """Compare two systems by every metric on the questions that both have answered.
 
     Raises:
-        InvalidInputError: they have no question in common, or disagree on what one is.
+        InvalidInputError: the systems have no question in common, or a line is not the same
+            question in both.
     """
-    others = {record.line: record for record in theirs}
-    pairs = [(each, others[each.line]) for each in ours if each.line in others]
+    by_line = {record.line: record for record in theirs}
+    pairs = [(record, by_line[record.line]) for record in ours if record.line in by_line]
     if not pairs:
         raise InvalidInputError("the two results have no question in common")
     for left, right in pairs:
         if (left.question, left.label) != (right.question, right.label):
             raise InvalidInputError(
-                f"the two results are of different test sets: line {left.line} is "
+                f"the two results come from different test sets: line {left.line} is "
                 f"{left.question!r} in one and {right.question!r} in the other"
             )
-    mine, other = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    lefts, rights = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     return [
-        compare(metric, _statistics(mine, metric), _statistics(other, metric)) for metric in metrics
+        compare(metric, _statistics(lefts, metric), _statistics(rights, metric))
+        for metric in metrics
     ]
 
 
 def read_records(path: Path) -> list[Record]:
-    """The records of a file of results; a last line that was cut off is left out.
+    """Return the records of a results file; an incomplete last line is ignored.
 
     Raises:
-        InvalidInputError: it is not such a file, or holds none.
+        InvalidInputError: the file is not a results file, or has no records.
     """
     return read_json_lines(path, Record, "adafuse eval")
 
 
 def tokens(usage: Usage) -> int:
-    """What an answer takes, all members together: the tokens that were processed, and those of a
-    prompt that were kept of an earlier request, as if they had not been. So a system that comes
-    later is no cheaper for it.
+    """Return the number of tokens that an answer needs, summed over members.
+
+    It includes prompt tokens from the prefix cache, as if they had been processed. A system that
+    runs later is therefore not counted as cheaper.
     """
     return sum(usage.tokens_processed.values()) + sum(usage.cached_tokens.values())
 
 
 def lost(records: Iterable[Record]) -> int:
-    """How many failed of the run and not of the question; no claim may rest on them."""
+    """Return how many records failed due to the run and not the question.
+
+    These records allow no conclusion about a system.
+    """
     return sum(record.is_lost for record in records)
 
 
 def unanswered(questions: Sequence[Question], done: Iterable[Record]) -> list[Question]:
-    """The questions that a run which goes on has to ask: the new ones, and those that failed of
-    the run.
+    """Return the questions that a resumed run must answer.
+
+    They are the new questions, and those that failed due to the earlier run.
     """
     answered = {record.line for record in done if not record.is_lost}
     return [question for question in questions if question.number not in answered]
 
 
 def merged(done: Iterable[Record], new: Iterable[Record]) -> list[Record]:
-    """Records in the order of their lines, new ones in place of those of the same question."""
+    """Merge records in the order of their lines; new records replace those of the same line."""
     by_line = {record.line: record for record in (*done, *new)}
     return [by_line[line] for line in sorted(by_line)]
 

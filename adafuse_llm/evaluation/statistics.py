@@ -1,9 +1,9 @@
-"""Intervals and paired tests over recorded answers: seeded, so that they can be printed again.
+"""Intervals and paired tests over recorded answers. A seed makes the results reproducible.
 
-`interval` is the percentile bootstrap over questions. `compare` sets two systems side by side on
-the same questions: the difference with a paired bootstrap interval, and a two-sided p-value, of
-McNemar's exact test where every answer is right or wrong, otherwise of approximate randomisation
-(the two answers to a question change places at random).
+`interval` is a percentile bootstrap over questions. `compare` compares two systems on the same
+questions. It computes the difference with a paired bootstrap interval, and a two-sided p-value. The
+p-value comes from McNemar's exact test if every answer is either right or wrong. Otherwise it comes
+from approximate randomization, which swaps the two answers to a question at random.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Comparison", "Score", "compare", "holm", "interval", "mcnemar"]
 
 LEVEL = 0.95
 SIGNIFICANT = 0.05
-"""A difference is shown where the p-value is below."""
+"""The significance level: a difference is significant if its p-value is below this."""
 
 SAMPLES = 2000
 SEED = 1
@@ -36,7 +36,7 @@ class Score(BaseModel):
 
     Attributes:
         value: the score of all answers.
-        low, high: bounds of the 95 % bootstrap interval.
+        low, high: bounds of the 95 % bootstrap interval of the score.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -46,21 +46,23 @@ class Score(BaseModel):
     high: float
 
     def shown(self, sign: str = "") -> str:
-        """As in ``81.7 [78.0, 85.1]``; with sign ``+``, as a difference."""
+        """Format the score like ``81.7 [78.0, 85.1]``; with sign ``+``, as a difference."""
         return f"{self.value:{sign}.1f} [{self.low:{sign}.1f}, {self.high:{sign}.1f}]"
 
 
 class Comparison(BaseModel):
-    """Two systems on the same questions. Scores in percent, the difference in points.
+    """A comparison of two systems on the same questions.
+
+    Scores are in percent, and their difference is in percentage points.
 
     Attributes:
-        metric: what is compared.
-        questions: how many both have answered.
-        ours, theirs: the scores.
-        difference: ours less theirs, with the bounds of its 95 % paired bootstrap interval.
-        p_value: two-sided: how often a difference this large would come about if the systems were
-            equally good.
-        test: what gave the p-value.
+        metric: name of the metric.
+        questions: number of questions that both systems answered.
+        ours, theirs: the scores of the two systems.
+        difference: ours minus theirs, with its 95 % paired bootstrap interval.
+        p_value: two-sided p-value: the probability of a difference at least this large if both
+            systems were equally good.
+        test: name of the test that gave the p-value.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -75,33 +77,33 @@ class Comparison(BaseModel):
 
     @property
     def verdict(self) -> Literal["above", "not shown", "below"]:
-        """What is shown of ours, at p < `SIGNIFICANT`."""
+        """Whether our score is significantly above or below theirs, at p < `SIGNIFICANT`."""
         if self.p_value >= SIGNIFICANT:
             return "not shown"
         return "above" if self.difference.value > 0 else "below"
 
     @property
     def chance(self) -> str:
-        """The p-value, as in ``p = 0.012``."""
+        """The p-value as text, such as ``p = 0.012``."""
         shown = p_value(self.p_value)
         return f"p {shown}" if shown.startswith("<") else f"p = {shown}"
 
 
 def p_value(value: float) -> str:
-    """Three digits, or that it is smaller."""
+    """Format a p-value with three decimals, or as ``< 0.001`` if it is smaller."""
     return f"{value:.3f}" if value >= 0.0005 else "< 0.001"
 
 
 def interval(
     metric: Metric, answers: Sequence[Statistics], *, samples: int = SAMPLES, seed: int = SEED
 ) -> Score:
-    """The score of answers, with an interval.
+    """Return the score of answers with its bootstrap interval.
 
     Args:
-        metric: what scores them.
+        metric: the metric of the score.
         answers: statistics of every answer, at least one.
-        samples: how often questions are drawn anew, with replacement.
-        seed: of the draws.
+        samples: number of bootstrap samples of the questions, drawn with replacement.
+        seed: seed of the random draws.
     """
     table = _table(answers)
     drawn = [metric.score(sums) for sums in _resampled(table, samples, seed)]
@@ -116,21 +118,22 @@ def compare(
     samples: int = SAMPLES,
     seed: int = SEED,
 ) -> Comparison:
-    """Two systems on the same questions.
+    """Compare two systems on the same questions.
 
     Args:
-        metric: what scores them.
+        metric: the metric of the scores.
         ours: statistics of one system's answers.
-        theirs: those of the other's, in the same order.
-        samples: draws of the bootstrap, and of the randomisation.
-        seed: of the draws.
+        theirs: statistics of the other system's answers, in the same order.
+        samples: number of samples of the bootstrap, and of the randomization.
+        seed: seed of the random draws.
 
     Raises:
-        InvalidInputError: they are not as many, or none.
+        InvalidInputError: the systems have different numbers of answers, or none.
     """
     if len(ours) != len(theirs):
         raise InvalidInputError(
-            f"a paired test needs two answers to every question; got {len(ours)} and {len(theirs)}"
+            "a paired test needs two answers to every question; the systems have "
+            f"{len(ours)} and {len(theirs)} answers"
         )
     left, right = _table(ours), _table(theirs)
     width = left.shape[1]
@@ -142,7 +145,8 @@ def compare(
     if metric.binary:
         p_value, test = mcnemar(left[:, 0] > 0, right[:, 0] > 0), "McNemar's exact test"
     else:
-        p_value, test = _randomised(metric, left, right, samples, seed), "approximate randomisation"
+        p_value = _randomization(metric, left, right, samples, seed)
+        test = "approximate randomization"
     return Comparison(
         metric=metric.name,
         questions=len(left),
@@ -157,8 +161,11 @@ def compare(
 def mcnemar(
     ours: Sequence[bool] | NDArray[np.bool_], theirs: Sequence[bool] | NDArray[np.bool_]
 ) -> float:
-    """Two-sided p-value of McNemar's exact test: of the questions that only one system answers
-    right, each is as likely to be either's (binomial, doubled, 1 at most).
+    """Return the two-sided p-value of McNemar's exact test.
+
+    The test uses the questions that only one system answers right. If the systems are equally good,
+    each of these is equally likely to be right for either system. The p-value is the smaller tail
+    of this binomial distribution, doubled, but at most 1.
     """
     pairs = list(zip(ours, theirs, strict=True))
     only_ours = sum(1 for left, right in pairs if left and not right)
@@ -168,24 +175,26 @@ def mcnemar(
     return float(min(1.0, 2 * tail / 2**total))
 
 
-def _randomised(metric: Metric, left: Table, right: Table, samples: int, seed: int) -> float:
-    """How often a difference at least as large comes about when every pair changes places with
-    probability one half; the difference that was seen counts as one of the draws.
+def _randomization(metric: Metric, left: Table, right: Table, samples: int, seed: int) -> float:
+    """Return the p-value of approximate randomization.
+
+    Every sample swaps each pair of answers with probability one half. The p-value is the share of
+    samples with at least the observed difference; the observation itself counts as one sample.
     """
     both = left.sum(axis=0) + right.sum(axis=0)
-    seen = abs(metric.score(left.sum(axis=0)) - metric.score(right.sum(axis=0)))
+    observed = abs(metric.score(left.sum(axis=0)) - metric.score(right.sum(axis=0)))
     rng = np.random.default_rng(seed)
-    moved = right - left
+    change = right - left
     as_large = 0
     for _ in range(samples):
-        sums = left.sum(axis=0) + moved[rng.random(len(left)) < 0.5].sum(axis=0)
+        sums = left.sum(axis=0) + change[rng.random(len(left)) < 0.5].sum(axis=0)
         difference = abs(metric.score(sums) - metric.score(both - sums))
-        as_large += difference >= seen - 1e-9
+        as_large += difference >= observed - 1e-9
     return (as_large + 1) / (samples + 1)
 
 
 def _resampled(table: Table, samples: int, seed: int) -> Iterator[NDArray[np.float64]]:
-    """Sums of the rows of as many draws with replacement."""
+    """Yield the sums of the rows of each bootstrap sample, drawn with replacement."""
     rng = np.random.default_rng(seed)
     rows = len(table)
     for _ in range(samples):
@@ -205,13 +214,15 @@ def _with_bounds(value: float, drawn: Sequence[float]) -> Score:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """The p-values of several tests, adjusted by Holm's method: the chance that any of those found
-    below a level is there by chance is at most that level.
+    """Adjust the p-values of several tests by Holm's method.
+
+    The probability that any true null hypothesis has an adjusted p-value below a level is at most
+    that level.
     """
-    order = sorted(range(len(p_values)), key=lambda at: p_values[at])
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
     adjusted = [0.0] * len(p_values)
     highest = 0.0
-    for rank, at in enumerate(order):
-        highest = max(highest, min(1.0, p_values[at] * (len(order) - rank)))
-        adjusted[at] = highest
+    for rank, index in enumerate(order):
+        highest = max(highest, min(1.0, p_values[index] * (len(order) - rank)))
+        adjusted[index] = highest
     return adjusted

@@ -1,9 +1,9 @@
-"""Which members, and with which options? A search on some questions, tested on others.
+"""Search for the best members and options on some questions, and test them on others.
 
-The labelled questions are divided at random. On the *search* part every member answers alone, and
-an optimiser (optuna's TPE) tries settings of the ensemble; the best is kept. On the *held-out*
-part, which the search never sees, that setting is compared with the best single member, which was
-chosen on the search part, too. Only this comparison says whether fusing pays.
+The labeled questions are divided at random. On the *search* part, every member answers alone, and
+an optimizer (optuna's TPE) tries settings of the ensemble. The search selects the best setting and
+the best single member. On the *held-out* part, which the search never sees, these two are compared.
+Only this comparison shows whether fusing pays.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ if TYPE_CHECKING:
 __all__ = ["Trial", "Tuning", "tune"]
 
 FEWEST: Final = 10
-"""Questions that each part needs at least."""
+"""Minimum number of questions in each part."""
 
 THRESHOLDS: Final = (0.1, 0.3, 0.5, 0.7, 0.9)
 WORDS: Final = (1, 2, 3, 4)
 BRANCHES: Final = (1, 2, 3, 4, 5)
 WEIGHTS: Final = (0.25, 0.5, 1.0)
-"""What is tried of each option."""
+"""Values that the search tries for each option."""
 
 SEARCHED: Final = ("margin_threshold", "max_words", "branching_factor", "weights")
-"""Options that are searched, besides which members decode, unless they are fixed."""
+"""Options that are searched unless they are fixed. The members that decode are always searched."""
 
 
 class Trial(BaseModel):
-    """A setting and how it did on the search part.
+    """A setting and its result on the search part.
 
     Attributes:
-        options: of `AdaFuseConfig`; what is left out has its default.
-        score: in percent.
-        tokens: per answer, all members together, as `runner.tokens` counts them.
-        failed: answers that have an error; they count as wrong.
-        known: whether the setting had been decoded before; it then cost nothing.
+        options: options of `AdaFuseConfig`; others have their defaults.
+        score: score in percent.
+        tokens: tokens per answer over all members, counted by `runner.tokens`.
+        failed: number of answers with an error; they count as wrong.
+        known: whether the setting had been decoded before, so that it was not decoded again.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -78,17 +78,19 @@ class Trial(BaseModel):
 
 
 class Tuning(BaseModel):
-    """What a search has found. JSON-safe.
+    """The result of a search. JSON-safe.
 
     Attributes:
-        task, metric, seed: of the search.
+        task, metric, seed: task, metric and seed of the search.
         searched, held_out: numbers of questions in the two parts.
-        alone: members by themselves, on the search part.
+        alone: results of single members on the search part, by name.
         trials: settings of the ensemble, in the order in which they were tried.
-        best_member: of those on the search part; the cheaper one of equals.
-        ensemble: the options that were chosen for the ensemble.
-        tested: ensemble and best member on the held-out part; None if that was not reached.
-        comparison: of the two there, question by question; None if that was not reached.
+        best_member: name of the best single member on the search part. Of members with the same
+            score, it is the one that processed fewer tokens.
+        ensemble: the options that the search selected for the ensemble.
+        tested: results of the ensemble and the best member on the held-out part; None if the run
+            was interrupted before.
+        comparison: paired comparison of these two results; None if the run was interrupted before.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -107,19 +109,21 @@ class Tuning(BaseModel):
 
     @property
     def pays(self) -> bool:
-        """Whether the ensemble is above the best member on held-out questions, at p < 0.05."""
-        found = self.comparison
-        return found is not None and found.verdict == "above" and not self.lost
+        """Whether the ensemble beats the best member on held-out questions, at p < 0.05."""
+        comparison = self.comparison
+        return comparison is not None and comparison.verdict == "above" and not self.lost
 
     @property
     def lost(self) -> int:
-        """Answers to held-out questions that failed of the run; with one, nothing is shown."""
-        return sum(each.lost for each in (self.tested or {}).values())
+        """Number of held-out answers that failed due to the run; if any, no conclusion is valid."""
+        return sum(evaluation.lost for evaluation in (self.tested or {}).values())
 
     @property
     def options(self) -> dict[str, Any]:
-        """What to decode with: the ensemble if it pays, else the best member alone. Before the
-        held-out questions were reached, whichever was better in the search.
+        """The recommended options: those of the ensemble if it pays, or else of the best member.
+
+        If the run was interrupted before the held-out questions, they are the better ones on the
+        search part.
         """
         if self.comparison is None:
             ahead = cheapest(self.trials).score > self.alone[self.best_member].score
@@ -128,33 +132,35 @@ class Tuning(BaseModel):
 
     @property
     def single(self) -> dict[str, Any]:
-        """The best member alone, greedily."""
+        """The options with which the best member answers alone and greedily."""
         return {"use": [self.best_member], "branching_factor": 1}
 
     @property
     def verdict(self) -> str:
-        """What the held-out questions show, in a sentence."""
-        found = self.comparison
-        if found is None:
+        """The conclusion from the held-out questions, as a sentence."""
+        comparison = self.comparison
+        if comparison is None:
             return (
-                "Interrupted before the held-out questions: nothing is shown about the ensemble "
-                f"against {self.best_member} alone."
+                "The run was interrupted before the held-out questions, so it does not show "
+                f"whether the ensemble beats {self.best_member} alone."
             )
         if self.lost:
             return (
-                f"{count(self.lost, 'answer')} to held-out questions failed, so nothing is shown "
-                f"about the ensemble against {self.best_member} alone. The same command asks again."
+                f"{count(self.lost, 'answer')} to held-out questions failed, so the run does not "
+                f"show whether the ensemble beats {self.best_member} alone. Run the same command "
+                "again to answer them."
             )
         figures = (
-            f"({found.ours:.1f} against {found.theirs:.1f} % {found.metric} on {found.questions} "
-            f"held-out questions, difference {found.difference.shown('+')}, {found.chance})"
+            f"({comparison.ours:.1f} against {comparison.theirs:.1f} % {comparison.metric} on "
+            f"{comparison.questions} held-out questions, difference "
+            f"{comparison.difference.shown('+')}, {comparison.chance})"
         )
         if self.pays:
             return f"The ensemble beats its best member, {self.best_member} {figures}."
-        if found.difference.value > 0:
+        if comparison.difference.value > 0:
             return (
-                f"The ensemble is not shown to beat its best member, {self.best_member} {figures}. "
-                "More questions may tell."
+                "The ensemble does not significantly beat its best member, "
+                f"{self.best_member} {figures}. More questions may show a difference."
             )
         return f"The ensemble does NOT beat its best member, {self.best_member} {figures}."
 
@@ -186,31 +192,33 @@ def tune(
     """Search for the members and options that answer best, and test them on held-out questions.
 
     Args:
-        engine: all members that may take part, at least two, with strategy ``"adafuse"``. Of its
-            options, those that are searched are not looked at; say them as `fixed` to keep them.
-        task: how questions are put and answers read.
-        questions: labelled; at least `FEWEST` for each part.
-        metric: what is maximised; default: the task's main one.
-        trials: settings of the ensemble that are tried. One that comes up again is not decoded
-            again, nor is one that differs from it in name only.
-        seed: of the division and of the search.
+        engine: an engine with strategy ``"adafuse"`` and at least two members. Its options that are
+            searched have no effect; to keep an option, pass it as `fixed`.
+        task: the task, which defines prompts and reads answers from responses.
+        questions: labeled questions, at least `FEWEST` for each part.
+        metric: the metric to maximize; None for the task's main metric.
+        trials: number of ensemble settings to try. A setting that decodes like an earlier one
+            counts as a trial, but is not decoded again.
+        seed: seed of the division and of the search.
         held_out: share of the questions that the search does not see.
-        within: points below the best score in which the setting that processes the fewest tokens
-            is taken; 0 to take the best, and of equals the cheapest.
-        fixed: options of `AdaFuseConfig` that are kept; ``members`` are those that may take part.
-        header: comes before every question.
-        form: how a question is put; None for the task's.
+        within: maximum distance from the best score, in percentage points. Of the settings within
+            it, the one that processes the fewest tokens is selected. With 0, the best setting is
+            selected, and the cheapest one if several are equally good.
+        fixed: options of `AdaFuseConfig` that are not searched. ``use`` names the members that may
+            take part.
+        header: text before every question.
+        form: template of a question; None for the task's template.
         chat: whether the prompt is sent as a message.
-        known: what `log` was told in an earlier call; it is not decoded again, except for answers
-            that failed of the run.
-        log: told the answers of every setting that was decoded, as JSON-safe data.
-        cancel: set it from anywhere to end with what was found so far.
-        on_record: told of every answer, with the names of the members that gave it.
-        on_trial: told of every setting on the search part, members alone first.
+        known: data that `log` received in an earlier call. These answers are not decoded again,
+            except those that failed due to the earlier run.
+        log: called with the answers of every decoded setting, as JSON-safe data.
+        cancel: an event that any thread can set to stop; the result is based on the trials so far.
+        on_record: called with the members' names and every new record.
+        on_trial: called with every result on the search part, starting with single members.
 
     Raises:
-        InvalidInputError: too few members or questions, or a share that leaves too few; nothing
-            was computed.
+        InvalidInputError: there are too few members, or too few questions in a part; nothing was
+            computed.
         InvalidOptionError: an option is unknown or out of range.
         MissingDependencyError: optuna is not installed.
     """
@@ -223,31 +231,32 @@ def tune(
         raise InvalidOptionError(f"trials must be 1 or more; got {trials}")
     if not 0 <= within <= 100:
         raise InvalidOptionError(f"within must be from 0 to 100 points; got {within}")
-    study = optimiser(seed)
-    space = _Space(members, fixed)
+    study = optimizer(seed)
+    space = _SearchSpace(members, fixed)
     with singly(engine) as single:
-        desk = _Desk(engine, single, task, metric, {"header": header, "form": form, "chat": chat})
-        desk.recall(known)
-        desk.log, desk.on_record = log or desk.log, on_record or desk.on_record
-        desk.cancel = cancel or desk.cancel
-        found = _Found(on_trial or (lambda _trial: None))
+        prompt = {"header": header, "form": form, "chat": chat}
+        answers = _AnswerCache(engine, single, task, metric, prompt)
+        answers.restore(known)
+        answers.log, answers.on_record = log or answers.log, on_record or answers.on_record
+        answers.cancel = cancel or answers.cancel
+        done = _Progress(on_trial or (lambda _trial: None))
         try:
             for member in members:
-                found.alone[member] = found.tell(desk.trial(search, {"use": [member]}))
-            for start in space.starts(found.ranked):
+                done.alone[member] = done.report(answers.trial(search, {"use": [member]}))
+            for start in space.starts(done.ranked):
                 study.enqueue_trial(start, skip_if_exists=True)
             for _ in range(trials):
-                asked = study.ask()
-                done = found.tell(desk.trial(search, space.setting(asked)))
-                study.tell(asked, done.score)
-                found.tried.append(done)
-            best, ensemble = found.ranked[0], cheapest(found.tried, within).options
-            ours = desk.records(test, ensemble)
-            theirs = desk.records(test, {"use": [best]})
+                suggestion = study.ask()
+                trial = done.report(answers.trial(search, space.setting(suggestion)))
+                study.tell(suggestion, trial.score)
+                done.tried.append(trial)
+            best, ensemble = done.ranked[0], cheapest(done.tried, within).options
+            ours = answers.records(test, ensemble)
+            theirs = answers.records(test, {"use": [best]})
         except _Stopped:
-            if not found.tried:
+            if not done.tried:
                 raise InvalidInputError(
-                    "interrupted before a setting of the ensemble had been tried; nothing was found"
+                    "interrupted before any setting of the ensemble was tried; nothing was found"
                 ) from None
             ours = theirs = []
     tuning = Tuning(
@@ -256,10 +265,10 @@ def tune(
         seed=seed,
         searched=len(search),
         held_out=len(test),
-        alone=found.alone,
-        trials=tuple(found.tried),
-        best_member=found.ranked[0],
-        ensemble=cheapest(found.tried, within).options,
+        alone=done.alone,
+        trials=tuple(done.tried),
+        best_member=done.ranked[0],
+        ensemble=cheapest(done.tried, within).options,
     )
     if not theirs:
         return tuning
@@ -274,67 +283,72 @@ def tune(
 def divide(
     questions: Sequence[Question], held_out: float, seed: int
 ) -> tuple[list[Question], list[Question]]:
-    """Questions for the search and held-out ones, drawn at random, each in their order. What is
-    asked twice is asked in one part only.
+    """Divide questions at random into a search part and a held-out part.
+
+    Both parts keep the order of the questions. Equal questions are all in the same part.
 
     Raises:
-        InvalidInputError: one of the two is too small.
+        InvalidOptionError: ``held_out`` is not between 0 and 1.
+        InvalidInputError: a part has fewer than `FEWEST` questions.
     """
     if not 0 < held_out < 1:
         raise InvalidOptionError(f"held_out must be between 0 and 1; got {held_out}")
-    different = list(dict.fromkeys(_asked(each) for each in questions))
+    different = list(dict.fromkeys(_texts(question) for question in questions))
     size = round(len(different) * held_out)
     drawn = set(random.Random(seed).sample(different, size))  # noqa: S311
-    search = [each for each in questions if _asked(each) not in drawn]
-    test = [each for each in questions if _asked(each) in drawn]
+    search = [question for question in questions if _texts(question) not in drawn]
+    test = [question for question in questions if _texts(question) in drawn]
     if min(len(search), len(test)) < FEWEST:
         raise InvalidInputError(
-            f"too few questions: {len(questions)} give {len(search)} to search on and {len(test)} "
-            f"held-out ones, and each part needs {FEWEST}. Use more questions (some hundred are "
-            "needed to show a difference of a few points), or another share."
+            f"too few questions: {len(questions)} give {len(search)} for the search and "
+            f"{len(test)} held-out ones, and each part needs {FEWEST}. Use another share or more "
+            "questions (several hundred are necessary to detect a difference of a few points)."
         )
     return search, test
 
 
-def _asked(question: Question) -> tuple[str, ...]:
+def _texts(question: Question) -> tuple[str, ...]:
     return question.text.strip(), *(passage.text for passage in question.passages)
 
 
 def cheapest(trials: Iterable[Trial], within: float = 0.0) -> Trial:
-    """Of the trials at most `within` points below the best, the one that processes the fewest
-    tokens; of equals the one of higher score, then the earlier.
+    """Return the trial with the fewest tokens, out of those at most `within` points below the best.
+
+    Of trials with equally many tokens, it is the one with the higher score, then the earlier one.
     """
     trials = list(trials)
-    bar = max(trial.score for trial in trials) - within - 1e-9
+    lowest = max(trial.score for trial in trials) - within - 1e-9
     return min(
-        (trial for trial in trials if trial.score >= bar),
+        (trial for trial in trials if trial.score >= lowest),
         key=lambda trial: (trial.tokens, -trial.score),
     )
 
 
 def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
-    """One form for all settings that decode alike: weights relative to the largest, none where all
-    are equal, and no option that has no effect beside the others.
+    """Return the same form for all settings that decode alike.
+
+    Weights are relative to the largest one, and are left out if all are equal. Options that have no
+    effect in combination with the others are left out, too.
     """
     kept = dict(options)
     weights = kept.pop("weights", None)
     if weights:
-        most = max(weights.values())
-        relative = {name: weight / most for name, weight in weights.items()}
+        largest = max(weights.values())
+        relative = {name: weight / largest for name, weight in weights.items()}
         if set(relative.values()) != {1.0}:
             kept["weights"] = relative
-    if kept.get("margin_threshold") == 0:  # always sure
+    if kept.get("margin_threshold") == 0:  # members are always confident
         kept.pop("branching_factor", None)
-    if kept.get("max_words") == kept.get("branching_factor") == 1:  # a word, sure or not
+    if kept.get("max_words") == kept.get("branching_factor") == 1:  # always one span of one word
         kept.pop("margin_threshold", None)
     return kept
 
 
 def _by_name(engine: AdaFuseEngine, fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """Fixed options, weights by name.
+    """Return the fixed options with weights by name.
 
     Raises:
-        InvalidOptionError: one is out of range, or there is not a weight for every member.
+        InvalidOptionError: an option is out of range, or a member has no weight.
     """
     weights = engine.config.override(fixed).weights
     if weights is None or "weights" not in fixed:
@@ -344,34 +358,36 @@ def _by_name(engine: AdaFuseEngine, fixed: Mapping[str, Any]) -> dict[str, Any]:
     taking_part = fixed.get("use") or engine.config.use or engine.members
     if isinstance(weights, tuple) or any(name not in weights for name in taking_part):
         raise InvalidOptionError(
-            f"weights that are kept must be one number for each member ({', '.join(taking_part)}), "
-            f"by name or in the order of all; got {fixed['weights']!r}"
+            f"fixed weights must have one number per member ({', '.join(taking_part)}), by name or "
+            f"in the order of all members; got {fixed['weights']!r}"
         )
     if not any(weights[name] for name in taking_part):
-        raise InvalidOptionError(f"weights leave none to the members ({', '.join(taking_part)})")
+        raise InvalidOptionError(
+            f"weights leave no weight for the members that may take part ({', '.join(taking_part)})"
+        )
     return {**fixed, "weights": weights}
 
 
 def candidates(
     members: Sequence[str], allowed: Sequence[str] | None = None, strategy: str = "adafuse"
 ) -> tuple[str, ...]:
-    """Members that may take part, in order.
+    """Return the members that may take part, in member order.
 
     Raises:
-        InvalidInputError: there are too few, or the strategy has no options to search.
+        InvalidInputError: there are fewer than two, or the strategy has no options to search.
     """
     if strategy != "adafuse":
         raise InvalidInputError(f"only strategy 'adafuse' has options to tune; got {strategy!r}")
-    found = tuple(name for name in members if name in (allowed or members))
-    if len(found) < 2:
+    names = tuple(name for name in members if name in (allowed or members))
+    if len(names) < 2:
         raise InvalidInputError(
-            f"tuning an ensemble needs at least two members; got {', '.join(found) or 'none'}"
+            f"tuning an ensemble needs at least two members; got {', '.join(names) or 'none'}"
         )
-    return found
+    return names
 
 
-def optimiser(seed: int) -> optuna.Study:
-    """What proposes settings.
+def optimizer(seed: int) -> optuna.Study:
+    """Return the optuna study that suggests settings.
 
     Raises:
         MissingDependencyError: optuna is not installed.
@@ -382,13 +398,13 @@ def optimiser(seed: int) -> optuna.Study:
         raise MissingDependencyError(
             'tuning needs optuna: pip install "adafuse-llm[tune]"'
         ) from missing
-    with _hushed(optuna):
+    with _warnings_only(optuna):
         sampler = optuna.samplers.TPESampler(seed=seed)
         return optuna.create_study(direction="maximize", sampler=sampler)
 
 
 @contextmanager
-def _hushed(optuna: Any) -> Iterator[None]:
+def _warnings_only(optuna: Any) -> Iterator[None]:
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
@@ -397,12 +413,12 @@ def _hushed(optuna: Any) -> Iterator[None]:
         optuna.logging.set_verbosity(verbosity)
 
 
-class _Space:
-    """What is searched.
+class _SearchSpace:
+    """The settings among which the search selects.
 
     Args:
-        members: who may take part.
-        fixed: options that are kept.
+        members: names of the members that may take part.
+        fixed: options that are not searched.
     """
 
     def __init__(self, members: Sequence[str], fixed: Mapping[str, Any]) -> None:
@@ -416,25 +432,27 @@ class _Space:
         self._fixed = {name: value for name, value in fixed.items() if name != "use"}
 
     def starts(self, ranked: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """What is tried first: the defaults with all members and with the best two (the paper's
-        Top-2), and both with one branch.
+        """Yield the first settings to try.
+
+        They are the defaults with all members and with the best two (the paper's Top-2), and both
+        with a branching factor of 1.
         """
-        usual = AdaFuseConfig()
+        defaults = AdaFuseConfig()
         best = set(ranked[:2])
-        for branches in (usual.branching_factor, 1):
+        for branches in (defaults.branching_factor, 1):
             for name, chosen in self._sets.items():
                 if len(chosen) == len(ranked) or set(chosen) == best:
                     yield {
                         "use": name,
-                        "margin_threshold": usual.margin_threshold,
-                        "max_words": usual.max_words,
+                        "margin_threshold": defaults.margin_threshold,
+                        "max_words": defaults.max_words,
                         "branching_factor": branches,
                         **{f"weight of {member}": 1.0 for member in chosen},
                     }
 
-    def setting(self, asked: optuna.Trial) -> dict[str, Any]:
-        """The options that the optimiser asks about."""
-        chosen = self._sets[asked.suggest_categorical("use", list(self._sets))]
+    def setting(self, suggestion: optuna.Trial) -> dict[str, Any]:
+        """Return the options that the optimizer suggests."""
+        chosen = self._sets[suggestion.suggest_categorical("use", list(self._sets))]
         options: dict[str, Any] = {"use": list(chosen)}
         choices = {
             "margin_threshold": THRESHOLDS,
@@ -443,11 +461,11 @@ class _Space:
         }
         for name, values in choices.items():
             if name not in self._fixed:
-                options[name] = asked.suggest_categorical(name, values)
+                options[name] = suggestion.suggest_categorical(name, values)
         weights = self._fixed.get("weights")
         options |= self._fixed
         options["weights"] = {
-            member: asked.suggest_categorical(f"weight of {member}", WEIGHTS)
+            member: suggestion.suggest_categorical(f"weight of {member}", WEIGHTS)
             if weights is None
             else weights[member]
             for member in chosen
@@ -455,26 +473,35 @@ class _Space:
         return canonical(options)
 
 
-class _Found:
-    """What a search has come to know."""
+class _Progress:
+    """The results of a search so far.
+
+    Args:
+        on_trial: called with every result.
+
+    Attributes:
+        alone: results of single members, by name.
+        tried: results of settings of the ensemble.
+    """
 
     def __init__(self, on_trial: Callable[[Trial], None]) -> None:
         self.alone: dict[str, Trial] = {}
         self.tried: list[Trial] = []
         self._on_trial = on_trial
 
-    def tell(self, trial: Trial) -> Trial:
+    def report(self, trial: Trial) -> Trial:
+        """Pass a result to `on_trial`, and return it."""
         self._on_trial(trial)
         return trial
 
     @property
     def ranked(self) -> list[str]:
-        """Members, the best first; of equals the one that processes fewer tokens."""
+        """Names of the members, best first; of equal scores, the one with fewer tokens first."""
         return sorted(self.alone, key=lambda n: (-self.alone[n].score, self.alone[n].tokens))
 
 
-class _Desk:
-    """Answers questions under settings, none twice.
+class _AnswerCache:
+    """The answers of every setting, each of which is decoded once.
 
     Attributes:
         log, on_record, cancel: as for `tune`.
@@ -491,50 +518,52 @@ class _Desk:
         self._engine, self._single = engine, single
         self._task, self._metric, self._prompt = task, metric, prompt
         self._known: dict[str, list[Record]] = {}
-        self._begun: dict[str, list[Record]] = {}
+        self._partial: dict[str, list[Record]] = {}
         self._lines: dict[str, int] = {}
         self.log: Callable[[dict[str, Any]], None] = lambda _line: None
         self.on_record: Callable[[str, Record], None] = lambda _name, _record: None
         self.cancel = threading.Event()
 
-    def recall(self, told: Iterable[Mapping[str, Any]]) -> None:
-        """Take up what an earlier call has told its `log`."""
-        for line in told:
-            key, records = line["key"], [Record(**each) for each in line["records"]]
+    def restore(self, logged: Iterable[Mapping[str, Any]]) -> None:
+        """Restore the answers that an earlier call passed to `log`."""
+        for line in logged:
+            key, records = line["key"], [Record(**fields) for fields in line["records"]]
             self._lines[key] = line["line"]
-            (self._begun if lost(records) else self._known)[key] = records
+            (self._partial if lost(records) else self._known)[key] = records
 
     def trial(self, questions: Sequence[Question], options: dict[str, Any]) -> Trial:
-        """A setting on the search part."""
+        """Return the result of a setting on the search part."""
         known = _key(questions, options) in self._known
         records = self.records(questions, options)
         statistics = [record.statistics(self._metric) for record in records]
-        spent = [tokens(record.usage) for record in records if record.usage is not None]
+        counts = [tokens(record.usage) for record in records if record.usage is not None]
         return Trial(
             options=options,
-            score=self._metric.score([sum(each) for each in zip(*statistics, strict=True)]),
-            tokens=fmean(spent) if spent else 0.0,
+            score=self._metric.score([sum(column) for column in zip(*statistics, strict=True)]),
+            tokens=fmean(counts) if counts else 0.0,
             failed=sum(record.error is not None for record in records),
             known=known,
         )
 
     def records(self, questions: Sequence[Question], options: dict[str, Any]) -> list[Record]:
-        """A setting's answers.
+        """Return the answers of a setting.
 
         Raises:
-            _Stopped: before all were there.
+            _Stopped: the search was cancelled before all questions were answered.
         """
         key = _key(questions, options)
         if key not in self._known:
-            done = self._begun.pop(key, [])
-            new = self._decoded(unanswered(questions, done), options)
+            done = self._partial.pop(key, [])
+            new = self._decode(unanswered(questions, done), options)
             self._known[key] = merged(done, new)
-            said = [each.model_dump(mode="json", exclude_none=True) for each in self._known[key]]
+            data = [
+                record.model_dump(mode="json", exclude_none=True) for record in self._known[key]
+            ]
             line = self._lines.setdefault(key, len(self._lines) + 1)
-            self.log({"line": line, "key": key, "records": said})
+            self.log({"line": line, "key": key, "records": data})
         return self._known[key]
 
-    def _decoded(self, questions: Sequence[Question], options: dict[str, Any]) -> list[Record]:
+    def _decode(self, questions: Sequence[Question], options: dict[str, Any]) -> list[Record]:
         name = "+".join(options["use"])
         alone = len(options["use"]) == 1
         answers = answer_all(
@@ -542,7 +571,7 @@ class _Desk:
             self._task,
             questions,
             [self._metric],
-            system=System(name, options if alone else {**_USUAL, **options}),
+            system=System(name, options if alone else {**_DEFAULTS, **options}),
             cancel=self.cancel,
             **self._prompt,
         )
@@ -555,9 +584,9 @@ class _Desk:
         return records
 
 
-_USUAL = AdaFuseConfig().model_dump(include={*SEARCHED})
-"""Over what the engine has as its own: a setting says all that is searched."""
+_DEFAULTS = AdaFuseConfig().model_dump(include={*SEARCHED})
+"""Defaults of the searched options. They override the engine's own options in every setting."""
 
 
 def _key(questions: Sequence[Question], options: Mapping[str, Any]) -> str:
-    return json.dumps([[each.number for each in questions], options], sort_keys=True)
+    return json.dumps([[question.number for question in questions], options], sort_keys=True)

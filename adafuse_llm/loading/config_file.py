@@ -1,4 +1,4 @@
-"""One file that says what the flags of the command line say: members, how to load them, options.
+"""Configuration files, which set members, loading arguments and options like command-line flags.
 
     models: [path/one, path/two]
     dtype: bfloat16
@@ -6,8 +6,8 @@
     max_words: 2
     weights: {one: 1.0, two: 0.5}
 
-YAML, and so JSON. What it leaves out has its default. `trust_remote_code` is not among it: letting
-code run is for whoever starts the program, not for a file.
+The format is YAML, which includes JSON. Values that are not set have their defaults. A file cannot
+set `trust_remote_code`: only the person who starts the program can allow code to run.
 """
 
 from __future__ import annotations
@@ -26,21 +26,25 @@ __all__ = ["ConfigFile", "read_config", "write_config"]
 
 
 class ConfigFile(Options):
-    """What a configuration file says.
+    """The contents of a configuration file.
 
     Raises:
         InvalidOptionError: a value cannot be used.
     """
 
     models: tuple[str, ...] = Field(
-        default=(), description="Folders or hub ids. Default: the embedded."
+        default=(), description="Folders or hub ids of members. Default: the embedded members."
     )
-    strategy: str = Field(default="adafuse", description="How the next piece of text is chosen.")
+    strategy: str = Field(
+        default="adafuse", description="Name of the strategy that chooses the next piece of text."
+    )
     dtype: str = Field(default="auto", description="Data type of the weights.")
-    device_map: str | None = Field(default=None, description="Where accelerate places the weights.")
+    device_map: str | None = Field(
+        default=None, description="Devices on which accelerate places the weights."
+    )
     revision: str | None = Field(default=None, description="Revision of hub models.")
     options: dict[str, Any] = Field(
-        default_factory=dict, description="Options of `AdaFuseConfig`, as far as they are said."
+        default_factory=dict, description="Options of `AdaFuseConfig` that the file sets."
     )
 
     @field_validator("models", mode="before")
@@ -50,76 +54,76 @@ class ConfigFile(Options):
 
     @property
     def config(self) -> AdaFuseConfig:
-        """The options, and the defaults of the others."""
+        """The file's options as an `AdaFuseConfig`; other options have their defaults."""
         return AdaFuseConfig(**self.options)
 
 
 LOADING = ("strategy", "dtype", "device_map", "revision")
-"""What a file may say besides models, and options of `AdaFuseConfig`."""
+"""Names that a file may set, other than ``models`` and the options of `AdaFuseConfig`."""
 
 
 def read_config(path: str | PathLike[str]) -> ConfigFile:
     """Read a configuration file.
 
     Raises:
-        InvalidInputError: it is missing, or not a mapping in YAML or JSON.
-        InvalidOptionError: it says something unknown, or out of range.
+        InvalidInputError: the file is missing, or is not a mapping in YAML or JSON.
+        InvalidOptionError: an option is unknown or out of range.
     """
     import yaml
 
     try:
-        said = yaml.safe_load(Path(path).read_text(encoding="utf-8-sig"))
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise InvalidInputError(f"configuration file {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise InvalidInputError(f"configuration file {path} is not YAML: {reason}") from error
-    return _parsed(path, said)
+    return _parse(path, values)
 
 
 def write_config(
-    path: str | PathLike[str], said: Mapping[str, Any], *, comment: str = ""
+    path: str | PathLike[str], values: Mapping[str, Any], *, comment: str = ""
 ) -> ConfigFile:
-    """Write a configuration file, if it can be read back.
+    """Write a configuration file after checking that it can be read back.
 
     Args:
-        path: where to; what is there is replaced.
-        said: plain names and values, as a file may say them.
-        comment: text that comes first.
+        path: the file to write; an existing file is replaced.
+        values: names and values to write, as plain data.
+        comment: text at the beginning of the file.
 
     Raises:
-        InvalidOptionError: something in it is unknown, or out of range.
+        InvalidOptionError: an option is unknown or out of range.
     """
     import yaml
 
     lines = [f"# {line}".rstrip() for line in comment.splitlines()]
-    text = yaml.safe_dump(dict(said), sort_keys=False, allow_unicode=True)
-    found = _parsed(path, yaml.safe_load(text))
+    text = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
+    file = _parse(path, yaml.safe_load(text))
     Path(path).write_text("\n".join([*lines, text]), encoding="utf-8")
-    return found
+    return file
 
 
-def _parsed(path: str | PathLike[str], said: Any) -> ConfigFile:
-    """What a file says, checked."""
-    if not isinstance(said, dict):
+def _parse(path: str | PathLike[str], values: Any) -> ConfigFile:
+    """Check the contents of a file and return them."""
+    if not isinstance(values, dict):
         raise InvalidInputError(
-            f"configuration file {path} must say names and values, such as 'max_words: 2'; "
-            f"got {type(said).__name__}"
+            f"configuration file {path} must contain names and values, such as 'max_words: 2'; "
+            f"got {type(values).__name__}"
         )
     own = ("models", *LOADING)
     allowed = [*own, *AdaFuseConfig.model_fields]
-    for name in said:
+    for name in values:
         if name not in allowed:
             raise InvalidOptionError(
                 f"configuration file {path}: unknown option {name!r}."
                 f"{nearest(str(name), allowed)} The options are: {', '.join(allowed)}."
             )
     try:
-        found = ConfigFile(
-            **{name: value for name, value in said.items() if name in own},
-            options={name: value for name, value in said.items() if name not in own},
+        file = ConfigFile(
+            **{name: value for name, value in values.items() if name in own},
+            options={name: value for name, value in values.items() if name not in own},
         )
-        _ = found.config
+        _ = file.config
     except InvalidOptionError as error:
         raise InvalidOptionError(f"configuration file {path}: {error}") from None
-    return found
+    return file

@@ -1,7 +1,7 @@
-"""What loading has to know about a quantization: its method, its packages, its bits per weight.
+"""Facts about a quantization that loading needs: method, required packages and bits per weight.
 
-A quantization configuration is an object of transformers (``BitsAndBytesConfig`` ...) or the
-mapping that such an object is written as in ``config.json``.
+A quantization configuration is either an object of transformers (such as ``BitsAndBytesConfig``) or
+a mapping, as ``config.json`` stores such an object.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "quanto": ("optimum-quanto",),
     "torchao": ("torchao",),
 }
-"""What has to be installed, by method; others need nothing or are checked by transformers."""
+"""Packages that each method needs. Other methods need none, or transformers checks for them."""
 
 FIXED_BITS: Final[Mapping[str, int]] = {
     "awq": 4,
@@ -33,18 +33,18 @@ FIXED_BITS: Final[Mapping[str, int]] = {
     "mxfp8": 8,
     "nvfp4": 4,
 }
-"""Bits per weight of methods whose configuration need not tell."""
+"""Bits per weight of methods whose configuration may omit this number."""
 
 
 def is_quantization(value: Any) -> bool:
-    """Whether `value` has the form of a quantization configuration."""
+    """Return whether `value` has the form of a quantization configuration."""
     return isinstance(value, Mapping) or (
         not isinstance(value, type) and hasattr(value, "quant_method")
     )
 
 
 def as_mapping(quantization: Any) -> Mapping[str, Any]:
-    """A quantization configuration as it is written in ``config.json``."""
+    """Return a quantization configuration as ``config.json`` stores it."""
     data: Mapping[str, Any] = (
         quantization if isinstance(quantization, Mapping) else quantization.to_dict()
     )
@@ -52,7 +52,7 @@ def as_mapping(quantization: Any) -> Mapping[str, Any]:
 
 
 def method(quantization: Any) -> str | None:
-    """Name of the method, such as ``"bitsandbytes"``; None where the configuration lacks it."""
+    """Return the method's name, such as ``"bitsandbytes"``; None if the configuration has none."""
     data = as_mapping(quantization)
     if data.get("load_in_4bit") or data.get("load_in_8bit"):
         return "bitsandbytes"
@@ -61,13 +61,15 @@ def method(quantization: Any) -> str | None:
 
 
 def missing_packages(quantization: Any) -> list[str]:
-    """Packages that the quantization needs and that are not installed."""
+    """Return the packages that the quantization needs but that are not installed."""
     return [name for name in PACKAGES.get(method(quantization) or "", ()) if not _installed(name)]
 
 
 def bits_per_weight(quantization: Any) -> int | None:
-    """Bits that a quantized weight takes in memory; None where the configuration does not tell,
-    or asks for weights to be expanded when loaded.
+    """Return the bits that a quantized weight takes in memory.
+
+    The result is None if the configuration does not specify it, or if weights are dequantized when
+    they are loaded.
     """
     data = as_mapping(quantization)
     name = method(quantization) or ""
@@ -79,7 +81,7 @@ def bits_per_weight(quantization: Any) -> int | None:
 
 
 def kept_modules(quantization: Any) -> tuple[str, ...]:
-    """Parts of names of the modules that the configuration leaves as they are."""
+    """Return the name parts of modules that the configuration excludes from quantization."""
     data = as_mapping(quantization)
     keys = ("modules_to_not_convert", "llm_int8_skip_modules")
     return tuple(name for key in keys for name in data.get(key) or ())
@@ -98,20 +100,22 @@ def _bitsandbytes(data: Mapping[str, Any]) -> int:
 
 
 def _torchao(data: Mapping[str, Any]) -> int | None:
-    """By the name of torchao's configuration: ``Int8DynamicActivationInt4WeightConfig`` has 4.
-    Those with an ``x`` keep narrower integers in 8 bits each.
+    """Read the bits per weight from the name of torchao's configuration class.
+
+    For example, ``Int8DynamicActivationInt4WeightConfig`` has 4. Names with an ``x`` in place of
+    the number store each narrower integer in 8 bits.
     """
     kind = data.get("quant_type")
     name = kind if isinstance(kind, str) else _dig(kind, "default", "_type")
-    found = re.search(r"(\d+|x)_?weight", str(name), re.IGNORECASE)
-    if found is None:
+    bits = re.search(r"(\d+|x)_?weight", str(name), re.IGNORECASE)
+    if bits is None:
         return None
-    return int(found[1]) if found[1].isdigit() else 8
+    return int(bits[1]) if bits[1].isdigit() else 8
 
 
 def _quanto(data: Mapping[str, Any]) -> int | None:
-    found = re.search(r"\d+", str(data.get("weights")))  # "int8", "float8"
-    return int(found[0]) if found else None
+    bits = re.search(r"\d+", str(data.get("weights")))  # "int8", "float8"
+    return int(bits[0]) if bits else None
 
 
 def _hqq(data: Mapping[str, Any]) -> int | None:
@@ -134,7 +138,7 @@ _BITS: Final[Mapping[str, Callable[[Mapping[str, Any]], int | None]]] = {
 
 
 def _dig(data: Any, *keys: str) -> Any:
-    """The value at a path of keys; None where the path ends early."""
+    """Return the value at a path of keys, or None if a key is missing."""
     for key in keys:
         data = data.get(key) if isinstance(data, Mapping) else None
     return data

@@ -1,1 +1,1 @@
-"""Run requests: the scheduler, the budget for caches, and the heap."""
+"""How requests run: the scheduler, the cache budget, and heap trimming."""

@@ -1,4 +1,4 @@
-"""Memory: key/value cache that running requests may hold per device; what is given back."""
+"""The limit on the key/value cache that running requests hold on each device."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from adafuse_llm.decoding.member import Member
 from adafuse_llm.errors import CacheMemoryError
 
 Needs = Mapping[str, int]
-"""Bytes by device."""
+"""Bytes of key/value cache by device."""
 
 
 class CacheBudget:
-    """What requests need, and whether several of them fit at the same time.
+    """The memory that requests need, and whether several requests fit at the same time.
 
-    Members that are not `SupportsPlacement` count nothing. Any thread may call it; nothing is
-    booked here, as what is held follows from which requests run.
+    Members without `SupportsPlacement` count as 0 bytes. The budget is thread-safe. It does not
+    record which requests run; callers pass the requests.
 
     Args:
-        limit: most bytes on each device; None for half of what is free when a request first
-            needs the device.
+        limit: maximum bytes on each device; None for half of the memory that is free when a
+            request first needs the device.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -30,15 +30,15 @@ class CacheBudget:
         self._limits: dict[str, int] = {}
 
     def needs(self, members: Sequence[Member], config: AdaFuseConfig, spare: int) -> Needs:
-        """Most bytes that a request holds on each device.
+        """Return the maximum bytes that a request holds on each device.
 
         Args:
-            members: who decodes.
+            members: the members that decode.
             config: the request's options.
-            spare: most tokens that a tree holds beside the committed ones.
+            spare: maximum number of tokens that a tree holds in addition to the committed ones.
 
         Raises:
-            CacheMemoryError: it is more than the device may hold.
+            CacheMemoryError: the request needs more than the limit of a device.
         """
         needs: Counter[str] = Counter()
         for member in members:
@@ -56,13 +56,13 @@ class CacheBudget:
                 raise CacheMemoryError(
                     f"the request needs {needed:,} bytes of key/value cache on {device!r}; "
                     f"{self._limits[device]:,} are allowed. Shorten the prompt, lower "
-                    f"max_new_tokens ({config.max_new_tokens}), or allow more with "
+                    f"max_new_tokens ({config.max_new_tokens}), or raise the limit with "
                     "RuntimeConfig(cache_bytes=...)."
                 )
         return needs
 
     def fits(self, requests: Iterable[Needs]) -> bool:
-        """Whether these requests can run at the same time."""
+        """Return whether these requests can run at the same time."""
         total: Counter[str] = Counter()
         for needs in requests:
             total.update(needs)

@@ -6,11 +6,12 @@ import ctypes
 
 
 def trim_heap() -> None:
-    """Return memory that was freed to the system, where the C library keeps it for itself.
+    """Return freed memory to the operating system if the C library is glibc.
 
-    glibc does, for every thread that ever allocated: each engine's threads would add to it.
+    glibc keeps freed memory for every thread that has ever allocated some, so this memory would
+    grow with every engine.
     """
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError, TypeError):
-        return  # another C library
+        return  # the C library is not glibc

@@ -1,23 +1,25 @@
-"""The driver: who evaluates what running requests ask for, and when.
+"""The scheduler: runs requests and batches the queries that they send to members.
 
-Requests arrive from any thread. One coordinating thread runs what is theirs (rounds, tokenizers);
-whenever a device is free, it takes one of the device's members and has everything evaluated that
-is asked of it, in one call. A request goes on once all it asked for is answered. Synchronous,
-asynchronous and batched callers are all clients of this one loop.
+Any thread can submit requests. One thread, the coordinator, runs the requests' own code (rounds,
+tokenizers). When a device is free, the coordinator picks one of the device's members and has all
+waiting queries to that member evaluated in one call. A request resumes when all its queries are
+answered. Synchronous, asynchronous and batched calls all use this one loop.
 
-Which member: the one that most requests wait for, so that requests fall into step and batches
-stay large, unless somebody has waited too long (`next_backend`).
+Choice of member: the scheduler picks the member with the most waiting queries, so that requests
+fall into step and batches stay large. A query that has waited too long goes first (`next_backend`).
 
-Which thread: members on different devices (`SupportsPlacement.device`) run at the same time, each
-device on a thread of its own, so only one thread ever touches a model. Members of one device take
-turns, and where there is only one device the coordinating thread evaluates, without hand-offs. This
-is so on a CPU as well. At the same time, members with all cores each fight for them; with a share
-of the cores each they gain little where a pass keeps all cores busy, wait for the slowest, and need
-another number of torch threads, which is the caller's to set
-(``benchmarks/members_side_by_side.py`` measures it).
+Choice of thread: members on different devices (`SupportsPlacement.device`) run at the same time.
+Each device has its own thread, so only one thread ever uses a model. Members on the same device
+take turns. If all members share one device, the coordinator itself evaluates the queries, without a
+second thread. Members on a CPU take turns, too. If they ran at the same time, they would either
+compete for all cores or each use a share of them. With a share of the cores, they gain little if a
+single pass already uses all cores, and they wait for the slowest member. They also need a different
+number of torch threads, which only the caller should set (``benchmarks/members_side_by_side.py``
+measures this).
 
-Which requests: first come first served, as far as places (`RuntimeConfig.max_requests`) and memory
-(`RuntimeConfig.cache_bytes`) go. Whoever does not fit waits, and all behind it.
+Choice of request: requests start in the order of arrival, within the limits on their number
+(`RuntimeConfig.max_requests`) and on memory (`RuntimeConfig.cache_bytes`). A request that does not
+fit waits, and so do all requests after it.
 """
 
 from __future__ import annotations
@@ -51,28 +53,28 @@ from adafuse_llm.runtime.budget import CacheBudget, Needs
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 5.0
-"""How long the threads wait for another request before they end."""
+"""Seconds that the threads wait for another request before they end."""
 
 EXIT_SECONDS = 30.0
-"""How long the interpreter waits at exit for a forward pass to finish."""
+"""Seconds that the interpreter waits at exit for a forward pass to finish."""
 
-Outbox = Callable[[Any], None]
-"""Called with each event of a request, or with the error that ended it."""
+Deliver = Callable[[Any], None]
+"""A function that receives each event of a request, or the error that ended it."""
 
 
 class Request:
-    """One computation: its members, its progress, and where its events go.
+    """One computation: its members, its memory needs and its progress.
 
     Args:
-        members: one `Member` per backend, holding the encoded prompt.
-        needs: most bytes that it holds on each device.
-        steps: the computation: yields what it asks (tuples), and events to deliver.
-        cancelled: makes the event that ends it where `cancel` was set.
-        cancel: set by the caller to end it with what it has.
+        members: one `Member` with the encoded prompt per active backend.
+        needs: maximum bytes that the request holds on each device.
+        steps: the computation. It yields tuples of queries, and events to deliver.
+        cancelled: returns the last event of a request whose `cancel` is set.
+        cancel: an event that the caller sets to end the request with its result so far.
 
     Attributes:
-        abandoned: set when nobody waits for the result any more.
-        unanswered: how many of its questions wait for an answer.
+        abandoned: an event that is set when the caller no longer waits for the result.
+        unanswered: number of queries that wait for an answer.
     """
 
     def __init__(
@@ -93,19 +95,21 @@ class Request:
         self._cancelled = cancelled
 
     @property
-    def is_over(self) -> bool:
-        """Whether the caller wants no more."""
+    def is_cancelled(self) -> bool:
+        """Whether the caller has cancelled or abandoned the request."""
         return self.abandoned.is_set() or (self.cancel is not None and self.cancel.is_set())
 
-    def resume(self, deliver: Outbox) -> tuple[MemberQuery, ...]:
-        """Run to the next questions. Returns none once the request is over; its last event or
-        its error has then been delivered.
+    def resume(self, deliver: Deliver) -> tuple[MemberQuery, ...]:
+        """Run the computation until it needs answers, and return its queries.
+
+        The tuple is empty if the request has ended. Its last event or its error has then been
+        delivered, unless it was abandoned.
         """
         try:
             if self.abandoned.is_set():
                 return ()
-            if self.is_over:
-                assert self._cancelled is not None, "it has nothing to end with"
+            if self.is_cancelled:
+                assert self._cancelled is not None, "a request with `cancel` needs `cancelled`"
                 deliver(self._cancelled())
                 return ()
             for step in self._steps:
@@ -114,21 +118,23 @@ class Request:
                 elif step:
                     self.unanswered = len(step)
                     return step
-        except BaseException as error:  # whatever broke this request must not break the others
+        except BaseException as error:  # an error in this request must not end the others
             deliver(error)
         return ()
 
     def close(self) -> None:
-        """End the computation where it stands."""
+        """Close the computation."""
         self._steps.close()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingQuery:
-    """A question that waits for its device.
+    """A query that waits for its device.
 
     Attributes:
-        since: how many evaluations the device had begun when it was asked.
+        request: the request that sent the query.
+        query: the query.
+        since: number of evaluations that the device had begun when the query arrived.
     """
 
     request: Request
@@ -137,25 +143,26 @@ class PendingQuery:
 
     @property
     def backend(self) -> Backend:
-        """Who is asked."""
+        """The backend that answers the query."""
         return self.query.member.backend
 
 
 def next_backend(waiting: Sequence[PendingQuery], begun: int, patience: int) -> Backend:
-    """The backend to evaluate next: the one that most questions wait for; of equal ones the one
-    whose oldest question waits longest. A question that has been passed over `patience` times
-    comes before all that.
+    """Return the backend to evaluate next: the one with the most waiting queries.
+
+    If several backends have the same number, the one with the oldest query is next. If the oldest
+    query of all has waited for `patience` evaluations, its backend is next in any case.
 
     Args:
-        waiting: questions for one device, at least one, oldest first.
-        begun: evaluations that the device has begun so far.
-        patience: how many evaluations a question may see go by.
+        waiting: the queries that wait for one device, at least one, oldest first.
+        begun: number of evaluations that the device has begun.
+        patience: number of evaluations for which a query may wait.
     """
     oldest = waiting[0]
     if begun - oldest.since >= patience:
         return oldest.backend
-    backends = {each.backend.name: each.backend for each in waiting}
-    ((name, _),) = Counter(each.backend.name for each in waiting).most_common(1)
+    backends = {pending.backend.name: pending.backend for pending in waiting}
+    ((name, _),) = Counter(pending.backend.name for pending in waiting).most_common(1)
     return backends[name]
 
 
@@ -163,16 +170,16 @@ Job = Callable[[], None]
 
 
 class _Device:
-    """What waits for one device, and the thread that does it.
+    """The queries that wait for one device, and the thread that evaluates them.
 
     Args:
-        name: the device.
-        threaded: whether it has a thread of its own; if not, jobs are done where they are given.
+        name: the device's name.
+        threaded: whether the device has its own thread. If not, jobs run in the caller's thread.
 
     Attributes:
-        waiting: questions, oldest first.
-        begun: evaluations begun so far.
-        busy: whether an evaluation runs.
+        waiting: the queries that wait, oldest first.
+        begun: number of evaluations that the device has begun.
+        busy: whether an evaluation is running.
     """
 
     def __init__(self, name: str, *, threaded: bool) -> None:
@@ -185,24 +192,24 @@ class _Device:
             self._thread = threading.Thread(target=self._work, name=f"adafuse {name}", daemon=True)
             self._thread.start()
 
-    def do(self, job: Job) -> None:
-        """Have something done that touches the device's members, after all that was given."""
+    def submit(self, job: Job) -> None:
+        """Run a job that uses the device's members, after all jobs submitted before it."""
         if self._thread is None:
             job()
         else:
             self._jobs.put(job)
 
-    def take(self, patience: int) -> list[PendingQuery]:
-        """The questions to evaluate next, all to one backend; they wait no longer."""
+    def next_batch(self, patience: int) -> list[PendingQuery]:
+        """Remove the queries to evaluate next, all to one backend, from `waiting`; return them."""
         backend = next_backend(self.waiting, self.begun, patience)
-        group = [each for each in self.waiting if each.backend is backend]
-        self.waiting = [each for each in self.waiting if each.backend is not backend]
+        batch = [pending for pending in self.waiting if pending.backend is backend]
+        self.waiting = [pending for pending in self.waiting if pending.backend is not backend]
         self.begun += 1
         self.busy = True
-        return group
+        return batch
 
     def stop(self) -> None:
-        """End the thread once it has done what it was given."""
+        """Wait until all jobs are done, and end the thread."""
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()
@@ -210,40 +217,44 @@ class _Device:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
-            del job  # it holds a request
+            del job  # drop its reference to a request while the thread waits
 
 
 @dataclass(frozen=True, slots=True)
-class _Evaluated:
-    """A device has answered: an error or None for each question, or the defect that kept it
-    from answering.
+class _BatchDone:
+    """The message that a device has evaluated a batch.
+
+    Attributes:
+        device: the device.
+        batch: the queries of the batch.
+        errors: an error or None for each query, or the defect that made the evaluation impossible.
     """
 
     device: _Device
-    group: Sequence[PendingQuery]
+    batch: Sequence[PendingQuery]
     errors: Sequence[AdaFuseError | None] | BaseException
 
 
-Arrival = tuple[Request, Outbox]
-Arrivals = tuple[Arrival, ...]
+Submission = tuple[Request, Deliver]
+Submissions = tuple[Submission, ...]
 
 _running: weakref.WeakSet[Scheduler] = weakref.WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
-    """A thread that is still inside a model when the interpreter goes away aborts the process."""
+    """Close all schedulers at exit; a thread that still runs a model would abort the process."""
     for scheduler in list(_running):
         scheduler.close(timeout=EXIT_SECONDS)
 
 
 class Scheduler:
-    """Runs requests on threads that start with the first and end when idle.
+    """Runs requests on threads, which start with the first request and end when idle.
 
     Args:
-        backends: all that requests may ask.
-        runtime: how many requests run at once.
-        budget: whether they fit.
+        backends: all backends that requests may query.
+        runtime: options; the maximum number of requests at the same time is used here.
+        budget: decides whether requests fit into memory.
     """
 
     def __init__(
@@ -265,36 +276,37 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Requests that are being decoded."""
+        """Number of requests that are running."""
         coordinator = self._coordinator
         return 0 if coordinator is None else coordinator.running
 
     @property
     def closed(self) -> bool:
-        """Whether no more requests are taken."""
+        """Whether the scheduler is closed and accepts no more requests."""
         return self._closed
 
-    def submit(self, *arrivals: Arrival) -> None:
-        """Start requests, those given together at the same time. Each one's outbox is called on
-        the coordinating thread with each event, the last of which carries the generation, or with
-        the error that ended the request.
+    def submit(self, *submissions: Submission) -> None:
+        """Start requests; those of one call start at the same time.
+
+        The coordinator calls each request's `Deliver` function with every event, the last of which
+        has the result, or with the error that ended the request.
 
         Raises:
-            EngineClosedError: the scheduler was closed.
+            EngineClosedError: the scheduler is closed.
         """
         with self._lock:
             if self._closed:
-                raise EngineClosedError("this engine was closed; make a new one")
+                raise EngineClosedError("this engine is closed; create a new one")
             coordinator = self._coordinator
-            if coordinator is None or not coordinator.accepts(arrivals):
-                self._coordinator = _Coordinator(self, arrivals)
+            if coordinator is None or not coordinator.try_submit(submissions):
+                self._coordinator = _Coordinator(self, submissions)
                 self._coordinator.start()
 
     def close(self, timeout: float | None = None) -> None:
         """End running requests with `EngineClosedError` and wait for the threads to finish.
 
         Args:
-            timeout: seconds to wait at most.
+            timeout: maximum seconds to wait.
         """
         with self._lock:
             self._closed = True
@@ -304,58 +316,59 @@ class Scheduler:
 
 
 class _Coordinator(threading.Thread):
-    """The thread that runs requests, from the first one until there are none.
+    """The thread that runs requests; it ends when it is idle or closed.
 
-    All state but the inbox is its own: other threads only send it messages.
+    Only this thread uses its state. Other threads send messages to the inbox: requests to start,
+    evaluated batches, or None to close.
     """
 
-    def __init__(self, scheduler: Scheduler, first: Arrivals) -> None:
+    def __init__(self, scheduler: Scheduler, first: Submissions) -> None:
         super().__init__(name="adafuse", daemon=True)
-        self._scheduler = scheduler  # kept alive, so that it is closed when the interpreter exits
+        self._scheduler = scheduler  # keeps it alive, so that it is closed at interpreter exit
         self._accepting = threading.Lock()
         self._ended = False
-        self._inbox: queue.SimpleQueue[Arrivals | _Evaluated | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Submissions | _BatchDone | None] = queue.SimpleQueue()
         self._inbox.put(first)
-        self._queue: deque[Arrival] = deque()
-        self._active: dict[Request, Outbox] = {}
+        self._queue: deque[Submission] = deque()
+        self._active: dict[Request, Deliver] = {}
         self._devices: dict[str, _Device] = {}
 
     @property
     def running(self) -> int:
-        """Requests that are being decoded."""
+        """Number of requests that are running."""
         return len(self._active)
 
-    def accepts(self, arrivals: Arrivals) -> bool:
-        """Take in requests, unless the thread is about to end or could not start."""
+    def try_submit(self, submissions: Submissions) -> bool:
+        """Submit requests; return False if the thread is about to end or did not start."""
         with self._accepting:
             if self._ended or not self.is_alive():
                 return False
-            self._inbox.put(arrivals)
+            self._inbox.put(submissions)
             return True
 
     def close(self, timeout: float | None) -> None:
-        """End running requests and wait for the thread, `timeout` seconds at most."""
+        """End running requests and wait up to `timeout` seconds for the thread."""
         self._inbox.put(None)
         if self is not threading.current_thread():
             self.join(timeout)
 
     def run(self) -> None:
-        """Listen, admit, evaluate, until closed or idle."""
+        """Process messages, admit requests and start evaluations until closed or idle."""
         try:
             names = set(self._scheduler.devices.values())
             self._devices = {name: _Device(name, threaded=len(names) > 1) for name in names}
-            while self._listen():
+            while self._process_messages():
                 self._end_cancelled()
                 self._admit()
-                self._evaluate()
-        except BaseException as error:  # a defect of this module; nobody may wait forever
+                self._start_evaluations()
+        except BaseException as error:  # a defect in this module must not block callers forever
             logger.exception("the scheduler failed")
             self._end_all(error)
         for device in self._devices.values():
             device.stop()
 
-    def _listen(self) -> bool:
-        """Take in what has happened, waiting for something if nothing has; False to end."""
+    def _process_messages(self) -> bool:
+        """Process pending messages, blocking until one arrives; return False to stop."""
         try:
             message = self._inbox.get(timeout=None if self._active else IDLE_SECONDS)
         except queue.Empty:
@@ -364,10 +377,10 @@ class _Coordinator(threading.Thread):
             return not self._ended
         while True:
             if message is None:
-                self._end_all(EngineClosedError("this engine was closed"))
+                self._end_all(EngineClosedError("this engine is closed"))
                 return False
-            if isinstance(message, _Evaluated):
-                self._take_in(message)
+            if isinstance(message, _BatchDone):
+                self._resume_answered(message)
             else:
                 self._queue.extend(message)
             try:
@@ -375,15 +388,15 @@ class _Coordinator(threading.Thread):
             except queue.Empty:
                 return True
 
-    def _take_in(self, evaluated: _Evaluated) -> None:
-        """Let requests go on whose last question was answered."""
-        evaluated.device.busy = False
-        if isinstance(evaluated.errors, BaseException):
-            raise evaluated.errors
-        for waiting, error in zip(evaluated.group, evaluated.errors, strict=True):
-            request = waiting.request
+    def _resume_answered(self, done: _BatchDone) -> None:
+        """Resume the requests whose last query is answered; finish those whose query failed."""
+        done.device.busy = False
+        if isinstance(done.errors, BaseException):
+            raise done.errors
+        for pending, error in zip(done.batch, done.errors, strict=True):
+            request = pending.request
             request.unanswered -= 1
-            if request not in self._active:  # it ended while it was evaluated
+            if request not in self._active:  # the request ended during the evaluation
                 continue
             if error is not None:
                 self._finish(request, error)
@@ -391,67 +404,68 @@ class _Coordinator(threading.Thread):
                 self._resume(request)
 
     def _end_cancelled(self) -> None:
-        """End requests whose callers want no more, whether they run or still wait."""
-        for request in [each for each in self._active if each.is_over]:
+        """End cancelled requests, both running and waiting ones."""
+        for request in [request for request in self._active if request.is_cancelled]:
             self._resume(request)
-        over = [arrival for arrival in self._queue if arrival[0].is_over]
-        for request, deliver in over:
+        cancelled = [submission for submission in self._queue if submission[0].is_cancelled]
+        for request, deliver in cancelled:
             self._queue.remove((request, deliver))
             request.resume(deliver)
 
     def _admit(self) -> None:
-        """Start requests, first come first served, as places and memory go."""
+        """Start waiting requests in order, up to the maximum number and the memory limit."""
         runtime, budget = self._scheduler.runtime, self._scheduler.budget
         while self._queue and len(self._active) < runtime.max_requests:
             request, deliver = self._queue[0]
-            if not budget.fits([request.needs, *(each.needs for each in self._active)]):
+            if not budget.fits([request.needs, *(active.needs for active in self._active)]):
                 return
             self._queue.popleft()
             self._active[request] = deliver
             self._resume(request)
 
-    def _evaluate(self) -> None:
-        """Give every device that is free the largest batch that waits for it."""
+    def _start_evaluations(self) -> None:
+        """Start to evaluate the next batch on every device that is free."""
         patience = len(self._scheduler.devices) + 1
         for device in self._devices.values():
             if device.waiting and not device.busy:
-                device.do(partial(self._run_batch, device, device.take(patience)))
+                device.submit(partial(self._run_batch, device, device.next_batch(patience)))
 
-    def _run_batch(self, device: _Device, group: Sequence[PendingQuery]) -> None:
+    def _run_batch(self, device: _Device, batch: Sequence[PendingQuery]) -> None:
         """Evaluate a batch; runs on the device's thread."""
         errors: Sequence[AdaFuseError | None] | BaseException
         try:
-            errors = _evaluate_batch(group[0].backend, [each.query for each in group])
-        except BaseException as error:  # a defect of this module, for the coordinator to report
+            errors = _evaluate_batch(batch[0].backend, [pending.query for pending in batch])
+        except BaseException as error:  # a defect in this module; the coordinator reports it
             errors = error
-        self._inbox.put(_Evaluated(device, group, errors))
+        self._inbox.put(_BatchDone(device, batch, errors))
 
     def _device(self, member: Member) -> _Device:
         return self._devices[self._scheduler.devices[member.name]]
 
     def _resume(self, request: Request) -> None:
-        questions = request.resume(self._active[request])
-        for query in questions:
+        queries = request.resume(self._active[request])
+        for query in queries:
             device = self._device(query.member)
             device.waiting.append(PendingQuery(request, query, device.begun))
-        if not questions:
+        if not queries:
             self._finish(request)
 
     def _finish(self, request: Request, error: BaseException | None = None) -> None:
-        """Free what is held for a request. Its memory on a device is free before the device
-        evaluates anything that is admitted from now on.
+        """End a request and free its resources.
+
+        Each device frees the request's memory before it evaluates a request admitted later.
         """
         deliver = self._active.pop(request)
         request.close()
         for device in self._devices.values():
-            device.waiting = [each for each in device.waiting if each.request is not request]
+            device.waiting = [p for p in device.waiting if p.request is not request]
         for member in request.members:
-            self._device(member).do(partial(_release, member))
+            self._device(member).submit(partial(_release, member))
         if error is not None:
             deliver(error)
 
     def _end_all(self, error: BaseException) -> None:
-        """End every request with an error, and take no more."""
+        """End every request with an error, and accept no more requests."""
         with self._accepting:
             self._ended = True
         while not self._inbox.empty():
@@ -467,30 +481,31 @@ class _Coordinator(threading.Thread):
 def _release(member: Member) -> None:
     try:
         member.backend.release(member.tree)
-    except BaseException:  # the request is over; its result must not depend on this
+    except BaseException:  # the request has ended; its result must not depend on this
         logger.exception("member %r failed to release a request", member.name)
 
 
 def _evaluate_batch(backend: Backend, queries: Sequence[MemberQuery]) -> list[AdaFuseError | None]:
-    """Have a backend evaluate queries; return an error or None for each.
+    """Evaluate queries with a backend; return an error or None for each query.
 
-    If a shared evaluation fails, each query is evaluated alone, so that only those at fault fail.
-    A query that fails alone is tried without its drafts, and its member drafts no more.
+    If the evaluation of several queries fails, each query is evaluated alone, so that only the
+    queries at fault fail. If a query with drafts fails alone, it is evaluated without them, and its
+    member stops drafting.
     """
     failure: BaseException | None = None
     try:
         started = time.perf_counter()
-        results = backend.evaluate([each.query for each in queries])
+        results = backend.evaluate([member_query.query for member_query in queries])
         seconds = (time.perf_counter() - started) / len(queries)
-        for each, result in zip(queries, results, strict=True):
-            each.member.learn(each.query, result, seconds)
-    except BaseException as error:  # libraries raise these too; the thread is ours
-        traceback.clear_frames(error.__traceback__)  # they hold the tensors of the pass
+        for member_query, result in zip(queries, results, strict=True):
+            member_query.member.learn(member_query.query, result, seconds)
+    except BaseException as error:  # some libraries raise these, and the thread must not end
+        traceback.clear_frames(error.__traceback__)  # the frames hold the tensors of the pass
         failure = error
     if failure is None:
         return [None] * len(queries)
     if len(queries) > 1:
-        return [_evaluate_batch(backend, [each])[0] for each in queries]
+        return [_evaluate_batch(backend, [member_query])[0] for member_query in queries]
     if queries[0].drafts:
         queries[0].member.stop_drafting()
         return _evaluate_batch(backend, [queries[0].without_drafts()])
@@ -505,7 +520,7 @@ def _member_error(name: str, error: BaseException) -> AdaFuseError:
     if is_out_of_memory(error):
         wrapped = MemberOutOfMemoryError(
             name,
-            f"out of memory ({reason}). Use a shorter prompt, fewer requests at once, "
+            f"out of memory ({reason}). Use a shorter prompt, fewer simultaneous requests, "
             "a smaller dtype or another device",
         )
     wrapped.__cause__ = error

@@ -1,1 +1,1 @@
-"""Text without models: words, continuations of a token sequence, chat prompts, stop sequences."""
+"""Text processing without models: words, tokens, chat templates and stop sequences."""

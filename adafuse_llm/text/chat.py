@@ -1,7 +1,7 @@
-"""Messages to prompt tokens, with each member's own chat template.
+"""Conversion of messages to a form that a member's chat template accepts.
 
-A member without a template gets a plain fallback: system text first, then one paragraph per
-turn, named, ending where the assistant is to write::
+A member without a template uses a plain format. It has the system text first, then one paragraph
+per turn that begins with the role, and ends where the assistant's reply begins::
 
     Answer briefly.
 
@@ -25,11 +25,11 @@ _ALIASES = {"developer": "system", "human": "user", "ai": "assistant"}
 
 
 Template = Callable[[list[dict[str, Any]]], str]
-"""Renders messages, up to where the assistant is to write."""
+"""A function that renders messages up to the start of the assistant's reply."""
 
 
 class Message(TypedDict):
-    """One turn of a conversation: `role` is one of `ROLES`, `content` its text."""
+    """One turn of a conversation: `role` is one of `ROLES`, and `content` is text."""
 
     role: str
     content: str
@@ -51,21 +51,21 @@ class Tool:
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Messages with known roles and plain text; None content becomes empty.
+    """Return messages with the roles in `ROLES` and plain text; content of None becomes empty.
 
     Raises:
-        InvalidInputError: there is no message, or one has another shape, role or content.
+        InvalidInputError: the list is empty, or a message has an invalid form, role or content.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
         raise InvalidInputError(
-            "messages must be a list of {'role': ..., 'content': ...}; "
+            "messages must be a list of {'role': ..., 'content': ...} dicts; "
             f"got {type(messages).__name__}"
         )
     checked = [_check_message(number, message) for number, message in enumerate(messages)]
     if not checked:
         raise InvalidInputError("messages are empty: pass at least one user message")
     if not any(message["content"].strip() for message in checked):
-        raise InvalidInputError("messages hold no text: pass at least one with content")
+        raise InvalidInputError("messages have no text: pass at least one message with content")
     return checked
 
 
@@ -79,20 +79,20 @@ def _check_message(number: int, message: Any) -> Message:
     if any(message[key] is not None for key in unknown):
         raise InvalidInputError(
             f"message {number} has {', '.join(map(repr, unknown))}; allowed: 'role' and 'content'. "
-            "Put what the models are to read into the content."
+            "Put all text for the models into 'content'."
         )
     return {"role": role, "content": check_content(message.get("content"), f"message {number}")}
 
 
 def check_role(role: Any, what: str) -> str:
-    """The role that `role` stands for.
+    """Return the role in `ROLES` that a role or an alias stands for.
 
     Args:
-        role: one of `ROLES`, or another framework's word for one.
-        what: name of the message in errors.
+        role: one of `ROLES`, or another framework's name for one.
+        what: a name for the message in errors.
 
     Raises:
-        InvalidInputError: it is none.
+        InvalidInputError: the role is unknown.
     """
     known = _ALIASES.get(role, role) if isinstance(role, str) else role
     if not isinstance(known, str) or known not in ROLES:
@@ -103,14 +103,14 @@ def check_role(role: Any, what: str) -> str:
 
 
 def check_content(content: Any, what: str) -> str:
-    """The text of a message's content: text, a list of text parts, or None for no text.
+    """Return the content of a message as text.
 
     Args:
-        content: the content.
-        what: name of the message in errors.
+        content: text, a list of text parts, or None for no text.
+        what: a name for the message in errors.
 
     Raises:
-        InvalidInputError: it is something else, or not valid Unicode.
+        InvalidInputError: the content is something else, or not valid Unicode.
     """
     if content is None:
         content = ""
@@ -129,13 +129,11 @@ def _part_text(part: Any, what: str) -> str:
         return part
     if isinstance(part, Mapping) and isinstance(part.get("text"), str):
         return str(part["text"])
-    raise InvalidInputError(
-        f"{what} holds a content part that is not text; local text models take text only"
-    )
+    raise InvalidInputError(f"{what} has a content part that is not text; only text is allowed")
 
 
 def merge_turns(messages: Iterable[Message]) -> list[Message]:
-    """Consecutive messages of one role become one, joined by a blank line."""
+    """Merge consecutive messages with the same role; a blank line separates their texts."""
     merged: list[Message] = []
     for message in messages:
         if merged and merged[-1]["role"] == message["role"]:
@@ -149,12 +147,14 @@ def merge_turns(messages: Iterable[Message]) -> list[Message]:
 
 
 def fold_system(messages: Iterable[Message], *, but_first: bool = False) -> list[Message]:
-    """System messages and results of tools become part of the user's words; a conversation begins
-    with the user. For templates that know no such roles or need strictly alternating turns.
+    """Turn system messages and tool results into user messages, and merge consecutive ones.
+
+    This is for templates that do not support these roles, or that require strictly alternating
+    turns. The returned conversation begins with a user message.
 
     Args:
         messages: checked messages.
-        but_first: leave the system message that the conversation begins with as it is.
+        but_first: whether to keep a system message at the beginning as it is.
     """
     turns = merge_turns(messages)
     kept = turns[:1] if but_first and turns[0]["role"] == "system" else []
@@ -168,7 +168,7 @@ def fold_system(messages: Iterable[Message], *, but_first: bool = False) -> list
 
 
 def render_plain(messages: Iterable[Message]) -> str:
-    """The documented fallback for members without a chat template."""
+    """Render messages in the plain format for members without a chat template."""
     parts = [
         message["content"]
         if message["role"] == "system"
@@ -179,28 +179,34 @@ def render_plain(messages: Iterable[Message]) -> str:
 
 
 def as_plain_text(messages: Sequence[Message]) -> str:
-    """What is asked, without any template: the only message's text, else all turns by name."""
+    """Return the text of a single message, or several messages in the plain format."""
     if len(messages) == 1:
         return messages[0]["content"]
     return render_plain(messages)
 
 
 def fit(messages: Sequence[Message], template: Template) -> list[dict[str, Any]]:
-    """The messages in a form that a template takes, as close to what they are as it allows.
+    """Change messages as little as necessary to a form that a template accepts.
 
-    Tried in turn: the messages as they are; consecutive turns of one role merged; later system
-    messages and results of tools folded into the user's turns, then the first system message, too;
-    the same with content as a list of parts. The first form of which the template leaves no message
-    out is used, else the one of which it leaves out the fewest.
+    These forms are tried in order:
+
+    1. the messages without changes,
+    2. with consecutive messages of the same role merged,
+    3. with system messages, except a first one, and tool results folded into the user's turns,
+    4. with the first system message folded, too,
+    5. the same four forms with content as a list of parts.
+
+    The result is the first form from which the template omits no message. If the template omits
+    messages from every form, the result is the form with the fewest omitted messages.
 
     Args:
         messages: checked messages.
-        template: renders messages; raises what it cannot take.
+        template: renders messages; it may raise any exception for a form that it does not accept.
 
     Raises:
-        InvalidInputError: the template takes none of the forms, or nothing of any.
+        InvalidInputError: the template accepts none of the forms, or omits all messages.
     """
-    refusal: Exception | None = None
+    first_error: Exception | None = None
     best: list[dict[str, Any]] = []
     fewest = len(messages)
     forms = (
@@ -209,27 +215,27 @@ def fit(messages: Sequence[Message], template: Template) -> list[dict[str, Any]]
         fold_system(messages, but_first=True),
         fold_system(messages),
     )
-    for shaped, form in itertools.product((_as_text, _as_parts), forms):
+    for convert, form in itertools.product((_as_text, _as_parts), forms):
         try:
-            template(shaped(form))
-            marked = _marked(form)
-            text = template(shaped(marked))
-        except Exception as error:  # templates raise whatever they like
-            refusal = refusal or error
+            template(convert(form))
+            marked = _with_marks(form)
+            text = template(convert(marked))
+        except Exception as error:  # templates raise errors of any type
+            first_error = first_error or error
             continue
-        words = [message["content"] for message in marked if message["content"]]
-        left_out = sum(word not in text for word in words)
-        if left_out < min(fewest, len(words)):
-            best, fewest = shaped(form), left_out
-        if not left_out:
+        marks = [message["content"] for message in marked if message["content"]]
+        omitted = sum(mark not in text for mark in marks)
+        if omitted < min(fewest, len(marks)):
+            best, fewest = convert(form), omitted
+        if not omitted:
             break
     if best:
         return best
-    reason = f"{type(refusal).__name__}: {refusal}" if refusal else "it leaves all of them out"
+    reason = f"{type(first_error).__name__}: {first_error}" if first_error else "it omits them all"
     raise InvalidInputError(
-        f"the chat template takes these messages in no form ({reason}). Roles given: "
+        f"the chat template does not accept these messages in any form ({reason}). Roles given: "
         f"{', '.join(message['role'] for message in messages)}."
-    ) from refusal
+    ) from first_error
 
 
 def _as_text(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -237,16 +243,17 @@ def _as_text(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _as_parts(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """For templates of models that take more than text, some of which take nothing else."""
+    """Return content as lists of parts, as some templates of multimodal models require."""
     return [
         {"role": m["role"], "content": [{"type": "text", "text": m["content"]}]} for m in messages
     ]
 
 
-def _marked(messages: Sequence[Message]) -> list[Message]:
-    """The messages with a word of its own in place of each text, to tell which of them a template
-    leaves out. Parts of texts do not count: some templates leave out, say, earlier reasoning on
-    purpose.
+def _with_marks(messages: Sequence[Message]) -> list[Message]:
+    """Replace each text with a unique word, to detect which messages a template omits.
+
+    This does not detect omitted parts of texts. Some templates omit parts on purpose, such as
+    earlier reasoning.
     """
     return [
         {"role": m["role"], "content": f"word{number}word" if m["content"].strip() else ""}

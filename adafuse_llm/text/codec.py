@@ -1,9 +1,9 @@
-"""Between text and one member's tokens.
+"""Conversion between text and the tokens of one member.
 
-Committed tokens are never re-tokenized, so the text of new tokens and the tokens of new text are
-both taken *as a continuation* of what stands before them. A tokenizer that adds a space at the
-start of a string, strips one, or merges across the boundary is handled by looking at what its
-own `decode` says: an encoding counts only if it decodes, in place, to exactly the text.
+Committed tokens are never tokenized again. New tokens are therefore decoded, and new text is
+encoded, *as a continuation* of the tokens before them. Some tokenizers add or strip a space at the
+start of a string, or merge characters across the boundary. An encoding is therefore exact only if
+its tokens, decoded after the context, give exactly the text.
 """
 
 from __future__ import annotations
@@ -18,33 +18,39 @@ from adafuse_llm.text.chat import check_messages, fit, render_plain
 from adafuse_llm.text.words import REPLACEMENT, added
 
 CONTEXT_TOKENS = 8
-"""Tokens of context that decoding a continuation takes along, if they begin with a character."""
+"""Tokens of context with which a continuation is decoded. More tokens are used if the context would
+begin inside a character."""
 
 ANCHORS = ("", "\n", "a", ".", " a")
-"""Texts tried before a continuation, so that it is encoded as something that follows."""
+"""Texts to encode in front of a continuation, so that it is not encoded as the start of a text. The
+first one with an exact encoding is used."""
 
 
 @runtime_checkable
 class TextCodec(Protocol):
-    """Text to tokens and back for one member. Thread-safe; owns no request state."""
+    """Conversion between text and one member's tokens.
+
+    A codec is thread-safe and keeps no state of requests.
+    """
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether `encode_messages` uses a template of the member's own."""
+        """Whether `encode_messages` uses the member's own chat template."""
         ...
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Tokens of a prompt, with the special tokens the member expects around it. Control
-        tokens spelled out in `text` stay text.
+        """Return the tokens of a prompt, with the special tokens that the member expects around it.
+
+        Control tokens in `text` are treated as plain text.
         """
         ...
 
     def encode_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Tokens of a conversation up to where the assistant is to write."""
+        """Return the tokens of a conversation, up to the start of the assistant's reply."""
         ...
 
     def encode_continuation(self, context: Sequence[int], text: str) -> tuple[list[int], bool]:
-        """Tokens for `text` where it follows `context`.
+        """Encode `text` as a continuation of `context`.
 
         Returns:
             The tokens, and whether they are exact:
@@ -53,12 +59,15 @@ class TextCodec(Protocol):
         ...
 
     def decode_continuation(self, context: Sequence[int], tokens: Sequence[int]) -> str:
-        """Text that `tokens` add after `context`; U+FFFD stands for an unfinished character."""
+        """Return the text that `tokens` add to `context`.
+
+        U+FFFD stands for an incomplete character.
+        """
         ...
 
 
 class TokenizerCodec:
-    """The codec of a Hugging Face tokenizer (fast or slow). The tokenizer is not changed.
+    """A codec for a Hugging Face tokenizer (fast or slow). It does not change the tokenizer.
 
     Args:
         tokenizer: a ``PreTrainedTokenizerBase``.
@@ -66,19 +75,19 @@ class TokenizerCodec:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        after_fork(self._renew)
+        after_fork(self._create_lock)
         added_tokens = tokenizer.added_tokens_decoder.items()
         special = {int(i): str(t) for i, t in added_tokens if t.special}
-        special.pop(tokenizer.unk_token_id, None)  # stands for what has no token, which is text
+        special.pop(tokenizer.unk_token_id, None)  # it encodes text that has no other token
         template = str(getattr(tokenizer, "chat_template", None) or "")
-        written = {int(i): str(t) for i, t in added_tokens if str(t).strip() and str(t) in template}
-        # In a prompt nothing is a control token. In a response only special ones are not text:
-        # others, such as <think>, are what the member would have written itself.
-        self._in_prompt = _Spelled({**written, **special})
-        self._in_response = _Spelled(special)
+        markers = {int(i): str(t) for i, t in added_tokens if str(t).strip() and str(t) in template}
+        # Text in a prompt must not become a special token or a marker of the template. Text in a
+        # response must not become a special token; the member itself writes others (<think>).
+        self._in_prompt = _ControlTokens({**markers, **special})
+        self._in_response = _ControlTokens(special)
 
-    def _renew(self) -> None:
-        self._lock = threading.Lock()  # tokenizers hold per-call settings
+    def _create_lock(self) -> None:
+        self._lock = threading.Lock()  # tokenizers store the settings of a call
 
     @property
     def has_chat_template(self) -> bool:
@@ -98,10 +107,10 @@ class TokenizerCodec:
         checked = check_messages(messages)
         if not self.has_chat_template:
             return self.encode_prompt(render_plain(checked))
-        fitting = fit(checked, self._render)
+        fitted = fit(checked, self._render)
         with self._lock:
             ids = self._tokenizer.apply_chat_template(
-                fitting,
+                fitted,
                 tokenize=True,
                 add_generation_prompt=True,
                 return_dict=False,
@@ -113,23 +122,23 @@ class TokenizerCodec:
         return self._encode_text(context, text, self._in_response)
 
     def _encode_text(
-        self, context: Sequence[int], text: str, spelled: _Spelled
+        self, context: Sequence[int], text: str, control: _ControlTokens
     ) -> tuple[list[int], bool]:
-        """As `encode_continuation`, without the tokens of `spelled`."""
+        """Encode like `encode_continuation`, but without the tokens of `control`."""
         inexact: list[int] = []
         for anchor in ANCHORS:
             before = self._encode(anchor) if anchor else []
             whole = self._encode(anchor + text)
             tokens = whole[len(before) :]
-            if whole[: len(before)] != before or not spelled.ids.isdisjoint(tokens):
+            if whole[: len(before)] != before or not control.ids.isdisjoint(tokens):
                 continue
             if self.decode_continuation(context, tokens) == text:
                 return tokens, True
             inexact = inexact or tokens
-        if match := spelled.pattern.search(text):  # taken apart, it cannot be read as one token
+        if match := control.pattern.search(text):  # split it, so that it cannot be one token
             cut = match.start() + 1
-            head, head_exact = self._encode_text(context, text[:cut], spelled)
-            tail, tail_exact = self._encode_text([*context, *head], text[cut:], spelled)
+            head, head_exact = self._encode_text(context, text[:cut], control)
+            tail, tail_exact = self._encode_text([*context, *head], text[cut:], control)
             return [*head, *tail], head_exact and tail_exact
         return inexact or self._encode(text), False
 
@@ -137,7 +146,7 @@ class TokenizerCodec:
         size = CONTEXT_TOKENS
         before = self._decode(context[-size:])
         while before.startswith(REPLACEMENT) and size < len(context):
-            size *= 2  # cut inside a character, or a run of bytes that is decoded as one
+            size *= 2  # the context begins inside a character, or inside bytes decoded together
             before = self._decode(context[-size:])
         return added(before, self._decode([*context[-size:], *tokens]))
 
@@ -163,10 +172,16 @@ class TokenizerCodec:
         return str(text)
 
 
-class _Spelled:
-    """Tokens that plain text may not turn into, and where text spells one.
+class _ControlTokens:
+    """Tokens that plain text must not be encoded to.
 
-    Single bytes are among the spellings: Unigram vocabularies hold them as pieces.
+    Args:
+        tokens: spellings of the tokens by id.
+
+    Attributes:
+        ids: ids of the tokens.
+        pattern: matches the spelling of a token, or of a byte such as ``<0x0A>``, which Unigram
+            vocabularies have as a piece.
     """
 
     def __init__(self, tokens: Mapping[int, str]) -> None:

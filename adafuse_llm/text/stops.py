@@ -1,4 +1,4 @@
-"""The growing response: stop sequences, and what may already be shown."""
+"""The response during decoding: stop sequences, and the text that can already be shown."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 
 class Transcript:
-    """Collects committed spans; nothing of a stop sequence ever leaves it.
+    """The committed spans of a response, cut before the first stop sequence.
 
     Args:
-        stops: the response ends right before the first of these.
-        drop_spaces: leading spaces (U+0020) to drop from the response at most, such as those
-            that the prompt already ended in.
+        stops: the stop sequences.
+        drop_spaces: maximum number of leading spaces (U+0020) to drop from the response, such as
+            those at the end of the prompt.
 
     Attributes:
-        text: the response so far, cut at a stop sequence once one appeared.
-        shown: how many of its characters have been released by `push` and `flush`.
+        text: the response so far, up to the first stop sequence.
+        shown: number of its characters that `push` and `flush` have released.
         stopped: whether a stop sequence has appeared.
     """
 
@@ -30,8 +30,8 @@ class Transcript:
         """Add a span.
 
         Returns:
-            The span less dropped spaces, and what may be shown now. The end of the response is
-            held back while it could be the beginning of a stop sequence.
+            The span without dropped spaces, and the text that can be shown now. The end of the
+            response is held back while it could be the beginning of a stop sequence.
         """
         while self._drop and span.startswith(" ") and not self.text:
             span, self._drop = span[1:], self._drop - 1
@@ -40,11 +40,11 @@ class Transcript:
         cut = self._first_stop(before)
         if cut is not None:
             self.text, self.stopped = self.text[:cut], True
-        visible = len(self.text) if self.stopped else len(self.text) - self._held()
+        visible = len(self.text) if self.stopped else len(self.text) - self._held_back()
         return span, self._release(visible)
 
     def flush(self) -> str:
-        """Release what was held back; call it when nothing follows."""
+        """Release the text that was held back, at the end of the response."""
         return self._release(len(self.text))
 
     def _release(self, end: int) -> str:
@@ -52,16 +52,16 @@ class Transcript:
         return shown
 
     def _first_stop(self, before: int) -> int | None:
-        """Where the earliest stop sequence begins that the text after `before` completed."""
-        found = [
-            at
+        """Return the start of the earliest stop sequence that ends after index `before`."""
+        starts = [
+            start
             for stop in self._stops
-            if (at := self.text.find(stop, max(0, before - len(stop) + 1))) >= 0
+            if (start := self.text.find(stop, max(0, before - len(stop) + 1))) >= 0
         ]
-        return min(found, default=None)
+        return min(starts, default=None)
 
-    def _held(self) -> int:
-        """Length of the longest end of the text that begins a stop sequence."""
+    def _held_back(self) -> int:
+        """Return the length of the longest suffix of the text that begins a stop sequence."""
         return max(
             (
                 size

@@ -1,9 +1,9 @@
-"""Where a word ends (§3.1, §3.3).
+"""Find the ends of words (§3.1, §3.3).
 
-A word is optional leading whitespace followed by non-whitespace, cut where the text itself puts
-whitespace. It grows token by token in its member's vocabulary; these functions see only text.
-Text that ends in U+FFFD may end inside a UTF-8 character and is not cut there while another
-token could still complete it.
+A word is optional leading whitespace followed by non-whitespace, and ends at the next whitespace.
+A member writes a word token by token, but these functions see only text. A text that ends in U+FFFD
+may end inside a UTF-8 character. The word does not end there as long as another token can complete
+the character.
 """
 
 from __future__ import annotations
@@ -12,31 +12,33 @@ from adafuse_llm.errors import InvalidInputError
 
 REPLACEMENT = "\ufffd"
 CHARACTER_TOKENS = 3
-"""Tokens a word may exceed its limit by to complete a UTF-8 character (four bytes at most)."""
+"""Tokens by which a word may exceed its limit to complete a UTF-8 character of up to four bytes."""
 
 
 def check_text(text: str, what: str) -> None:
-    """Refuse text that no tokenizer can take.
+    """Raise an error if no tokenizer can encode a text.
 
     Args:
         text: the text.
-        what: its name in the message.
+        what: a name for the text in the error message.
 
     Raises:
-        InvalidInputError: it holds half of a surrogate pair, as badly decoded input does.
+        InvalidInputError: the text contains half of a surrogate pair, which is typical of badly
+            decoded input.
     """
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidInputError(
-            f"{what} is not valid Unicode: half a surrogate pair at character {error.start}. "
-            "Decode the input as UTF-8 first."
+            f"{what} is not valid Unicode: it has half a surrogate pair at character "
+            f"{error.start}. Decode the input as UTF-8 first."
         ) from None
 
 
 def added(before: str, after: str) -> str:
-    """What `after` adds to `before`; where `before` ended inside a character that `after`
-    completes, the completed character counts as added.
+    """Return the text that `after` adds to `before`.
+
+    If `before` ends inside a character and `after` completes it, the character counts as added.
     """
     if after.startswith(before):
         return after[len(before) :]
@@ -49,13 +51,15 @@ def added(before: str, after: str) -> str:
 
 
 def is_incomplete(text: str) -> bool:
-    """Whether `text` may end inside a UTF-8 character."""
+    """Return whether `text` may end inside a UTF-8 character."""
     return text.endswith(REPLACEMENT)
 
 
 def is_closed(word: str, tokens: int, limit: int) -> bool:
-    """Whether a word is complete whatever follows: it carries its own trailing whitespace, or it
-    has `limit` tokens (and, if it ends inside a character, `CHARACTER_TOKENS` more).
+    """Return whether a word is complete, no matter which token follows.
+
+    A word is complete if it ends in whitespace or has `limit` tokens. If it ends inside a
+    character, it may have `CHARACTER_TOKENS` more.
     """
     if tokens >= limit and (not is_incomplete(word) or tokens >= limit + CHARACTER_TOKENS):
         return True
@@ -63,7 +67,7 @@ def is_closed(word: str, tokens: int, limit: int) -> bool:
 
 
 def ends_before(word: str, extended: str) -> bool:
-    """Whether a word is complete because the next token begins with whitespace.
+    """Return whether a word is complete because the next token begins with whitespace.
 
     Args:
         word: text of the word.
@@ -77,5 +81,5 @@ def ends_before(word: str, extended: str) -> bool:
 
 
 def leading_space(text: str) -> str:
-    """The whitespace `text` begins with."""
+    """Return the whitespace at the beginning of `text`."""
     return text[: len(text) - len(text.lstrip())]

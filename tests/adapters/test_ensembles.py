@@ -216,7 +216,7 @@ def test_a_configuration_file_is_held_to_what_an_engine_takes(tmp_path, monkeypa
         ("[2, 1]", r"config.yaml: option 'weights' must have one value per member \(3\); got 2"),
         ("[1, 2, 3, 4]", "got 4"),
         ("{one: 1, too: 2}", "no member 'too'.*Did you mean 'two'"),
-        ("{one: 1, three: 2}", "two is missing"),
+        ("{one: 1, three: 2}", "missing: two"),
     ]:
         path.write_text(f"models: [a/one, a/two, a/three]\nuse: [one, two]\nweights: {weights}\n")
         with pytest.raises(InvalidOptionError, match=message):

@@ -207,7 +207,7 @@ def test_seconds_and_answers_of_other_settings_are_not_taken_over(adafuse, job):
     for flags in (["--max-requests", 2], ["--device-map", "auto"], ["--chat"]):
         refused = adafuse(*job, *flags)
         assert refused.exit_code == 2
-        assert "belongs to a run with" in refused.stderr
+        assert "belongs to another run" in refused.stderr
 
 
 def test_prompts_are_sent_as_messages_on_request(adafuse, job, monkeypatch):

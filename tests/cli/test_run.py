@@ -82,7 +82,7 @@ def test_another_run_is_not_resumed(adafuse, job, tmp_path):
     assert "max_words 3, not 2" in refused("--max-words", 2)
     assert "rounds False, not True" in refused("--rounds")
     job[2].write_text(job[2].read_text() + "\n")
-    assert "another test set" in refused()
+    assert "different test set" in refused()
     job[4].write_text("Other.\n")
     result = adafuse(*job, "--output", output, "--overwrite", "--rounds")
     assert result.exit_code == 0
@@ -103,9 +103,9 @@ def test_overwriting_waits_until_the_models_are_loaded(adafuse, job, tmp_path):
     ("content", "message"),
     [
         (b'{"some": "file"}\n', "was not written by this command"),
-        (b"not results\n", "holds lines that are no results"),
-        (b'{"line": 2}\n', "holds other lines than this run"),
-        (b"[1]\n", "holds lines that are no results"),
+        (b"not results\n", "has lines that are not results"),
+        (b'{"line": 2}\n', "has different lines than this run"),
+        (b"[1]\n", "has lines that are not results"),
     ],
 )
 def test_other_files_are_not_touched(adafuse, job, tmp_path, content, message):

@@ -101,7 +101,9 @@ def test_what_failed_of_the_run_is_told_and_asked_again(adafuse, job, tmp_path, 
     result = adafuse(*job)
     assert result.exit_code == 0, result.output
     assert "failed" in result.stdout
-    assert "1 failed" in result.stdout or "so nothing is shown" in " ".join(result.stdout.split())
+    assert "1 failed" in result.stdout or "so the run does not show" in " ".join(
+        result.stdout.split()
+    )
     failing.clear()
     asked.clear()
     again = adafuse(*job)
@@ -144,7 +146,7 @@ def test_an_interruption_keeps_what_was_found(adafuse, job, tmp_path, monkeypatc
     assert not (tmp_path / "tuned.yaml").exists()
     result = adafuse(*job)
     assert result.exit_code == 130, result.output
-    assert "Interrupted before the held-out questions" in (tmp_path / "tuned.yaml").read_text()
+    assert "interrupted before the held-out questions" in (tmp_path / "tuned.yaml").read_text()
     monkeypatch.setattr(tuning, "answer_all", real)
     assert adafuse(*job).exit_code == 0
 
@@ -160,7 +162,7 @@ def test_a_file_of_somebody_else_is_not_overwritten(adafuse, job, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--held-out", "0.1"], "too few questions: 20 give 18 to search on and 2 held-out"),
+        (["--held-out", "0.1"], "too few questions: 20 give 18 for the search and 2 held-out"),
         (["--limit", "5"], "too few questions: 5"),
         (["--use", "wren"], "at least two members; got wren"),
         (["--model", "org/one"], "at least two members; got one"),
@@ -229,7 +231,7 @@ def test_the_file_comes_before_what_the_task_says(adafuse, config, data, tmp_pat
         ("trust_remote_code: true", "unknown option 'trust_remote_code'"),
         ("max_words: 0", "option 'max_words': input should be greater than or equal to 1"),
         ("models: 3", "option 'models'"),
-        ("- max_words", "must say names and values"),
+        ("- max_words", "must contain names and values"),
         ("a: [", "is not YAML"),
     ],
 )

@@ -37,7 +37,7 @@ TEXTS = (
 
 
 def expected(recipes, prompt, text, *, stops=False, weights=None):
-    """NLL and number of terms by member, F, and the fused log-likelihood."""
+    """Return the NLL and the number of terms by member, F, and the fused log-likelihood."""
     nll, terms = {}, {}
     for member in map(reference, recipes):
         ids = member.codec.encode_prompt(prompt.rstrip(" "))
@@ -66,7 +66,7 @@ def test_given_texts_are_scored_as_the_reference_scores_them(prompt, stops):
         assert scored.loglikelihood == pytest.approx(summed, abs=1e-4)
 
 
-def test_weights_and_members_are_those_of_the_call():
+def test_a_call_can_set_weights_and_members():
     recipes = MEMBERS[:2]
     weights = {recipes[0].name: 3.0, recipes[1].name: 1.0}
     (scored,) = (
@@ -78,7 +78,7 @@ def test_weights_and_members_are_those_of_the_call():
     assert scored.loglikelihood == pytest.approx(summed, abs=1e-8)
 
 
-def test_all_continuations_cost_one_pass_over_what_they_do_not_share():
+def test_all_continuations_take_one_pass_over_their_different_tokens():
     recipe = Recipe("llama", "bytelevel", 31)
     codec = reference(recipe).codec
     texts = [" the light", " the night", " the light is"]
@@ -90,20 +90,20 @@ def test_all_continuations_cost_one_pass_over_what_they_do_not_share():
     assert usage.tokens_processed[recipe.name] == fresh + len(read)
 
 
-def test_scores_do_not_depend_on_what_runs_beside_them():
+def test_scores_do_not_depend_on_simultaneous_requests():
     ensemble = engine(*MEMBERS[:2])
     alone = [ensemble.score(PROMPT, [text]).texts[0] for text in TEXTS]
     with ThreadPoolExecutor(len(TEXTS)) as pool:
         decoding = pool.submit(ensemble.generate, "The ferry", max_new_tokens=12)
-        neighbour = list(pool.map(lambda text: ensemble.score(PROMPT, [text]).texts[0], TEXTS))
+        concurrent = list(pool.map(lambda text: ensemble.score(PROMPT, [text]).texts[0], TEXTS))
         decoding.result()
-    for one, other in zip(alone, neighbour, strict=True):
+    for one, other in zip(alone, concurrent, strict=True):
         assert one.nll == pytest.approx(other.nll, abs=1e-9)
 
 
 @pytest.mark.quick
-def test_a_text_that_nothing_comes_before_follows_what_prompts_begin_with():
-    recipe = Recipe("llama", "bytelevel", 31)  # its tokenizer puts nothing before a prompt
+def test_with_an_empty_prompt_a_text_follows_the_tokens_that_begin_prompts():
+    recipe = Recipe("llama", "bytelevel", 31)  # its tokenizer adds no special tokens to a prompt
     member = reference(recipe)
     (scored,) = engine(recipe).score("", ["The ferry"]).texts
     (end,) = member.end_ids
@@ -112,7 +112,7 @@ def test_a_text_that_nothing_comes_before_follows_what_prompts_begin_with():
 
 
 @pytest.mark.quick
-def test_a_conversation_can_come_before():
+def test_texts_can_be_replies_to_a_conversation():
     recipe = Recipe("llama", "bytelevel", 31, template=CHATML)
     messages = [{"role": "user", "content": "who?"}]
     (scored,) = engine(recipe).score(messages=messages, continuations=["Anna"]).texts
@@ -126,7 +126,7 @@ def fake(name, chances, **options):
     return FakeBackend(name, lambda text: chances, ["yes", "no"], **options)
 
 
-def test_what_no_member_can_score_has_no_score():
+def test_a_text_that_no_member_can_score_has_no_score():
     one = fake("one", {"yes": 0.5, END: 0.5})
     other = fake("other", {"yes": 0.25, "no": 0.75}, context_window=3)
     with AdaFuseEngine([one, other]) as ensemble:
@@ -145,7 +145,7 @@ def test_what_no_member_can_score_has_no_score():
 
 
 @pytest.mark.quick
-def test_unusable_input_is_refused():
+def test_invalid_input_is_an_error():
     with AdaFuseEngine([fake("one", {"yes": 1.0}, context_window=4)]) as ensemble:
         wrong: list[Any] = [[], "yes", [""], [3], ["\ud800"]]
         for continuations in wrong:
@@ -159,7 +159,7 @@ def test_unusable_input_is_refused():
             ensemble.score("xxxx", ["yes"])
 
 
-def test_a_member_that_fails_is_named_and_the_engine_goes_on():
+def test_an_error_names_the_failed_member_and_the_engine_stays_usable():
     def rule(text):
         if "bad" in text:
             raise RuntimeError("boom")

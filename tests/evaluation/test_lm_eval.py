@@ -1,4 +1,4 @@
-"""The engine as a model of lm-evaluation-harness, beside its own model and brute force."""
+"""The engine as a harness model, compared with the harness's own model and brute force."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PAIRS = [
 TEXTS = ["The ferry to Orrin leaves at nine.", "Anna counted: one, two, three."]
 
 
-def asked(*arguments):
+def instances(*arguments):
     return [
         SimpleNamespace(args=each if isinstance(each, tuple) else (each,)) for each in arguments
     ]
@@ -45,7 +45,7 @@ def lm(*recipes, **options):
 
 @pytest.fixture(scope="module")
 def harness():
-    """The harness's own model for the first member."""
+    """Return the harness's own model of the first member."""
     from lm_eval.models.huggingface import HFLM
 
     weights = model(ONE)
@@ -55,27 +55,27 @@ def harness():
 
 
 def test_one_member_alone_has_the_log_likelihoods_of_the_harness(harness):
-    theirs = harness.loglikelihood(asked(*PAIRS), disable_tqdm=True)
-    ours = lm(ONE).loglikelihood(asked(*PAIRS), disable_tqdm=True)
+    theirs = harness.loglikelihood(instances(*PAIRS), disable_tqdm=True)
+    ours = lm(ONE).loglikelihood(instances(*PAIRS), disable_tqdm=True)
     assert [score for score, _ in ours] == pytest.approx([score for score, _ in theirs], abs=1e-4)
 
 
 def test_one_member_alone_has_the_rolling_log_likelihoods_of_the_harness(harness):
-    theirs = harness.loglikelihood_rolling(asked(*TEXTS), disable_tqdm=True)
-    ours = lm(ONE).loglikelihood_rolling(asked(*TEXTS), disable_tqdm=True)
+    theirs = harness.loglikelihood_rolling(instances(*TEXTS), disable_tqdm=True)
+    ours = lm(ONE).loglikelihood_rolling(instances(*TEXTS), disable_tqdm=True)
     assert ours == pytest.approx(theirs, abs=1e-3)
 
 
-def test_one_member_alone_generates_what_the_harness_does(harness):
+def test_one_member_alone_generates_the_same_text_as_the_harness(harness):
     request = (CONTEXT, {"until": ["\n"], "max_gen_toks": 10, "do_sample": False})
-    (theirs,) = harness.generate_until(asked(request), disable_tqdm=True)
-    (ours,) = lm(ONE, branching_factor=1, max_words=1).generate_until(asked(request), True)
-    assert ours.startswith(theirs)  # the last word is written to its end
+    (theirs,) = harness.generate_until(instances(request), disable_tqdm=True)
+    (ours,) = lm(ONE, branching_factor=1, max_words=1).generate_until(instances(request), True)
+    assert ours.startswith(theirs)  # AdaFuse finishes the last word
 
 
 @pytest.mark.quick
 def test_log_likelihoods_are_fused_over_whole_continuations():
-    ours = lm(ONE, OTHER, weights="3;1").loglikelihood(asked(*PAIRS[:4]), disable_tqdm=True)
+    ours = lm(ONE, OTHER, weights="3;1").loglikelihood(instances(*PAIRS[:4]), disable_tqdm=True)
     for (context, text), (found, _) in zip(PAIRS, ours, strict=False):
         total = 0.0
         spaces = len(context) - len(context.rstrip(" "))
@@ -89,26 +89,26 @@ def test_log_likelihoods_are_fused_over_whole_continuations():
 
 
 @pytest.mark.quick
-def test_greedy_means_that_the_ensemble_writes_it():
+def test_a_continuation_is_greedy_if_the_ensemble_writes_it():
     members = [reference(ONE), reference(OTHER)]
-    said = decode(members, CONTEXT, Options(max_new_tokens=12)).text
-    first = said.split()[0]
-    texts = [f" {first}", said, f" {first}x", " Zebra"]
+    written = decode(members, CONTEXT, Options(max_new_tokens=12)).text
+    first = written.split()[0]
+    texts = [f" {first}", written, f" {first}x", " Zebra"]
     ensemble = lm(ONE, OTHER)
-    found = ensemble.loglikelihood(asked(*((CONTEXT, text) for text in texts)), True)
+    found = ensemble.loglikelihood(instances(*((CONTEXT, text) for text in texts)), True)
     assert [greedy for _, greedy in found] == [True, True, False, False]
     unchecked = lm(ONE, OTHER, check_greedy=False)
-    assert unchecked.loglikelihood(asked((CONTEXT, texts[0])), True)[0] == (
+    assert unchecked.loglikelihood(instances((CONTEXT, texts[0])), True)[0] == (
         pytest.approx(found[0][0]),
         False,
     )
 
 
-def test_requests_come_back_in_order_whatever_their_contexts():
+def test_results_are_in_the_order_of_requests_with_mixed_contexts():
     mixed = [PAIRS[0], PAIRS[2], PAIRS[1], PAIRS[0]]
-    together = lm(ONE, batch_size=3, check_greedy=False).loglikelihood(asked(*mixed), True)
+    together = lm(ONE, batch_size=3, check_greedy=False).loglikelihood(instances(*mixed), True)
     for pair, result in zip(mixed, together, strict=True):
-        alone = lm(ONE, check_greedy=False).loglikelihood(asked(pair), True)
+        alone = lm(ONE, check_greedy=False).loglikelihood(instances(pair), True)
         assert result[0] == pytest.approx(alone[0][0], abs=1e-9)
 
 
@@ -123,12 +123,12 @@ def small(window):
     return AdaFuseLM(AdaFuseEngine([FakeBackend("one", word_by_word, context_window=window)]))
 
 
-def test_a_long_text_is_scored_in_pieces_that_all_count_once():
+def test_a_long_text_is_scored_in_pieces_that_each_count_once():
     text = "www ww wwww w www ww"
     spaces = text.count(" ")
     expected = (len(text) - spaces) * math.log(0.5) + spaces * math.log(0.25)
     for window in (None, 100, 24, 12):
-        (found,) = small(window).loglikelihood_rolling(asked(text), True)
+        (found,) = small(window).loglikelihood_rolling(instances(text), True)
         assert found == pytest.approx(expected)
     assert list(small(12)._pieces(text)) == ["www ww", " wwww", " w www", " ww"]
 
@@ -136,17 +136,17 @@ def test_a_long_text_is_scored_in_pieces_that_all_count_once():
 def test_a_context_that_is_too_long_is_cut_at_its_beginning(caplog):
     ensemble = small(12)
     with caplog.at_level(logging.WARNING):
-        assert ensemble._asked("aaaa bbbb cccc dd", 4) == {"prompt": "cccc dd"}
-    assert "its last 7 are kept" in caplog.text
-    assert ensemble._asked("cccc dd", 4) == {"prompt": "cccc dd"}
-    assert ensemble.generate_until(asked(("www " * 9 + "www", {"max_gen_toks": 3})), True)
-    assert ensemble.loglikelihood(asked(("www " * 9 + "www", "w")), True)[0][0] == pytest.approx(
-        math.log(0.5)
-    )
+        assert ensemble._prompt("aaaa bbbb cccc dd", 4) == {"prompt": "cccc dd"}
+    assert "only the last 7 are used" in caplog.text
+    assert ensemble._prompt("cccc dd", 4) == {"prompt": "cccc dd"}
+    assert ensemble.generate_until(instances(("www " * 9 + "www", {"max_gen_toks": 3})), True)
+    assert ensemble.loglikelihood(instances(("www " * 9 + "www", "w")), True)[0][
+        0
+    ] == pytest.approx(math.log(0.5))
 
 
-def test_what_no_member_can_write_has_no_likelihood(caplog):
-    found = small(None).loglikelihood(asked(("w", "x")), True)
+def test_a_text_that_no_member_can_write_has_no_likelihood(caplog):
+    found = small(None).loglikelihood(instances(("w", "x")), True)
     assert found == [(-math.inf, False)]
     assert "no member can write 'x'" in caplog.text
 
@@ -172,19 +172,19 @@ def test_generation_options_of_the_harness(given, options):
     ("given", "message"),
     [({"do_sample": True}, "do_sample=False"), ({"num_beams": 4, "x": 1}, "num_beams, x")],
 )
-def test_what_decoding_cannot_do_is_refused(given, message):
+def test_unsupported_generation_options_are_errors(given, message):
     with pytest.raises(InvalidOptionError, match=message):
         generation_options(given)
 
 
-def test_wrong_options_and_two_ensembles_are_refused():
+def test_invalid_options_and_two_ensembles_are_errors():
     with pytest.raises(InvalidOptionError):
         lm(ONE, max_word=3)
     with pytest.raises(InvalidInputError, match="either"):
         lm(ONE, models="a;b")
 
 
-def test_models_are_loaded_as_the_command_line_names_them(monkeypatch):
+def test_models_are_loaded_like_on_the_command_line(monkeypatch):
     loaded = []
 
     def load(paths, **options):
@@ -204,7 +204,7 @@ def test_models_are_loaded_as_the_command_line_names_them(monkeypatch):
     assert [path.rpartition("/")[2] for path in loaded[1][0]] == ["wren", "heron", "finch"]
 
 
-def test_a_configuration_file_names_models_and_options(monkeypatch, tmp_path):
+def test_a_configuration_file_sets_models_and_options(monkeypatch, tmp_path):
     loaded = []
 
     def load(paths, **options):
@@ -222,7 +222,7 @@ def test_a_configuration_file_names_models_and_options(monkeypatch, tmp_path):
         lm(ONE, config=str(path))
 
 
-def test_without_the_harness_the_extra_is_named(monkeypatch):
+def test_without_the_harness_an_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
     monkeypatch.delitem(sys.modules, "adafuse_llm.evaluation.lm_eval")
@@ -243,8 +243,8 @@ def test_conversations_reach_every_member_in_its_own_template():
     with scripted_engine(script, max_new_tokens=8) as engine:
         ensemble = AdaFuseLM(engine)
         context = ensemble.apply_chat_template([{"role": "user", "content": "Is it?"}])
-        (text,) = ensemble.generate_until(asked((context, {"max_gen_toks": 8})), True)
-        ((likely, greedy),) = ensemble.loglikelihood(asked((context, "Yes.")), True)
+        (text,) = ensemble.generate_until(instances((context, {"max_gen_toks": 8})), True)
+        ((likely, greedy),) = ensemble.loglikelihood(instances((context, "Yes.")), True)
     assert text == "Yes."
     assert seen >= {"im_start", "INST"}
     assert likely > -10
@@ -253,7 +253,7 @@ def test_conversations_reach_every_member_in_its_own_template():
     assert ensemble.tokenizer_name == "adafuse:ink,quill"
 
 
-def test_a_reply_cannot_be_begun():
+def test_the_beginning_of_a_reply_is_an_error():
     ensemble = lm(ONE)
     with pytest.raises(InvalidInputError, match="gen_prefix"):
         ensemble.apply_chat_template(
@@ -261,7 +261,7 @@ def test_a_reply_cannot_be_begun():
         )
     context = ensemble.apply_chat_template([{"role": "user", "content": "x"}])
     with pytest.raises(InvalidInputError, match="gen_prefix"):
-        ensemble.generate_until(asked((context + "Sure:", {})), True)
+        ensemble.generate_until(instances((context + "Sure:", {})), True)
 
 
 # The harness itself ---------------------------------------------------------------------------
@@ -292,7 +292,7 @@ metric_list: [{metric: bits_per_byte, aggregation: bits_per_byte, higher_is_bett
 
 @pytest.fixture
 def tasks(tmp_path, monkeypatch):
-    """A folder with three tasks over two questions, of which the ensemble knows the first."""
+    """Return a folder with three tasks over two questions; the ensemble knows the first answer."""
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
     items = [
@@ -329,8 +329,8 @@ def test_local_tasks_run_offline_through_the_harness(tasks):
     assert found["results"]["my_choice"]["acc,none"] == 0.5
     assert found["results"]["my_generate"]["exact_match,stripped"] == 0.5
     assert found["results"]["my_rolling"]["bits_per_byte,none"] > 0
-    said = [sample["filtered_resps"][0].strip() for sample in found["samples"]["my_generate"]]
-    assert sorted(said) == ["Anna", "Orrin"]
+    responses = [sample["filtered_resps"][0].strip() for sample in found["samples"]["my_generate"]]
+    assert sorted(responses) == ["Anna", "Orrin"]
 
 
 def test_the_model_is_registered():

@@ -1,4 +1,4 @@
-"""Metrics against hand-made cases, and against other implementations where they are installed."""
+"""Metrics compared with manual cases and with other implementations, if installed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.support.paths import BENCHMARKS
         ("$1,000", "1000"),
     ],
 )
-def test_normalisation_is_squads(text, normal):
+def test_normalization_is_that_of_squad(text, normal):
     assert normalize(text) == normal
 
 
@@ -51,7 +51,7 @@ def test_normalisation_is_squads(text, normal):
         ("in World War I", ["World War II", "World War I"], False, 2 * 3 / 7),
         ("war war", ["war"], False, 2 / 3),
         ("", ["x"], False, 0.0),
-        ("A", ["a"], True, 1.0),  # nothing is left of it: the text itself counts
+        ("A", ["a"], True, 1.0),  # normalization leaves nothing, so the text itself counts
         ("---", ["---"], True, 1.0),
         ("the", ["a"], False, 0.0),
         ("", ["A"], False, 0.0),
@@ -65,7 +65,7 @@ def test_exact_match_and_f1(prediction, accepted, exact, overlap):
     assert f1(prediction, accepted) == pytest.approx(overlap)
 
 
-def test_verbatim_is_what_it_says():
+def test_verbatim_compares_characters():
     assert verbatim("19.88 crowns", ["x", "19.88 crowns"])
     assert not verbatim("19.88 Crowns", ["19.88 crowns"])
 
@@ -80,13 +80,13 @@ def test_verbatim_is_what_it_says():
         ("Stone, in the year 1874", ["1874"], True),  # fewer than three words: any length
         ("of the", ["World War I"], False),
         ("of the", ["in a"], False),
-        ("the who", ["The Who"], True),  # nothing is left of it: all its words count
+        ("the who", ["The Who"], True),  # only function words, so all words count
         ("", ["The Who"], False),
         ("", ["x"], False),
         ("Paris", ["London", "in Paris"], True),
     ],
 )
-def test_the_lenient_match_takes_part_of_the_words(prediction, accepted, matches):
+def test_the_lenient_match_accepts_some_of_the_words(prediction, accepted, matches):
     assert lenient_match(prediction, accepted) is matches
 
 
@@ -156,7 +156,7 @@ def test_scores_are_means_in_percent():
     assert load_metric("exact_match").binary
 
 
-def test_an_unknown_metric_names_the_nearest():
+def test_the_error_for_an_unknown_metric_names_the_nearest():
     with pytest.raises(InvalidInputError, match="Did you mean 'exact_match'"):
         load_metric("exact-match")
 
@@ -169,13 +169,13 @@ REFERENCES = ["The mill was founded in 1874.", "Bread is sold at this place.", "
 
 def corpus(metric):
     kept = [
-        metric.statistics(said, [known])
-        for said, known in zip(PREDICTIONS, REFERENCES, strict=True)
+        metric.statistics(prediction, [known])
+        for prediction, known in zip(PREDICTIONS, REFERENCES, strict=True)
     ]
     return metric.score([sum(column) for column in zip(*kept, strict=True)])
 
 
-def test_chrf_of_sums_is_sacrebleus_corpus_score():
+def test_chrf_of_sums_equals_the_corpus_score_of_sacrebleu():
     chrf = pytest.importorskip("sacrebleu").CHRF()
     metric = load_metric("chrf")
     assert corpus(metric) == pytest.approx(chrf.corpus_score(PREDICTIONS, [REFERENCES]).score)
@@ -185,7 +185,7 @@ def test_chrf_of_sums_is_sacrebleus_corpus_score():
 
 @pytest.fixture
 def models(tmp_path, monkeypatch):
-    """The folder of sacrebleu's SentencePiece files."""
+    """Return the folder of sacrebleu's SentencePiece files."""
     spm = pytest.importorskip("sacrebleu.tokenizers.tokenizer_spm")
     monkeypatch.setattr(spm, "SACREBLEU_DIR", str(tmp_path))
     (tmp_path / "models").mkdir()
@@ -193,7 +193,7 @@ def models(tmp_path, monkeypatch):
 
 
 @pytest.mark.quick
-def test_spbleu_of_sums_is_sacrebleus_corpus_score(models):
+def test_spbleu_of_sums_equals_the_corpus_score_of_sacrebleu(models):
     import sentencepiece
     from sacrebleu.metrics import BLEU
 
@@ -211,7 +211,7 @@ def test_spbleu_of_sums_is_sacrebleus_corpus_score(models):
 
 
 @pytest.mark.parametrize("failure", [OSError("no network"), SystemExit(1)])
-def test_without_its_file_spbleu_says_what_to_do(models, monkeypatch, failure):
+def test_without_its_file_spbleu_raises_an_error_with_a_remedy(models, monkeypatch, failure):
     def download(*arguments):
         raise failure
 
@@ -222,7 +222,7 @@ def test_without_its_file_spbleu_says_what_to_do(models, monkeypatch, failure):
     assert "sacrebleu_tokenizer_spm.model" in str(caught.value)
 
 
-def test_without_sacrebleu_the_extra_is_named(monkeypatch):
+def test_without_sacrebleu_an_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "sacrebleu", None)
     with pytest.raises(MissingDependencyError, match=r"adafuse-llm\[eval\]"):
         load_metric("chrf")
@@ -232,7 +232,7 @@ def test_without_sacrebleu_the_extra_is_named(monkeypatch):
 
 
 def answers(name, count=300):
-    """Accepted answers of a benchmark, and predictions made from them."""
+    """Return accepted answers of a benchmark, and predictions made from them."""
     rng = random.Random(name)
     lines = (BENCHMARKS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()[:count]
     for line in lines:
@@ -247,23 +247,25 @@ def answers(name, count=300):
 
 @pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="the paper's test sets are not there")
 @pytest.mark.parametrize("name", ["nq", "squad", "triviaqa"])
-def test_exact_match_and_f1_are_those_of_torchmetrics(name):
+def test_exact_match_and_f1_equal_those_of_torchmetrics(name):
     text = pytest.importorskip("torchmetrics.functional.text")
     seen = set()
     for prediction, accepted in answers(name):
         if not all(map(normalize, accepted)):
-            continue  # they take an empty answer for "A"
+            continue  # torchmetrics treats "A" as an empty answer
         known = {"answers": {"answer_start": [0] * len(accepted), "text": accepted}, "id": "1"}
-        told = text.squad([{"prediction_text": prediction, "id": "1"}], [known])
-        assert exact_match(prediction, accepted) == (told["exact_match"] == 100)
-        assert 100 * f1(prediction, accepted) == pytest.approx(float(told["f1"]), abs=1e-3)
+        theirs = text.squad([{"prediction_text": prediction, "id": "1"}], [known])
+        assert exact_match(prediction, accepted) == (theirs["exact_match"] == 100)
+        assert 100 * f1(prediction, accepted) == pytest.approx(float(theirs["f1"]), abs=1e-3)
         seen.add(exact_match(prediction, accepted))
     assert seen == {True, False}
 
 
 @pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="the paper's test sets are not there")
-def test_the_final_numbers_of_gsm8k_are_those_of_lm_evals_filter():
-    pattern = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")  # its flexible-extract, the last match
+def test_the_final_numbers_of_gsm8k_equal_those_of_the_filter_of_lm_eval():
+    pattern = re.compile(
+        r"(-?[$0-9.,]{2,})|(-?[0-9]+)"
+    )  # lm-eval's flexible-extract takes the last match
     lines = (BENCHMARKS / "gsm8k.jsonl").read_text(encoding="utf-8").splitlines()
     for line in lines:
         label = json.loads(line)["answer"]
@@ -271,6 +273,6 @@ def test_the_final_numbers_of_gsm8k_are_those_of_lm_evals_filter():
         assert final_number(label) == Decimal(last)
 
 
-def test_every_metric_without_a_download_is_tested_above():
+def test_this_module_tests_every_metric_without_a_download():
     source = Path(__file__).read_text(encoding="utf-8")
     assert all(name in source for name in METRICS)

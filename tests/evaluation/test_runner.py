@@ -1,4 +1,4 @@
-"""Records in order, whatever happens, and what they add up to."""
+"""Records of answers: their order, their contents, and their summaries."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def questions(*texts):
 
 
 def echo(name, wrong=(), **options):
-    """Answers a question with its last word; with "no" where that is among `wrong`."""
+    """Answer a question with its last word, or with "no" if the word is in `wrong`."""
 
     def rule(text):
-        asked, _, answer = text.rpartition("Question: ")[2].partition("\nAnswer:")
-        if "boom" in asked:
+        question, _, answer = text.rpartition("Question: ")[2].partition("\nAnswer:")
+        if "boom" in question:
             raise RuntimeError("boom")
-        word = asked.split()[-1]
+        word = question.split()[-1]
         reply = " no" if word in wrong else f" {word}"
         return {reply[len(answer)] if len(answer) < len(reply) else END: 1.0}
 
@@ -66,10 +66,10 @@ def ensemble(*members, requests=4, **config):
     )
 
 
-def test_answers_come_in_order_with_everything_about_them():
-    asked = questions("is it ada", "is it bo", "is it cy")
+def test_records_are_in_order_and_complete():
+    items = questions("is it ada", "is it bo", "is it cy")
     with ensemble(echo("one"), echo("two", wrong={"bo"})) as engine:
-        records = list(answer_all(engine, NQ, asked, METRICS))
+        records = list(answer_all(engine, NQ, items, METRICS))
     assert [record.line for record in records] == [1, 2, 3]
     first, second, _ = records
     assert (first.pred, first.answer, first.label) == ("ada", "ada", ("ada",))
@@ -83,7 +83,7 @@ def test_answers_come_in_order_with_everything_about_them():
     assert first.rounds is None
 
 
-def test_many_at_a_time_are_the_same_as_one_after_the_other():
+def test_simultaneous_answers_equal_sequential_answers():
     words = [f"is it w{number}" for number in range(23)]
     found = []
     for requests in (1, 5):
@@ -112,30 +112,33 @@ def test_a_slow_answer_does_not_change_the_order():
     assert list(in_order(work, range(20), 3)) == list(range(20))
 
 
-def test_a_question_that_fails_counts_as_wrong_and_stops_nobody():
-    asked = questions("is it ada", "boom bo", "x" * 200 + " cy", "is it di")
+def test_a_question_that_fails_counts_as_wrong_and_does_not_stop_others():
+    items = questions("is it ada", "boom bo", "x" * 200 + " cy", "is it di")
     with ensemble(echo("one", context_window=150)) as engine:
-        records = list(answer_all(engine, NQ, asked, METRICS))
+        records = list(answer_all(engine, NQ, items, METRICS))
     assert [record.finish_reason for record in records] == ["stop", "error", "error", "stop"]
     assert "MemberError: member 'one' failed" in (records[1].error or "")
     assert "ContextWindowError" in (records[2].error or "")
     assert records[1].metrics == {"exact_match": 0, "f1": 0}
-    told = Evaluation.of(records, METRICS, task="nq", system="ensemble")
-    assert (told.answers, told.failed, told.scores["exact_match"].value) == (4, 2, 50)
-    assert told.finish_reasons == {"stop": 2, "error": 2}
+    summary = Evaluation.of(records, METRICS, task="nq", system="ensemble")
+    assert (summary.answers, summary.failed, summary.scores["exact_match"].value) == (4, 2, 50)
+    assert summary.finish_reasons == {"stop": 2, "error": 2}
     assert [record.is_lost for record in records] == [False, True, False, False]
-    assert (told.lost, lost(records)) == (1, 1)  # what does not fit will not fit next time
+    assert (summary.lost, lost(records)) == (
+        1,
+        1,
+    )  # a prompt that does not fit will not fit next time
     assert [each.number for each in unanswered(questions(*"abcdef"), records)] == [2, 5, 6]
     again = records[1].model_copy(update={"error": None, "answer": "bo"})
     assert merged(records, [again]) == [records[0], again, *records[2:]]
 
 
-def test_wrong_options_are_one_error():
+def test_invalid_options_are_a_single_error():
     with ensemble(echo("one")) as engine, pytest.raises(InvalidOptionError):
         list(answer_all(engine, NQ, questions("a"), METRICS, system=System("x", {"max_word": 1})))
 
 
-def test_cancelling_leaves_whole_records_only():
+def test_cancelling_leaves_only_complete_records():
     cancel = threading.Event()
     with ensemble(echo("one"), requests=1) as engine:
         records = []
@@ -148,15 +151,15 @@ def test_cancelling_leaves_whole_records_only():
     assert all(record.answer == f"w{record.line - 1}" for record in records)
 
 
-def test_a_member_alone_decodes_greedily_and_pays_for_itself():
+def test_a_single_member_decodes_greedily_without_a_cached_prompt():
     def script(prompt):
         return "right" if "easy" in prompt else "wrong"
 
-    asked = questions("a hard right", "an easy right")
+    items = questions("a hard right", "an easy right")
     with scripted_engine(script, lambda prompt: "right", max_new_tokens=12) as engine:
-        engine.generate("Question: a hard right\nAnswer:")  # leaves its prompt in the members
+        engine.generate("Question: a hard right\nAnswer:")  # the members cache this prompt
         ink, quill = (
-            list(answer_all(singly(engine), NQ, asked, METRICS, system=System.alone(name)))
+            list(answer_all(singly(engine), NQ, items, METRICS, system=System.alone(name)))
             for name in ("ink", "quill")
         )
     assert [record.pred for record in ink] == ["wrong", "right"]
@@ -179,7 +182,7 @@ def made(line, right, group=None, **changes):
     )
 
 
-def test_figures_are_means_over_answers():
+def test_summaries_are_means_over_answers():
     usage = {
         "prompt_tokens": {"a": 1}, "completion_tokens": {"a": 1}, "forward_passes": {"a": 3},
         "tokens_processed": {"a": 9}, "cached_tokens": {"a": 0},
@@ -190,43 +193,43 @@ def test_figures_are_means_over_answers():
         made(2, False, "two", seconds=2.0, latency=4.0, usage=double),
         made(3, True, "two", error="failed"),
     ]
-    told = Evaluation.of(records, METRICS, task="t", system="s")
-    assert told.seconds == 1.0
-    assert told.latency == 2.0
-    assert told.tokens_processed == {"a": 13.5}
-    assert told.forward_passes == {"a": 4.5}
-    assert told.tokens == 13.5
-    assert {name: score.value for name, score in told.groups.items()} == {"one": 100, "two": 50}
-    assert list(told.scores) == ["exact_match", "f1"]
+    summary = Evaluation.of(records, METRICS, task="t", system="s")
+    assert summary.seconds == 1.0
+    assert summary.latency == 2.0
+    assert summary.tokens_processed == {"a": 13.5}
+    assert summary.forward_passes == {"a": 4.5}
+    assert summary.tokens == 13.5
+    assert {name: score.value for name, score in summary.groups.items()} == {"one": 100, "two": 50}
+    assert list(summary.scores) == ["exact_match", "f1"]
 
 
-def test_tokens_count_prompts_that_were_kept():
+def test_tokens_include_cached_prompts():
     usage = Usage(
         prompt_tokens={"a": 50, "b": 40}, completion_tokens={"a": 1, "b": 1},
         forward_passes={"a": 2, "b": 2}, tokens_processed={"a": 12, "b": 45},
         cached_tokens={"a": 40, "b": 0},
     )  # fmt: skip
     assert tokens(usage) == 12 + 45 + 40
-    told = Evaluation.of([made(1, True, usage=usage)], METRICS, task="t", system="s")
-    assert told.tokens == tokens(usage)
+    summary = Evaluation.of([made(1, True, usage=usage)], METRICS, task="t", system="s")
+    assert summary.tokens == tokens(usage)
 
 
-def test_systems_are_compared_on_the_questions_of_both():
+def test_systems_are_compared_on_their_common_questions():
     ours = [made(n, n != 5) for n in range(1, 21)]
     theirs = [made(n, n % 2 == 0) for n in range(11, 31)]
     exact, f1 = compared(ours, theirs, METRICS)
     assert (exact.questions, exact.ours, exact.theirs) == (10, 100, 50)
     assert exact.p_value == pytest.approx(2 / 2**5)
-    assert f1.test == "approximate randomisation"
+    assert f1.test == "approximate randomization"
 
 
-def test_results_that_are_written_again_take_the_place_of_the_earlier_ones(tmp_path):
+def test_a_later_result_replaces_the_earlier_one(tmp_path):
     results = Results(tmp_path / "out" / "results.jsonl")
     results.begin({"x": 1}, afresh=True)
     for line in ({"line": 1, "error": "MemberError: out"}, {"line": 2}):
         results.append(line)
     with results.path.open("ab") as file:
-        file.write(b'{"line": 3')  # cut off
+        file.write(b'{"line": 3')  # an incomplete line
     results.begin({"x": 1}, afresh=False)
     results.append({"line": 1, "pred": "a"})
     assert results.done({"x": 1}, range(1, 9)) == [{"line": 1, "pred": "a"}, {"line": 2}]
@@ -250,12 +253,12 @@ def test_results_that_are_written_again_take_the_place_of_the_earlier_ones(tmp_p
         ("KeyError: 'x'", True),
     ],
 )
-def test_what_failed_of_the_run_is_lost_and_not_what_failed_of_the_question(error, again):
+def test_an_answer_is_lost_if_the_run_failed_and_not_the_question(error, again):
     assert made(1, False, error=error).is_lost is again
 
 
-def test_prompts_are_sent_as_messages_on_request():
-    asked = questions("is it ada")
+def test_prompts_can_be_sent_as_messages():
+    items = questions("is it ada")
     seen = []
 
     def rule(text):
@@ -263,9 +266,9 @@ def test_prompts_are_sent_as_messages_on_request():
         return {END: 1.0}
 
     with ensemble(FakeBackend("one", rule)) as engine:
-        list(answer_all(engine, NQ, asked, METRICS))
+        list(answer_all(engine, NQ, items, METRICS))
         plain = seen.pop()
-        list(answer_all(engine, NQ, asked, METRICS, chat=True))
+        list(answer_all(engine, NQ, items, METRICS, chat=True))
         with_roles = engine.generate(messages=[{"role": "user", "content": plain}])
     assert plain == "Question: is it ada\nAnswer:"
     assert plain in seen[0]
@@ -282,7 +285,7 @@ def test_different_test_sets_are_not_compared():
         compared([made(1, True)], [made(2, True)], METRICS)
 
 
-def test_records_are_read_back_without_a_line_that_was_cut_off(tmp_path):
+def test_records_are_read_without_an_incomplete_line(tmp_path):
     path = tmp_path / "results.jsonl"
     records = [made(1, True), made(2, False, error="failed")]
     text = "".join(record.model_dump_json(exclude_none=True) + "\n" for record in records)
@@ -290,7 +293,7 @@ def test_records_are_read_back_without_a_line_that_was_cut_off(tmp_path):
     assert read_records(path) == records
     again = records[0].model_copy(update={"answer": "z"})
     path.write_text(text + again.model_dump_json(exclude_none=True) + "\n")
-    assert read_records(path) == [again, records[1]]  # the later one counts
+    assert read_records(path) == [again, records[1]]  # the later result counts
     path.write_text(text + '{"line": 3}\n')
     with pytest.raises(InvalidInputError, match="line 3, is not a result"):
         read_records(path)

@@ -1,4 +1,4 @@
-"""Intervals and tests against arithmetic by hand, and against scipy where it is installed."""
+"""Intervals and tests compared with manual arithmetic, and with scipy if it is installed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_an_interval_has_the_width_of_the_normal_approximation():
     assert score.high == pytest.approx(75 + half, abs=0.6)
 
 
-def test_intervals_hold_the_truth_about_as_often_as_they_say():
+def test_intervals_contain_the_true_value_in_about_95_percent_of_samples():
     held = 0
     for seed in range(80):
         score = interval(EXACT, rights(drawn(0.6, 200, seed)), samples=300, seed=seed)
@@ -49,7 +49,7 @@ def test_the_same_seed_gives_the_same_interval():
     assert interval(F1, answers) != interval(F1, answers, seed=2)
 
 
-def test_all_right_is_certain_as_far_as_questions_go():
+def test_the_interval_of_only_right_answers_has_no_width():
     score = interval(EXACT, rights([True] * 5))
     assert (score.value, score.low, score.high) == (100, 100, 100)
 
@@ -70,7 +70,7 @@ def test_mcnemar_by_hand(only_ours, only_theirs, p_value):
     assert mcnemar(ours, theirs) == pytest.approx(p_value)
 
 
-def test_mcnemar_is_scipys_binomial_test_also_where_there_are_many():
+def test_mcnemar_equals_the_binomial_test_of_scipy_for_many_answers():
     scipy = pytest.importorskip("scipy.stats")
     for ours, theirs in ((40, 60), (700, 800), (1500, 1500), (2000, 1200)):
         exact = scipy.binomtest(min(ours, theirs), ours + theirs).pvalue
@@ -89,7 +89,7 @@ def test_systems_are_compared_question_by_question():
     assert found.difference.low > 0
     shuffled = theirs.copy()
     random.Random(1).shuffle(shuffled)
-    assert compare(EXACT, rights(ours), rights(shuffled)).p_value > 0.05  # pairing is lost
+    assert compare(EXACT, rights(ours), rights(shuffled)).p_value > 0.05  # the pairs are shuffled
 
 
 def test_a_system_against_itself_shows_no_difference():
@@ -97,11 +97,11 @@ def test_a_system_against_itself_shows_no_difference():
     found = compare(F1, answers, answers)
     assert found.difference.model_dump() == {"value": 0, "low": 0, "high": 0}
     assert found.p_value == 1
-    assert found.test == "approximate randomisation"
+    assert found.test == "approximate randomization"
 
 
 @pytest.mark.quick
-def test_randomisation_agrees_with_all_possible_exchanges():
+def test_randomization_agrees_with_all_possible_exchanges():
     rng = random.Random(3)
     ours = [rng.random() for _ in range(10)]
     theirs = [value - 0.3 + 0.5 * rng.random() for value in ours]
@@ -116,7 +116,7 @@ def test_randomisation_agrees_with_all_possible_exchanges():
     assert found.p_value == pytest.approx(exact, abs=0.03)
 
 
-def test_equal_systems_are_rarely_called_different():
+def test_equal_systems_rarely_differ_significantly():
     false_alarms = {"exact": 0, "f1": 0}
     for seed in range(60):
         rng = random.Random(seed)
@@ -131,7 +131,7 @@ def test_equal_systems_are_rarely_called_different():
     assert max(false_alarms.values()) <= 8  # 3 expected
 
 
-def test_chrf_has_intervals_and_tests_of_the_corpus_score():
+def test_intervals_and_tests_of_chrf_use_the_corpus_score():
     pytest.importorskip("sacrebleu")
     chrf = load_metric("chrf")
     known = [f"the keeper of light number {number} was here" for number in range(12)]
@@ -145,7 +145,7 @@ def test_chrf_has_intervals_and_tests_of_the_corpus_score():
     assert found.difference.low > 0
 
 
-def test_what_cannot_be_compared_is_refused():
+def test_answers_that_cannot_be_compared_are_an_error():
     with pytest.raises(InvalidInputError, match="two answers to every question"):
         compare(EXACT, rights([True]), rights([True, False]))
     with pytest.raises(InvalidInputError, match="no answers"):

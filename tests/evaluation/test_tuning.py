@@ -1,4 +1,4 @@
-"""A search for settings that answer best, and what it may not do."""
+"""The search for the best settings, and the test on held-out questions."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ NQ = load_task("nq")
 
 
 def knows(name, known, sure=0.9):
-    """Answers a question with its last word where it knows that; else it is unsure of " no"."""
+    """Answer with the last word of a known question, and with an uncertain " no" otherwise."""
 
     def rule(text):
-        asked, _, answer = text.rpartition("Question: ")[2].partition("\nAnswer:")
-        word = asked.split()[-1]
+        question, _, answer = text.rpartition("Question: ")[2].partition("\nAnswer:")
+        word = question.split()[-1]
         reply, weight = (f" {word}", sure) if known(word) else (" no", 0.4)
         if not reply.startswith(answer):
             reply = f" {word}" if f" {word}".startswith(answer) else " no"
@@ -49,7 +49,7 @@ def odd(word):
 
 
 def complementary():
-    """Two members that know one half of the answers each, and one that knows few."""
+    """Return an engine: two members know half of the answers each, and one knows few."""
     members = [
         knows("odd", odd),
         knows("even", lambda word: not odd(word)),
@@ -59,12 +59,12 @@ def complementary():
     return AdaFuseEngine(members, AdaFuseConfig(max_new_tokens=8), runtime=runtime)
 
 
-def search(engine, asked=None, **options):
+def search(engine, items=None, **options):
     with engine:
-        return tune(engine, NQ, asked or questions(40), **{"trials": 6, **options})
+        return tune(engine, NQ, items or questions(40), **{"trials": 6, **options})
 
 
-def test_members_that_complete_each_other_pay():
+def test_fusing_complementary_members_pays():
     found = search(complementary())
     assert isinstance(found, Tuning)
     assert (found.searched, found.held_out) == (20, 20)
@@ -81,7 +81,7 @@ def test_members_that_complete_each_other_pay():
     assert Tuning.model_validate_json(found.model_dump_json()) == found
 
 
-def test_where_the_ensemble_does_not_beat_a_member_that_member_is_the_answer():
+def test_a_member_that_the_ensemble_does_not_beat_is_recommended():
     members = [knows("all", lambda _word: True), knows("none", lambda _word: False)]
     engine = AdaFuseEngine(members, AdaFuseConfig(max_new_tokens=8))
     found = search(engine, trials=2)
@@ -94,14 +94,14 @@ def test_where_the_ensemble_does_not_beat_a_member_that_member_is_the_answer():
         assert again.generate("Question: is it w3\nAnswer:").text == " w3"
 
 
-def test_the_search_does_not_see_what_is_held_out():
-    asked = questions(40)
+def test_the_search_does_not_see_held_out_questions():
+    items = questions(40)
     seen = []
     engine = complementary()
     with engine:
-        held = {each.number for each in divide(asked, 0.5, seed=1)[1]}
+        held = {each.number for each in divide(items, 0.5, seed=1)[1]}
         found = tune(
-            engine, NQ, asked, trials=3,
+            engine, NQ, items, trials=3,
             on_record=lambda name, record: seen.append((name, record.line)),
         )  # fmt: skip
     lines = [line for _, line in seen]
@@ -112,46 +112,46 @@ def test_the_search_does_not_see_what_is_held_out():
     assert tested == {"+".join(found.ensemble["use"]), found.best_member}
 
 
-def test_the_division_depends_on_the_seed_alone():
-    asked = questions(30)
-    search_part, test_part = divide(asked, 0.4, seed=5)
+def test_the_division_depends_only_on_the_seed():
+    items = questions(30)
+    search_part, test_part = divide(items, 0.4, seed=5)
     assert (len(search_part), len(test_part)) == (18, 12)
-    assert sorted([*search_part, *test_part], key=lambda each: each.number) == asked
-    assert divide(asked, 0.4, seed=5) == (search_part, test_part)
-    assert divide(asked, 0.4, seed=6) != (search_part, test_part)
+    assert sorted([*search_part, *test_part], key=lambda each: each.number) == items
+    assert divide(items, 0.4, seed=5) == (search_part, test_part)
+    assert divide(items, 0.4, seed=6) != (search_part, test_part)
 
 
-def test_a_question_that_is_asked_twice_is_in_one_part():
-    asked = [*questions(30), *(Question(30 + n, f"is it w{n} ", ("?",)) for n in range(1, 31))]
-    search_part, test_part = divide(asked, 0.5, seed=1)
+def test_equal_questions_are_in_the_same_part():
+    items = [*questions(30), *(Question(30 + n, f"is it w{n} ", ("?",)) for n in range(1, 31))]
+    search_part, test_part = divide(items, 0.5, seed=1)
     assert len(search_part) == len(test_part) == 30
     texts = [{each.text.strip() for each in part} for part in (search_part, test_part)]
     assert not texts[0] & texts[1]
 
 
 def test_nothing_is_decoded_twice_and_a_seed_gives_the_same_search():
-    asked: list[Any] = []
+    answered: list[Any] = []
     lines: list[dict[str, Any]] = []
     options = {
         "trials": 12,
         "fixed": {"use": ("odd", "even"), "max_words": 1, "weights": (1.0, 1.0, 1.0)},
-        "on_record": lambda name, record: asked.append((name, record.line)),
+        "on_record": lambda name, record: answered.append((name, record.line)),
     }
     found = search(complementary(), log=lines.append, **options)
     different = {str(trial.options) for trial in found.trials}
     assert len(different) < len(found.trials)
     assert sum(trial.known for trial in found.trials) == len(found.trials) - len(different)
-    assert len(asked) == 20 * (2 + len(different) + 2)
+    assert len(answered) == 20 * (2 + len(different) + 2)
     assert len(lines) == 2 + len(different) + 2
-    asked.clear()
+    answered.clear()
     again = search(complementary(), known=lines, **options)
-    assert not asked
+    assert not answered
     assert [t.options for t in again.trials] == [t.options for t in found.trials]
     assert again.comparison == found.comparison
 
 
 @pytest.mark.quick
-def test_what_is_cancelled_keeps_what_was_found():
+def test_a_cancelled_search_returns_its_trials():
     cancel, trials = threading.Event(), []
 
     def on_trial(trial):
@@ -162,7 +162,7 @@ def test_what_is_cancelled_keeps_what_was_found():
     found = search(complementary(), cancel=cancel, on_trial=on_trial)
     assert len(found.trials) == 2
     assert found.comparison is None
-    assert "nothing is shown" in found.verdict
+    assert "does not show whether" in found.verdict
     assert found.options == found.ensemble
     cancel.set()
     with pytest.raises(InvalidInputError, match="nothing was found"):
@@ -179,17 +179,17 @@ def test_fixed_options_are_kept_and_members_restricted():
         assert trial.options["weights"] == {"odd": 1.0, "even": 0.5}
 
 
-def test_members_without_weight_make_no_ensemble():
+def test_members_without_weight_are_not_searched():
     fixed = {"weights": {"odd": 1, "even": 0, "idle": 0}}
     found = search(complementary(), fixed=fixed, trials=5)
     assert {"odd" in trial.options["use"] for trial in found.trials} == {True}
     assert set(found.alone) == {"odd", "even", "idle"}
 
 
-def test_nothing_is_shown_by_answers_that_were_lost_and_they_are_asked_again():
+def test_lost_answers_allow_no_conclusion_and_are_decoded_again():
     held = divide(questions(40), 0.5, seed=1)[1][0]
     engine = complementary()
-    asked: list[Any] = []
+    answered: list[Any] = []
     lines: list[dict[str, Any]] = []
     real = engine.generate
 
@@ -202,23 +202,25 @@ def test_nothing_is_shown_by_answers_that_were_lost_and_they_are_asked_again():
     found = search(engine, log=lines.append)
     assert (found.lost, found.tested["ensemble"].failed) == (1, 1)
     assert not found.pays
-    assert found.verdict.startswith("1 answer to held-out questions failed, so nothing is shown")
+    assert found.verdict.startswith(
+        "1 answer to held-out questions failed, so the run does not show"
+    )
     assert found.options == found.single
     before = len(lines)
     again = search(
         complementary(),
         known=lines,
         log=lines.append,
-        on_record=lambda _name, record: asked.append(record.line),
+        on_record=lambda _name, record: answered.append(record.line),
     )
-    assert asked == [held.number]
+    assert answered == [held.number]
     assert again.pays
     (line,) = lines[before:]
-    assert line["line"] in {each["line"] for each in lines[:before]}  # it takes that one's place
+    assert line["line"] in {each["line"] for each in lines[:before]}  # it replaces the earlier line
 
 
 @pytest.mark.quick
-def test_failures_of_the_search_are_counted():
+def test_failed_answers_of_the_search_are_counted():
     def rule(text):
         if "w7\n" in text:
             raise RuntimeError("boom")
@@ -231,7 +233,7 @@ def test_failures_of_the_search_are_counted():
     assert found.lost == 2 * (7 in held)
 
 
-def test_what_the_engine_is_set_to_is_no_part_of_a_setting():
+def test_options_of_the_engine_do_not_affect_settings():
     plain = search(complementary(), trials=2)
     engine = complementary()
     skewed = AdaFuseConfig(max_new_tokens=8, max_words=1, weights=(0.0, 0.0, 1.0))
@@ -239,7 +241,7 @@ def test_what_the_engine_is_set_to_is_no_part_of_a_setting():
     assert [t.score for t in found.trials] == [t.score for t in plain.trials]
 
 
-def test_of_settings_that_are_near_the_best_the_cheapest_is_taken():
+def test_the_cheapest_setting_near_the_best_is_selected():
     trials = [
         Trial(options={"use": [name]}, score=score, tokens=tokens)
         for name, score, tokens in (("a", 80, 900), ("b", 81, 950), ("c", 81, 940), ("d", 70, 100))
@@ -265,7 +267,7 @@ def test_of_settings_that_are_near_the_best_the_cheapest_is_taken():
         ),
     ],
 )
-def test_settings_that_decode_alike_have_one_form(one, other):
+def test_settings_that_decode_alike_have_the_same_form(one, other):
     assert canonical(one) == canonical(other)
     texts = []
     for options in (one, other):
@@ -287,23 +289,23 @@ def test_settings_that_decode_differently_keep_different_forms():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"asked": questions(19)}, InvalidInputError, "too few questions: 19"),
+        ({"items": questions(19)}, InvalidInputError, "too few questions: 19"),
         ({"held_out": 0.1}, InvalidInputError, "4 held-out ones"),
         ({"held_out": 1.0}, InvalidOptionError, "between 0 and 1"),
         ({"trials": 0}, InvalidOptionError, "trials must be 1 or more"),
         ({"within": -1}, InvalidOptionError, "within"),
         ({"fixed": {"max_words": 0}}, InvalidOptionError, "max_words"),
-        ({"fixed": {"weights": (1, 2)}}, InvalidOptionError, "one number for each member"),
-        ({"fixed": {"weights": {"odd": 1}}}, InvalidOptionError, "one number for each member"),
+        ({"fixed": {"weights": (1, 2)}}, InvalidOptionError, "one number per member"),
+        ({"fixed": {"weights": {"odd": 1}}}, InvalidOptionError, "one number per member"),
         (
             {"fixed": {"use": ("even", "idle"), "weights": (1, 0, 0)}},
             InvalidOptionError,
-            r"leave none to the members \(even, idle\)",
+            r"leave no weight for the members that may take part \(even, idle\)",
         ),
         ({"fixed": {"use": ("odd",)}}, InvalidInputError, "at least two members; got odd"),
     ],
 )
-def test_what_cannot_be_searched_is_an_error_before_anything_is_computed(options, error, message):
+def test_an_impossible_search_is_an_error_before_anything_is_computed(options, error, message):
     engine = complementary()
     options = {"on_record": lambda *_: pytest.fail("something was decoded"), **options}
     with pytest.raises(error, match=message):
@@ -316,7 +318,7 @@ def test_other_strategies_have_nothing_to_tune():
         search(AdaFuseEngine(members, strategy="unite"))
 
 
-def test_without_the_optimiser_the_extra_is_named(monkeypatch):
+def test_without_the_optimizer_an_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     with pytest.raises(MissingDependencyError, match=r"adafuse-llm\[tune\]"):
         search(complementary())

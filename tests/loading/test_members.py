@@ -1,4 +1,4 @@
-"""Loading members: names, memory, and every way in which a folder can be wrong."""
+"""Loading of members: names, memory, and errors for invalid folders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.models import Recipe, model, tokenizer
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny Llama and its tokenizer."""
+    """Return a folder with a tiny Llama and its tokenizer."""
     folder = tmp_path_factory.mktemp("models") / "tiny-llama"
     model(Recipe(seed=5)).save_pretrained(folder)
     tokenizer("bytelevel").save_pretrained(folder)
@@ -34,7 +34,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(saved: Path, tmp_path: Path) -> Path:
-    """The same, to be spoiled."""
+    """Return a copy of the folder that a test may damage."""
     return Path(shutil.copytree(saved, tmp_path / "spoiled"))
 
 
@@ -52,7 +52,7 @@ def test_a_folder_loads_and_decodes(saved: Path) -> None:
 
 
 @pytest.mark.quick
-def test_dtypes_of_the_call_and_of_the_member(saved: Path) -> None:
+def test_a_member_can_override_the_dtype_of_the_call(saved: Path) -> None:
     specs = [MemberSpec(path=str(saved)), MemberSpec(path=str(saved), dtype="bfloat16")]
     with load(*specs, dtype="float32") as engine:
         assert [backend.model.dtype for backend in engine.backends] == [  # type: ignore[attr-defined]
@@ -100,7 +100,7 @@ def test_memory_is_divided_in_proportion_to_the_members() -> None:
     assert shares == [{0: 25, "cpu": 250}, {0: 75, "cpu": 750}]
 
 
-def test_no_more_memory_is_given_out_than_there_is() -> None:
+def test_members_get_no_more_memory_than_is_free() -> None:
     free: dict[int | str, int] = {0: 97, 1: 1003}
     shares = divide_memory(free, [7, 11, 13])
     for device, room in free.items():
@@ -116,7 +116,7 @@ def test_members_placed_by_accelerate_decode(saved: Path) -> None:
         assert engine.generate("The ferry", max_new_tokens=3).text
 
 
-# What cannot be loaded ------------------------------------------------------------------------
+# Errors of loading -----------------------------------------------------------------------------
 
 
 def test_no_members() -> None:
@@ -125,7 +125,7 @@ def test_no_members() -> None:
 
 
 @pytest.mark.parametrize("member", ["", "  ", 5, None])
-def test_a_member_that_is_no_path(member: Any) -> None:
+def test_a_member_that_is_not_a_path(member: Any) -> None:
     with pytest.raises(InvalidInputError, match="path"):
         AdaFuseEngine.from_pretrained([member])
 
@@ -141,9 +141,9 @@ def test_a_missing_folder(tmp_path: Path) -> None:
         load(tmp_path / "nowhere")
 
 
-def test_an_unknown_hub_id_names_the_member() -> None:
+def test_the_error_for_an_unknown_hub_id_names_the_member() -> None:
     with pytest.raises(LoadError, match="no-such-model"):
-        load("no-such-organisation/no-such-model")
+        load("no-such-organization/no-such-model")
 
 
 def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def pickled(folder: Path) -> None:
     torch.save(weights, folder / "pytorch_model.bin")
 
 
-def test_pickled_weights_are_refused_unless_asked_for(copy: Path) -> None:
+def test_pickled_weights_are_an_error_unless_allowed(copy: Path) -> None:
     pickled(copy)
     with pytest.raises(LoadError, match=r"pickle.*allow_pickle=True"):
         load(copy)
@@ -215,7 +215,7 @@ def test_an_encoder_decoder_model(tmp_path: Path) -> None:
         load(tmp_path / "tiny-t5")
 
 
-def test_a_model_that_is_no_language_model(tmp_path: Path) -> None:
+def test_a_model_that_is_not_a_language_model(tmp_path: Path) -> None:
     config = transformers.ViTConfig(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
     )
@@ -237,7 +237,7 @@ def test_remote_code_without_the_flag(copy: Path) -> None:
         load(copy)
 
 
-def test_nothing_is_loaded_when_a_later_member_cannot_be(saved: Path, tmp_path: Path) -> None:
+def test_nothing_is_loaded_if_a_later_member_cannot_be_loaded(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="nowhere"):
         load(saved, tmp_path / "nowhere")
 

@@ -1,4 +1,4 @@
-"""Many requests at once, cancelled requests, failing members: the rest goes on unharmed."""
+"""Simultaneous, cancelled and failing requests, which do not affect other requests."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ OPTIONS: dict[str, Any] = {"margin_threshold": 0.3, "max_new_tokens": 20}
 
 
 class Wrapped:
-    """A backend around another one, with something to do before every evaluation."""
+    """A backend that wraps another one and calls a function before every evaluation."""
 
     def __init__(self, inner: Backend, before: Callable[[int, Sequence[NodeQuery]], None]) -> None:
         self.inner = inner
@@ -75,22 +75,22 @@ class Wrapped:
     def context_window(self) -> int | None:
         return self.inner.context_window
 
-    def evaluate(self, asks: Sequence[NodeQuery]) -> list[NodeResult]:
+    def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
         self.calls += 1
-        self.before(self.calls, asks)
-        return self.inner.evaluate(asks)
+        self.before(self.calls, queries)
+        return self.inner.evaluate(queries)
 
     def release(self, tree: Any) -> None:
         self.released += 1
         self.inner.release(tree)
 
 
-def nothing(call: int, asks: Sequence[NodeQuery]) -> None:
+def nothing(call: int, queries: Sequence[NodeQuery]) -> None:
     pass
 
 
 def endless(text: str) -> Mapping[str, float]:
-    """Always another word; never sure."""
+    """Write words without end, and never be confident."""
     if text[-1] == " ":
         return {"a": 0.5, "b": 0.3, "c": 0.2}
     return {" ": 0.9, "a": 0.1}
@@ -111,7 +111,7 @@ def ensemble() -> Iterator[AdaFuseEngine]:
         yield made
 
 
-def test_eight_threads_give_what_one_gives(
+def test_eight_threads_give_the_same_results_as_one(
     ensemble: AdaFuseEngine, serial: list[dict[str, Any]]
 ) -> None:
     with ThreadPoolExecutor(8) as pool:
@@ -126,14 +126,14 @@ async def test_eight_tasks_give_what_one_gives(
     assert [as_data(result) for result in results] == approximately(serial)
 
 
-def test_a_batch_gives_what_single_requests_give(
+def test_a_batch_gives_the_same_results_as_single_requests(
     ensemble: AdaFuseEngine, serial: list[dict[str, Any]]
 ) -> None:
     results = ensemble.generate_batch(PROMPTS, **OPTIONS)
     assert [as_data(result) for result in results] == approximately(serial)
 
 
-def test_threads_and_batches_give_the_same_in_the_path_form() -> None:
+def test_threads_and_batches_give_the_same_results_in_the_path_form() -> None:
     options: dict[str, Any] = {"margin_threshold": 0.3, "max_new_tokens": 8}
     expected = [as_data(engine(*PATH_MEMBERS).generate(prompt, **options)) for prompt in PROMPTS]
     with AdaFuseEngine([backend(member) for member in PATH_MEMBERS]) as ensemble:
@@ -144,7 +144,9 @@ def test_threads_and_batches_give_the_same_in_the_path_form() -> None:
     assert [as_data(result) for result in threads] == approximately(expected)
 
 
-def test_a_batch_of_conversations_gives_what_single_ones_give(ensemble: AdaFuseEngine) -> None:
+def test_a_batch_of_conversations_gives_the_same_results_as_single_ones(
+    ensemble: AdaFuseEngine,
+) -> None:
     conversations = [[{"role": "user", "content": prompt}] for prompt in PROMPTS[:3]]
     results = ensemble.generate_batch(messages=conversations, **OPTIONS)
     expected = [
@@ -153,7 +155,7 @@ def test_a_batch_of_conversations_gives_what_single_ones_give(ensemble: AdaFuseE
     assert [as_data(result) for result in results] == approximately(expected)
 
 
-def test_a_batch_takes_fewer_passes_than_its_requests_one_by_one() -> None:
+def test_a_batch_takes_fewer_passes_than_single_requests() -> None:
     alone = Wrapped(backend(MEMBERS[0]), nothing)
     with AdaFuseEngine([alone]) as ensemble:
         for prompt in PROMPTS:
@@ -174,7 +176,7 @@ async def test_the_event_loop_stays_free_while_a_response_is_decoded(
             beats.append(time.perf_counter())
             await asyncio.sleep(0.005)
 
-    def slow(call: int, asks: Sequence[NodeQuery]) -> None:
+    def slow(call: int, queries: Sequence[NodeQuery]) -> None:
         time.sleep(0.02)
 
     member = Wrapped(endless_fake(), slow)
@@ -183,14 +185,14 @@ async def test_the_event_loop_stays_free_while_a_response_is_decoded(
         await slow_ensemble.agenerate("x", max_new_tokens=20)
     task.cancel()
     assert member.calls >= 10
-    assert len(beats) >= member.calls  # several beats per pass, less some for a busy machine
+    assert len(beats) >= member.calls  # several beats per pass, with a margin for a busy machine
 
 
 # Cancellation ---------------------------------------------------------------------------------
 
 
 def passes_settle(count: Callable[[], int], seconds: float = 0.15) -> bool:
-    """Whether the number of passes stays the same for a while."""
+    """Return whether the number of passes stays the same for a while."""
     before = count()
     time.sleep(seconds)
     return count() == before
@@ -203,7 +205,7 @@ def one_round_of_passes() -> int:
     return member.calls
 
 
-def paced(call: int, asks: Sequence[NodeQuery]) -> None:
+def paced(call: int, queries: Sequence[NodeQuery]) -> None:
     time.sleep(0.002)
 
 
@@ -219,7 +221,7 @@ def slow_ensemble(slow_member: Wrapped) -> Iterator[AdaFuseEngine]:
 
 
 def stopped_within_a_round(member: Wrapped, at: int) -> None:
-    """After at most one more round, and what was running at the time, nothing runs."""
+    """Check that passes stop after at most one more round."""
     time.sleep(0.1)
     assert member.calls - at <= 2 * one_round_of_passes() + 2
     assert passes_settle(lambda: member.calls)
@@ -246,7 +248,7 @@ def test_leaving_a_loop_over_a_stream_stops_forward_passes(
     stopped_within_a_round(slow_member, slow_member.calls)
 
 
-def test_a_stream_that_is_never_read_runs_nothing(
+def test_a_stream_that_is_never_read_makes_no_passes(
     slow_ensemble: AdaFuseEngine, slow_member: Wrapped
 ) -> None:
     stream = slow_ensemble.stream("x", max_new_tokens=100_000)
@@ -300,7 +302,7 @@ def test_a_cancel_event_ends_a_decode_with_the_text_so_far(
     stopped_within_a_round(slow_member, slow_member.calls)
 
 
-def test_a_stream_that_is_cancelled_shows_all_its_text(slow_ensemble: AdaFuseEngine) -> None:
+def test_a_cancelled_stream_releases_all_its_text(slow_ensemble: AdaFuseEngine) -> None:
     cancel = threading.Event()
     events = []
     for event in slow_ensemble.stream(
@@ -315,7 +317,7 @@ def test_a_stream_that_is_cancelled_shows_all_its_text(slow_ensemble: AdaFuseEng
     assert "".join(event.text for event in events) == last.text
 
 
-def test_a_request_cancelled_beforehand_computes_nothing(
+def test_a_request_that_is_cancelled_before_it_starts_computes_nothing(
     slow_ensemble: AdaFuseEngine, slow_member: Wrapped
 ) -> None:
     cancel = threading.Event()
@@ -340,13 +342,13 @@ def test_cancelling_a_batch_ends_all_its_requests(slow_ensemble: AdaFuseEngine) 
 
 
 def failing(error: BaseException, at: int) -> Callable[[int, Sequence[NodeQuery]], None]:
-    """Fails from a call on, for the request of that call."""
+    """Fail from a call on, for the request of that call."""
     failed: list[Any] = []
 
-    def before(call: int, asks: Sequence[NodeQuery]) -> None:
+    def before(call: int, queries: Sequence[NodeQuery]) -> None:
         if call == at:
-            failed.append(asks[0].tree)
-        if any(ask.tree is tree for ask in asks for tree in failed):
+            failed.append(queries[0].tree)
+        if any(query.tree is tree for query in queries for tree in failed):
             raise error
 
     return before
@@ -363,7 +365,7 @@ def failing(error: BaseException, at: int) -> Callable[[int, Sequence[NodeQuery]
     ],
     ids=["runtime", "index", "memory", "torch-memory"],
 )
-def test_a_failing_member_is_named_and_the_engine_serves_the_next_request(
+def test_an_error_names_the_failing_member_and_the_engine_stays_usable(
     error: Exception, raised: type[MemberError], at: int
 ) -> None:
     good = backend(MEMBERS[0])
@@ -389,11 +391,13 @@ def test_the_error_of_a_member_keeps_its_cause() -> None:
     assert caught.value.__cause__ is cause
 
 
-def test_requests_beside_a_failing_one_are_unharmed(serial: list[dict[str, Any]]) -> None:
-    """A member that fails on the long prompt only; seven other requests run at the time."""
+def test_a_failing_request_does_not_affect_simultaneous_requests(
+    serial: list[dict[str, Any]],
+) -> None:
+    """A member fails only on the long prompt, while seven other requests run."""
 
-    def before(call: int, asks: Sequence[NodeQuery]) -> None:
-        if any(len(ask.tree.ids) > 40 for ask in asks):
+    def before(call: int, queries: Sequence[NodeQuery]) -> None:
+        if any(len(query.tree.ids) > 40 for query in queries):
             raise RuntimeError("too long for me")
 
     bad = Wrapped(backend(MEMBERS[1]), before)
@@ -436,7 +440,7 @@ def test_nan_from_a_member_is_an_error_that_names_it(arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ["llama", "lfm2"])
-def test_nan_is_computed_anew_and_kept_for_no_other_request(arch: str) -> None:
+def test_nan_is_computed_again_and_not_cached(arch: str) -> None:
     recipe = Recipe(arch, "bytelevel", seed=91)
     moody = HuggingFaceBackend(model(recipe), tokenizer("bytelevel"), "moody")
     alone = HuggingFaceBackend(model(recipe), tokenizer("bytelevel"), "moody")
@@ -463,9 +467,9 @@ def test_nan_is_computed_anew_and_kept_for_no_other_request(arch: str) -> None:
 
 @pytest.mark.quick
 def test_a_failing_batch_raises_and_stops_its_other_requests() -> None:
-    def before(call: int, asks: Sequence[NodeQuery]) -> None:
+    def before(call: int, queries: Sequence[NodeQuery]) -> None:
         time.sleep(0.001)
-        if any(len(ask.tree.ids) > 40 for ask in asks):
+        if any(len(query.tree.ids) > 40 for query in queries):
             raise RuntimeError("too long for me")
 
     member = Wrapped(endless_fake(), before)
@@ -577,7 +581,7 @@ USES = (
 
 
 def test_scripts_that_never_close_their_engine_end_cleanly() -> None:
-    """After a finished decode, a stream left in the middle, and with a decode still running."""
+    """The scripts end after a decode, in the middle of a stream, and while a decode is running."""
     running = [
         subprocess.Popen(
             [sys.executable, "-c", SCRIPT.format(root=str(ROOT), use=use)],

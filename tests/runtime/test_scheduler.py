@@ -1,4 +1,4 @@
-"""How requests share members: batches, order, memory, devices, failures, forks."""
+"""The scheduler: batches, order, memory, devices, failures and forks."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ PATIENCE = 10.0
 
 
 def counting(text: str) -> dict[str, float]:
-    """Writes one dot after another, for ever."""
+    """Write one dot after another, without end."""
     return {" .": 0.9, END: 0.1}
 
 
 class Watched(FakeBackend):
-    """Records what is evaluated, and may do something before it is."""
+    """A backend that records its evaluations and can call a function before each."""
 
-    def __init__(self, name, rule=counting, before=lambda asks: None, **options):
+    def __init__(self, name, rule=counting, before=lambda queries: None, **options):
         super().__init__(name, rule, **options)
         self.before = before
         self.sizes = []
@@ -54,15 +54,15 @@ class Watched(FakeBackend):
         self.threads = set()
         self.live = set()
 
-    def evaluate(self, asks):
-        self.sizes.append(len(asks))
+    def evaluate(self, queries):
+        self.sizes.append(len(queries))
         self.threads.add(threading.current_thread())
-        for ask in asks:
-            if id(ask.tree) not in self.live:
-                self.live.add(id(ask.tree))
-                self.order.append(self._codec.decode(ask.tree.ids))
-        self.before(asks)
-        return super().evaluate(asks)
+        for query in queries:
+            if id(query.tree) not in self.live:
+                self.live.add(id(query.tree))
+                self.order.append(self._codec.decode(query.tree.ids))
+        self.before(queries)
+        return super().evaluate(queries)
 
     def release(self, tree):
         self.threads.add(threading.current_thread())
@@ -70,7 +70,7 @@ class Watched(FakeBackend):
 
 
 def background(call, *args, **options):
-    """A future of the call; it runs in a thread of its own."""
+    """Call a function in a new thread, and return a future of its result."""
     pool = ThreadPoolExecutor(1)
     future = pool.submit(call, *args, **options)
     pool.shutdown(wait=False)
@@ -85,16 +85,16 @@ def wait_until(condition):
 
 
 @pytest.mark.quick
-def test_no_more_requests_run_at_once_than_there_are_places():
+def test_at_most_max_requests_run_at_the_same_time():
     live: set[int] = set()
     most = 0
 
     class Watched(FakeBackend):
-        def evaluate(self, asks):
+        def evaluate(self, queries):
             nonlocal most
-            live.update(id(ask.tree) for ask in asks)
+            live.update(id(query.tree) for query in queries)
             most = max(most, len(live))
-            return super().evaluate(asks)
+            return super().evaluate(queries)
 
         def release(self, tree):
             live.discard(id(tree))
@@ -124,7 +124,7 @@ def test_a_batch_fails_as_soon_as_one_of_its_prompts_does():
         assert engine.generate("good:", max_new_tokens=2).text.startswith(" .")
 
 
-def test_a_request_that_was_given_up_while_it_waited_costs_nothing():
+def test_a_request_that_is_abandoned_while_it_waits_computes_nothing():
     member = FakeBackend("dots", counting)
     gate = threading.Event()
 
@@ -156,10 +156,10 @@ def test_an_engine_used_before_a_fork_works_in_the_child(devices):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_child_of_a_fork_waits_for_no_lock_of_its_parent():
+def test_a_forked_child_does_not_wait_for_locks_of_its_parent():
     parent, gate, inside = os.getpid(), threading.Event(), threading.Event()
 
-    def held(asks):
+    def held(queries):
         if os.getpid() == parent:
             inside.set()
             gate.wait(PATIENCE)
@@ -177,7 +177,7 @@ def test_a_child_of_a_fork_waits_for_no_lock_of_its_parent():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_model_in_a_pass_while_its_process_forks_serves_the_child(monkeypatch):
+def test_a_fork_during_a_pass_leaves_the_model_usable_in_the_child(monkeypatch):
     parent, gate, inside = os.getpid(), threading.Event(), threading.Event()
     recipe, prompt = Recipe("llama", seed=50), "The ferry to Orrin leaves at nine. " * 3
     member = HuggingFaceBackend(model(recipe), tokenizer(recipe.kind), "m")
@@ -196,7 +196,7 @@ def test_a_model_in_a_pass_while_its_process_forks_serves_the_child(monkeypatch)
         monkeypatch.setattr(layer, "forward", held)
 
         def same():
-            torch.set_num_threads(1)  # OpenMP's do not survive a fork
+            torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
             return engine.generate(prompt, max_new_tokens=3).text == expected
 
         running = background(engine.generate, prompt, max_new_tokens=3)
@@ -208,7 +208,7 @@ def test_a_model_in_a_pass_while_its_process_forks_serves_the_child(monkeypatch)
 
 
 @pytest.mark.parametrize("members", ["gpt2", ["gpt2", "opt"], [object()]])
-def test_names_in_place_of_backends_point_to_from_pretrained(members):
+def test_the_error_for_names_instead_of_backends_points_to_from_pretrained(members):
     with pytest.raises(InvalidInputError, match="from_pretrained"):
         AdaFuseEngine(members)
 
@@ -217,7 +217,7 @@ def test_names_in_place_of_backends_point_to_from_pretrained(members):
 
 
 def words(text: str) -> dict[str, float]:
-    """Words of one to four letters, in an order that looks random; unsure at every second."""
+    """Write words of one to four letters in a pseudorandom order; be unsure of every second."""
     dice = random.Random(zlib.crc32(text.encode()))
     length = len(text) - text.rfind(" ") - 1
     if length and dice.random() < length / 4:
@@ -226,8 +226,8 @@ def words(text: str) -> dict[str, float]:
     return {dice.choice("abcd"): 0.9, " e": 0.05}
 
 
-def paced(asks):
-    """As long as others need to submit their requests."""
+def paced(queries):
+    """Wait long enough for other threads to submit their requests."""
     time.sleep(0.002)
 
 
@@ -246,7 +246,7 @@ def test_requests_in_step_share_every_evaluation(count):
 
 
 def test_requests_that_need_different_numbers_of_passes_share_most_evaluations():
-    """They ask one of three members at a time, each for as many passes as its words are long."""
+    """Requests query one of three members at a time; longer words need more passes."""
     members = [Watched(f"words {n}", words, paced) for n in range(3)]
     assert average_batch(members, 64, max_new_tokens=30) > 16 / 3
 
@@ -256,7 +256,7 @@ def test_one_member_serves_all_requests_that_run_at_once():
 
 
 def waiting(*since_by_name):
-    """Questions as the scheduler keeps them, of requests that do not matter here."""
+    """Return pending queries, without requests."""
     none: Any = None
     questions = []
     for name, since in since_by_name:
@@ -265,22 +265,22 @@ def waiting(*since_by_name):
     return questions
 
 
-def test_the_member_that_most_wait_for_is_next_and_of_equal_ones_the_longest_waiting():
+def test_the_member_with_the_most_queries_is_next_or_the_one_with_the_oldest():
     assert scheduler.next_backend(waiting(("a", 3), ("b", 4), ("b", 4)), 5, 4).name == "b"
     assert scheduler.next_backend(waiting(("b", 3), ("a", 4), ("a", 4), ("b", 4)), 5, 4).name == "b"
 
 
-def test_who_was_passed_over_long_enough_is_next():
+def test_a_query_that_has_waited_long_enough_is_next():
     questions = waiting(("a", 1), *[("b", 4)] * 9)
     assert scheduler.next_backend(questions, 4, 4).name == "b"
     assert scheduler.next_backend(questions, 5, 4).name == "a"
 
 
-def test_nobody_starves_beside_requests_that_always_outnumber_him():
-    """One request asks member b; a crowd asks a all the time, as its words do not end."""
+def test_a_request_does_not_starve_when_others_always_outnumber_it():
+    """One request queries member b, while many query member a without end."""
     seen = []
     a = Watched("a", lambda text: {" x": 0.9} if "alone" in text else {"x": 0.9})
-    b = Watched("b", a._rule, before=lambda asks: seen.append(len(a.sizes)))
+    b = Watched("b", a._rule, before=lambda queries: seen.append(len(a.sizes)))
     crowd = [f"{n}:" for n in range(15)]
     with AdaFuseEngine([a, b]) as engine:
         others = background(engine.generate_batch, crowd, max_word_tokens=100_000)
@@ -304,27 +304,27 @@ FEW: DecodeOptions = {
 """With these a request of one prompt token needs 9 tokens at a member alone, 10 at each of two."""
 
 
-def test_the_fake_is_placed():
+def test_the_fake_backend_supports_placement():
     fake = FakeBackend("dots", counting, device="cuda:1", bytes_per_token=3, free=100)
     assert isinstance(fake, SupportsPlacement)
     assert (fake.device, fake.cache_bytes(5), fake.free_bytes()) == ("cuda:1", 15, 100)
 
 
 def test_the_pool_of_a_round_bounds_the_branches():
-    """Two sure words that branches share, and three alternatives for the third, of two members."""
+    """Two members propose two confident words and three alternatives for the third."""
     assert branch_tokens(2, AdaFuseConfig(max_words=3, branching_factor=3)) == 2 * 5 * 16
 
 
 @pytest.mark.quick
-def test_requests_run_first_come_first_served_as_memory_goes():
-    """20 bytes: two short requests at a time. The long one in the middle waits until it is alone,
-    and the short ones behind it wait for it.
+def test_requests_start_in_order_of_arrival_within_the_memory_limit():
+    """With 20 bytes, two short requests run at the same time. The long request in the middle waits
+    until no other request runs, and the short requests after it wait for it.
     """
     most = 0
 
-    def before(asks):
+    def before(queries):
         nonlocal most
-        sizes = [len(ask.tree.ids) for ask in asks]
+        sizes = [len(query.tree.ids) for query in queries]
         most = max(most, len(sizes))
         assert len(sizes) == 1 or max(sizes) < 12
 
@@ -338,7 +338,7 @@ def test_requests_run_first_come_first_served_as_memory_goes():
 
 
 @pytest.mark.quick
-def test_a_request_that_fits_no_device_is_refused_before_anything_is_computed():
+def test_a_request_that_does_not_fit_is_an_error_before_anything_is_computed():
     members = [
         Watched("small", bytes_per_token=1, device="cuda:0"),
         Watched("large", bytes_per_token=50, device="cuda:1"),
@@ -378,7 +378,7 @@ def test_a_request_needs_no_more_than_the_context_window_and_its_branches():
         engine.generate("x", **options)
 
 
-def test_half_of_what_is_free_at_first_is_the_default():
+def test_the_default_limit_is_half_of_the_memory_that_is_free_at_first():
     member = FakeBackend("dots", counting, bytes_per_token=1, free=20)
     with AdaFuseEngine([member]) as engine:
         member.free = 18
@@ -390,7 +390,7 @@ def test_half_of_what_is_free_at_first_is_the_default():
 
 @pytest.mark.parametrize("limit", [{"max_requests": 1}, {"cache_bytes": 150_000}])
 def test_a_request_cancelled_in_the_queue_ends_while_others_run(limit):
-    member = Watched("dots", before=lambda asks: time.sleep(0.005), bytes_per_token=1)
+    member = Watched("dots", before=lambda queries: time.sleep(0.005), bytes_per_token=1)
     cancel = threading.Event()
     with AdaFuseEngine([member], runtime=RuntimeConfig(**limit)) as engine:
         running = background(engine.generate, "x", max_new_tokens=100_000)
@@ -407,7 +407,7 @@ def test_a_request_cancelled_in_the_queue_ends_while_others_run(limit):
 # Devices --------------------------------------------------------------------------------------
 
 
-def on_two_devices(before_a=lambda asks: None, before_b=lambda asks: None, rule=counting):
+def on_two_devices(before_a=lambda queries: None, before_b=lambda queries: None, rule=counting):
     return (
         Watched("a", rule, before_a, device="cuda:0"),
         Watched("b", rule, before_b, device="cuda:1"),
@@ -419,7 +419,7 @@ def adafuse_threads():
 
 
 class Meeting:
-    """Two requests, the second at member a while the first is at member b."""
+    """Two requests: the second queries member a while the first queries member b."""
 
     def __init__(self, then=lambda: None):
         self.then = then
@@ -432,17 +432,17 @@ class Meeting:
         wait_until(lambda: self.b.sizes)
         return first, background(engine.generate, "y", max_new_tokens=5)
 
-    def before_a(self, asks):
+    def before_a(self, queries):
         if self.b.sizes and not self.met:
             self.met = True
             self.meet()
 
-    def before_b(self, asks):
+    def before_b(self, queries):
         if len(self.b.sizes) == 1:
             self.meet()
 
     def meet(self):
-        self.barrier.wait(PATIENCE)  # breaks unless both devices evaluate at the same time
+        self.barrier.wait(PATIENCE)  # fails unless both devices evaluate at the same time
         self.then()
 
 
@@ -458,7 +458,7 @@ def test_members_on_different_devices_run_at_the_same_time():
 def test_members_of_one_device_take_turns_on_its_thread():
     inside = threading.Lock()
 
-    def alone(asks):
+    def alone(queries):
         assert inside.acquire(blocking=False)
         time.sleep(0.001)
         inside.release()
@@ -486,7 +486,7 @@ def test_members_of_the_only_device_need_no_second_thread():
     assert [thread.name for thread in members[0].threads] == ["adafuse"]
 
 
-def test_eight_threads_on_two_devices_get_what_one_gets():
+def test_eight_threads_on_two_devices_get_the_same_results_as_one():
     with AdaFuseEngine(on_two_devices(rule=words)) as engine, ThreadPoolExecutor(8) as pool:
 
         def texts(run):
@@ -500,15 +500,15 @@ def test_eight_threads_on_two_devices_get_what_one_gets():
 PROMPTS = [f"{n}:" for n in range(8)]
 
 
-def test_a_failure_on_one_device_leaves_alone_what_runs_on_another():
+def test_a_failure_on_one_device_does_not_affect_another_device():
     barrier = threading.Barrier(2)
 
-    def before_a(asks):
-        if any(len(ask.tree.ids) == 3 for ask in asks):
+    def before_a(queries):
+        if any(len(query.tree.ids) == 3 for query in queries):
             barrier.wait(PATIENCE)
             raise RuntimeError("boom")
 
-    def before_b(asks):
+    def before_b(queries):
         if len(b.sizes) == 1:
             barrier.wait(PATIENCE)
 
@@ -523,14 +523,14 @@ def test_a_failure_on_one_device_leaves_alone_what_runs_on_another():
     assert not b.live
 
 
-def test_a_request_that_fails_on_one_device_is_released_once_the_other_is_done_with_it():
+def test_a_request_that_fails_on_one_device_is_released_when_the_other_finishes():
     failed = threading.Event()
     happened = []
 
-    def fail(asks):
+    def fail(queries):
         raise RuntimeError("boom")
 
-    def late(asks):
+    def late(queries):
         assert failed.wait(PATIENCE)
         happened.append("evaluated")
 
@@ -539,8 +539,8 @@ def test_a_request_that_fails_on_one_device_is_released_once_the_other_is_done_w
     ran = scheduler.Scheduler([a, b], RuntimeConfig(), CacheBudget(None))
     members = [Member(each, each.codec.encode_prompt("x"), 2, 1.0) for each in (a, b)]
     roots = [NodeQuery(each.tree, (each.tree.root,), (), 2) for each in members]
-    asked = [tuple(map(MemberQuery, members, roots))]
-    request = scheduler.Request(members, {}, (step for step in asked))
+    steps: list[Any] = [tuple(map(MemberQuery, members, roots))]
+    request = scheduler.Request(members, {}, (step for step in steps))
     errors = []
 
     def fails(error: Any) -> None:
@@ -573,7 +573,7 @@ def test_closing_ends_requests_on_both_devices_and_waits_for_their_threads():
 
 
 @pytest.mark.quick
-def test_threads_end_when_there_is_nothing_to_do(monkeypatch):
+def test_threads_end_when_idle(monkeypatch):
     monkeypatch.setattr(scheduler, "IDLE_SECONDS", 0.05)
     before = adafuse_threads()
     with AdaFuseEngine(on_two_devices()) as engine:

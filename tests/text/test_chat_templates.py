@@ -1,4 +1,4 @@
-"""Every conversation through every family's chat template."""
+"""Conversations rendered with the chat templates of all model families."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ ADD = Tool("add", "Adds up.", {"type": "object", "properties": {"a": {"type": "n
 
 
 def turns(spec: str, fill: str = "{}") -> list[Any]:
-    """``"su"`` is a system message and a user's; each holds a word of its own, put into `fill`."""
+    """Return messages by their roles: ``"su"`` is a system and a user message.
+
+    The text of each message is a unique word, inserted into `fill`.
+    """
     roles = {"s": "system", "u": "user", "a": "assistant"}
     return [
         {"role": roles[letter], "content": fill.format(f"{letter}{number}.")}
@@ -106,7 +109,7 @@ def test_every_conversation_is_rendered_with_all_of_its_words(name, history):
 
 @pytest.mark.parametrize("history", HISTORIES)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_spelled_out_control_tokens_stay_text(name, history):
+def test_control_tokens_in_messages_are_plain_text(name, history):
     family, messages = FAMILIES[name], HISTORIES[history]
     spelled = [token for token in (family.bos, family.eos, *family.control) if token]
     hostile = [
@@ -127,7 +130,7 @@ def test_spelled_out_control_tokens_stay_text(name, history):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_families_are_what_they_are_said_to_be(name):
+def test_the_templates_have_the_properties_of_their_families(name):
     family, known = FAMILIES[name], family_tokenizer(name)
 
     def render(messages):
@@ -156,33 +159,33 @@ def test_the_families_are_what_they_are_said_to_be(name):
     assert family.adds_bos == (known.encode("x")[0] == known.bos_token_id)
 
 
-def test_a_system_message_in_the_middle_stays_where_the_template_takes_it():
+def test_a_system_message_in_the_middle_stays_if_the_template_accepts_it():
     _, text = encoded("llama3", turns("uasu"))
     assert text.index("u0.") < text.index("s2.") < text.index("u3.")
     assert "<|start_header_id|>system" in text
 
 
 @pytest.mark.parametrize("name", ["llama2", "mistral-3", "command-r", "vicuna"])
-def test_the_first_system_message_stays_one_where_only_later_ones_are_refused(name):
+def test_the_first_system_message_stays_if_only_later_ones_are_rejected(name):
     _, text = encoded(name, turns("suasu"))
     merged = [*turns("sua"), {"role": "user", "content": "s3.\n\nu4."}]
     assert text == encoded(name, merged)[1]
 
 
-def test_what_a_template_leaves_out_is_missed_though_its_words_stand_elsewhere():
+def test_an_omitted_message_is_detected_though_its_words_occur_elsewhere():
     messages = [{"role": role, "content": "ok"} for role in ("user", "assistant", "tool")]
     for name in ("phi3", "zephyr"):
         assert encoded(name, messages)[1].count("ok") == 3
 
 
-def test_turns_are_merged_only_where_they_must_be():
+def test_turns_are_merged_only_if_necessary():
     (users,) = merge_turns(turns("uu"))
     assert users["content"] in encoded("gemma", turns("uu"))[1]
     assert users["content"] not in encoded("qwen", turns("uu"))[1]
 
 
-def test_a_template_that_writes_no_message_is_refused():
+def test_a_template_that_renders_no_message_is_an_error():
     known = copy.deepcopy(family_tokenizer("qwen"))
     known.chat_template = "Hello"
-    with pytest.raises(InvalidInputError, match="leaves all of them out"):
+    with pytest.raises(InvalidInputError, match="omits them all"):
         TokenizerCodec(known).encode_messages(turns("uu"))
