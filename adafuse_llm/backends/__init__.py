@@ -1,7 +1,7 @@
-"""What the author of a backend uses: the protocol, its data, and a fake to test with.
+"""The public names for authors of backends: the protocol, its data, and a fake backend for tests.
 
-A backend is one kind of member. `adafuse_llm.backends.huggingface` holds the one for Hugging Face
-models; it imports torch, so it is not exported here.
+A backend implements one kind of member. The backend for Hugging Face models is in
+`adafuse_llm.backends.huggingface`. It imports torch, so this package does not export it.
 """
 
 from adafuse_llm.backends.base import (

@@ -1,4 +1,4 @@
-"""The one seam between the algorithm and a model."""
+"""The protocols between the algorithm and a model."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from adafuse_llm.tree import Next, Node, TokenTree
 
 @dataclass(frozen=True, slots=True)
 class NodeQuery:
-    """Questions about nodes of one tree.
+    """A query about nodes of one tree.
 
     Attributes:
         tree: the request's tree at this member.
-        evaluate: nodes whose next-token distribution is wanted.
-        score: nodes whose log-probability under their parent is wanted; parents have been
-            evaluated before, or are evaluated by this ask.
-        top: how many of the likeliest next tokens are wanted, at least two.
+        evaluate: nodes whose next-token distribution the backend returns.
+        score: nodes whose log-probability under their parent the backend returns. An earlier query
+            or this one evaluates each parent.
+        top: number of likeliest next tokens per summary, at least two.
     """
 
     tree: TokenTree
@@ -31,15 +31,16 @@ class NodeQuery:
 
 @dataclass(frozen=True, slots=True)
 class NodeResult:
-    """The answer to one ask.
+    """The result of one query.
 
     Attributes:
-        next: a summary per node of ``NodeQuery.evaluate``, in order.
-        logprobs: natural log per node of ``NodeQuery.score``, in order; may be minus infinity.
-        passes: forward passes that this ask took part in.
-        tokens: tokens that were processed for it.
-        reused: tokens of the prompt that were not processed, as the backend had kept them from
-            another request.
+        next: a summary for each node of ``NodeQuery.evaluate``, in order.
+        logprobs: a natural-log probability for each node of ``NodeQuery.score``, in order. It may
+            be minus infinity.
+        passes: number of forward passes that the query took part in.
+        tokens: number of tokens that the backend processed for the query.
+        reused: number of prompt tokens that the backend did not process, because it had cached
+            them for another request.
     """
 
     next: tuple[Next, ...]
@@ -50,33 +51,36 @@ class NodeResult:
 
     @property
     def has_nan(self) -> bool:
-        """Whether a log-probability is NaN."""
-        heads = (number for summary in self.next for number in summary.logprobs[:1])
-        return any(map(math.isnan, (*heads, *self.logprobs)))
+        """Whether any log-probability in the result is NaN."""
+        highest = (logprob for summary in self.next for logprob in summary.logprobs[:1])
+        return any(map(math.isnan, (*highest, *self.logprobs)))
 
 
 @runtime_checkable
 class Backend(Protocol):
     """One member of an ensemble.
 
-    A backend may keep what it likes for a request in ``TokenTree.state``. Everything it needs
-    is in the tree: ``tree.ids`` are the committed tokens, ``tree.path(node)`` what follows them.
-    When ``tree.root`` has moved since the last ask, a span was committed and every node not below
-    the root is gone. Nodes may also go without that; ``tree.cuts`` grows either way. A stateless
-    backend simply runs over ``tree.ids + tree.tokens(node)``.
+    The tree holds everything that a backend needs: ``tree.ids`` are the committed tokens, and
+    ``tree.path(node)`` are the nodes from below the root to a node. A backend may store its own
+    state for a request in ``TokenTree.state``. A stateless backend runs its model over
+    ``tree.ids + tree.tokens(node)``.
 
-    An engine calls `evaluate` and `release` from one thread at a time; a backend that several
-    engines share must see to that itself.
+    If ``tree.root`` has moved since the last query, the engine has committed a span, and the tree
+    has dropped every node that is not below the new root. The tree may also drop nodes without a
+    commit. ``tree.cuts`` increases in both cases.
+
+    An engine calls `evaluate` and `release` from one thread at a time. A backend that several
+    engines share must synchronize these calls.
     """
 
     @property
     def name(self) -> str:
-        """Shown in results and errors; unique within an engine."""
+        """Name of the member in results and errors, unique within an engine."""
         ...
 
     @property
     def codec(self) -> TextCodec:
-        """Text to tokens and back."""
+        """Codec that converts text to tokens and tokens to text."""
         ...
 
     @property
@@ -86,80 +90,85 @@ class Backend(Protocol):
 
     @property
     def context_window(self) -> int | None:
-        """Most tokens a sequence can have, prompt included; None for no limit."""
+        """Maximum number of tokens in a sequence, prompt included; None for no limit."""
         ...
 
     def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
-        """Answer asks of any number of requests, one answer each, in order.
+        """Return one result for each query, in order. Queries may belong to different requests.
 
-        Cost: at best one forward pass for all asks together, over the nodes not evaluated yet.
+        Cost: at best one forward pass for all queries, over the nodes that are not evaluated yet.
 
         Raises:
-            Exception: anything. The engine may ask the same once more, without other requests;
-                if that fails too, it reports a `MemberError` of this member. It does the same
-                where a log-probability is NaN, so nothing of such an answer may be kept.
+            Exception: of any type. The engine may repeat the query without those of other
+                requests. If the query fails again, the engine raises a `MemberError` for this
+                member. The engine handles a NaN log-probability in the same way, so a backend must
+                not cache anything from a result that contains NaN.
         """
         ...
 
     def release(self, tree: TokenTree) -> None:
-        """The request is over: free what ``tree.state`` holds."""
+        """Free the resources in ``tree.state``, because the request has ended."""
         ...
 
 
 @runtime_checkable
 class SupportsPlacement(Protocol):
-    """What a backend may tell besides, so that an engine can plan with it.
+    """An optional extension of `Backend` that describes its device and its memory.
 
-    Members on different devices run at the same time, and requests wait while there is no memory
-    for what they would keep. Of a backend that tells nothing an engine assumes that it shares one
-    device with all others of that kind, and that it keeps nothing.
+    An engine runs members on different devices at the same time. It delays a request until the
+    devices have enough memory for its caches. All backends without this extension count as members
+    of one shared device, and as members that cache nothing.
     """
 
     @property
     def device(self) -> str:
-        """Where the member runs, such as ``"cpu"`` or ``"cuda:0"``."""
+        """Device that the member runs on, such as ``"cpu"`` or ``"cuda:0"``."""
         ...
 
     def cache_bytes(self, tokens: int) -> int:
-        """Bytes kept for a request while its sequences have up to `tokens` tokens."""
+        """Return the bytes cached for a request whose sequences have at most `tokens` tokens."""
         ...
 
     def free_bytes(self) -> int:
-        """Bytes of the device's memory that are free."""
+        """Return the free bytes of the device's memory."""
         ...
 
 
 @runtime_checkable
 class LimitsDrafting(Protocol):
-    """What a backend may tell about tokens that are evaluated on suspicion.
+    """An optional extension of `Backend` that limits drafts.
 
-    Of a backend that tells nothing it is assumed that a pass over some tokens costs little more
-    than a pass over one, and that what is evaluated never depends on what else is.
+    A draft is a node that the engine evaluates before the algorithm needs it. For a backend without
+    this extension, the engine assumes that a pass over several tokens costs little more than a pass
+    over one token, and that the result for a node does not depend on the other nodes of the pass.
     """
 
     def draft_limit(self, length: int) -> int:
-        """Length that sequences of nodes nobody has asked for yet may reach, while `length`
-        tokens are committed; `length` where every token costs a pass of its own.
+        """Return the maximum length of a drafted sequence, prompt included.
+
+        Args:
+            length: number of committed tokens. A backend that runs one pass per token returns this
+                number, which disables drafts.
         """
         ...
 
 
 @runtime_checkable
 class SupportsAnchors(Protocol):
-    """What a backend may offer besides, for strategies that fuse whole distributions.
+    """An optional extension of `Backend` for strategies that fuse whole distributions.
 
-    A distribution over tokens is told as one over *anchors*: tokens of the member, given by id,
-    that all members have. These methods make no pass; nodes have been evaluated before. Any
-    thread may call them.
+    These methods represent a distribution over tokens as a distribution over *anchors*. An anchor
+    is a token that all members have; each member has its own id for it. The methods run no forward
+    pass, so their nodes must be evaluated already. Any thread may call them.
     """
 
     @property
     def vocabulary(self) -> Mapping[str, int]:
-        """Token ids by spelling, the same spelling for the same token of any member."""
+        """Token ids by spelling. A token has the same spelling in every member."""
         ...
 
     def relative(self, tree: TokenTree, node: Node, anchors: Sequence[int]) -> Sequence[float]:
-        """The distribution after a node, over the anchors."""
+        """Return the distribution over the anchors after a node."""
         ...
 
     def corrected(
@@ -172,15 +181,17 @@ class SupportsAnchors(Protocol):
         steps: int,
         rate: float,
     ) -> tuple[int, float]:
-        """The likeliest token after a node, and the natural log of its probability, once the
-        distribution was moved towards one that is `target` over the anchors.
+        """Move the distribution after a node towards `target`, and return its likeliest token.
 
         Args:
             tree: the request's tree.
-            node: a node of it.
+            node: a node of the tree.
             anchors: token ids.
-            target: a probability per anchor.
-            steps: of gradient descent.
-            rate: its learning rate.
+            target: a probability for each anchor.
+            steps: number of steps of gradient descent.
+            rate: learning rate of gradient descent.
+
+        Returns:
+            The token id, and the natural log of its probability.
         """
         ...

@@ -1,4 +1,4 @@
-"""A member without a model, for tests of this project and of its users."""
+"""A member without a model, for the tests of this project and of its users."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ Rule = Callable[[str], Mapping[str, float]]
 class FakeBackend:
     """A member whose next-token distribution is a function of the text so far.
 
-    Its tokens are strings; texts are cut greedily into the longest tokens, and characters in no
-    token become tokens of their own. Nothing is cached, every evaluated node costs one pass.
+    The tokens are strings. The codec splits a text greedily into the longest known tokens; every
+    other character becomes a token. The backend caches nothing, so each evaluated node costs one
+    pass.
 
     Args:
         name: the member's name.
-        rule: given prompt and response so far, probabilities by token text; ``END`` is the end of
-            the response. What is missing from 1 goes nowhere.
+        rule: a function from the text so far (prompt and response) to probabilities by token text.
+            ``END`` ends the response. The probabilities may sum to less than 1.
         vocabulary: texts of several characters that are single tokens.
-        context_window: most tokens of a sequence.
-        device: where it says it runs; members on different devices run at the same time.
-        bytes_per_token: what it says it keeps of a request, per token of its sequences.
-        free: bytes that it says are free on the device.
+        context_window: maximum number of tokens in a sequence; None for no limit.
+        device: device that the backend reports. Members on different devices run at the same time.
+        bytes_per_token: cached bytes that the backend reports for each token of a sequence.
+        free: free bytes of the device that the backend reports.
 
     Attributes:
-        passes: evaluations so far, for assertions.
+        passes: number of evaluated nodes so far, for assertions in tests.
     """
 
     def __init__(
@@ -91,23 +92,22 @@ class FakeBackend:
 
     def _distribution(self, ids: Sequence[int]) -> list[tuple[int, float]]:
         rule = self._rule(self._codec.decode(ids))
-        likely = [
+        logprobs = [
             (self._codec.token(text), math.log(p) if p > 0 else -math.inf)
             for text, p in rule.items()
         ]
-        return sorted(likely, key=lambda item: (-item[1], item[0]))
+        return sorted(logprobs, key=lambda item: (-item[1], item[0]))
 
     def _next(self, ids: Sequence[int], top: int) -> Next:
         likely = self._distribution(ids)
         if not likely:
-            raise ValueError(f"the rule gives no token after {self._codec.decode(ids)!r}")
-        known = dict(likely)
+            raise ValueError(f"the rule returned no tokens after {self._codec.decode(ids)!r}")
         tokens, logprobs = zip(*likely[:top], strict=True)
-        return Next(tokens, logprobs, known.get(self._codec.end_id, -math.inf))
+        return Next(tokens, logprobs, dict(likely).get(self._codec.end_id, -math.inf))
 
 
 class FakeCodec:
-    """Text as a sequence of strings from a vocabulary that grows as it is used, by any thread."""
+    """A codec whose tokens are strings from a growing vocabulary. Any thread may use it."""
 
     has_chat_template = False
 
@@ -122,11 +122,11 @@ class FakeCodec:
 
     @property
     def end_id(self) -> int:
-        """The id of ``END``."""
+        """Id of the token ``END``."""
         return self._ids[END]
 
     def token(self, text: str) -> int:
-        """The id of the token `text`."""
+        """Return the id of the token `text`. Add the token if the vocabulary does not have it."""
         with self._growing:
             if text not in self._ids:
                 self._texts.append(text)
@@ -156,5 +156,5 @@ class FakeCodec:
         return self.decode(tokens)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The joined texts of `tokens`."""
+        """Return the joined texts of `tokens`."""
         return "".join(self._texts[token] for token in tokens)

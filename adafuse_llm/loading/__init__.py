@@ -1,1 +1,1 @@
-"""From names, folders and configuration files to loaded members."""
+"""Load members from names, folders and configuration files."""

@@ -1,4 +1,4 @@
-"""Load Hugging Face models as members, and place them on devices."""
+"""Load Hugging Face models as members and place them on devices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from adafuse_llm.loading.specs import MemberSpec, as_spec, member_names
 from adafuse_llm.text.codec import TokenizerCodec
 
 RESERVE = 0.1
-"""Share of the free memory that is not given to weights when members share devices."""
+"""Share of the free memory that stays free of weights when several members share devices."""
 
 if TYPE_CHECKING:
     import torch
@@ -42,11 +42,13 @@ def load_members(
     """Load members in order.
 
     Returns:
-        The members, and their weights by name if any differs from 1.
+        The members; and their weights by name, or None if all weights are 1.
 
     Raises:
-        LoadError: a member cannot be loaded, or cannot take part in an ensemble.
-        InvalidInputError: no members, or two explicit names are the same.
+        LoadError: a member cannot be loaded.
+        UnsupportedModelError: a model cannot be a member of an ensemble.
+        InvalidInputError: `members` is empty, or two explicit names are the same.
+        InvalidOptionError: a dtype is not valid.
     """
     if isinstance(members, (str, MemberSpec)):
         raise InvalidInputError(f"members must be a list; got one member: {members!r}")
@@ -85,11 +87,14 @@ def load_members(
 def divide_memory(
     free: Mapping[int | str, int], sizes: Sequence[int]
 ) -> list[dict[int | str, int]]:
-    """Bytes of each device that each member may use, in proportion to the members' sizes.
+    """Divide the memory of each device among the members, in proportion to their sizes.
 
     Args:
         free: free bytes by device.
         sizes: bytes of the weights of each member.
+
+    Returns:
+        For each member, the bytes that it may use on each device.
     """
     total = sum(sizes) or 1
     return [{device: room * size // total for device, room in free.items()} for size in sizes]
@@ -98,8 +103,8 @@ def divide_memory(
 def _check_dtype(dtype: Any) -> None:
     import torch
 
-    known = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
-    if dtype != "auto" and not isinstance(known, torch.dtype):
+    value = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if dtype != "auto" and not isinstance(value, torch.dtype):
         raise InvalidOptionError(
             "option 'dtype' must be 'auto' or a torch dtype such as 'float32', 'bfloat16' or "
             f"'float16'; got {dtype!r}"
@@ -107,7 +112,7 @@ def _check_dtype(dtype: Any) -> None:
 
 
 def _load_config(spec: MemberSpec, name: str, setting: Mapping[str, Any]) -> Any:
-    """The model's configuration, with the checks that need no weights."""
+    """Load the model's configuration, and run the checks that do not need the weights."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -133,14 +138,14 @@ def _load_config(spec: MemberSpec, name: str, setting: Mapping[str, Any]) -> Any
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(
             f"member {name!r}: {spec.path} is an encoder-decoder model ({config.model_type}); "
-            "an ensemble takes causal (decoder-only) language models"
+            "members must be causal (decoder-only) language models"
         )
     remote = bool(getattr(config, "auto_map", None)) and setting["trust_remote_code"]
-    registered = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING  # with AutoModelForCausalLM.register
+    registered = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING  # by AutoModelForCausalLM.register
     if not (config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or registered or remote):
         raise UnsupportedModelError(
-            f"member {name!r}: {spec.path} has type {config.model_type!r}, which is no causal "
-            "language model in transformers"
+            f"member {name!r}: {spec.path} has type {config.model_type!r}, which is not a "
+            "causal language model in transformers"
         )
     if folder.exists() and not spec.allow_pickle:
         _refuse_pickle(spec, name, folder)
@@ -149,25 +154,28 @@ def _load_config(spec: MemberSpec, name: str, setting: Mapping[str, Any]) -> Any
 
 
 def _quantization(spec: MemberSpec, config: Any) -> Any:
-    """The quantization of the checkpoint, else the one asked for; None without any."""
-    own = getattr(config, "quantization_config", None)
-    return spec.quantization_config if own is None else own
+    """Return the quantization of the checkpoint, or else that of the spec; None without either."""
+    stored = getattr(config, "quantization_config", None)
+    return spec.quantization_config if stored is None else stored
 
 
 def _check_quantization(spec: MemberSpec, name: str, config: Any) -> None:
-    """Refuse what transformers would leave out with a warning, or stumble over after the members
-    before have been loaded.
+    """Raise an error if the quantization method is unknown or its packages are missing.
+
+    transformers would ignore an unknown method with a warning, and report a missing package only
+    after the preceding members are loaded.
     """
     quantization = _quantization(spec, config)
     if quantization is None:
         return
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
-    known = ["bitsandbytes", *AUTO_QUANTIZATION_CONFIG_MAPPING]
-    if (used := method(quantization)) not in known:
+    supported = ["bitsandbytes", *AUTO_QUANTIZATION_CONFIG_MAPPING]
+    if (used := method(quantization)) not in supported:
         raise LoadError(
             f"member {name!r}: {spec.path} cannot be loaded: its quantization_config must have a "
-            f"quant_method that transformers knows ({', '.join(sorted(known))}); got {used!r}"
+            f"quant_method that transformers supports ({', '.join(sorted(supported))}); "
+            f"got {used!r}"
         )
     if missing := missing_packages(quantization):
         raise LoadError(
@@ -181,8 +189,8 @@ def _refuse_pickle(spec: MemberSpec, name: str, folder: Path) -> None:
         path.suffix in (".bin", ".pt", ".pth") for path in folder.iterdir()
     ):
         raise LoadError(
-            f"member {name!r}: {spec.path} has its weights in pickle format only, which can run "
-            "code when loaded. Convert them to safetensors, or pass "
+            f"member {name!r}: {spec.path} has weights in pickle format only. Weights in pickle "
+            "format can run code when loaded. Convert them to safetensors, or pass "
             "MemberSpec(path=..., allow_pickle=True) if you trust them."
         )
 
@@ -224,23 +232,23 @@ def _load(
         )
     except Exception as error:
         raise _load_error(spec, name, error) from error
-    own: dict[str, Any] = {"static_cache": spec.static_cache, "compile": spec.compile}
+    backend_options: dict[str, Any] = {"static_cache": spec.static_cache, "compile": spec.compile}
     if spec.prefix_cache_bytes is not None:
-        own["prefix_cache_bytes"] = spec.prefix_cache_bytes
-    return HuggingFaceBackend(model.eval(), tokenizer, name, **own)
+        backend_options["prefix_cache_bytes"] = spec.prefix_cache_bytes
+    return HuggingFaceBackend(model.eval(), tokenizer, name, **backend_options)
 
 
 def _check_tokenizer(tokenizer: Any, name: str, path: str) -> None:
-    reason = "it turns text into no tokens"
+    reason = "it produces no tokens from a text"
     try:
         usable = bool(TokenizerCodec(tokenizer).encode_continuation((), "a b")[0])
-    except Exception as error:  # tokenizers fail in any way
+    except Exception as error:  # a tokenizer may raise any exception
         usable, reason = False, f"{type(error).__name__}: {_first_line(error)}"
     if not usable:
         raise LoadError(
             f"member {name!r}: {path} has no usable tokenizer ({reason}). Put the tokenizer's "
-            "files beside the weights; a SentencePiece tokenizer.model needs the packages "
-            "sentencepiece and protobuf."
+            "files in the folder of the weights. A SentencePiece tokenizer.model needs the "
+            "packages sentencepiece and protobuf."
         )
 
 
@@ -250,7 +258,10 @@ def _memory_budgets(
     configs: Sequence[Any],
     settings: Sequence[Mapping[str, Any]],
 ) -> list[dict[int | str, int] | None]:
-    """For members that accelerate places over the devices, the share of memory each may take."""
+    """Return the bytes that each member may use on each device.
+
+    The entry is None if accelerate does not place the member, or if the ensemble has one member.
+    """
     placed = [
         i
         for i, (spec, setting) in enumerate(zip(specs, settings, strict=True))
@@ -268,7 +279,7 @@ def _memory_budgets(
         for spec, name, config, setting in zip(specs, names, configs, settings, strict=True)
     ]
     for spec, size in zip(specs, sizes, strict=True):
-        if spec.device is not None:  # goes there as a whole
+        if spec.device is not None:  # the whole member goes to this device
             device = torch.device(spec.device)
             key = device.type if device.type == "cpu" else device.index or 0
             if key in free:
@@ -279,7 +290,7 @@ def _memory_budgets(
 
 
 def _weight_bytes(spec: MemberSpec, name: str, config: Any, setting: Mapping[str, Any]) -> int:
-    """Bytes of a model's weights, from its configuration alone."""
+    """Compute the bytes of a model's weights from its configuration, without loading them."""
     import torch
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
@@ -291,38 +302,44 @@ def _weight_bytes(spec: MemberSpec, name: str, config: Any, setting: Mapping[str
             )
     except Exception as error:
         raise _load_error(spec, name, error) from error
-    wanted = setting["dtype"] if setting["dtype"] != "auto" else getattr(config, "dtype", None)
-    dtype = getattr(torch, str(wanted).removeprefix("torch."), None) or torch.float32
+    name_or_dtype = setting["dtype"]
+    if name_or_dtype == "auto":
+        name_or_dtype = getattr(config, "dtype", None)
+    dtype = getattr(torch, str(name_or_dtype).removeprefix("torch."), None) or torch.float32
     return _bytes_of(model, 8 * dtype.itemsize, _quantization(spec, config))
 
 
 def _bytes_of(model: Any, bits: int, quantization: Any) -> int:
-    """Bytes of a model's weights at `bits` each; quantized ones take what their method gives them.
+    """Compute the bytes of a model's weights, at `bits` per weight that is not quantized.
 
-    Methods quantize the matrices of layers, not embeddings, output layer, norms and biases. Their
-    scales are not counted (2 to 12 % of the quantized weights).
+    Quantization methods quantize the matrices of the layers, but not embeddings, output layer,
+    norms and biases. The result does not include the scales of the methods (2 to 12 % of the
+    quantized weights).
     """
-    narrow = None if quantization is None else bits_per_weight(quantization)
+    quantized_bits = None if quantization is None else bits_per_weight(quantization)
     kept = () if quantization is None else kept_modules(quantization)
-    ends = {
+    embeddings = {
         id(layer.weight)
         for layer in (model.get_input_embeddings(), model.get_output_embeddings())
         if layer is not None
     }
     total = 0
     for name, weight in model.named_parameters():
-        quantized = weight.ndim >= 2 and id(weight) not in ends and not any(k in name for k in kept)
-        total += weight.numel() * (narrow if narrow is not None and quantized else bits)
+        is_matrix = weight.ndim >= 2 and id(weight) not in embeddings
+        quantized = is_matrix and not any(module in name for module in kept)
+        total += weight.numel() * (
+            quantized_bits if quantized_bits is not None and quantized else bits
+        )
     return total // 8
 
 
 def _load_error(spec: MemberSpec, name: str, error: Exception) -> LoadError:
     text = str(error)
     if "trust_remote_code" in text:
-        advice = "it needs code of its own: pass trust_remote_code=True if you trust it"
+        advice = "it needs its own Python code; pass trust_remote_code=True if you trust that code"
     elif "safetensors" in text and not any(Path(spec.path).glob("*.safetensors*")):
         advice = (
-            "it has no safetensors weights; weights in pickle format can run code when loaded, "
+            "it has no safetensors weights. Weights in pickle format can run code when loaded; "
             "pass MemberSpec(path=..., allow_pickle=True) if you trust them"
         )
     else:

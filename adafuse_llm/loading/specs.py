@@ -1,4 +1,4 @@
-"""Descriptions of members to load. Importing this loads neither torch nor transformers."""
+"""Descriptions of members to load. This module imports neither torch nor transformers."""
 
 from __future__ import annotations
 
@@ -19,28 +19,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MemberSpec:
-    """A member to load, with its settings.
+    """A description of a member to load, with its settings.
 
-    Settings that are None are taken from the call that loads the member.
+    If ``dtype``, ``device_map``, ``revision`` or ``trust_remote_code`` is None, the argument of the
+    call that loads the member applies.
 
     Args:
         path: local folder or hub id.
-        name: shown in results; by default the last part of the path, lengthened until unique.
+        name: name in results. The default is the last part of the path, with as many preceding
+            parts as make the name unique.
         dtype: dtype of the weights, such as ``"bfloat16"`` or ``"auto"``.
-        device: device such as ``"cuda:1"``, for a member that goes to one device as a whole.
-        device_map: accelerate's device map, for a member spread over several.
+        device: one device for the whole member, such as ``"cuda:1"``.
+        device_map: accelerate's device map, which spreads the member over several devices.
         revision: revision of a hub model.
-        trust_remote_code: allow code that comes with the model to run.
-        quantization_config: as taken by ``AutoModelForCausalLM.from_pretrained``: an object such
-            as ``BitsAndBytesConfig``, or a mapping as in ``config.json``. A checkpoint that is
-            quantized already needs none.
-        prefix_cache_bytes: most bytes of key/value rows kept of finished requests, for those that
-            begin with the same tokens; 0 to keep none. Default: 256 MiB.
-        static_cache: run decoding passes in fixed sizes, on a GPU as CUDA graphs; see
-            ``HuggingFaceBackend`` for what it takes.
-        compile: compile these passes with ``torch.compile``.
-        allow_pickle: accept weights in pickle format, which can run code when loaded.
-        weight: w in the fused score.
+        trust_remote_code: whether to run Python code that comes with the model.
+        quantization_config: argument of ``AutoModelForCausalLM.from_pretrained``: an object such
+            as ``BitsAndBytesConfig``, or a mapping as in ``config.json``. A quantized checkpoint
+            does not need it.
+        prefix_cache_bytes: maximum size of the key/value rows that the member keeps from finished
+            requests, for requests that begin with the same tokens. 0 keeps none. The default is
+            256 MiB.
+        static_cache: whether to run decoding passes in fixed sizes, on a GPU as CUDA graphs.
+            ``HuggingFaceBackend`` lists the requirements.
+        compile: whether to compile these passes with ``torch.compile``.
+        allow_pickle: whether to accept weights in pickle format, which can run code when loaded.
+        weight: weight w of the member in the fused score.
     """
 
     path: str
@@ -60,8 +63,8 @@ class MemberSpec:
     def __post_init__(self) -> None:
         if self.device is not None and self.device_map is not None:
             raise InvalidOptionError(
-                f"member {self.path!r}: pass device (one for the whole member) or device_map, "
-                "not both"
+                f"member {self.path!r}: pass device (one device for the whole member) or "
+                "device_map, not both"
             )
         if self.prefix_cache_bytes is not None and self.prefix_cache_bytes < 0:
             raise InvalidOptionError(
@@ -81,16 +84,16 @@ class MemberSpec:
             raise InvalidOptionError(
                 f"member {self.path!r}: quantization_config must be one of transformers' "
                 "configurations, such as BitsAndBytesConfig(load_in_4bit=True) or "
-                "TorchAoConfig(...), or the mapping it is saved as; got "
+                "TorchAoConfig(...), or a mapping as in config.json; got "
                 f"{self.quantization_config!r}"
             )
 
 
 def as_spec(member: str | MemberSpec | os.PathLike[str]) -> MemberSpec:
-    """Return the `MemberSpec` of a member given as a path, a hub id or a `MemberSpec`.
+    """Return a `MemberSpec` for a path, a hub id or a `MemberSpec`.
 
     Raises:
-        InvalidInputError: it is none of them.
+        InvalidInputError: `member` is none of these.
     """
     if isinstance(member, (str, os.PathLike)) and str(member).strip():
         member = MemberSpec(path=str(member))
@@ -101,17 +104,18 @@ def as_spec(member: str | MemberSpec | os.PathLike[str]) -> MemberSpec:
 
 
 def member_names(specs: Sequence[MemberSpec]) -> list[str]:
-    """Return a unique name per member: its own, or as many last parts of its path as needed.
+    """Return a unique name for each member.
 
-    A path that occurs twice is numbered (``gpt2``, ``gpt2#2``).
+    The name is the explicit name of the member, or as many last parts of its path as make the name
+    unique. If a path occurs more than once, its names are numbered (``gpt2``, ``gpt2#2``).
 
     Raises:
         InvalidInputError: two explicit names are the same.
     """
     given = Counter(spec.name for spec in specs if spec.name is not None)
-    if twice := [name for name, times in given.items() if times > 1]:
+    if repeated := [name for name, times in given.items() if times > 1]:
         raise InvalidInputError(
-            f"members need different names; got {twice[0]!r} {given[twice[0]]} times"
+            f"members need different names; got {repeated[0]!r} {given[repeated[0]]} times"
         )
     unnamed = {spec.path for spec in specs if spec.name is None}
     parts = {

@@ -1,4 +1,4 @@
-"""Members from Hugging Face transformers."""
+"""The backend for models from Hugging Face transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distributions seen from anchors, so that different vocabularies can be compared (DeePEn).
+"""Represent distributions by anchors, to compare different vocabularies (DeePEn).
 
 Shapes: v vocabulary, a anchors.
 """
@@ -16,19 +16,21 @@ SHARPNESS = 100.0
 """Inverse temperature of the softmax over anchors."""
 
 ROWS = 1024
-"""Rows of the matrix that are computed at a time."""
+"""Number of rows of the matrix that are computed at a time."""
 
 COOLING, COOLEST = 10, 0.25
-"""The learning rate falls along a cosine, in so many steps, to this share of it."""
+"""Number of steps in which the learning rate falls along a cosine, and the share of the initial
+rate that remains."""
 
 
 class AnchorSpace:
     """One model's distributions in the space of anchors.
 
-    A token is described by its similarity to the anchors, tokens that all members share: the
-    cosines of their input embeddings, made a vector of length one and then, by a sharp softmax, a
-    distribution over the anchors. A distribution over tokens becomes one over anchors through
-    that matrix, [v, a], which is kept for the anchors last asked for: v times a numbers.
+    The anchors are tokens that all members share. A token is represented by the cosines between its
+    input embedding and those of the anchors. The vector of cosines is normalized to length one, and
+    a sharp softmax turns it into a distribution over the anchors. These distributions are the rows
+    of a matrix, [v, a], which maps a distribution over tokens to one over anchors. The object
+    caches the matrix for the anchors of the last call.
     """
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
@@ -40,24 +42,25 @@ class AnchorSpace:
 
     @property
     def vocabulary(self) -> Mapping[str, int]:
-        """Token ids by spelling, of those that the model has an embedding for; both kinds of marker
-        for a space are spelled alike.
+        """Ids by spelling, for the tokens that have an embedding in the model.
+
+        The markers U+0120 and U+2581 for a space have the same spelling here.
         """
         if self._spellings is None:
-            known = self._tokenizer.get_vocab()
+            ids = self._tokenizer.get_vocab()
             size = len(self._model.get_input_embeddings().weight)
             self._spellings = {
                 spelling.replace("\u0120", "\u2581"): int(token)
-                for spelling, token in sorted(known.items(), key=lambda item: -int(item[1]))
+                for spelling, token in sorted(ids.items(), key=lambda item: -int(item[1]))
                 if int(token) < size
             }
         return self._spellings
 
     @torch.no_grad()
     def relative(self, logits: torch.Tensor, anchors: Sequence[int]) -> list[float]:
-        """The distribution of `logits`, [v], over the anchors."""
-        seen: list[float] = (logits.softmax(-1) @ self._seen_from(anchors, logits)).tolist()
-        return seen
+        """Return the distribution of `logits`, [v], over the anchors."""
+        relative: list[float] = (logits.softmax(-1) @ self._matrix_of(anchors, logits)).tolist()
+        return relative
 
     def corrected(
         self,
@@ -68,12 +71,16 @@ class AnchorSpace:
         steps: int,
         rate: float,
     ) -> tuple[int, float]:
-        """The likeliest token once `logits`, [v], are moved so that their relative distribution
-        comes closer to `target`, and the natural log of its probability.
+        """Move `logits`, [v], towards `target`, and return the likeliest token.
+
+        Gradient descent moves the distribution over the anchors towards `target`.
+
+        Returns:
+            The token id, and the natural log of its probability.
         """
         with torch.inference_mode(mode=False), torch.enable_grad():
-            matrix = self._seen_from(anchors, logits)
-            wanted = torch.tensor(target, dtype=logits.dtype, device=logits.device)
+            matrix = self._matrix_of(anchors, logits)
+            goal = torch.tensor(target, dtype=logits.dtype, device=logits.device)
             moved = logits.clone().requires_grad_()
             optimizer = torch.optim.AdamW([moved], lr=rate)
             schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
@@ -83,8 +90,8 @@ class AnchorSpace:
             for _ in range(steps):
                 relative = (moved.softmax(-1) @ matrix).clamp_min(smallest)
                 optimizer.zero_grad()
-                loss = torch.nn.functional.kl_div(relative.log(), wanted, reduction="sum")
-                (loss / len(wanted)).backward()  # type: ignore[no-untyped-call]
+                loss = torch.nn.functional.kl_div(relative.log(), goal, reduction="sum")
+                (loss / len(goal)).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 schedule.step()
         logprobs = moved.detach().log_softmax(-1)
@@ -92,8 +99,8 @@ class AnchorSpace:
         token = int(tokens[0, 0])
         return token, float(logprobs[token])
 
-    def _seen_from(self, anchors: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-        """The matrix for anchors, in the precision of `logits`, [v, a]."""
+    def _matrix_of(self, anchors: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+        """Return the matrix for `anchors`, [v, a], in the precision of `logits`."""
         anchors = tuple(anchors)
         if self._matrix is None or self._anchors != anchors:
             with torch.inference_mode(mode=False), torch.no_grad():

@@ -1,4 +1,4 @@
-"""What the configuration of a transformers model says about it.
+"""Read the properties of a transformers model from its configuration.
 
 Shapes: n new tokens, r rows of the request.
 """
@@ -16,20 +16,22 @@ from adafuse_llm.backends.huggingface.kv import to_device
 from adafuse_llm.backends.huggingface.packing import Piece
 
 ROW_COUNTING = ("attention_chunk_size", "attention_types", "alibi", "attn_config")
-"""Configuration entries of models (Llama 4, GPT-Neo, Falcon, MPT) whose attention counts rows of
-the cache where tree attention needs positions."""
+"""Configuration entries of models (Llama 4, GPT-Neo, Falcon, MPT) whose attention derives positions
+from the rows of the cache. In tree attention, positions and rows differ."""
 
 
 @dataclass(frozen=True)
 class Attention:
-    """How a model's attention layers take a tree mask.
+    """The form of tree mask that a model's attention layers accept.
 
     Args:
-        layer_types: which of ``full_attention`` and ``sliding_attention`` the layers have.
-        windows: tokens that a sliding layer sees, by its index; the same for all of them.
-        additive: whether masks are added to attention scores (eager attention) or boolean.
-        dtype: of additive masks.
-        device: where the model takes masks.
+        layer_types: types of the layers: ``full_attention``, ``sliding_attention`` or both.
+        windows: number of tokens that a sliding layer sees, by layer index. All sliding layers
+            have the same window.
+        additive: whether the model adds masks to attention scores (eager attention). Otherwise
+            masks are boolean.
+        dtype: dtype of additive masks.
+        device: device of the masks.
     """
 
     layer_types: frozenset[str]
@@ -39,14 +41,15 @@ class Attention:
     device: torch.device
 
     def mask(self, piece: Piece) -> Any:
-        """The attention mask for the model: [1, 1, n, r], or one such mask by layer type for
-        models that mix them.
+        """Build the attention mask for the model, [1, 1, n, r].
+
+        A model that mixes layer types gets a mapping from layer type to mask.
         """
         masks = {}
         for kind in self.layer_types:
             window = next(iter(self.windows.values())) if kind == "sliding_attention" else None
-            seen = piece.sight(window)
-            allowed = to_device(torch.from_numpy(seen), self.device)[None, None]
+            visible = piece.sight(window)
+            allowed = to_device(torch.from_numpy(visible), self.device)[None, None]
             masks[kind] = self._additive(allowed) if self.additive else allowed
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
@@ -57,7 +60,7 @@ class Attention:
 
 
 def tree_attention(model: Any, device: torch.device) -> Attention | None:
-    """How the model takes tree masks; None if its layers do not."""
+    """Return the form of tree mask that a model accepts; None if it accepts no tree masks."""
     implementation = getattr(model.config, "_attn_implementation", None)
     if implementation not in ("sdpa", "eager"):
         return None
@@ -89,27 +92,28 @@ def tree_attention(model: Any, device: torch.device) -> Attention | None:
 
 
 def rotary_positions(model: Any) -> tuple[frozenset[str], int | None]:
-    """The kinds of rotary positions, which may differ by layer type (Gemma 3), and the length at
-    which a model with "longrope" positions (Phi-3) changes over to another set of frequencies, for
-    all of its tokens: what was cached before is worth nothing after.
+    """Return the kinds of rotary positions, and the length at which their frequencies change.
 
-    Those of "dynamic" ones change beyond the context window, where no sequence gets.
+    The kind may differ by layer type (Gemma 3). Above the length, a model with "longrope" positions
+    (Phi-3) uses other frequencies for all tokens of the sequence, so cached rows become invalid.
+    The length is None for other kinds. The frequencies of "dynamic" positions change only beyond
+    the context window, which no sequence exceeds.
     """
     config = model.config.get_text_config(decoder=True)
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    layers = [each for each in rope.values() if isinstance(each, Mapping)] or [rope]
-    kinds = [str(each.get("rope_type", each.get("type"))) for each in layers]
+    layers = [layer for layer in rope.values() if isinstance(layer, Mapping)] or [rope]
+    kinds = [str(layer.get("rope_type", layer.get("type"))) for layer in layers]
     edges = [
-        each.get("original_max_position_embeddings")
+        layer.get("original_max_position_embeddings")
         or getattr(config, "original_max_position_embeddings", None)
-        for each, kind in zip(layers, kinds, strict=True)
+        for layer, kind in zip(layers, kinds, strict=True)
         if kind == "longrope"
     ]
     return frozenset(kinds), min(filter(None, edges), default=None)
 
 
 def context_window(model: Any) -> int | None:
-    """Return the most tokens that a sequence can have, prompt included; None for no limit."""
+    """Return the maximum number of tokens in a sequence, prompt included; None for no limit."""
     config = model.config.get_text_config(decoder=True)
     for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
         value = getattr(config, name, None)
@@ -119,13 +123,13 @@ def context_window(model: Any) -> int | None:
 
 
 def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Every id that ends a response: the generation config's, the config's, the tokenizer's."""
+    """Return the end-of-sequence ids of the generation config, the config and the tokenizer."""
     ids: set[int] = set()
     for source in (getattr(model, "generation_config", None), model.config, tokenizer):
-        found = getattr(source, "eos_token_id", None)
-        if isinstance(found, int):
-            ids.add(found)
-        elif isinstance(found, (list, tuple)):
-            ids.update(int(token) for token in found)
+        value = getattr(source, "eos_token_id", None)
+        if isinstance(value, int):
+            ids.add(value)
+        elif isinstance(value, (list, tuple)):
+            ids.update(int(token) for token in value)
     vocabulary = model.get_input_embeddings().weight.shape[0]
     return frozenset(token for token in ids if 0 <= token < vocabulary)

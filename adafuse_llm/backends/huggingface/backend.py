@@ -35,42 +35,45 @@ logger = logging.getLogger(__name__)
 FORMS = ("auto", "tree", "path")
 
 PREFIX_CACHE_BYTES = 256 * 2**20
-"""Default limit for the key/value rows that a member keeps of finished requests."""
+"""Default limit for the key/value rows that a member keeps from finished requests, in bytes."""
 
 PATH_STATES = 8
-"""Number of states that the path form is assumed to hold: the trunk's, and one per branch."""
+"""Estimated number of states that the path form holds: one for the trunk and one per branch."""
 
 
 class HuggingFaceBackend:
-    """A transformers model and its tokenizer as one member. Neither is changed.
+    """A transformers model and its tokenizer as one member. The backend changes neither of them.
 
-    The model is tried on a few tokens first. If tree attention gives the same numbers as plain
-    forward passes, the tree form is used, otherwise the path form. Requests share forward passes
-    if the model uses PyTorch's attention (``attn_implementation="sdpa"``).
+    The constructor first runs the model on a few tokens. If tree attention gives the same numbers
+    as plain forward passes, the backend uses the tree form, otherwise the path form. Requests share
+    forward passes if the model uses PyTorch's attention (``attn_implementation="sdpa"``).
 
     Args:
-        model: a causal language model (``AutoModelForCausalLM``), in evaluation mode.
-        tokenizer: its tokenizer.
+        model: a causal language model (``AutoModelForCausalLM``) in evaluation mode.
+        tokenizer: tokenizer of the model.
         name: the member's name.
-        form: ``"tree"`` or ``"path"`` to insist on one form.
-        prefix_cache_bytes: most bytes of key/value rows that are kept of finished requests, for
-            those that begin with the same tokens; 0 to keep none. All are dropped where a pass
-            runs out of memory, before it is tried once more.
-        static_cache: run decoding passes in fixed sizes over buffers that stay in place, on a
-            GPU as CUDA graphs. For GPUs, where it spares the launches of small passes. The
-            buffers hold up to four times the rows that requests running at the same time need,
-            and are kept. Needs the tree form and shared passes; a member for which it gives no
-            right numbers goes without, with a warning.
-        compile: compile these passes with ``torch.compile``, each size when it is first met. A
-            member that cannot be compiled goes without, with a warning.
+        form: ``"tree"`` or ``"path"`` to require one form; ``"auto"`` to choose.
+        prefix_cache_bytes: maximum size of the key/value rows that the member keeps from finished
+            requests, for requests that begin with the same tokens. 0 keeps none. If a pass runs out
+            of memory, the member drops all of them and repeats the pass once.
+        static_cache: whether to run decoding passes in fixed sizes over buffers that stay in
+            place, on a GPU as CUDA graphs. On a GPU, this saves the kernel launches of small
+            passes. The buffers hold up to four times the rows that concurrent requests need, and
+            stay allocated. This option requires the tree form and shared passes. If the passes
+            give wrong numbers, the member logs a warning and does not use them.
+        compile: whether to compile these passes with ``torch.compile``, each size at its first use.
+            If compilation fails, the member logs a warning and runs the passes uncompiled.
 
     Attributes:
-        form: ``"tree"`` or ``"path"``, whichever serves.
-        static_cache, compiles: whether these serve.
+        form: the form in use, ``"tree"`` or ``"path"``.
+        static_cache: whether decoding passes have fixed sizes.
+        compiles: whether these passes are compiled.
         shares_passes: whether requests share forward passes.
 
     Raises:
-        UnsupportedModelError: the model gives right numbers in no form, with the reason.
+        UnsupportedModelError: the model cannot be a member, or no form gives the right numbers.
+            The message gives the reason.
+        InvalidOptionError: an option is not valid, or options contradict each other.
     """
 
     def __init__(
@@ -92,7 +95,8 @@ class HuggingFaceBackend:
             )
         if static_cache and form == "path":
             raise InvalidOptionError(
-                "static_cache=True needs the tree form; got form='path'. Leave one of them out"
+                "static_cache=True needs the tree form; got form='path'. "
+                "Remove one of these options"
             )
         if compile and not static_cache:
             raise InvalidOptionError(
@@ -101,11 +105,11 @@ class HuggingFaceBackend:
         if getattr(model.config, "is_encoder_decoder", False):
             raise UnsupportedModelError(
                 f"member {name!r} is an encoder-decoder model ({model.config.model_type}); "
-                "an ensemble takes causal (decoder-only) language models"
+                "members must be causal (decoder-only) language models"
             )
         if model.training:
             raise UnsupportedModelError(
-                f"member {name!r} is in training mode, where dropout makes its numbers random; "
+                f"member {name!r} is in training mode, so dropout makes its numbers random; "
                 "call model.eval() first"
             )
         self.name = name
@@ -129,7 +133,7 @@ class HuggingFaceBackend:
         self.compiles = isinstance(passes, StaticPasses) and passes.compiled
 
     def _renew(self) -> None:
-        self._lock = threading.Lock()  # for engines that share this member
+        self._lock = threading.Lock()  # several engines may share this member
         self._running: weakref.WeakSet[RequestState] = weakref.WeakSet()
 
     @property
@@ -149,20 +153,25 @@ class HuggingFaceBackend:
         return str(self._decoder.device)
 
     def cache_bytes(self, tokens: int) -> int:
-        """Buffers grow by doubling, so up to twice the rows; those of a static cache do so in two
-        directions, and a path member keeps several states.
+        """Return the bytes cached for a request whose sequences have at most `tokens` tokens.
+
+        A buffer grows by doubling, so it holds up to twice the rows. The buffers of a static cache
+        grow in two dimensions, and a member in the path form keeps several states.
         """
         copies = MAX_OVERSIZE if self.static_cache else 2 if self.form == "tree" else PATH_STATES
         return tokens * self._row_bytes * copies
 
     def free_bytes(self) -> int:
-        """Of layers on several devices, what can be kept before the first device is full."""
+        """Return the bytes that the member can still cache.
+
+        If its layers are on several devices, the first full device determines the result.
+        """
         return min(int(_free_bytes(device) / share) for device, share in self._shares.items())
 
     def draft_limit(self, length: int) -> int:
         if self.form == "path":
             return length
-        edge = self._decoder.rope_edge  # tokens beyond it change what those before it are
+        edge = self._decoder.rope_edge  # a longer sequence changes the rows of all its tokens
         return edge if edge is not None and length <= edge else sys.maxsize
 
     @property
@@ -195,8 +204,11 @@ class HuggingFaceBackend:
             except BaseException as error:
                 if not (self._prefixes.size and is_out_of_memory(error)):
                     raise
-                traceback.clear_frames(error.__traceback__)  # they hold the tensors of the pass
-            logger.warning("member %r ran out of memory: forgets finished requests", self.name)
+                traceback.clear_frames(error.__traceback__)  # frames hold the pass's tensors
+            logger.warning(
+                "member %r ran out of memory and drops the cached rows of finished requests",
+                self.name,
+            )
             self._prefixes.clear()
             return self._try(queries)
 
@@ -212,12 +224,12 @@ class HuggingFaceBackend:
                 self._prefixes.add(tree.ids, state.form)
 
     def clear_prefix_cache(self) -> None:
-        """Forget the rows of finished requests. Needed if the model's weights have changed."""
+        """Drop the rows of finished requests. Call this after a change of the model's weights."""
         with self._lock:
             self._prefixes.clear()
 
     def _try(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
-        """Answer queries. If that fails, drop the state of their requests: a retry starts over."""
+        """Evaluate queries. On failure, drop the states of their requests, to allow a retry."""
         try:
             return self._in_turn(queries)
         except BaseException:
@@ -232,7 +244,7 @@ class HuggingFaceBackend:
         tree.state = None
 
     def _in_turn(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
-        """Answer queries. A new request that begins like another waits until that one is read."""
+        """Evaluate queries. A new request waits for another one with the same first tokens."""
         results: dict[int, NodeResult] = {}
         waiting = dict(enumerate(queries))
         while waiting:
@@ -260,10 +272,10 @@ class HuggingFaceBackend:
         return results
 
     def _cross(self, query: NodeQuery, state: RequestState, edge: int) -> list[Node]:
-        """Go past the length at which the rotary frequencies of all tokens change.
+        """Evaluate nodes beyond `edge`, the length at which the rotary frequencies change.
 
-        Once the committed tokens are past it, the request's state starts over. Until then, the
-        rows beyond it are computed for this query only.
+        If the committed tokens are longer than `edge`, the request's state starts over. Otherwise
+        this method computes the rows beyond `edge` in a temporary state, for this query only.
 
         Returns:
             The nodes that are still missing.
@@ -280,13 +292,14 @@ class HuggingFaceBackend:
         return state.missing(query)
 
     def _state_of(self, tree: TokenTree) -> RequestState:
-        """Return the state of a request. A new one begins with the rows of a known prefix."""
+        """Return the state of a request. A new state begins with the cached rows of a prefix."""
         if tree.state is None:
             rows = None
             if self.form == "tree" and self._decoder.shares_prefixes(len(tree.ids)):
                 rows = self._prefixes.longest(tree.ids, self._sources())
             form = self._executor.new_form(tree, rows)
-            edge = self._decoder.rope_edge if self.form == "tree" else None  # paths see to it
+            # The path form handles the edge itself.
+            edge = self._decoder.rope_edge if self.form == "tree" else None
             state = RequestState(tree, form, edge, rows.rows if rows else 0)
             self._running.add(state)
             tree.state = state
@@ -294,7 +307,7 @@ class HuggingFaceBackend:
         return tree.state
 
     def _sources(self) -> list[tuple[Sequence[int], TreeForm]]:
-        """Running requests whose rows other requests may copy."""
+        """Return the running requests whose rows other requests may copy."""
         return [
             (state.tree.ids, state.form)
             for state in self._running
@@ -302,13 +315,13 @@ class HuggingFaceBackend:
         ]
 
     def _is_source(self, state: RequestState) -> bool:
-        """Whether each row depends only on the tokens up to its own."""
+        """Return whether each row depends only on its own token and the tokens before it."""
         return state.edge == self._decoder.rope_edge and self._decoder.shares_prefixes(0)
 
 
 def _logits(tree: TokenTree, node: Node) -> torch.Tensor:
     """Return the logits after an evaluated node, [v]."""
-    assert isinstance(tree.state, RequestState), "its node was not evaluated"
+    assert isinstance(tree.state, RequestState), "the node is not evaluated"
     logits, row = tree.state.rows[node]
     return logits.values[row]
 

@@ -1,6 +1,6 @@
-"""One forward pass of a transformers model.
+"""Run forward passes of a transformers model.
 
-Shapes: n new tokens, S requests side by side, v vocabulary.
+Shapes: n new tokens, S requests in one batch, v vocabulary.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from adafuse_llm.backends.huggingface.architecture import rotary_positions
 from adafuse_llm.backends.huggingface.kv import to_device
 
 COMPILED_SIZES = 64
-"""Maximum number of input sizes that a model is compiled for. Others run uncompiled."""
+"""Maximum number of input sizes that torch compiles a model for. Others run uncompiled."""
 
 
 class Decoder:
-    """A model reduced to its forward pass. All requests share it; it holds no state of theirs."""
+    """A model reduced to its forward pass. It stores no state of requests."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self.rope_types, self.rope_edge = rotary_positions(model)
         self.device = torch.device(model.get_input_embeddings().weight.device)
-        if self.device.type == "meta":  # offloaded: accelerate moves inputs where they belong
+        if self.device.type == "meta":  # offloaded: accelerate moves the inputs
             self.device = torch.device("cpu")
         self._spread = len({parameter.device for parameter in model.parameters()}) > 1
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT
@@ -39,11 +39,15 @@ class Decoder:
         )
 
     def check(self, tokens: Sequence[int]) -> None:
-        """Raise an error for ids outside the vocabulary. They would break a GPU's context."""
+        """Check that all token ids are in the vocabulary. Other ids would corrupt a GPU's context.
+
+        Raises:
+            ValueError: an id is not in the vocabulary.
+        """
         if (highest := max(tokens, default=0)) >= self.vocabulary:
             raise ValueError(
                 f"token {highest} is outside the model's {self.vocabulary} embeddings: the "
-                "tokenizer does not belong to the model"
+                "tokenizer does not match the model"
             )
 
     @property
@@ -54,15 +58,15 @@ class Decoder:
 
     @property
     def packs(self) -> bool:
-        """Whether the rotary frequencies of a token do not depend on what else is in the pass."""
+        """Whether a token's rotary frequencies are independent of the other tokens in a pass."""
         return self.rope_types.isdisjoint(("dynamic", "longrope"))
 
     def shares_prefixes(self, length: int) -> bool:
-        """Whether the rows of a prompt of `length` tokens depend on nothing but its tokens."""
+        """Return whether the rows of a prompt of `length` tokens depend only on its tokens."""
         return "dynamic" not in self.rope_types and self.takes_chunks(length)
 
     def takes_chunks(self, length: int) -> bool:
-        """Whether a prompt of `length` tokens gives the same numbers in several passes."""
+        """Return whether several passes over a prompt of `length` tokens equal a single pass."""
         return self.rope_edge is None or length <= self.rope_edge
 
     def run(
@@ -74,11 +78,18 @@ class Decoder:
         positions: Sequence[int] | None = None,
         mask: Any = None,
     ) -> tuple[torch.Tensor, Any]:
-        """One forward pass over [1, n] tokens; `keep` is ascending.
+        """Run one forward pass over [1, n] tokens.
+
+        Args:
+            tokens: n token ids.
+            cache: the model's cache; None to start without one.
+            keep: indices of the tokens whose logits are returned, in ascending order.
+            positions: n positions; None for those that the model computes.
+            mask: the attention mask; None for causal attention.
 
         Returns:
-            Logits after the tokens with the indices `keep`, [len(keep), v], in at least float32;
-            and the model's output.
+            The logits after the tokens in `keep`, [len(keep), v], in at least float32; and the
+            model's output.
         """
         self.check(tokens)
         inputs: dict[str, Any] = {
@@ -92,16 +103,16 @@ class Decoder:
         if mask is not None:
             inputs["attention_mask"] = mask
         last = max(1, len(keep))
-        if list(keep[:1]) in ([], [len(tokens) - last]):  # the last ones: keep is ascending
+        if list(keep[:1]) in ([], [len(tokens) - last]):  # keep selects the last tokens
             kept: Any = last
-        elif self._spread:  # a list serves whichever device the last layer is on
+        elif self._spread:  # a list works on any device of the last layer
             kept = list(keep)
         else:
             kept = to_device(torch.tensor(keep), self.device)
         if self._takes_keep:
             inputs["logits_to_keep"] = kept
         output = self.model(**inputs, return_dict=True)
-        logits = output.logits[0]  # [n, v], or those to keep
+        logits = output.logits[0]  # [n, v], or only the kept rows
         if not self._takes_keep:
             logits = logits[-kept:] if isinstance(kept, int) else logits[kept]
         logits = logits[: len(keep)]
@@ -110,7 +121,7 @@ class Decoder:
     def call(
         self, ids: torch.Tensor, positions: torch.Tensor, mask: Any, cache: Any
     ) -> torch.Tensor:
-        """One forward pass over [S, n] tokens, all on the device: logits [S, n, v]."""
+        """Run one forward pass over [S, n] tokens on the device, and return logits [S, n, v]."""
         inputs = {
             "input_ids": ids,
             "attention_mask": mask,
@@ -129,20 +140,20 @@ class Decoder:
         return precise(output.logits[0, -1])
 
     def compiled(self) -> Decoder:
-        """The same, the model compiled for every size of its inputs, up to `COMPILED_SIZES`.
+        """Return a decoder that compiles the model for each size of its inputs.
 
-        A torch whose ``compile`` takes no limit (2.13's does) compiles no more sizes than the
-        process allows, ``torch._dynamo.config.recompile_limit``; those beyond run as they are. No
-        configuration of the process is touched.
+        The limit is `COMPILED_SIZES` if ``torch.compile`` accepts a limit, as in torch 2.13.
+        Otherwise the limit is ``torch._dynamo.config.recompile_limit``. Further sizes run
+        uncompiled. This method does not change the configuration of the process.
         """
         options = {"recompile_limit": COMPILED_SIZES, "isolate_recompiles": True}
-        known = inspect.signature(torch.compile).parameters
-        taken: Any = {name: value for name, value in options.items() if name in known}
-        made = copy.copy(self)
-        made.model = torch.compile(self.model, dynamic=False, **taken)
-        return made
+        parameters = inspect.signature(torch.compile).parameters
+        supported: Any = {name: value for name, value in options.items() if name in parameters}
+        decoder = copy.copy(self)
+        decoder.model = torch.compile(self.model, dynamic=False, **supported)
+        return decoder
 
 
 def precise(logits: torch.Tensor) -> torch.Tensor:
-    """`logits` in at least float32."""
+    """Return `logits` in at least float32."""
     return logits if logits.dtype == torch.float64 else logits.float()

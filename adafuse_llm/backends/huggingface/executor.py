@@ -1,4 +1,4 @@
-"""Evaluate nodes of many requests, those in the tree form in shared passes."""
+"""Evaluate nodes of many requests. Requests in the tree form share passes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from adafuse_llm.backends.huggingface.tree_form import TreeForm
 from adafuse_llm.tree import Node, TokenTree
 
 Passes = StaticPasses | PackedPasses | SinglePasses
-"""Ways to run the passes of tree forms."""
+"""The classes that run the passes of tree forms."""
 
 
 class Executor:
@@ -25,10 +25,11 @@ class Executor:
     Args:
         decoder: the model.
         form: ``"tree"`` or ``"path"``.
-        passes: what runs the passes of tree forms; None for the path form.
+        passes: object that runs the passes of tree forms; None for the path form.
 
     Attributes:
-        form, passes: as given.
+        form: the argument of the same name.
+        passes: the argument of the same name.
     """
 
     def __init__(self, decoder: Decoder, form: str, passes: Passes | None) -> None:
@@ -43,7 +44,7 @@ class Executor:
 
         Args:
             tree: the request's tree.
-            rows: rows of the first tokens of its prompt, if they are known.
+            rows: cached rows of the first tokens of the prompt; None without any.
             whole: whether to run the whole prompt in one pass.
         """
         if self.form == "tree":
@@ -84,11 +85,12 @@ def _batches(
 ) -> list[list[tuple[RequestState, Piece]]]:
     """Group pieces into passes of up to `PREFILL_TOKENS` tokens.
 
-    First pieces come first. Each goes into the earliest pass that has room and does not precede
-    the pass of the request's previous piece.
+    The function places the first piece of every request first. Each piece goes into the earliest
+    pass that has room for it and that does not precede the pass of the request's previous piece.
     """
     limit = 0 if isinstance(passes, SinglePasses) else PREFILL_TOKENS
-    apart = int(isinstance(passes, StaticPasses))  # rows of a pass are counted when it is through
+    # A static pass counts its rows only at its end, so each piece of a request needs its own pass.
+    apart = int(isinstance(passes, StaticPasses))
     batches: list[list[tuple[RequestState, Piece]]] = []
     sizes: list[int] = []
     earliest = [0] * len(plans)

@@ -1,4 +1,4 @@
-"""Record a computation once, to repeat it as a whole (CUDA graphs)."""
+"""Record a computation once and repeat it as a whole (CUDA graphs)."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from collections.abc import Callable
 import torch
 
 Call = Callable[[], torch.Tensor]
-"""A computation whose inputs and buffers are the same tensors every time."""
+"""A computation that uses the same input tensors and buffers in every call."""
 
 Record = Callable[[Call], Call]
-"""Turns a computation into one that repeats it. Any later call overwrites its result."""
+"""A function that records a computation and returns one that repeats it. The next call of any
+recorded computation overwrites the result."""
 
 
 def direct(call: Call) -> Call:
-    """Record nothing: call the operations one by one."""
+    """Return `call` without recording it. Its operations run one by one."""
     return call
 
 
 class CudaGraphs:
-    """Records what a computation launches on a GPU, to launch all of it at once.
+    """A recorder of the kernels that a computation launches on a GPU.
 
-    Graphs share one pool of memory for what they compute: a result must be read before any of
-    them is repeated.
+    All graphs of one recorder share one memory pool for their results. So read a result before you
+    repeat any of these graphs.
 
     Args:
-        device: the GPU that all of it runs on.
+        device: the GPU of the computations.
     """
 
-    _recording = threading.Lock()  # one at a time in a process
+    _recording = threading.Lock()  # a process can make only one recording at a time
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -37,7 +38,7 @@ class CudaGraphs:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, call: Call) -> Call:
-        """Run once, so that libraries initialize themselves, then record."""
+        """Run `call` once, so that libraries initialize themselves, and then record it."""
         with self._recording, torch.cuda.device(self._device):
             current = torch.cuda.current_stream()
             self._stream.wait_stream(current)
@@ -46,7 +47,7 @@ class CudaGraphs:
             current.wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
             with (
-                torch.cuda.stream(current),  # a recording that fails leaves its own stream set
+                torch.cuda.stream(current),  # a failed recording does not restore the stream
                 torch.cuda.graph(
                     graph, self._pool, self._stream, capture_error_mode="thread_local"
                 ),

@@ -13,11 +13,11 @@ FIRST_ROWS = 64
 
 
 class KeyValues(Protocol):
-    """The key/value rows of one request: [1, kv_heads, rows, head_dim] in every layer."""
+    """The key/value rows of one request, [1, kv_heads, rows, head_dim] in every layer."""
 
     @property
     def rows(self) -> int:
-        """Rows in use."""
+        """Number of rows in use."""
         ...
 
     @property
@@ -27,42 +27,42 @@ class KeyValues(Protocol):
 
     @property
     def capacity(self) -> int:
-        """Rows that there is room for."""
+        """Number of rows that fit into the buffers."""
         ...
 
     @property
     def pooled(self) -> bool:
-        """Whether the buffers hold rows of other requests, too."""
+        """Whether the buffers also hold rows of other requests."""
         ...
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append rows to a layer; returns all of its rows."""
+        """Append rows to a layer, and return all of its rows."""
         ...
 
     def keep(self, first: int, rows: torch.Tensor) -> None:
-        """Of the rows from `first` on, keep only `rows`, in that order, in every layer."""
+        """Keep the rows before `first`, followed by `rows` in the given order, in every layer."""
         ...
 
     def copy(self, rows: torch.Tensor) -> RowCache:
-        """A cache that holds `rows` only, in that order."""
+        """Return a cache with copies of `rows` in the given order."""
         ...
 
 
 def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """`values` on `device`, without waiting for what a GPU is at."""
+    """Return `values` on `device`, without waiting for the pending work of a GPU."""
     if device.type != "cuda" or values.device.type != "cpu":
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
 
 
 class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not typed
-    """Keys and values of one layer, in a buffer that grows by doubling.
+    """The keys and values of one layer, in buffers that grow by doubling.
 
     Attributes:
-        keys, values: [1, kv_heads, capacity, head_dim]; rows past `used` are garbage.
-        used: rows in use.
+        keys, values: buffers, [1, kv_heads, capacity, head_dim]. Rows from `used` on are undefined.
+        used: number of rows in use.
     """
 
     is_sliding = False
@@ -79,12 +79,12 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not ty
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append rows; returns all rows in use, [1, kv_heads, used, head_dim]."""
+        """Append rows, and return all rows in use, [1, kv_heads, used, head_dim]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         end = self.used + key_states.shape[2]
         if end > self.keys.shape[2]:
-            capacity = max(FIRST_ROWS, 1 << (end - 1).bit_length())  # few sizes: freed ones fit
+            capacity = max(FIRST_ROWS, 1 << (end - 1).bit_length())  # sizes that reuse freed memory
             self.keys = _grown(self.keys, key_states, self.used, capacity)
             self.values = _grown(self.values, value_states, self.used, capacity)
         self.keys[:, :, self.used : end] = key_states
@@ -93,14 +93,14 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not ty
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def keep(self, first: int, rows: torch.Tensor) -> None:
-        """Of the rows from `first` on, keep only `rows` (on the device), in that order."""
+        """Keep the rows before `first`, followed by `rows` (on the device) in the given order."""
         end = first + len(rows)
         self.keys[:, :, first:end] = self.keys.index_select(2, rows)
         self.values[:, :, first:end] = self.values.index_select(2, rows)
         self.used = end
 
     def copy(self, rows: torch.Tensor) -> RowLayer:
-        """A layer that holds `rows` only, in that order."""
+        """Return a layer with copies of `rows` in the given order."""
         if not self.is_initialized:
             return RowLayer()
         rows = to_device(rows, self.keys.device)
@@ -108,11 +108,11 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not ty
 
     @classmethod
     def of(cls, keys: torch.Tensor, values: torch.Tensor) -> RowLayer:
-        """A layer that holds these rows."""
-        made = cls()
-        made.lazy_initialization(keys, values)
-        made.keys, made.values, made.used = keys, values, keys.shape[2]
-        return made
+        """Create a layer that holds `keys` and `values`."""
+        layer = cls()
+        layer.lazy_initialization(keys, values)
+        layer.keys, layer.values, layer.used = keys, values, keys.shape[2]
+        return layer
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.used + query_length, 0
@@ -125,7 +125,7 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not ty
 
 
 class RowCache(Cache):  # type: ignore[misc]  # transformers is not typed
-    """One `RowLayer` per layer of the model."""
+    """A cache with one `RowLayer` per layer of the model."""
 
     pooled = False
 
@@ -134,14 +134,14 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers is not typed
 
     @classmethod
     def of(cls, layers: Sequence[RowLayer]) -> RowCache:
-        """A cache of these layers."""
-        made = cls()
-        made.layers = list(layers)
-        return made
+        """Create a cache of `layers`."""
+        cache = cls()
+        cache.layers = list(layers)
+        return cache
 
     @property
     def rows(self) -> int:
-        """Rows in use."""
+        """Number of rows in use."""
         return int(self.layers[0].get_seq_length()) if self.layers else 0
 
     @property
@@ -152,17 +152,17 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers is not typed
 
     @property
     def capacity(self) -> int:
-        """Rows that there is room for."""
+        """Number of rows that fit into the buffers."""
         return int(self.layers[0].keys.shape[2]) if self.layers else 0
 
     def keep(self, first: int, rows: torch.Tensor) -> None:
-        """Of the rows from `first` on, keep only `rows`, in that order, in every layer."""
+        """Keep the rows before `first`, followed by `rows` in the given order, in every layer."""
         for layer in self.layers:
-            rows = to_device(rows, layer.keys.device)  # once for all layers of a device
+            rows = to_device(rows, layer.keys.device)  # copied once for all layers of a device
             layer.keep(first, rows)
 
     def copy(self, rows: torch.Tensor) -> RowCache:
-        """A cache that holds `rows` only, in that order."""
+        """Return a cache with copies of `rows` in the given order."""
         return RowCache.of([layer.copy(rows) for layer in self.layers])
 
 
@@ -174,10 +174,10 @@ def _grown(old: torch.Tensor, like: torch.Tensor, used: int, capacity: int) -> t
 
 
 def device_shares(layers: Sequence[Any]) -> dict[torch.device, float]:
-    """The part of a token's key/value bytes that lies on each device; empty without such rows."""
-    found: Counter[torch.device] = Counter()
+    """Return the share of a token's key/value bytes on each device; empty without such rows."""
+    sizes: Counter[torch.device] = Counter()
     for layer in layers:
         for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None)):
             if isinstance(tensor, torch.Tensor) and tensor.ndim == 4:
-                found[tensor.device] += tensor.shape[1] * tensor.shape[3] * tensor.element_size()
-    return {device: size / found.total() for device, size in found.items()}
+                sizes[tensor.device] += tensor.shape[1] * tensor.shape[3] * tensor.element_size()
+    return {device: size / sizes.total() for device, size in sizes.items()}

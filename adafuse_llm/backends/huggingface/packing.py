@@ -1,12 +1,13 @@
-"""One forward pass over tokens of many requests, each attending to its own rows only.
+"""Run one forward pass over tokens of many requests. Each token attends only to its own request.
 
-The tokens of all requests stand side by side in one sequence, so that everything but attention is
-computed for all of them at once. For attention the model is handed a cache whose `update` files
-the new rows with their requests and returns `Rows` in place of keys; the model passes them on to
-``scaled_dot_product_attention``, which is then computed request by request. Nothing is copied or
-padded, and neither the model nor any global is changed.
+One sequence contains the tokens of all requests, so the model computes everything except attention
+for all of them at once. The model gets a cache whose `update` appends the new rows to the caches of
+their requests and returns `Rows` in place of keys. The model passes these `Rows` to
+``scaled_dot_product_attention``, and `Rows` compute the attention of each request in turn. This
+module copies and pads nothing, and changes neither the model nor any global state.
 
-Shapes: n new tokens of a request, r rows it has then; h query heads, k key/value heads of size d.
+Shapes: n new tokens of a request, r rows of the request after the pass; h query heads, k key/value
+heads of size d.
 """
 
 from __future__ import annotations
@@ -26,20 +27,21 @@ from adafuse_llm.backends.huggingface.kv import KeyValues, to_device
 from adafuse_llm.tree import Node
 
 FOLD_ROWS = 256
-"""Grouped query heads are folded into the rows of their key head up to so many rows."""
+"""Maximum number of rows into which the query heads of one key head are folded."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What one request contributes to a pass.
+    """The tokens of one request in a pass.
 
     Attributes:
-        cache: its rows; the pass appends n.
+        cache: the request's rows. The pass appends n rows.
         tokens: n token ids.
-        positions: [r] positions of all rows, the new ones last.
-        visible: [n, r] which rows each token sees; None for all before it and itself.
-        keep: indices of the tokens after which logits are wanted.
-        nodes: what those tokens are, in the same order.
+        positions: [r] positions of all rows, new rows last.
+        visible: [n, r] whether a token sees a row. None if each token sees itself and all rows
+            before it.
+        keep: indices of the tokens whose logits the pass returns.
+        nodes: nodes of the tokens in `keep`, in the same order.
     """
 
     cache: KeyValues
@@ -51,43 +53,45 @@ class Piece:
 
     @property
     def queries(self) -> NDArray[np.int64]:
-        """[n] positions of the tokens."""
+        """Positions of the tokens, [n]."""
         return self.positions[len(self.positions) - len(self.tokens) :]
 
     @cached_property
     def seen(self) -> NDArray[np.bool_]:
-        """`visible`, written out."""
+        """`visible` as an array, [n, r]. A causal mask replaces None."""
         if self.visible is not None:
             return self.visible
         size, rows = len(self.tokens), len(self.positions)
         return np.tri(size, rows, rows - size, dtype=np.bool_)
 
     def within(self, window: int) -> NDArray[np.bool_] | None:
-        """`visible` for a layer that sees `window` tokens only."""
+        """Return `visible` for a layer that sees only the last `window` tokens."""
         if int(self.positions.max()) - int(self.positions.min()) < window:
             return self.visible
         return self.seen & (self.positions[None, :] > self.queries[:, None] - window)
 
     def sight(self, window: int | None) -> NDArray[np.bool_]:
-        """`visible` for a layer that sees `window` tokens, or all for None, written out."""
+        """Return `seen` for a layer that sees the last `window` tokens; None for no limit."""
         within = None if window is None else self.within(window)
         return self.seen if within is None else within
 
 
 Attend = Callable[["torch.Tensor", "float | None"], "torch.Tensor"]
-"""Attention of a layer, given its queries [1, h, n, d] and their scale."""
+"""A function that computes a layer's attention from its queries, [1, h, n, d], and their scale."""
 
 
 class Rows(torch.Tensor):
-    """Stands for the keys of a layer until attention is computed: keys of the new tokens, and how
-    to attend. Reshaping it (models repeat key heads for groups of query heads) does nothing.
+    """A placeholder for the keys of a layer: the keys of the new tokens, and an attention function.
+
+    ``scaled_dot_product_attention`` calls this function. Operations that reshape the placeholder
+    return it unchanged, because models repeat key heads for groups of query heads.
     """
 
     attend: Attend
 
     @classmethod
     def of(cls, keys: torch.Tensor, attend: Attend) -> Rows:
-        """Rows that look like `keys`."""
+        """Create `Rows` with the shape and values of `keys`."""
         rows = keys.as_subclass(cls)
         rows.attend = attend
         return rows
@@ -114,8 +118,8 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
     """The cache of one pass over pieces of several requests.
 
     Args:
-        pieces: in the order of their tokens.
-        windows: tokens that a layer sees, by index, for layers that do not see all.
+        pieces: the pieces, in the order of their tokens.
+        windows: number of tokens that a sliding layer sees, by layer index.
     """
 
     def __init__(self, pieces: Sequence[Piece], windows: Mapping[int, int]) -> None:
@@ -136,7 +140,7 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
         *args: object,
         **kwargs: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """File the new rows, [1, k, n, d], with their requests."""
+        """Append the new rows, [1, k, n, d], to the caches of their requests."""
         rows = [
             piece.cache.update(
                 key_states[:, :, start:end], value_states[:, :, start:end], layer_idx
@@ -157,7 +161,7 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
         return Rows.of(key_states, attend), value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Nothing counts rows here: positions and masks are given."""
+        """Return 0. The model does not need the length, because it gets positions and masks."""
         return 0
 
     def _attend(
@@ -168,9 +172,10 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
         rows: tuple[torch.Tensor, torch.Tensor],
         scale: float | None,
     ) -> torch.Tensor:
-        """Attention of one piece: query and result [1, h, n, d], keys and values [1, k, r, d].
+        """Compute the attention of one piece.
 
-        A single token's query may come as [1, k, h / k, d], its heads folded by the model.
+        The query and the result are [1, h, n, d], keys and values [1, k, r, d]. A model may fold
+        the heads of a single token, so that its query is [1, k, h / k, d].
         """
         keys, values = rows
         mask, causal = self._mask(index, window, query.device), self._is_prompt(index)
@@ -188,7 +193,8 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
                 mask = mask.repeat(groups, 1)
             output = scaled_dot_product_attention(folded, keys, values, mask, scale=scale)
             return output.reshape(query.shape[:-1] + output.shape[-1:])
-        if mask is not None and query.device.type != "cpu":  # no fused kernel takes both
+        # No fused GPU kernel supports both a mask and grouped heads.
+        if mask is not None and query.device.type != "cpu":
             keys, values = (t.repeat_interleave(groups, dim=1) for t in (keys, values))
         return scaled_dot_product_attention(
             query,
@@ -201,18 +207,18 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
         )
 
     def _is_prompt(self, index: int) -> bool:
-        """Whether a piece has several tokens, and its tokens are all of its rows."""
+        """Return whether a piece has several tokens and no earlier rows."""
         piece = self._pieces[index][0]
         return 1 < len(piece.tokens) == len(piece.positions)
 
     def _mask(self, index: int, window: int | None, device: torch.device) -> torch.Tensor | None:
-        """[n, r]; None where a piece is a single token that sees everything, or a whole prompt."""
-        known = (index, window, device)
-        if known not in self._masks:
+        """Return the mask of a piece, [n, r]; None for a prompt or a token that sees all rows."""
+        key = (index, window, device)
+        if key not in self._masks:
             piece = self._pieces[index][0]
             visible = piece.visible if window is None else piece.within(window)
             if visible is None and len(piece.tokens) > 1 and not self._is_prompt(index):
                 visible = piece.seen
             mask = None if visible is None else to_device(torch.from_numpy(visible), device)
-            self._masks[known] = mask
-        return self._masks[known]
+            self._masks[key] = mask
+        return self._masks[key]

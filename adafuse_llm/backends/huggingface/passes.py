@@ -1,7 +1,7 @@
 """Run the passes that `TreeForm` plans.
 
-`PackedPasses` runs the plans of many requests at once, `SinglePasses` runs them one by one with a
-mask for the model.
+`PackedPasses` runs the pieces of many requests in one pass. `SinglePasses` runs one piece per pass,
+with a mask for the model.
 
 Shapes: v vocabulary.
 """
@@ -18,26 +18,27 @@ from adafuse_llm.backends.huggingface.decoder import Decoder
 from adafuse_llm.backends.huggingface.packing import PackedCache, Piece
 
 PREFILL_TOKENS = 2048
-"""Most tokens in one forward pass, which bounds the memory of its activations."""
+"""Maximum number of tokens in one forward pass. It limits the memory of the activations."""
 
 
 class PackedPasses:
-    """Runs pieces of many requests in one pass.
+    """A runner of packed passes over pieces of many requests.
 
     Args:
         decoder: the model.
-        attention: its layers.
+        attention: form of tree mask that the model accepts.
     """
 
     def __init__(self, decoder: Decoder, attention: Attention) -> None:
         self._decoder = decoder
         self._windows = attention.windows
         blank = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=attention.device)
-        masks = dict.fromkeys(attention.layer_types, blank)  # spares the model to make one
+        # Without a mask, the model would create one.
+        masks = dict.fromkeys(attention.layer_types, blank)
         self._mask = masks if len(masks) > 1 else blank
 
     def run(self, pieces: Sequence[Piece]) -> torch.Tensor:
-        """Logits after the kept tokens of each piece in turn, [sum of their numbers, v]."""
+        """Return the logits after the kept tokens of each piece in turn, [kept tokens, v]."""
         tokens = [token for piece in pieces for token in piece.tokens]
         positions = np.concatenate([piece.queries for piece in pieces]).tolist()
         starts = np.cumsum([0, *(len(piece.tokens) for piece in pieces)]).tolist()
@@ -47,11 +48,11 @@ class PackedPasses:
 
 
 class SinglePasses:
-    """Runs one piece in a pass, with a mask for the model.
+    """A runner of passes over a single piece, with a mask for the model.
 
     Args:
         decoder: the model.
-        attention: its layers.
+        attention: form of tree mask that the model accepts.
     """
 
     def __init__(self, decoder: Decoder, attention: Attention) -> None:
@@ -59,7 +60,7 @@ class SinglePasses:
         self._attention = attention
 
     def run(self, pieces: Sequence[Piece]) -> torch.Tensor:
-        """Logits after the kept tokens of the piece, [their number, v]."""
+        """Return the logits after the kept tokens of the piece, [kept tokens, v]."""
         (piece,) = pieces
         mask = None if piece.visible is None else self._attention.mask(piece)
         return self._decoder.run(

@@ -17,11 +17,11 @@ from adafuse_llm.tree import Node, TokenTree
 
 
 class PathForm:
-    """Token by token from saved copies of the model's own cache.
+    """Evaluation token by token, from saved copies of the model's own cache.
 
-    For layers that keep a state instead of rows (Mamba, linear attention) and whatever else has no
-    tree attention. One cache holds the trunk, one more each tip of the tree; a token costs one
-    pass.
+    The path form is for models without tree attention, such as those whose layers have a state
+    instead of rows (Mamba, linear attention). It keeps one cache for the trunk (the committed
+    tokens) and one for each tip of the tree. Each token costs one pass.
     """
 
     def __init__(self, decoder: Decoder, tree: TokenTree) -> None:
@@ -36,7 +36,12 @@ class PathForm:
         self._edge = decoder.rope_edge or 0
 
     def extend(self, nodes: Sequence[Node]) -> torch.Tensor:
-        """Logits after each node, [len(nodes), v]; nodes as for `TreeForm.plan`."""
+        """Evaluate nodes, and return the logits after each of them, [len(nodes), v].
+
+        Args:
+            nodes: nodes that are not evaluated, parents before children. The parent of each node
+                is in `nodes` or evaluated.
+        """
         logits = []
         for number, node in enumerate(nodes):
             if node is self._tree.root:
@@ -48,7 +53,7 @@ class PathForm:
         return torch.cat(logits)
 
     def reroot(self) -> None:
-        """The tree has lost nodes, or its root has moved: forget what is gone."""
+        """Drop the states of nodes that the tree has dropped, and advance the trunk to the root."""
         for node in walked(self._root, self._tree):
             if node in self._tips:
                 self._trunk, self._committed = self._tips[node], node.length
@@ -58,7 +63,7 @@ class PathForm:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes that a token takes in one state; states of fixed size count nothing."""
+        """Bytes of a token in one state. Layers with a state of fixed size count as 0."""
         tensors = [
             tensor
             for layer in self.layers
@@ -73,7 +78,7 @@ class PathForm:
         return getattr(self._trunk, "layers", None) or ()
 
     def _advance_trunk(self) -> torch.Tensor:
-        """Read the committed tokens not read yet; logits after the root, [1, v]."""
+        """Run the remaining committed tokens, and return the logits after the root, [1, v]."""
         pending = self._tree.ids[self._committed :]
         if not self._committed or self._committed <= self._edge < len(self._tree.ids):
             logits, self._trunk = self._run(self._tree.ids, None)
@@ -84,7 +89,12 @@ class PathForm:
         return logits
 
     def _state_after(self, node: Node, *, shared: bool) -> Any:
-        """A state after `node` that may be changed; `shared` if another child will need it."""
+        """Return a state after `node` that the caller may change.
+
+        Args:
+            node: the node.
+            shared: whether another child of the node needs the state later.
+        """
         if node in self._tips:
             return copy.deepcopy(self._tips[node]) if shared else self._tips.pop(node)
         if node is self._tree.root:
@@ -94,8 +104,14 @@ class PathForm:
         return self._step(node, shared=True)[1]
 
     def _step(self, node: Node, *, shared: bool) -> tuple[torch.Tensor, Any]:
-        """Logits and state after `node`, from the state of its parent; from nothing where the
-        frequencies of all its tokens change over. `shared` as for `_state_after`.
+        """Return the logits and the state after `node`.
+
+        The pass starts from the state of the parent. It starts without a state if the rotary
+        frequencies of all tokens change at this node.
+
+        Args:
+            node: the node.
+            shared: whether another child of the parent needs the parent's state later.
         """
         if node.length == self._edge + 1:
             return self._run([*self._tree.ids, *self._tree.tokens(node)], None)

@@ -1,4 +1,4 @@
-"""Key/value rows of earlier requests, for requests that begin with the same tokens."""
+"""Cache key/value rows of earlier requests for requests that begin with the same tokens."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ from adafuse_llm.backends.huggingface.kv import KeyValues, RowCache
 from adafuse_llm.backends.huggingface.tree_form import TreeForm
 
 MIN_SHARED = 16
-"""Fewer shared tokens than these are not worth a copy."""
+"""Minimum number of shared tokens for which rows are copied."""
 
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """Tokens, and which rows of a cache are theirs."""
+    """A sequence of tokens with its rows.
+
+    Attributes:
+        ids: token ids.
+        cache: cache that contains the rows.
+        rows: row index of each token.
+    """
 
     ids: NDArray[np.int64]
     cache: KeyValues
@@ -26,36 +32,38 @@ class Kept:
 
     @property
     def size(self) -> int:
-        """Bytes of the buffers."""
+        """Bytes of the cache's buffers."""
         return self.cache.row_bytes * self.cache.capacity
 
 
 Running = Sequence[tuple[Sequence[int], TreeForm]]
-"""Committed tokens and state of requests that are being decoded."""
+"""Committed tokens and form of each running request."""
 
 
 class PrefixCache:
-    """Rows of finished requests, the least recently used dropped first.
+    """A cache of rows of finished requests. It drops the least recently used rows first.
 
     Args:
-        limit: most bytes kept; 0 keeps nothing.
+        limit: maximum size in bytes. 0 keeps nothing.
 
     Attributes:
-        size: bytes kept.
+        size: current size in bytes.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.size = 0
-        self._kept: list[Kept] = []  # the most recently used last
+        self._kept: list[Kept] = []  # least recently used first
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all rows."""
         self._kept, self.size = [], 0
 
     def add(self, ids: Sequence[int], form: TreeForm) -> None:
-        """Keep the rows of a request that is over. Its buffers are taken over, or, if they are too
-        large or not its own, as many of its first rows as fit are copied.
+        """Keep the rows of a finished request.
+
+        The cache takes the buffers of the request without a copy. If they exceed the limit or hold
+        rows of other requests, it copies as many of the first rows as fit.
         """
         new = Kept(np.array(ids[: form.committed], dtype=np.int64), form.cache, form.trunk)
         copied = form.cache.pooled or new.size > self.limit
@@ -75,8 +83,17 @@ class PrefixCache:
             self.size -= self._kept.pop(0).size
 
     def late(self, prompts: Mapping[int, Sequence[int]], running: Running) -> set[int]:
-        """Which of several new prompts better wait until another of them has been read, as they
-        begin like it. Arguments as for `longest`.
+        """Return the prompts that should wait until the pass of another prompt is complete.
+
+        Such a prompt shares at least `MIN_SHARED` more first tokens with the other prompt than with
+        any cached or running request.
+
+        Args:
+            prompts: token ids of each new prompt, by index.
+            running: committed tokens and form of each running request.
+
+        Returns:
+            The indices of the prompts that should wait.
         """
         late: set[int] = set()
         if not self.limit or len(prompts) < 2:
@@ -85,20 +102,24 @@ class PrefixCache:
         sources = self._with(running)
         for index, prompt in prompts.items():
             ids = np.array(prompt, dtype=np.int64)
-            known = max((shared(kept.ids, ids) for kept in sources), default=0)
-            if any(shared(other, ids) >= known + MIN_SHARED for other in first):
+            cached = max((shared(kept.ids, ids) for kept in sources), default=0)
+            if any(shared(other, ids) >= cached + MIN_SHARED for other in first):
                 late.add(index)
             else:
                 first.append(ids)
         return late
 
     def longest(self, prompt: Sequence[int], running: Running) -> RowCache | None:
-        """A copy of the rows of the longest beginning of `prompt` that is known, its last token
-        excepted; None if that is too short.
+        """Return a copy of the rows of the longest prefix of `prompt` that has cached rows.
+
+        The prefix does not include the last token of the prompt.
 
         Args:
             prompt: token ids.
-            running: committed tokens and state of requests that are being decoded.
+            running: committed tokens and form of each running request.
+
+        Returns:
+            The rows; None if the prefix is shorter than `MIN_SHARED`.
         """
         if not self.limit:
             return None
@@ -115,7 +136,7 @@ class PrefixCache:
         return best.cache.copy(best.rows[:length])
 
     def _with(self, running: Running) -> list[Kept]:
-        """What is kept, and the rows of running requests."""
+        """Return the cached rows and the rows of running requests."""
         return [
             *self._kept,
             *(
@@ -126,7 +147,7 @@ class PrefixCache:
 
 
 def shared(left: NDArray[np.int64], right: NDArray[np.int64]) -> int:
-    """How many tokens two sequences have in common at their beginning."""
+    """Return the length of the common prefix of two sequences."""
     size = min(len(left), len(right))
     differ = np.flatnonzero(left[:size] != right[:size])
     return int(differ[0]) if len(differ) else size

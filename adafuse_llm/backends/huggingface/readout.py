@@ -1,4 +1,4 @@
-"""Read results off the logits that a member keeps for its requests.
+"""Compute results from the logits that a member keeps for its requests.
 
 Shapes: n nodes, v vocabulary, t likeliest tokens.
 """
@@ -22,35 +22,35 @@ def read(
     decoder: Decoder,
     end_ids: torch.Tensor,
 ) -> list[NodeResult]:
-    """Read the results of queries whose nodes have been evaluated, in one transfer."""
+    """Return the results of queries whose nodes are evaluated, with one device transfer."""
     pairs = list(zip(queries, states, strict=True))
     top = max(query.top for query in queries)
-    wanted = [state.rows[node] for query, state in pairs for node in query.evaluate]
+    evaluated = [state.rows[node] for query, state in pairs for node in query.evaluate]
     scored = [node.token for query in queries for node in query.score]
     decoder.check(scored)
     parents = [
         state.rows[node.parent] for query, state in pairs for node in query.score if node.parent
     ]
-    summaries, logprobs = _numbers(wanted, parents, scored, top, end_ids)
+    summaries, logprobs = _summarize(evaluated, parents, scored, top, end_ids)
     next_summary, next_logprob = iter(summaries), iter(logprobs)
     results = []
     for query, state in pairs:
-        nexts = tuple(_cut(next(next_summary), query.top) for _ in query.evaluate)
+        nexts = tuple(_shortened(next(next_summary), query.top) for _ in query.evaluate)
         own = tuple(next(next_logprob) for _ in query.score)
         passes, tokens, reused = state.costs()
         results.append(NodeResult(nexts, own, passes, tokens, reused))
     return results
 
 
-def _cut(summary: Next, top: int) -> Next:
-    """The summary with `top` tokens."""
+def _shortened(summary: Next, top: int) -> Next:
+    """Return the summary with at most `top` tokens."""
     if len(summary.tokens) <= top:
         return summary
     return Next(summary.tokens[:top], summary.logprobs[:top], summary.end_logprob)
 
 
-def _numbers(
-    wanted: Sequence[tuple[Logits, int]],
+def _summarize(
+    evaluated: Sequence[tuple[Logits, int]],
     parents: Sequence[tuple[Logits, int]],
     tokens: Sequence[int],
     top: int,
@@ -58,17 +58,17 @@ def _numbers(
     *,
     by_sorting: bool = False,
 ) -> tuple[list[Next], list[float]]:
-    """Summaries of the wanted rows, and log-probabilities of `tokens` after the parents' rows."""
+    """Return summaries of `evaluated` rows, and each token's log-probability after its parent."""
     parts = []
     width = 0
-    if wanted:
-        logits, total = gather(wanted)
+    if evaluated:
+        logits, total = gather(evaluated)
         values, likely, tied = likeliest(logits, top, by_sorting=by_sorting)
         ends = logits.index_select(-1, end_ids.to(logits.device))  # [n, end ids]
-        ends = ends.logsumexp(-1, keepdim=True)  # -inf without such ids
+        ends = ends.logsumexp(-1, keepdim=True)  # -inf without end ids
         table = torch.cat(
             [values - total, ends - total, likely.to(logits.dtype), tied.to(logits.dtype)], -1
-        )  # [n, 2t + 2]; ids fit: float32 counts to 2^24
+        )  # [n, 2t + 2]; float32 represents ids up to 2^24 exactly
         width = table.shape[1]
         parts.append(table.flatten())
     if parents:
@@ -78,10 +78,10 @@ def _numbers(
     if not parts:
         return [], []
     numbers = torch.cat(parts).tolist()
-    rows = [numbers[i * width : (i + 1) * width] for i in range(len(wanted))]
+    rows = [numbers[i * width : (i + 1) * width] for i in range(len(evaluated))]
     count = (width - 2) // 2
     if any(row[-1] for row in rows):
-        return _numbers(wanted, parents, tokens, top, end_ids, by_sorting=True)
+        return _summarize(evaluated, parents, tokens, top, end_ids, by_sorting=True)
     summaries = [
         Next(tuple(map(int, row[count + 1 : -1])), tuple(row[:count]), row[count]) for row in rows
     ]
@@ -91,11 +91,13 @@ def _numbers(
 def likeliest(
     logits: torch.Tensor, top: int, *, by_sorting: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The `top` highest logits and their ids, [n, t] each, equal ones by lower id; and whether a
-    lower id may have been left out, [n, 1].
+    """Return the `top` highest logits and their token ids. Equal logits are ordered by token id.
 
-    ``topk`` leaves the order of equal values open. So one more value is requested: a lower
-    id can only be missing if that value equals the last wanted one. Sorting misses none.
+    ``topk`` may return any of several equal values. So this function requests one more value. If
+    that value equals the last returned one, a lower id may be missing. Sorting misses no id.
+
+    Returns:
+        The logits and their ids, [n, t] each; and whether a lower id may be missing, [n, 1].
     """
     top = min(top, logits.shape[-1])
     if by_sorting:

@@ -1,4 +1,4 @@
-"""Key/value rows of many requests, side by side in buffers that stay in place.
+"""Key/value rows of many requests, in shared buffers that stay in place.
 
 Shapes: n new tokens of a request; k key/value heads of size d.
 """
@@ -13,26 +13,28 @@ import torch
 from adafuse_llm.backends.huggingface.kv import RowCache, RowLayer, to_device
 
 FIRST_ROWS, HEADROOM = 512, 256
-"""Minimum number of rows in a slot, and the rows that a request is expected to need beyond its
-prompt."""
+"""Minimum number of rows in a slot, and the estimated number of rows that a request needs in
+addition to its prompt."""
 
 MAX_OVERSIZE = 4
-"""Maximum size of the pool, relative to the most rows that its requests ever needed at once."""
+"""Maximum ratio of the pool's rows to the most rows that its requests needed at the same time."""
 
 PATIENCE = 8
-"""Number of requests that must leave the pool before an empty pool trades slots for longer ones."""
+"""Number of requests that must leave the pool before it may replace its slots with fewer, longer
+ones. It does so only when it holds a single request."""
 
 
 class SlotRows:
-    """Key/value rows of one request in a pool's buffers: what `RowCache` is on its own.
+    """The key/value rows of one request in the buffers of a pool. Implements `KeyValues`.
 
     Args:
-        pool: where the rows are.
-        room: rows that the request is expected to need.
+        pool: pool that holds the rows.
+        room: estimated number of rows that the request needs.
 
     Attributes:
-        index: its slot; None once it has left the pool for buffers of its own.
-        rows: rows in use.
+        index: slot of the request; None if the rows are not in the pool. A request that has left
+            the pool has buffers of its own.
+        rows: number of rows in use.
     """
 
     pooled = True
@@ -51,14 +53,15 @@ class SlotRows:
 
     @property
     def capacity(self) -> int:
-        """Rows that there is room for."""
+        """Number of rows that fit into the buffers."""
         return self._pool.capacity if self._own is None else self._own.capacity
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write rows [1, k, n, d] behind those in use; returns these and the new ones. The pass
-        counts them when it is through.
+        """Write rows [1, k, n, d] after the rows in use, and return both.
+
+        This method does not increase `rows`. The pass does so when it is complete.
         """
         if self._own is not None:
             own: tuple[torch.Tensor, torch.Tensor] = self._own.update(
@@ -75,60 +78,61 @@ class SlotRows:
         return keys, values
 
     def keep(self, first: int, rows: torch.Tensor) -> None:
-        """Of the rows from `first` on, keep only `rows`, in that order, in every layer."""
+        """Keep the rows before `first`, followed by `rows` in the given order, in every layer."""
         end = first + len(rows)
         if self._own is not None:
             self._own.keep(first, rows)
         else:
             for buffer in self._pool.buffers():
-                rows = to_device(rows, buffer.device)  # once for all buffers of a device
+                rows = to_device(rows, buffer.device)  # copied once for all buffers of a device
                 slot = buffer[self.index]  # [k, capacity, d]
                 slot[:, first:end] = slot.index_select(1, rows)
         self.rows = end
 
     def copy(self, rows: torch.Tensor) -> RowCache:
-        """A cache of its own that holds `rows` only, in that order."""
+        """Return a cache with copies of `rows` in the given order."""
         if self._own is not None:
             return self._own.copy(rows)
         layers = []
         for pair in self._pool.layers:
-            rows = to_device(rows, pair[0].device)  # once for all layers of a device
+            rows = to_device(rows, pair[0].device)  # copied once for all layers of a device
             keys, values = (buffer[self.index, None].index_select(2, rows) for buffer in pair)
             layers.append(RowLayer.of(keys, values))
         return RowCache.of(layers)
 
     def fill(self, cache: RowCache) -> None:
-        """Begin with the rows of `cache`."""
+        """Copy all rows of `cache` into the empty slot."""
         for index, layer in enumerate(cache.layers):
             rows = layer.get_seq_length()
             self.update(layer.keys[:, :, :rows], layer.values[:, :, :rows], index)
         self.rows = cache.rows
 
     def leave(self) -> None:
-        """Move to buffers of its own."""
+        """Move the rows out of the pool, into buffers of their own."""
         self._own = self.copy(torch.arange(self.rows)) if self.rows else RowCache()
         self.index = None
 
 
 class StaticPool:
-    """The rows of a member's requests, side by side: per layer one buffer of keys and one of
-    values, [slots, k, capacity, d].
+    """The rows of a member's requests. Each layer has a buffer of keys and a buffer of values, both
+    [slots, k, capacity, d].
 
-    Used slots are always the first ones: when a request is gone, the last one moves into its slot.
-    A request is gone when nobody holds its `SlotRows` any more. The last row of every slot is
-    nobody's: padding is written there. Rows that were never written are zero, so that masked they
-    stay without effect.
+    The requests always use the first slots. When a request ends, the request in the last used slot
+    moves into the free slot. A request has ended when no reference to its `SlotRows` remains. No
+    request uses the last row of its slot, which receives padding. Rows that no pass has written are
+    zero, so they have no effect if they are masked.
 
-    What was recorded is lost when the buffers are replaced, so that happens seldom, in whatever
-    order short and long requests come. Slots and capacity grow by doubling. A request leaves the
-    pool if most of it were empty with as many slots as there are and as long as that request
-    needs; capacity that no request in the pool needs is given up for more slots.
+    A replacement of the buffers makes all recorded passes invalid. So the pool rarely replaces its
+    buffers, regardless of the order of short and long requests. Slots and capacity grow by
+    doubling. If slots that are long enough for the longest request would leave most rows empty,
+    that request leaves the pool. To add slots, the pool may reduce the capacity to what the
+    requests need.
 
     Attributes:
-        slots: requests that there is room for.
-        capacity: rows of a slot, nobody's included.
-        layers: the buffers, made when a layer is first run.
-        moves: how often the buffers have been replaced.
+        slots: number of requests that fit into the pool.
+        capacity: number of rows in a slot, including the row for padding.
+        layers: the buffers. Those of a layer exist from the first pass on.
+        moves: number of times that the pool has replaced the buffers.
     """
 
     def __init__(self) -> None:
@@ -137,8 +141,8 @@ class StaticPool:
         self.layers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.moves = 0
         self._used: list[weakref.ref[SlotRows]] = []
-        self._needed = 0  # most rows so far
-        self._left = 0  # requests since the last move
+        self._needed = 0  # most rows that the requests have needed at the same time
+        self._left = 0  # requests that have left since the last move
 
     @property
     def row_bytes(self) -> int:
@@ -146,19 +150,24 @@ class StaticPool:
         return sum(t.shape[1] * t.shape[3] * t.element_size() for t in self.buffers())
 
     def buffers(self) -> Iterator[torch.Tensor]:
-        """All buffers, of keys and of values."""
+        """Yield the buffers of keys and of values of all layers."""
         return (buffer for pair in self.layers for buffer in pair)
 
     def layer(
         self, index: int, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The buffers of a layer, for rows like these, [*, k, *, d]."""
+        """Return the buffers of a layer. New buffers have the shape of these rows, [*, k, *, d]."""
         if index == len(self.layers):
             self.layers.append((self._buffer(keys), self._buffer(values)))
         return self.layers[index]
 
     def take(self, length: int, rows: RowCache | None = None) -> SlotRows:
-        """Rows for a request with a prompt of `length` tokens, the first of them given."""
+        """Assign a slot to a new request.
+
+        Args:
+            length: number of tokens in the prompt.
+            rows: cached rows of the first tokens of the prompt; None without any.
+        """
         slot = SlotRows(self, max(length + HEADROOM, FIRST_ROWS - 1))
         self._fit(slot)
         if rows is not None:
@@ -166,22 +175,22 @@ class StaticPool:
         return slot
 
     def reserve(self, needed: Mapping[SlotRows, int]) -> None:
-        """Make room for so many rows of each request; those it does not fit leave the pool."""
+        """Make room for the needed rows of each request. Requests without room leave the pool."""
         for slot, rows in needed.items():
             slot.room = max(slot.room, rows)
         self._fit()
 
     def _live(self) -> list[SlotRows]:
-        """The requests in the pool by slot, after slots of those that are gone are given away."""
+        """Reassign the slots of requests that have ended, and return the others in slot order."""
         while True:
-            live = [ref() for ref in self._used]
-            here = [slot for slot in live if slot is not None]
-            if len(here) == len(live):
-                return here
-            self._vacate(max(index for index, slot in enumerate(live) if slot is None))
+            used = [ref() for ref in self._used]
+            live = [slot for slot in used if slot is not None]
+            if len(live) == len(used):
+                return live
+            self._vacate(max(index for index, slot in enumerate(used) if slot is None))
 
     def _vacate(self, index: int) -> None:
-        """Move the last used slot to `index`."""
+        """Free the slot `index` by moving the request in the last used slot into it."""
         last = len(self._used) - 1
         for buffer in self.buffers():
             buffer[index] = buffer[last]
@@ -193,7 +202,7 @@ class StaticPool:
                 slot.index = index
 
     def _fit(self, joining: SlotRows | None = None) -> None:
-        """Grow to what the requests are expected to need; give the one that joins a slot."""
+        """Resize the buffers to the estimated needs, and assign a slot to the joining request."""
         while True:
             requests = [*self._live(), *([joining] if joining else [])]
             if (size := self._size(requests)) is not None:
@@ -214,7 +223,7 @@ class StaticPool:
             self._used.append(weakref.ref(joining))
 
     def _size(self, requests: Sequence[SlotRows]) -> tuple[int, int] | None:
-        """Slots and capacity for these requests; None if most rows would be empty."""
+        """Return the slots and capacity for `requests`; None if most rows would be empty."""
         if not requests:
             return self.slots, self.capacity
         rooms = [slot.room + 1 for slot in requests]
@@ -247,5 +256,5 @@ class StaticPool:
 
 
 def power_of_two(number: int) -> int:
-    """The smallest one that is not below `number`."""
+    """Return the smallest power of two that is at least `number`."""
     return 1 << (number - 1).bit_length() if number > 1 else 1

@@ -17,7 +17,7 @@ from adafuse_llm.tree import Node, TokenTree
 
 
 class Logits:
-    """Logits of a pass, [n, v], and the logarithm of their summed exponentials, [n, 1]."""
+    """The logits of a pass, [n, v], and the logarithm of their summed exponentials, [n, 1]."""
 
     def __init__(self, values: torch.Tensor, total: torch.Tensor | None = None) -> None:
         self.values = values
@@ -25,21 +25,22 @@ class Logits:
 
 
 class RequestState:
-    """The state of one request at a member: that of its form, and the logits of live nodes.
+    """The state of one request at a member: the state of its form, and the logits of its nodes.
 
-    Logits are kept for nodes of the tree only, as a later pass may need their children. A
-    row keeps all logits of its pass, other requests' too: rows that outlive a commit are copied
-    once most of what they keep is not theirs.
+    The state keeps the logits of all nodes in the tree, because later queries may score children of
+    these nodes. A row is a view of the logits of its whole pass, which includes other requests.
+    So `follow` copies the rows once most of the memory that they hold belongs to other rows.
 
     Args:
         tree: the request's tree.
-        form: fresh state.
-        edge: length at which all must be computed anew, if there is one.
-        reused: tokens of the prompt that the state already holds.
+        form: form of the request, without evaluated nodes.
+        edge: length beyond which all rows must be computed again; None without such a length.
+        reused: number of prompt tokens whose rows the form already has.
 
     Attributes:
-        rows: node to the logits of a pass and the node's row in them.
-        passes, tokens: forward passes so far, and tokens that went through them.
+        rows: for each evaluated node, the logits of its pass and the index of its row.
+        passes: number of forward passes so far.
+        tokens: number of tokens in these passes.
     """
 
     def __init__(
@@ -56,11 +57,11 @@ class RequestState:
         self._reported = (0, 0, 0)
 
     def restart(self, form: TreeForm | PathForm) -> None:
-        """Forget everything computed so far, because the rotary frequencies change."""
+        """Drop all computed rows and logits, because the rotary frequencies change."""
         self.form, self.rows, self.edge = form, {}, None
 
     def follow(self) -> None:
-        """Forget the nodes that were dropped."""
+        """Drop the rows and logits of nodes that the tree has dropped."""
         if self._cuts == self.tree.cuts:
             return
         self._cuts = self.tree.cuts
@@ -72,8 +73,10 @@ class RequestState:
             self.rows = {node: (own, row) for row, node in enumerate(self.rows)}
 
     def missing(self, query: NodeQuery) -> list[Node]:
-        """Return the nodes to evaluate for a query, parents before children: those it evaluates,
-        the parents of those it scores, and their ancestors.
+        """Return the nodes that must be evaluated for a query, parents before children.
+
+        These are the nodes of ``query.evaluate``, the parents of the nodes of ``query.score``, and
+        the ancestors of both, without the nodes that are evaluated already.
         """
         missing: dict[Node, None] = {}
         for wanted in (*query.evaluate, *(node.parent for node in query.score)):
@@ -86,18 +89,18 @@ class RequestState:
         return list(missing)
 
     def learn(self, nodes: Iterable[Node], logits: Logits, start: int) -> None:
-        """Record the logits of `nodes`: the rows of `logits` from `start` on."""
+        """Store the logits of `nodes`, which are the rows of `logits` from index `start` on."""
         self.rows.update((node, (logits, row)) for row, node in enumerate(nodes, start))
 
     def costs(self) -> tuple[int, int, int]:
-        """Passes, tokens and reused tokens since the last call."""
+        """Return the numbers of passes, tokens and reused tokens since the last call."""
         now = (self.passes, self.tokens, self.reused)
         before, self._reported = self._reported, now
         return now[0] - before[0], now[1] - before[1], now[2] - before[2]
 
 
 def gather(rows: Sequence[tuple[Logits, int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits and their totals, [n, v] and [n, 1]."""
+    """Collect rows into one tensor of logits, [n, v], and one of their totals, [n, 1]."""
     first = rows[0][0]
     if all(logits is first for logits, _ in rows):
         indices = [row for _, row in rows]

@@ -1,15 +1,14 @@
-"""Decoding passes of a few fixed sizes over key/value buffers that stay where they are.
+"""Run decoding passes of a few fixed sizes over key/value buffers that stay in place.
 
-A GPU is kept waiting by launches when a pass is small. Passes whose tensors have the same sizes
-and addresses every time can be recorded once and repeated as a whole (CUDA graphs), or compiled.
-So the rows of all requests stand side by side in one buffer per layer, each request in a slot of
-its own; a pass is padded to S slots of n tokens that see up to c rows, all of them powers of two,
-and its inputs are copied to where they were the time before. Long pieces (prompts), requests that
-no slot fits and passes that would be padding for the most part go through `PackedPasses`, beside
-the others.
+In a small pass, a GPU waits for kernel launches. If the tensors of a pass have the same sizes and
+addresses every time, the pass can be recorded once and repeated as a whole (CUDA graphs), or
+compiled. So each layer has shared buffers for the rows of all requests, and each request has a slot
+in these buffers. A pass is padded to S slots of n tokens that see up to c rows. S, n and c are
+powers of two. The inputs of a pass are copied to the same addresses every time. `PackedPasses` runs
+long pieces (prompts), requests without a slot, and passes that would consist mostly of padding.
 
-Attention is PyTorch's with a mask: flex attention would need a block mask made anew for every
-pass, and the compiler at hand.
+The attention is PyTorch's, with a mask. Flex attention would need a new block mask for every pass,
+and a compiler.
 
 Shapes: S slots, n tokens of each, c rows seen; h query heads, k key/value heads of size d; v
 vocabulary.
@@ -37,27 +36,27 @@ from adafuse_llm.backends.huggingface.slots import SlotRows, StaticPool, power_o
 logger = logging.getLogger(__name__)
 
 MAX_TOKENS = 64
-"""Pieces with more tokens are not padded."""
+"""Maximum number of tokens of a piece in a padded pass."""
 
 FREE_TOKENS, PADDING = 128, 4
-"""A pass is padded up to so many tokens, which a GPU computes on while it reads the weights, or up
-to so many times the tokens it has."""
+"""Limits of padding. A padded pass has at most `FREE_TOKENS` tokens, which a GPU computes while it
+reads the weights, or at most `PADDING` times its tokens, whichever is more."""
 
 FIRST_SEEN = 256
-"""Fewest rows that the tokens of a pass may see."""
+"""Minimum for c, the number of rows that the tokens of a pass may see."""
 
 MAX_RECORDED = 64
-"""Sizes that are kept recorded, the latest used."""
+"""Maximum number of recorded sizes. The least recently used recording is dropped first."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """Sizes of a pass.
+    """The size of a pass.
 
     Attributes:
-        slots: S, the slots from the first one on.
-        tokens: n, of each slot.
-        rows: c, that every token may see.
+        slots: S, the number of slots, counted from the first slot.
+        tokens: n, the number of tokens in each slot.
+        rows: c, the number of rows that a token may see.
     """
 
     slots: int
@@ -66,17 +65,19 @@ class Size:
 
 
 class Inputs:
-    """What passes of one size are given, at the same addresses every time.
+    """The inputs of passes of one size, at the same addresses every time.
 
     Args:
-        size: of the passes.
-        windows: for every kind of mask, the tokens that are within sight; None for all.
-        device: where the model takes its inputs.
+        size: size of the passes.
+        windows: for each layer type, the number of tokens that a token sees; None for no limit.
+        device: device of the model's inputs.
 
     Attributes:
-        ids, positions, rows: [S, n] token ids, their positions, and the rows they are written to.
-        keep: [S * n] which of the tokens are wanted, first those that are.
-        masks: for every kind, [S, 1, n, c] whether a token sees a row.
+        ids: token ids, [S, n].
+        positions: positions of the tokens, [S, n].
+        rows: for each token, the row of its slot that the pass writes, [S, n].
+        keep: indices of the tokens whose logits are needed, followed by zeros, [S * n].
+        masks: for each layer type, whether a token sees a row, [S, 1, n, c].
     """
 
     def __init__(self, size: Size, windows: Mapping[str, int | None], device: torch.device) -> None:
@@ -90,19 +91,25 @@ class Inputs:
         self.ids, self.positions, self.rows = numbers[0], numbers[1], numbers[2]
         self.keep = numbers[3].view(-1)
         self.masks = dict(zip(windows, masks, strict=True))
-        self._there = self._here = [numbers, masks]
-        self._arrived: torch.cuda.Event | None = None
+        self._on_device = self._on_host = [numbers, masks]
+        self._copied: torch.cuda.Event | None = None
         if device.type == "cuda":
-            self._here = [torch.zeros_like(t, device="cpu").pin_memory() for t in self._there]
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
+            self._on_host = [
+                torch.zeros_like(t, device="cpu").pin_memory() for t in self._on_device
+            ]
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
 
     def fill(self, pieces: Sequence[Piece], slots: Sequence[int], spare: int) -> None:
-        """Send what the pieces say, those in slot `slots`; padding is written to the row `spare`
-        and sees the first row of its slot.
+        """Copy the inputs of a pass to the device.
+
+        Args:
+            pieces: the pieces of the pass.
+            slots: slot of each piece.
+            spare: row to which padding is written. Padding sees only the first row of its slot.
         """
-        if self._arrived is not None:
-            self._arrived.synchronize()  # long ago, unless passes follow each other unread
-        (ids, positions, rows, keep), masks = (t.numpy() for t in self._here)
+        if self._copied is not None:
+            self._copied.synchronize()  # waits only if the previous result has not been read
+        (ids, positions, rows, keep), masks = (t.numpy() for t in self._on_host)
         for numbers in (ids, positions, keep):
             numbers.fill(0)
         rows.fill(spare)
@@ -118,21 +125,22 @@ class Inputs:
             for mask, window in zip(masks, self._windows.values(), strict=True):
                 mask[slot, 0, :new, : old + new] = piece.sight(window)
         keep.reshape(-1)[: len(kept)] = kept
-        if self._arrived is not None:
-            for here, there in zip(self._here, self._there, strict=True):
-                there.copy_(here, non_blocking=True)
-            self._arrived.record(torch.cuda.current_stream(self.ids.device))
+        if self._copied is not None:
+            for host, target in zip(self._on_host, self._on_device, strict=True):
+                target.copy_(host, non_blocking=True)
+            self._copied.record(torch.cuda.current_stream(self.ids.device))
 
 
 class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
-    """The cache of one static pass, as the model sees it.
+    """The cache that the model gets in a pass of fixed size.
 
     Args:
-        pool: where the rows are.
-        inputs: of the pass.
-        kinds: the kind of mask of every layer that has not the kind ``full_attention``.
-        plain: let the model attend by itself, to all rows with the mask it is given; else `Rows`
-            stand for the keys, and heads that share keys are folded instead of repeating these.
+        pool: pool that holds the rows.
+        inputs: inputs of the pass.
+        kinds: type of each layer whose type is not ``full_attention``, by layer index.
+        plain: whether the model computes attention over all rows with the mask that it gets.
+            Otherwise the cache returns `Rows` in place of keys, and their attention folds heads
+            that share keys instead of repeating the keys.
     """
 
     def __init__(
@@ -154,7 +162,7 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
         *args: object,
         **kwargs: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the new rows, [S, k, n, d], where the inputs say."""
+        """Write the new rows, [S, k, n, d], to ``inputs.rows``."""
         size = self._inputs.size
         keys, values = self._pool.layer(layer_idx, key_states, value_states)
         for buffer, new in ((keys, key_states), (values, value_states)):
@@ -165,7 +173,11 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
         kind = self._kinds.get(layer_idx, "full_attention")
 
         def attend(query: torch.Tensor, scale: float | None) -> torch.Tensor:
-            """Query and result [S, h, n, d]; heads of single tokens may be folded already."""
+            """Compute the attention of the pass.
+
+            The query and the result are [S, h, n, d]. A model may have folded the heads of single
+            tokens.
+            """
             groups = query.shape[1] // keys.shape[1]
             folded = query.reshape(
                 size.slots, keys.shape[1], groups * query.shape[2], query.shape[3]
@@ -177,40 +189,41 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
         return Rows.of(key_states, attend), value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Nothing counts rows here: positions and masks are given."""
+        """Return 0. The model does not need the length, because it gets positions and masks."""
         return 0
 
     def _place(self, new: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Slots, heads and rows of new rows, [S, 1, 1], [k, 1] and [S, 1, n]."""
-        known = (new.shape[1], new.device)
-        if known not in self._places:
+        """Return the indices for `new`: slots [S, 1, 1], heads [k, 1] and rows [S, 1, n]."""
+        key = (new.shape[1], new.device)
+        if key not in self._places:
             slots, heads = (torch.arange(size, device=new.device) for size in new.shape[:2])
             rows = self._inputs.rows.to(new.device)
-            self._places[known] = slots[:, None, None], heads[:, None], rows[:, None]
-        return self._places[known]
+            self._places[key] = slots[:, None, None], heads[:, None], rows[:, None]
+        return self._places[key]
 
     def _mask(self, kind: str, groups: int, query: torch.Tensor) -> torch.Tensor:
-        """What is added to the scores of folded heads, [S, 1, groups * n, c]."""
-        known = (kind, groups, query.dtype, query.device)
-        if known not in self._masks:
+        """Return the additive mask for the scores of folded heads, [S, 1, groups * n, c]."""
+        key = (kind, groups, query.dtype, query.device)
+        if key not in self._masks:
             seen = self._inputs.masks[kind].to(query.device)
             mask = torch.zeros(seen.shape, dtype=query.dtype, device=query.device)
-            self._masks[known] = mask.masked_fill_(~seen, -math.inf).repeat(1, 1, groups, 1)
-        return self._masks[known]
+            self._masks[key] = mask.masked_fill_(~seen, -math.inf).repeat(1, 1, groups, 1)
+        return self._masks[key]
 
 
 class StaticPasses:
-    """Runs pieces of many requests at once, those that are short in a pass of a fixed size.
+    """A runner of passes over pieces of many requests. Short pieces share a pass of fixed size.
 
     Args:
         decoder: the model.
-        attention: its layers.
-        compiled: whether fixed sizes are compiled.
-        record: how they are recorded; None for CUDA graphs if the model is on one GPU.
+        attention: form of tree mask that the model accepts.
+        compiled: whether passes of fixed size are compiled.
+        record: function that records them. The default records CUDA graphs if the model is on one
+            GPU, and otherwise nothing.
 
     Attributes:
         pool: the rows of the requests.
-        compiled: as given.
+        compiled: the argument of the same name.
     """
 
     def __init__(
@@ -226,19 +239,20 @@ class StaticPasses:
         self._packed = PackedPasses(decoder, attention)
         self._decoder = decoder.compiled() if compiled else decoder
         blank = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=attention.device)
-        self._blank = dict.fromkeys(attention.layer_types, blank)  # spares the model to make one
+        # Without a mask, the model would create one.
+        self._blank = dict.fromkeys(attention.layer_types, blank)
         self._kinds = dict.fromkeys(attention.windows, "sliding_attention")
         self._windows = {
             kind: next(iter(attention.windows.values())) if kind == "sliding_attention" else None
             for kind in sorted(attention.layer_types)
         }
         self._record = record or (CudaGraphs(decoder.device) if decoder.on_one_gpu else direct)
-        self._recorded: dict[Size, tuple[Inputs, Call]] = {}  # the latest used last
+        self._recorded: dict[Size, tuple[Inputs, Call]] = {}  # least recently used first
         self._moves = 0
-        self._logits: torch.Tensor | None = None  # [most S * n so far, v], of the latest pass
+        self._logits: torch.Tensor | None = None  # last pass: [largest S * n so far, v]
 
     def run(self, pieces: Sequence[Piece]) -> torch.Tensor:
-        """Logits after the kept tokens of each piece in turn, [sum of their numbers, v]."""
+        """Return the logits after the kept tokens of each piece in turn, [kept tokens, v]."""
         caches = [piece.cache for piece in pieces if isinstance(piece.cache, SlotRows)]
         assert len(caches) == len(pieces)
         rows = [len(piece.positions) for piece in pieces]
@@ -260,19 +274,19 @@ class StaticPasses:
                     *torch.split(logits, [len(piece.keep) for piece in short]),
                     *torch.split(rest, [len(pieces[number].keep) for number in others]),
                 ]
-                found = dict(zip([*slots, *others], parts, strict=True))
-                logits = torch.cat([found[number] for number in range(len(pieces))])
+                by_piece = dict(zip([*slots, *others], parts, strict=True))
+                logits = torch.cat([by_piece[number] for number in range(len(pieces))])
         for cache, used in zip(caches, rows, strict=True):
             cache.rows = used
         return logits
 
     def _padded(self, size: Size, pieces: Sequence[Piece], slots: Sequence[int]) -> torch.Tensor:
-        """What `run` returns, by a pass of a fixed size."""
+        """Run `pieces` in a pass of fixed size, and return the logits as `run` does."""
         logits = self._prepared(size, pieces, slots)()[: sum(len(piece.keep) for piece in pieces)]
         return logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
 
     def _size(self, pieces: Sequence[Piece], slots: Sequence[int]) -> Size | None:
-        """The size that fits; None if most of the pass would be padding, or all of it."""
+        """Return the size for `pieces`; None without pieces or with too much padding."""
         if not pieces:
             return None
         longest = max(len(piece.tokens) for piece in pieces)
@@ -287,23 +301,26 @@ class StaticPasses:
         return None if padded else size
 
     def _prepared(self, size: Size, pieces: Sequence[Piece], slots: Sequence[int]) -> Call:
-        """The computation for a size, its inputs filled."""
+        """Return the computation for a size, after filling its inputs."""
         if self._moves != self.pool.moves:
             self._moves = self.pool.moves
-            self._recorded = {}  # they use the buffers that were
+            self._recorded = {}  # they use the replaced buffers
         for piece in pieces:
             self._decoder.check(piece.tokens)
-        known = self._recorded.pop(size, None)
-        inputs = known[0] if known else Inputs(size, self._windows, self._decoder.device)
+        entry = self._recorded.pop(size, None)
+        inputs = entry[0] if entry else Inputs(size, self._windows, self._decoder.device)
         inputs.fill(pieces, slots, self.pool.capacity - 1)
-        call = known[1] if known else self._recording(inputs)
+        call = entry[1] if entry else self._recording(inputs)
         self._recorded[size] = inputs, call
         if len(self._recorded) > MAX_RECORDED:
             del self._recorded[next(iter(self._recorded))]
         return call
 
     def _recording(self, inputs: Inputs) -> Call:
-        """The pass over `inputs`, recorded: logits [S * n, v], first those that are wanted."""
+        """Record the pass over `inputs`.
+
+        Its result is [S * n, v]. The logits of the kept tokens come first.
+        """
 
         def call() -> torch.Tensor:
             cache = SlotCache(self.pool, inputs, self._kinds, plain=self.compiled)
@@ -317,9 +334,12 @@ class StaticPasses:
 
         try:
             return self._record(call)
-        except Exception as error:  # whatever it is, the plain call works or says why not
+        except Exception as error:  # the unrecorded call works or raises a better error
             logger.warning(
-                "passes are not recorded: %s: %s", type(error).__name__, error, exc_info=True
+                "passes are not recorded, because recording failed: %s: %s",
+                type(error).__name__,
+                error,
+                exc_info=True,
             )
             self._record = direct
             return call

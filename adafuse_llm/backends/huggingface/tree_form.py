@@ -17,24 +17,25 @@ from adafuse_llm.backends.huggingface.passes import PREFILL_TOKENS
 from adafuse_llm.tree import Node, TokenTree
 
 CAUSAL_TOKENS = 64
-"""More tokens of a prompt than these get a pass without nodes, where attention needs no mask."""
+"""Maximum number of pending tokens that share a pass with nodes. More tokens get a pass without
+nodes, which needs no mask."""
 
 
 class TreeForm:
     """Tree attention over one growing buffer of key/value rows.
 
-    Rows of the committed tokens (the trunk) are visible to every new token, rows of a node to
-    those below it. Rows of dropped nodes are masked, and compacted away once they are more than a
-    quarter of the buffer.
+    Every new token sees the rows of the committed tokens (the trunk). The row of a node is visible
+    to the nodes below it. Masks hide the rows of dropped nodes. Once these are more than a quarter
+    of the buffer, compaction removes them.
 
     Args:
         tree: the request's tree.
-        chunked: whether a long prompt gives the same numbers in several passes.
-        cache: rows of the first tokens of the prompt, but not of its last one.
+        chunked: whether several passes over a long prompt equal a single pass.
+        cache: rows of the first tokens of the prompt, without the last token.
 
     Attributes:
-        cache: the rows.
-        committed: tokens of ``tree.ids`` that have a row.
+        cache: the key/value rows.
+        committed: number of tokens of ``tree.ids`` that have a row.
     """
 
     def __init__(self, tree: TokenTree, *, chunked: bool, cache: KeyValues | None = None) -> None:
@@ -43,31 +44,31 @@ class TreeForm:
         self._tree = tree
         self._root = tree.root
         self._chunked = chunked
-        self._trunk = np.ones(self.committed, dtype=np.bool_)  # [r] rows of those tokens
+        self._trunk = np.ones(self.committed, dtype=np.bool_)  # [r] which rows belong to it
         self._positions = np.arange(self.committed, dtype=np.int64)  # [r]
         self._lines: dict[Node, list[int]] = {}  # rows from below the root to the node
 
     @property
     def row_bytes(self) -> int:
-        """Bytes that a token takes."""
+        """Bytes of the row of a token, in all layers."""
         return self.cache.row_bytes
 
     @property
     def layers(self) -> Sequence[Any]:
-        """The cache's layers, with their keys and values."""
+        """The layers of the cache, with their keys and values."""
         return getattr(self.cache, "layers", ())
 
     @property
     def trunk(self) -> torch.Tensor:
-        """Rows of the first `committed` tokens, in order."""
+        """Row indices of the first `committed` tokens, in order."""
         return torch.from_numpy(np.flatnonzero(self._trunk))
 
     def plan(self, nodes: Sequence[Node]) -> list[Piece]:
-        """Pieces to be run in order, after which `nodes` are evaluated.
+        """Return the pieces that evaluate `nodes`, in the order in which they must run.
 
         Args:
-            nodes: not evaluated before, parents before children; parents that are not among them
-                have been evaluated, but for the root's.
+            nodes: nodes that are not evaluated, parents before children. The parent of each node
+                is in `nodes` or evaluated.
         """
         pending = self._tree.ids[self.committed :]  # committed, but not in the buffer yet
         below = [node for node in nodes if node is not self._tree.root]
@@ -81,10 +82,10 @@ class TreeForm:
         return [*pieces, self._piece(pending, below)]
 
     def reroot(self) -> None:
-        """The tree has lost nodes, or its root has moved: forget what is gone."""
+        """Drop the rows of nodes that the tree has dropped, and extend the trunk to the root."""
         line: list[int] = []
         for node in walked(self._root, self._tree):
-            line = self._lines.get(node, line)  # the new root may have been scored only
+            line = self._lines.get(node, line)  # the new root has no row if it was only scored
         self._root = self._tree.root
         self._trunk[line] = True
         self.committed += len(line)
@@ -96,9 +97,9 @@ class TreeForm:
         self._compact()
 
     def _piece(self, pending: Sequence[int], below: Sequence[Node]) -> Piece:
-        """Tokens that continue the trunk, then nodes below the root."""
+        """Create a piece of pending tokens, which extend the trunk, and nodes below the root."""
         rows = len(self._trunk)
-        joined = rows + len(pending)  # pending tokens see each other, nodes see all of them
+        joined = rows + len(pending)  # each token sees the pending tokens before it
         size = joined + len(below)
         tokens = [*pending, *(node.token for node in below)]
         for row, node in enumerate(below, start=joined):
@@ -117,7 +118,7 @@ class TreeForm:
             for row, node in enumerate(below, start=joined):
                 visible[row - rows, self._lines[node]] = True
             if np.array_equal(visible, np.tri(len(tokens), size, rows, dtype=np.bool_)):
-                visible = None  # one line without gaps: plain causal attention
+                visible = None  # a single line without gaps needs plain causal attention
         self._positions = np.concatenate([self._positions, positions])
         self._trunk = np.concatenate([self._trunk, np.arange(rows, size) < joined])
         self.committed += len(pending)
@@ -132,12 +133,13 @@ class TreeForm:
         )
 
     def _compact(self) -> None:
+        """Remove the rows of dropped nodes if they are more than a quarter of the buffer."""
         alive = self._trunk.copy()
         for line in self._lines.values():
             alive[line] = True
         if 4 * int(np.count_nonzero(~alive)) <= len(alive):
             return
-        first = int(np.argmin(alive))  # rows before the first dead one stay where they are
+        first = int(np.argmin(alive))  # rows before the first dropped one stay in place
         rows = np.flatnonzero(alive)
         self.cache.keep(first, torch.from_numpy(rows[rows >= first]))
         moved = np.cumsum(alive) - 1
@@ -146,7 +148,10 @@ class TreeForm:
 
 
 def walked(node: Node, tree: TokenTree) -> Iterator[Node]:
-    """The nodes from below `node`, a former root of the tree, to its root, as far as they exist."""
+    """Yield the committed nodes below `node`, a former root, down to the current root.
+
+    The iteration ends early if a token of ``tree.ids`` has no node.
+    """
     for token in tree.ids[node.length :]:
         if (child := node.children.get(token)) is None:
             return

@@ -1,4 +1,4 @@
-"""Try a model when it is loaded, to find the fastest way of evaluation that is correct."""
+"""Test a loaded model, to find the fastest way of evaluation that gives correct numbers."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from adafuse_llm.tree import Node, TokenTree
 logger = logging.getLogger(__name__)
 
 TRIAL_TOKENS, TRIAL_DEPTH = 9, 3
-"""Length of the longest trial sequence, and how many of its tokens follow the prompt."""
+"""Length of the longest test sequence, and the number of its tokens that follow the prompt."""
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
-"""Largest mean error of logits, relative to their spread, at which a form is correct."""
+"""Largest mean error of the logits that is accepted, relative to their standard deviation."""
 
 ROUNDED_TOLERANCE, ROUNDED_NOISE = 5e-3, 4
-"""The same for quantized weights and weights of lower precision. Where activations are rounded, the
-numbers of a token depend on the shape of its pass. So an error up to `ROUNDED_NOISE` times the
-difference between the model's own plain passes is accepted, too."""
+"""Largest error for quantized weights and weights of lower precision. If activations are rounded,
+the numbers of a token depend on the shape of its pass. So an error of up to `ROUNDED_NOISE` times
+the difference between plain passes of different shapes is also accepted."""
 
 
 class Trial:
-    """Tries a model on a few tokens.
+    """A test of a model on a few tokens.
 
     Args:
         name: the member's name, for messages.
         decoder: the model.
-        window: its context window; None for no limit.
+        window: context window of the model; None for no limit.
 
     Attributes:
-        row_bytes: bytes that a token takes in the way that was tried last.
-        shares: the part of them that lies on each device.
+        row_bytes: cached bytes of a token in the last tested way of evaluation.
+        shares: share of these bytes on each device.
     """
 
     def __init__(self, name: str, decoder: Decoder, window: int | None) -> None:
@@ -52,15 +52,15 @@ class Trial:
         self._window = window
 
     def choose(self, wanted: str, *, static: bool, compiled: bool) -> Executor:
-        """Return the first way to evaluate nodes whose numbers are right.
+        """Return an executor for the fastest way of evaluation that gives correct numbers.
 
         Args:
-            wanted: ``"tree"`` or ``"path"`` to insist on one form, or ``"auto"``.
+            wanted: ``"tree"`` or ``"path"`` to require one form, or ``"auto"``.
             static: whether to try passes of fixed sizes.
-            compiled: whether to try to compile these.
+            compiled: whether to try to compile these passes.
 
         Raises:
-            UnsupportedModelError: none is right, with the reasons.
+            UnsupportedModelError: no way gives correct numbers. The message gives the reasons.
         """
         attention = tree_attention(self._decoder.model, self._decoder.device)
         ways: list[tuple[str, Passes | None]] = []
@@ -72,13 +72,14 @@ class Trial:
             ways.append(("tree", PackedPasses(self._decoder, attention)))
         elif static:
             logger.warning(
-                "member %r goes without a static cache: its layers or its attention share no "
-                "passes (attn_implementation='sdpa' may)",
+                "member %r does not use a static cache: its requests cannot share passes "
+                "(attn_implementation='sdpa' may help)",
                 self._name,
             )
         if attention is not None:
             ways.append(("tree", SinglePasses(self._decoder, attention)))
-        reasons = {} if ways else {"tree": "its layers or its attention take no tree mask"}
+        unsupported = "the model's layers or its attention implementation do not support tree masks"
+        reasons = {} if ways else {"tree": unsupported}
         for form, passes in (*ways, ("path", None)):
             if wanted not in ("auto", form):
                 continue
@@ -87,31 +88,31 @@ class Trial:
             if reason is None:
                 return executor
             if isinstance(passes, StaticPasses):
-                lost = "compilation" if passes.compiled else "a static cache"
-                logger.warning("member %r goes without %s: %s", self._name, lost, reason)
+                feature = "compilation" if passes.compiled else "a static cache"
+                logger.warning("member %r does not use %s: %s", self._name, feature, reason)
             reasons[form] = reason
         explained = "; ".join(
             f"{form} form: {reason}" for form, reason in reasons.items() if wanted in ("auto", form)
         )
         kind = self._decoder.model.config.model_type
         raise UnsupportedModelError(
-            f"member {self._name!r} ({kind}) cannot take part in an ensemble: {explained}"
+            f"member {self._name!r} ({kind}) cannot be used in an ensemble: {explained}"
         )
 
     def _try(self, executor: Executor) -> str | None:
         """Return the reason why an executor cannot be used, or None."""
         if executor.form == "path" and self._decoder.cache_name is None:
-            return "it keeps no cache"
+            return "the model has no cache"
         room = min(self._window or TRIAL_TOKENS, TRIAL_TOKENS) - TRIAL_DEPTH
         if room < 1:
-            too_small = "its context window is too small for a trial"
+            too_small = "the context window of the model is too small for the test"
             return None if executor.form == "path" else too_small
         try:
             logits, expected = self._run(executor, room)
-        except Exception as error:  # a model may fail in any way
+        except Exception as error:  # a model may raise any exception
             return f"{type(error).__name__}: {error}"
         if expected.isnan().any():
-            return "its logits are NaN"
+            return "the logits are NaN"
         return _difference(logits, expected, self._tolerance(room + TRIAL_DEPTH))
 
     @torch.inference_mode()
@@ -132,20 +133,20 @@ class Trial:
         """Evaluate two small trees together, commit, and evaluate more.
 
         Returns:
-            The logits found, and those of plain forward passes over the same sequences.
+            The logits of the executor, and those of plain forward passes over the same sequences.
         """
         vocabulary = self._decoder.vocabulary
         lengths = (room, max(1, room - 2))
         trees = [TokenTree([(7 * i + n) % vocabulary for i in range(n)]) for n in lengths]
         states = [RequestState(tree, executor.new_form(tree), None) for tree in trees]
-        found, expected = [], []
+        actual, expected = [], []
 
         def check(nodes: Sequence[Sequence[Node]]) -> None:
             executor.advance(states, nodes)
             for state, own in zip(states, nodes, strict=True):
                 for node in own:
                     logits, row = state.rows[node]
-                    found.append(logits.values[row])
+                    actual.append(logits.values[row])
                     tokens = [*state.tree.ids, *state.tree.tokens(node)]
                     expected.append(self._decoder.plain(tokens))
 
@@ -164,14 +165,14 @@ class Trial:
         check([[t.child(left, 5 % vocabulary)] for t, (left, _) in zip(trees, forks, strict=True)])
         self.row_bytes = states[0].form.row_bytes
         self.shares = device_shares(states[0].form.layers) or {self._decoder.device: 1.0}
-        return torch.stack(found), torch.stack(expected)
+        return torch.stack(actual), torch.stack(expected)
 
 
 def _difference(logits: torch.Tensor, expected: torch.Tensor, tolerance: float) -> str | None:
-    """Return how far logits are from the expected ones, if that exceeds the tolerance."""
+    """Return a message if the error of the logits exceeds the tolerance, otherwise None."""
     finite = torch.isfinite(expected)
     gap = float((logits - expected)[finite].abs().mean())
     scale = float(expected[finite].std())
     if gap <= tolerance * scale:
         return None
-    return f"its logits differ from plain forward passes by {gap:.2g} (scale {scale:.2g})"
+    return f"the logits differ from plain forward passes by {gap:.2g} (scale {scale:.2g})"
