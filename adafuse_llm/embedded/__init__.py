@@ -1,11 +1,11 @@
-"""Three small language models made by this project, and what they can answer questions about.
+"""Three small language models of this project, with documents and questions for them.
 
-They are for trying out, tests and cookbooks; ``MODEL_CARD.md`` says what they can and cannot do.
+They serve for experiments, tests and cookbooks. ``MODEL_CARD.md`` describes what they can do.
 
-    member_paths()        folders of the three members, standard Hugging Face format
+    member_paths()        folders of the three members, in standard Hugging Face format
     handbook_path()       folder of Markdown documents about a generated town
-    handbook_questions()  questions about it with their answers
-    heldout_questions()   questions of six skills that they were not trained on, with passages
+    handbook_questions()  questions about the handbook, with their answers
+    heldout_questions()   questions of six skills, with passages, that are not in the training data
     final_answer(text)    the answer in a member's reply
 
 Importing this package loads neither torch nor transformers.
@@ -35,12 +35,15 @@ __all__ = [
 _HERE: Final = Path(__file__).parent
 MEMBERS: Final = ("wren", "heron", "finch")
 HELDOUT: Final = _HERE / "heldout.jsonl.gz"
-"""Written by ``python -m training.freeze`` in a clone."""
+"""File of the held-out questions. ``python -m training.freeze`` writes it in a clone."""
 
 
 @dataclass(frozen=True)
 class HandbookQuestion:
-    """A question about the handbook. ``source`` is the document, None where none says it."""
+    """A question about the handbook.
+
+    ``source`` is the document with the answer, or None if no document has it.
+    """
 
     question: str
     answer: str
@@ -50,10 +53,10 @@ class HandbookQuestion:
 
 @dataclass(frozen=True)
 class HeldoutQuestion:
-    """A question that the members were not trained on.
+    """A question that is not in the members' training data.
 
-    ``passages`` are what it is about, one of them with the answer and the others without it;
-    none where the question stands alone, as in arithmetic.
+    One of ``passages`` has the answer, and the others do not. A question that needs no passages, as
+    in arithmetic, has none.
     """
 
     question: str
@@ -63,28 +66,28 @@ class HeldoutQuestion:
 
 
 def member_paths() -> tuple[Path, ...]:
-    """The folders of the embedded members, always in the same order."""
+    """Return the folders of the embedded members, always in the same order."""
     return tuple(_HERE / "members" / name for name in MEMBERS)
 
 
 def handbook_path() -> Path:
-    """The folder of the handbook's Markdown documents."""
+    """Return the folder of the handbook's Markdown documents."""
     return _HERE / "handbook"
 
 
 def handbook_questions() -> tuple[HandbookQuestion, ...]:
-    """The questions of ``handbook/questions.jsonl``, in file order."""
+    """Return the questions of ``handbook/questions.jsonl``, in file order."""
     text = (handbook_path() / "questions.jsonl").read_text(encoding="utf-8")
     return tuple(HandbookQuestion(**json.loads(line)) for line in text.splitlines() if line)
 
 
 def heldout_questions(limit: int | None = None) -> tuple[HeldoutQuestion, ...]:
-    """The held-out questions, one of each skill in turn.
+    """Return the held-out questions, one of each skill in turn.
 
-    No made-up word, number or problem in them occurred in the members' training.
+    Their names, values and problems do not occur in the members' training data.
 
     Args:
-        limit: return only the first ones; None for all.
+        limit: number of questions, from the first. None for all.
 
     Raises:
         InvalidInputError: `limit` is higher than the number of questions, or not positive.
@@ -105,8 +108,8 @@ def _heldout(
 
 
 def final_answer(text: str) -> str:
-    """Return the answer in a reply: what follows ``The answer is``, or all of it.
+    """Return the answer in a reply: the text after ``The answer is``, or the whole reply.
 
-    Spaces around it and a closing full stop are dropped.
+    Surrounding whitespace and one final period are removed.
     """
     return text.rsplit("The answer is", 1)[-1].strip().removesuffix(".").strip()
