@@ -245,7 +245,9 @@ def test_models_are_ranked_by_the_model(folder, published):
 
 
 def test_what_is_no_ranker_is_refused_before_anything_is_computed(folder, tmp_path):
-    with pytest.raises(LoadError, match=r"folder .* does not exist\. Download llm-blender/PairRM-hf"):
+    with pytest.raises(
+        LoadError, match=r"folder .* does not exist\. Download llm-blender/PairRM-hf"
+    ):
         PairRanker(tmp_path / "none")
     with pytest.raises(LoadError, match="cannot be read"):
         PairRanker(tmp_path)
