@@ -1,16 +1,16 @@
-"""Exact match of the embedded members, alone and fused, on held-out questions.
+"""Exact match of the embedded members on held-out questions, alone and as an ensemble.
 
     python benchmarks/embedded_skills.py                      # 300 questions per skill
     python benchmarks/embedded_skills.py --per-skill 50 --output skills.json
     python benchmarks/embedded_skills.py --seed 2             # other questions
 
-Every question is asked with the canonical prompt (``question_messages``) and three passages, two
-of them distractors; arithmetic stands alone. Names, values and problems are of the held-out split:
-none occurred in training. The questions ship with the package; another ``--seed`` or number of
-``--passages`` draws others with `training.freeze`. A member alone decodes greedily through the same
-engine, as an ensemble of one with ``branching_factor=1``. The cost is what the engine reports:
-forward passes and tokens of each member, per whitespace-separated word of the answer; the prompt's
-tokens are given apart.
+Every question has the standard prompt (``question_messages``) and three passages, two of them
+distractors. Arithmetic questions have no passages. Names, values and problems come from the
+held-out split and do not occur in the training data. The package includes the questions. Another
+``--seed`` or number of ``--passages`` draws other questions with `training.freeze`. A member alone
+decodes greedily with the same engine class, as an ensemble of one with ``branching_factor=1``. The
+cost is what the engine reports: forward passes and tokens of each member, per whitespace-separated
+word of the answer. The tokens of the prompt are reported separately.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ TASK: Final = TASKS["embedded"]
 
 
 def choose_questions(per_skill: int, seed: int, n_passages: int) -> list[Question]:
-    """Return ``per_skill`` questions for every skill, skill by skill.
+    """Return ``per_skill`` questions of every skill, grouped by skill.
 
     Raises:
-        InvalidInputError: the package has fewer.
+        InvalidInputError: the package has fewer questions.
     """
     most = per_skill * len(SKILLS)
     shipped = (seed, n_passages) == (SEED, PASSAGES)
-    found = heldout_questions(most) if shipped else islice(draw_questions(seed, n_passages), most)
-    questions = [Question.from_heldout(number, each) for number, each in enumerate(found, 1)]
+    heldout = heldout_questions(most) if shipped else islice(draw_questions(seed, n_passages), most)
+    questions = [Question.from_heldout(number, each) for number, each in enumerate(heldout, 1)]
     return [question for skill in SKILLS for question in questions if question.group == skill]
 
 
@@ -69,7 +69,7 @@ def _start_worker(threads: int) -> None:
 
 
 def _answer(job: tuple[str, int, Question]) -> dict[str, Any]:
-    """One question to one engine: answer, whether it is right, cost by member."""
+    """Ask one engine a question, and return the answer, its correctness and its cost by member."""
     system, index, question = job
     request = TASK.request(question, TASK.header, TASK.form)
     start = time.perf_counter()
@@ -100,8 +100,8 @@ def _run(jobs: Sequence[tuple[str, int, Question]], workers: int) -> Iterator[di
         yield from pool.imap_unordered(_answer, jobs, chunksize=8)
 
 
-def summarise(results: Sequence[dict[str, Any]], members: Sequence[str]) -> dict[str, Any]:
-    """Exact match in percent by system and skill, and the ensemble's cost by member."""
+def summarize(results: Sequence[dict[str, Any]], members: Sequence[str]) -> dict[str, Any]:
+    """Return exact match in percent by system and skill, and the ensemble's cost by member."""
     exact: dict[str, dict[str, float]] = {}
     for system in (*members, ENSEMBLE):
         rows = [row for row in results if row["system"] == system]
@@ -138,7 +138,7 @@ def summarise(results: Sequence[dict[str, Any]], members: Sequence[str]) -> dict
 
 
 def as_markdown(summary: dict[str, Any], per_skill: int) -> str:
-    """The summary as two Markdown tables."""
+    """Return the summary as two Markdown tables."""
     exact = summary["exact_match"]
     systems = list(exact)
     lines = [
@@ -175,11 +175,15 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=summary, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--per-skill", type=int, default=300, help="questions per skill")
-    parser.add_argument("--passages", type=int, default=PASSAGES, help="passages in every prompt")
-    parser.add_argument("--seed", type=int, default=SEED, help="another one draws others")
-    parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
-    parser.add_argument("--output", type=Path, help="write summary and every answer as JSON")
+    parser.add_argument("--per-skill", type=int, default=300, help="number of questions per skill")
+    parser.add_argument(
+        "--passages", type=int, default=PASSAGES, help="number of passages in every prompt"
+    )
+    parser.add_argument("--seed", type=int, default=SEED, help="seed of the questions")
+    parser.add_argument(
+        "--workers", type=int, default=2, help="number of processes, with one thread each"
+    )
+    parser.add_argument("--output", type=Path, help="JSON file for the summary and every answer")
     args = parser.parse_args(argv)
     for name in ("per_skill", "passages", "workers"):
         if getattr(args, name) < 1:
@@ -188,7 +192,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line entry; returns the exit code."""
+    """Run the benchmark from the command line, and return the exit code."""
     from tqdm.auto import tqdm
 
     args = _arguments(argv)
@@ -205,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     results = list(tqdm(_run(jobs, args.workers), total=len(jobs), unit="answer"))
     results.sort(key=lambda row: (row["system"], row["index"]))
-    summary = summarise(results, members)
+    summary = summarize(results, members)
     print(as_markdown(summary, args.per_skill))
     if args.output:
         report = {"settings": vars(args) | {"output": None}, **summary, "answers": results}

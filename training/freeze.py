@@ -1,7 +1,7 @@
-"""Write the held-out questions that ship with the package: ``python -m training.freeze``.
+"""Write the held-out questions of the package: ``python -m training.freeze``.
 
-`adafuse_llm.embedded.heldout_questions` reads them. Questions of another seed, such as those for
-development, come from `draw_questions`.
+`adafuse_llm.embedded.heldout_questions` reads them. `draw_questions` draws questions with another
+seed, for development for example.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ QUESTIONS = 300 * len(SKILLS)
 
 
 def draw_questions(seed: int = SEED, n_passages: int = PASSAGES) -> Iterator[HeldoutQuestion]:
-    """Draw held-out questions without end, one of each skill in turn.
+    """Draw an endless series of held-out questions, one of each skill in turn.
 
-    Names, values and problems are of the held-out split: none occurs in training. Question n is
-    the same however many are drawn.
+    Names, values and problems come from the held-out split and do not occur in the training data.
+    Question n does not depend on the number of questions that are drawn.
 
     Args:
-        seed: another seed gives other questions.
-        n_passages: passages of each question about passages.
+        seed: seed of the random choices.
+        n_passages: number of passages for each question about passages.
     """
     drawn = [_cases(seed, skill, n_passages) for skill in SKILLS]
     for number in count():
@@ -47,14 +47,14 @@ def _cases(seed: int, skill: Skill, n_passages: int) -> Iterator[Case]:
 
 def as_lines(questions: Iterable[HeldoutQuestion]) -> bytes:
     """Return questions as JSON Lines."""
-    lines = (json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in questions)
+    lines = (json.dumps(asdict(question), ensure_ascii=False) + "\n" for question in questions)
     return "".join(lines).encode()
 
 
 def main() -> None:
-    """Write the file."""
+    """Write the file of held-out questions."""
     packed = io.BytesIO()
-    with gzip.GzipFile("", "wb", 9, packed, mtime=0) as file:  # no name and no time: same bytes
+    with gzip.GzipFile("", "wb", 9, packed, mtime=0) as file:  # no name or time, for equal bytes
         file.write(as_lines(islice(draw_questions(), QUESTIONS)))
     HELDOUT.write_bytes(packed.getvalue())
 

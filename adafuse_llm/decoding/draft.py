@@ -1,21 +1,21 @@
 """Lossless drafting: nodes that are evaluated before the algorithm needs them.
 
 A draft is a set of nodes that a pass evaluates in addition, because the algorithm will probably
-need them. If it does, they cost no pass of their own. If not, a few tokens were processed for
-nothing. No result depends on them. These are drafted, in passes that are made anyway:
+need them. If it does, they cost no pass of their own. If not, the pass processed a few tokens too
+many. No result depends on drafts. Passes that the algorithm makes in any case carry these drafts:
 
-* spans that other members proposed in this round, which have to be scored in any case; if the
-  member would have said the same, its own proposal needs no further pass;
-* what follows a candidate that is likely to win: the words that its proposer already knows, and
-  the tokens that the member itself would begin the next round with;
-* what followed where the last few tokens occurred before (`Lookup`): answers quote.
+* Spans that other members proposed in this round. The member must score them in any case. If it
+  would propose the same span, its own proposal needs no further pass.
+* Nodes after a candidate that is likely to win: the words that its proposer already knows, and the
+  tokens with which the member would begin the next round.
+* Tokens that followed an earlier occurrence of the last few tokens (`Lookup`). Answers often quote.
 
-Losers that extend the winner need no draft, as they stay in the trees. While rounds are unanimous,
-the lead, the member that proposes first, runs ahead and the others check several rounds at once.
+A losing candidate that extends the winner needs no draft, because its nodes stay in the tree. The
+lead is the member that proposes first. While rounds are unanimous, the lead runs ahead, and the
+other members check several rounds in one pass.
 
-Nothing is kept of a draft itself. How likely a source is to be right is measured on what the rounds
-commit, whether it was drafted or not, so that a source which does not pay is left alone, and comes
-back once it would.
+The odds of a source of drafts are measured on the committed tokens, whether they were drafted or
+not. A source that is often wrong is therefore not used, and is used again once it would be right.
 """
 
 from __future__ import annotations
@@ -41,33 +41,33 @@ from adafuse_llm.text.words import added
 from adafuse_llm.tree import Node
 
 WIN_ODDS = 0.4
-"""Lowest odds of winning at which a candidate's last token is evaluated before it has won."""
+"""Lowest odds of winning at which the last token of a candidate is evaluated before it wins."""
 
 RUN_AHEAD_ODDS = 0.6
-"""Lowest odds of agreement at which the lead runs ahead. Unused tokens cost whole passes."""
+"""Lowest odds of agreement at which the lead runs ahead. Each unused token costs a pass."""
 
 MIN_RESPONSE_TOKENS = 4
-"""Minimum number of response tokens that the bound on drafts is computed with."""
+"""Smallest number of response tokens that the limit on drafted tokens is computed from."""
 
 
 class Drafting(Protocol):
-    """Decides in which order members propose, and what their passes evaluate in addition."""
+    """Interface that orders the members' proposals and chooses the drafts of their passes."""
 
     def propose(self, config: AdaFuseConfig, *, first_word: bool) -> Steps[list[Proposal]]:
-        """Proposals of a round, in member order."""
+        """Return the proposals of a round, in member order."""
         ...
 
     def likely(self, candidate: PoolCandidate) -> bool:
-        """Whether a candidate of the complete pool may well win."""
+        """Return whether a candidate of the complete pool is likely to win."""
         ...
 
     def observe(self, winner: PoolCandidate) -> None:
-        """The round's winner is committed."""
+        """Learn from the winner of a round, which is already committed."""
         ...
 
 
 class NoDrafts(Drafting):
-    """Every member proposes on its own, all side by side."""
+    """Drafting that adds nothing. All members propose at the same time."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         self._members = tuple(members)
@@ -86,14 +86,16 @@ class NoDrafts(Drafting):
 
 
 class Drafts:
-    """What a request drafts. Members that share a device propose one after another, so that each
-    checks what those before it said; devices work side by side. In a crowd all members propose
-    side by side: what many requests ask of a member at the same time goes into one pass, which
+    """Drafting of one request.
+
+    Members on the same device propose one after another, and each checks the proposals before its
+    own. Members on different devices propose at the same time. While many requests are decoded, all
+    members propose at the same time. A member then answers several requests in one pass, which
     saves more.
 
     Args:
-        members: the request's members; their passes take drafts along from now on.
-        crowded: whether many requests are being decoded.
+        members: the request's members. Their passes carry drafts from now on.
+        crowded: returns whether many requests are being decoded.
     """
 
     def __init__(
@@ -115,7 +117,10 @@ class Drafts:
         self._start(first_word=True, branches=1, threshold=1.0)
 
     def propose(self, config: AdaFuseConfig, *, first_word: bool) -> Steps[list[Proposal]]:
-        """Proposals of a round, in member order; the lead's come first, within a device."""
+        """Return the proposals of a round, in member order.
+
+        The lead of each device proposes first.
+        """
         self._start(
             first_word=first_word,
             branches=config.branching_factor,
@@ -137,19 +142,21 @@ class Drafts:
         self._branches, self._threshold = branches, threshold
 
     def _in_turn(self, order: Sequence[Member], config: AdaFuseConfig) -> Steps[None]:
-        """Members propose one after another; the first runs ahead for the others."""
+        """Have members propose one after another. The first one may run ahead."""
         for member in order:
             passes = member.passes
             self._proposals[member] = yield from propose(member, config)
             self._likeliest[member] = self._pool.add(member, self._proposals[member])
             end = self._proposals[member].spans[0].node
             self._sizes[member] = end.length - member.tree.root.length
-            self._seen += [(self._odds(each), each) for each in self._pool.candidates]
+            self._seen += [
+                (self._odds(candidate), candidate) for candidate in self._pool.candidates
+            ]
             if len(order) > 1 and member is order[0] and member.passes > passes:
                 yield from self._run_ahead(member, config)
 
     def _run_ahead(self, lead: Member, config: AdaFuseConfig) -> Steps[None]:
-        """Go on beyond the likeliest span for as long as all are likely to agree."""
+        """Continue after the lead's likeliest span while all members are likely to agree."""
         span, size = self._proposals[lead].spans[0], self._sizes[lead]
         rounds = 0 if span.stops else self._unanimous.length(threshold=RUN_AHEAD_ODDS)
         left = config.max_new_tokens - lead.response_tokens - size
@@ -162,22 +169,22 @@ class Drafts:
                 return
 
     def likely(self, candidate: PoolCandidate) -> bool:
-        """Whether a candidate is likely to win, given who has proposed it so far."""
+        """Return whether a candidate is likely to win, given its proposers so far."""
         return self._odds(self._pool.find(candidate)).value >= WIN_ODDS
 
     def observe(self, winner: PoolCandidate) -> None:
-        """Learn from a round. Its winner is committed."""
+        """Learn from the winner of a round, which is already committed."""
         won = self._pool.find(winner)
-        self._unanimous.learn(all(each is won for each in self._likeliest.values()))
+        self._unanimous.learn(all(candidate is won for candidate in self._likeliest.values()))
         for odds, candidate in self._seen:
             odds.learn(candidate is won)
         for lead in self._leads:
             lead.learn(self._likeliest, self._sizes)
 
     def _odds(self, candidate: PoolCandidate) -> Odds:
-        """Return the odds that a candidate wins, given who has proposed it so far."""
+        """Return the odds that a candidate wins, given its proposers so far."""
         proposed, agreed = len(self._proposals), len(candidate.proposers)
-        likeliest = any(each is candidate for each in self._likeliest.values())
+        likeliest = any(other is candidate for other in self._likeliest.values())
         prior = agreed / len(self._members) if likeliest else 0.0
         return self._wins.setdefault((proposed, agreed, likeliest), Odds(prior))
 
@@ -189,7 +196,7 @@ class Drafts:
             return ()
         if root.next is None and not member.passes:
             return self._after_prompt(member, limit)
-        found = dict.fromkeys(wanted)
+        nodes = dict.fromkeys(wanted)
         may_waste = self._may_waste(member)
         tips = [(node, 1.0) for node in wanted] if may_waste else []
         self._pool.expect(member)
@@ -197,33 +204,36 @@ class Drafts:
             end = self._pool.place(member, candidate)
             if end is not None:
                 path = member.tree.path(end)
-                found.update(dict.fromkeys(path if self.likely(candidate) else path[:-1]))
+                nodes.update(dict.fromkeys(path if self.likely(candidate) else path[:-1]))
                 if may_waste and not candidate.stops:
                     tips += self._after(member, candidate, end)
         for node, _ in tips:
-            found.update(dict.fromkeys(member.tree.path(node)))
-        inner = {node.parent for node in found}
+            nodes.update(dict.fromkeys(member.tree.path(node)))
+        inner = {node.parent for node in nodes}
         for node, odds in tips:
             if node not in inner and node.length < limit:
-                found.update(dict.fromkeys(self._lookups[member].after(member, node, odds)))
+                nodes.update(dict.fromkeys(self._lookups[member].after(member, node, odds)))
         for node in wanted:
-            del found[node]
-        return [node for node in found if node.next is None and node.length <= limit]
+            del nodes[node]
+        return [node for node in nodes if node.next is None and node.length <= limit]
 
     def _after_prompt(self, member: Member, limit: int) -> list[Node]:
-        """Likeliest spans of those who have proposed, as they wrote them: where the member begins
-        with other whitespace they are in vain, which next to a prompt costs little.
+        """Return the nodes of the likeliest spans that other members have proposed.
+
+        The spans keep their proposers' leading whitespace. If the member begins with other
+        whitespace, the nodes are not needed. They cost little compared with the prompt.
         """
-        found: dict[Node, None] = {}
+        nodes: dict[Node, None] = {}
         for candidate in dict.fromkeys(self._likeliest.values()):
             placed = member.place(candidate.text)
             if placed is not None and placed[0].length <= limit:
-                found.update(dict.fromkeys(member.tree.path(placed[0])))
-        return list(found)
+                nodes.update(dict.fromkeys(member.tree.path(placed[0])))
+        return list(nodes)
 
     def _may_waste(self, member: Member) -> bool:
-        """Whether a member has processed few enough tokens to draft what may be in vain: not more
-        than 2 + B for each that was committed.
+        """Return whether a member may draft nodes that the algorithm possibly never needs.
+
+        It may while it has processed at most 2 + B tokens per committed token.
         """
         processed = member.tokens + member.reused - member.prompt_tokens
         return processed <= (2 + self._branches) * max(member.response_tokens, MIN_RESPONSE_TOKENS)
@@ -231,7 +241,7 @@ class Drafts:
     def _after(
         self, member: Member, candidate: PoolCandidate, end: Node
     ) -> Iterator[tuple[Node, float]]:
-        """Nodes after a candidate that may win, with the odds that it does."""
+        """Yield nodes after a candidate that may win, with the odds that it wins."""
         odds = self._odds(candidate).value
         if odds < DRAFT_ODDS:
             return
@@ -245,8 +255,9 @@ class Drafts:
         yield from ((node, odds) for node in self._next(member, end))
 
     def _next(self, member: Member, end: Node) -> Iterable[Node]:
-        """The first nodes after `end` that are not evaluated, as a next round would ask for them;
-        `end` itself while it is not.
+        """Return the first unevaluated nodes that a round after `end` would need.
+
+        If `end` is not evaluated, return `end` itself.
         """
         if end.next is None or member.is_full(end):
             return [end]
@@ -264,15 +275,16 @@ class Drafts:
 
 
 def _limit(member: Member, length: int) -> int:
-    """The longest sequence that drafts may reach."""
+    """Return the length in tokens up to which drafts may extend a sequence."""
     backend = member.backend
     limit = backend.draft_limit(length) if isinstance(backend, LimitsDrafting) else sys.maxsize
     return min(limit, member.window or sys.maxsize)
 
 
 def _greedy(member: Member, node: Node) -> Node | None:
-    """The first node on the likeliest path after `node` that is not evaluated; None where the
-    path ends before, or is long enough.
+    """Return the first unevaluated node on the likeliest path after `node`.
+
+    Return None if the path ends before such a node, or has `MAX_DRAFT_TOKENS` tokens.
     """
     start = node.length
     while node.next is not None:
@@ -288,7 +300,7 @@ def _greedy(member: Member, node: Node) -> Node | None:
 
 
 def _known_after(member: Member, end: Node) -> str:
-    """Whole words that `member` would write after `end`, as far as it has been evaluated."""
+    """Return the complete words that `member` writes after `end` on its evaluated greedy path."""
     node = end
     while node.next is not None and (child := node.children.get(node.next.greedy)) is not None:
         node = child

@@ -14,11 +14,12 @@ SWITCH_COST_RATIO = 0.85
 
 
 class Lead:
-    """Who proposes first among members that propose one after another.
+    """Choice of the member that proposes first, among members that propose one after another.
 
-    A round led by l is expected to cost c_l n_l + Σ c_k (1 + (1 - a_kl) n_k) seconds, summed over
-    the others k: c seconds per pass, n tokens of a proposal, a how often two members agree; all
-    measured in this request. Before they are, the first member leads.
+    A round with lead l is expected to take c_l n_l + Σ c_k (1 + (1 - a_kl) n_k) seconds. The sum is
+    over the other members k. c is seconds per pass, n is tokens per proposal, and a is the share of
+    rounds in which two members agree. All three are measured in this request. The first member
+    leads until they are known.
 
     Attributes:
         member: the lead.
@@ -39,7 +40,7 @@ class Lead:
         return [self.member, *(member for member in self._members if member is not self.member)]
 
     def learn(self, likeliest: dict[Member, PoolCandidate], sizes: dict[Member, int]) -> None:
-        """Record what members proposed, and how many tokens each proposal has."""
+        """Record the members' likeliest candidates, and the number of tokens of each proposal."""
         for pair, odds in self._agree.items():
             one, other = pair
             odds.learn(likeliest[one] is likeliest[other])

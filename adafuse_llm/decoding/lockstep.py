@@ -1,4 +1,4 @@
-"""Run computations in lockstep, batching their queries."""
+"""Computations that run in lockstep, with batched queries."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 def in_lockstep(steps: Sequence[Steps[T]]) -> Steps[list[T]]:
-    """Run computations in lockstep, batching the queries that they make at the same time.
+    """Run computations in lockstep, and batch the queries of each step.
 
     Returns:
-        Their results, in order.
+        The results of the computations, in order.
     """
     results: dict[int, T] = {}
     running = dict(enumerate(steps))
@@ -32,12 +32,12 @@ def in_lockstep(steps: Sequence[Steps[T]]) -> Steps[list[T]]:
 
 
 def merge_queries(member: Member, steps: Sequence[Steps[T]]) -> Steps[list[T]]:
-    """Run computations of one member in lockstep, merging their queries into one.
+    """Run computations of one member in lockstep, and merge the queries of each step into one.
 
     Each merged query costs one pass. Nothing is drafted.
 
     Returns:
-        Their results, in order.
+        The results of the computations, in order.
     """
     running = in_lockstep(steps)
     while True:

@@ -1,4 +1,4 @@
-"""Drafts copied from earlier text: answers quote."""
+"""Drafts copied from earlier text, because answers often quote."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from adafuse_llm.decoding.odds import PRIOR_ODDS, Odds
 from adafuse_llm.tree import Node
 
 GRAM_SIZES = (4, 3, 2)
-"""Numbers of last tokens that are looked up. The longest match counts."""
+"""Numbers of last tokens to look up. The longest match is used."""
 
 
 class Lookup:
-    """Where the last few tokens of a member occurred before, and what followed.
+    """Index of a member's committed tokens, which finds what followed the last few tokens before.
 
-    Built when it is first used: about a microsecond per token of the prompt.
+    The first use builds the index. This takes about a microsecond per token of the prompt.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,13 @@ class Lookup:
         self._odds = [Odds(PRIOR_ODDS) for _ in GRAM_SIZES]
 
     def after(self, member: Member, node: Node, odds: float) -> list[Node]:
-        """Return nodes that may follow `node`, which is reached with the given odds."""
+        """Return nodes that may follow `node`.
+
+        Args:
+            member: the member of the index.
+            node: the node to continue.
+            odds: odds that `node` is reached.
+        """
         ids = member.tree.ids
         self._read_on(ids)
         last = [*ids[-GRAM_SIZES[0] :], *member.tree.tokens(node)][-GRAM_SIZES[0] :]

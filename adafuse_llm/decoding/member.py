@@ -1,4 +1,4 @@
-"""One member's side of one request."""
+"""The state of one member in one request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from adafuse_llm.tree import Next, Node, TokenTree
 T = TypeVar("T")
 
 RECENT_WEIGHT = 0.2
-"""Weight of the latest observation in averages that follow the request."""
+"""Weight of the latest observation in a moving average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,10 @@ class MemberQuery:
     """A query to a member.
 
     Attributes:
-        drafts: how many nodes at the end of ``query.evaluate`` are drafts.
-        scored: nodes that only their log-probability is wanted of.
+        member: the member.
+        query: the query to its backend.
+        drafts: number of nodes at the end of ``query.evaluate`` that are drafts.
+        scored: nodes of which only the log-probability is needed.
     """
 
     member: Member
@@ -41,21 +43,25 @@ class MemberQuery:
 
 
 Steps = Generator[tuple[MemberQuery, ...], None, T]
-"""A computation that yields queries to members, and is resumed once the trees hold the results."""
+"""A generator that yields queries to members, and is resumed once the trees hold the results."""
 
 
 class Drafter(Protocol):
-    """Chooses what else a pass evaluates. It changes the cost of a decode, never its result."""
+    """Interface that chooses the drafts of a pass.
+
+    Drafts change the cost of a decode, never its result.
+    """
 
     def extra_nodes(self, member: Member, wanted: Sequence[Node]) -> Sequence[Node]:
-        """Nodes to evaluate in the pass that evaluates `wanted`, parents before children; none
-        that is wanted or has been evaluated.
+        """Return nodes to evaluate in the same pass as `wanted`, parents before children.
+
+        The nodes must not be in `wanted`, and must not be evaluated yet.
         """
         ...
 
 
 class NoDrafter(Drafter):
-    """Adds nothing."""
+    """Drafter that adds no nodes."""
 
     @override
     def extra_nodes(self, member: Member, wanted: Sequence[Node]) -> Sequence[Node]:
@@ -66,20 +72,22 @@ NO_DRAFTER = NoDrafter()
 
 
 class Member:
-    """A token tree, and the text it stands for.
+    """One member in one request: its token tree, the text of its nodes, and its costs.
 
     Args:
-        backend: who answers for the member; only its plain properties are read here.
+        backend: the member's backend. This class reads its properties and makes no passes.
         prompt: the request's prompt in the member's tokens.
-        top: how many of the likeliest tokens the algorithm will look at.
-        weight: w in the fused score.
+        top: number of likeliest next tokens that the strategy needs.
+        weight: the member's weight w in the fused score.
         prompt_text: the prompt as plain text, the same for all members.
 
     Attributes:
-        drafter: chooses what its passes evaluate in addition.
-        passes, tokens: what the request has cost this member so far.
-        reused: tokens of the prompt that cost nothing.
-        pass_seconds: what a pass takes, the prompt's aside; None before there was one.
+        drafter: chooses the nodes that a pass evaluates in addition.
+        passes: forward passes for the request so far.
+        tokens: tokens processed for the request so far.
+        reused: tokens of the prompt that an earlier request had already processed.
+        pass_seconds: average seconds of a pass after the first one, which reads the prompt. None
+            before the second pass.
     """
 
     def __init__(
@@ -110,29 +118,35 @@ class Member:
 
     @property
     def response_tokens(self) -> int:
-        """Committed tokens after the prompt."""
+        """Number of committed tokens after the prompt."""
         return len(self.tree.ids) - self.prompt_tokens
 
     def is_full(self, node: Node) -> bool:
-        """Whether no token fits after `node`."""
+        """Return whether the context window has no room for a token after `node`."""
         return self.window is not None and node.length >= self.window
 
     def text(self, node: Node) -> str:
-        """Text from the root to `node`."""
+        """Return the text of the path from the root to `node`."""
         if node is self.tree.root:
             return ""
         text = self._texts.get(node)
         if text is None:
             tokens = self.tree.tokens(node)
-            with self._named():
+            with self._tokenizer_errors():
                 text = self.codec.decode_continuation(self.tree.ids, tokens)
             self._texts[node] = text
         return text
 
     def place(self, text: str, after: Node | None = None) -> tuple[Node, bool] | None:
-        """The node at the end of `text`, encoded as a continuation of `after` (default: of the
-        committed tokens), and whether it stands for exactly that text; None if it exceeds the
-        window.
+        """Encode `text` as the continuation of `after`, and add its tokens to the tree.
+
+        Args:
+            text: the text.
+            after: the node to continue. Default: the last committed token.
+
+        Returns:
+            The last node of the text, and whether the tokens decode to exactly this text. None if
+            the text does not fit the context window.
         """
         start = after or self.tree.root
         if (start, text) not in self._places:
@@ -142,16 +156,17 @@ class Member:
     def _encode(self, start: Node, text: str) -> tuple[Node, bool] | None:
         before = self.tree.tokens(start)
         context = [*self.tree.ids, *before] if before else self.tree.ids
-        with self._named():
+        with self._tokenizer_errors():
             tokens, exact = self.codec.encode_continuation(context, text)
         if self.window is not None and start.length + len(tokens) > self.window:
             return None
         return self.tree.grow(tokens, start), exact
 
     def evaluate(self, nodes: Iterable[Node], scored: Iterable[Node] = ()) -> Steps[None]:
-        """Have `nodes` evaluated, and these and `scored` ones scored, where that is not known.
+        """Evaluate `nodes`, and get the log-probabilities of `nodes` and `scored`.
 
-        A pass that has to be made carries drafts.
+        Results that the tree already holds are not computed again. A pass that evaluates nodes
+        carries drafts.
         """
         wanted = [node for node in dict.fromkeys(nodes) if node.next is None]
         unknown = [node for node in scored if node.logprob is None]
@@ -163,22 +178,23 @@ class Member:
             yield (MemberQuery(self, self.query((), unknown), 0, tuple(unknown)),)
 
     def widen(self, node: Node, top: int) -> Steps[None]:
-        """Get more of the likeliest tokens after an evaluated node: `top` of them, or all."""
+        """Get the `top` likeliest tokens after an evaluated node, or all if there are fewer."""
         if max(self._top, len(self.next(node).tokens)) < top:
             yield (MemberQuery(self, NodeQuery(self.tree, (node,), (), top)),)
 
     def draft(self, node: Node) -> Steps[None]:
-        """Evaluate a node that is not needed yet. If that fails, it stays unevaluated."""
+        """Evaluate a node that is not needed yet. If the pass fails, the node stays unevaluated."""
         drafts = [node, *self.drafter.extra_nodes(self, [node])]
         yield (MemberQuery(self, self.query(drafts), len(drafts)),)
 
     def stop_drafting(self) -> None:
-        """Evaluate only what is needed from now on."""
+        """Make all further passes without drafts."""
         self.drafter = NO_DRAFTER
 
     def query(self, nodes: Sequence[Node], scored: Sequence[Node] = ()) -> NodeQuery:
-        """The question for everything about `nodes` that is not known, and the scores of `scored`
-        ones.
+        """Return the query that evaluates `nodes` and scores `scored`.
+
+        It also gets the log-probabilities of `nodes` that are not known.
         """
         unknown = dict.fromkeys(
             node for node in (*nodes, *scored) if node.parent is not None and node.logprob is None
@@ -186,12 +202,12 @@ class Member:
         return NodeQuery(self.tree, tuple(nodes), tuple(unknown), self._top)
 
     def learn(self, query: NodeQuery, result: NodeResult, seconds: float = 0.0) -> None:
-        """Write a result into the tree.
+        """Write a result into the tree, and add its cost.
 
         Args:
             query: the query.
-            result: the backend's result for it.
-            seconds: wall-clock seconds that it took.
+            result: the backend's result for the query.
+            seconds: wall-clock seconds that the query took.
 
         Raises:
             FloatingPointError: a log-probability is NaN.
@@ -210,13 +226,13 @@ class Member:
         self.reused += result.reused
 
     def next(self, node: Node) -> Next:
-        """The distribution after an evaluated node."""
-        assert node.next is not None, "asked for before it was evaluated"
+        """Return the next-token distribution after an evaluated node."""
+        assert node.next is not None, "the node is not evaluated"
         return node.next
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
-        """What fails in the tokenizer is this member's failure."""
+    def _tokenizer_errors(self) -> Iterator[None]:
+        """Raise failures of the tokenizer as a `MemberError` of this member."""
         try:
             yield
         except Exception as error:
@@ -224,13 +240,13 @@ class Member:
             raise MemberError(self.name, reason) from error
 
     def commit(self, node: Node) -> None:
-        """Commit the path to `node`."""
+        """Commit the path to `node`, which becomes the root."""
         self.tree.commit(node)
         self._texts.clear()
         self._places.clear()
 
     def prune(self, ends: Iterable[Node]) -> None:
-        """Keep the paths to `ends`, and what is below these."""
+        """Keep only the paths to `ends` and the nodes below `ends`."""
         self.tree.prune(ends)
         alive = set(self.tree.nodes())
         self._texts = {node: text for node, text in self._texts.items() if node in alive}

@@ -1,28 +1,28 @@
-"""How often a source of drafts was right in this request."""
+"""Share of right guesses of a source of drafts, measured in one request."""
 
 from __future__ import annotations
 
 import math
 
 DRAFT_ODDS = 0.5
-"""Lowest odds of being needed at which a token is drafted. They weigh the cost of one more token in
-a pass against the pass that it saves."""
+"""Lowest odds of being needed at which a token is drafted. This value weighs the cost of one more
+token in a pass against the pass that it saves."""
 
 MAX_DRAFT_TOKENS = 16
 """Maximum number of tokens drafted in a row."""
 
 PRIOR_OBSERVATIONS, MAX_OBSERVATIONS = 4, 20
-"""Number of observations that a first guess counts for, and the most that an average reflects."""
+"""Number of observations that the initial value counts as, and the largest number in an average."""
 
 PRIOR_ODDS = 0.5
-"""Odds assumed where nothing is known."""
+"""Initial odds before any observation."""
 
 
 class Odds:
-    """How often something was right: an average that follows the request.
+    """Moving average of how often a guess was right.
 
     Args:
-        value: what is assumed at first; it counts as much as `PRIOR_OBSERVATIONS` observations.
+        value: the initial value, which counts as `PRIOR_OBSERVATIONS` observations.
     """
 
     __slots__ = ("_seen", "value")
@@ -32,16 +32,16 @@ class Odds:
         self._seen = PRIOR_OBSERVATIONS
 
     def learn(self, right: bool) -> None:
-        """Record an observation."""
+        """Record whether a guess was right."""
         self._seen = min(self._seen + 1, MAX_OBSERVATIONS)
         self.value += (right - self.value) / self._seen
 
     def length(self, first: float = 1.0, threshold: float = DRAFT_ODDS) -> int:
-        """Return how many in a row are all right with odds of at least `threshold`.
+        """Return how many guesses in a row are all right with odds of at least `threshold`.
 
         Args:
-            first: odds of what the first depends on.
-            threshold: the lowest odds that count.
+            first: odds of the event that the first guess depends on.
+            threshold: lowest odds for the whole row.
         """
         if first * self.value < threshold:
             return 0

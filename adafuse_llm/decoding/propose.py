@@ -1,4 +1,4 @@
-"""What a member proposes in a round (§3.2, §3.3)."""
+"""The proposal of a member in a round (§3.2, §3.3)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from adafuse_llm.tree import Node
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A path from the root of its member's tree; empty for the stop word alone.
+    """A path in a member's tree that a member proposes.
 
     Attributes:
-        node: its last token (the root if the span has none).
-        stops: whether the response ends after it.
+        node: the last node. A span that only ends the response has no tokens, and this is then the
+            node before it.
+        stops: whether the response ends after the span.
     """
 
     node: Node
@@ -26,18 +27,22 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Spans of one member in branch order, and its margins at the start of each word."""
+    """The spans of one member in branch order, and its margin Δ at the start of each word."""
 
     spans: tuple[Span, ...]
     margins: tuple[float, ...]
 
 
 def propose(member: Member, config: AdaFuseConfig, start: Node | None = None) -> Steps[Proposal]:
-    """Up to M words while confident; at the first unsure word, B alternatives for it. They follow
-    `start` (default: the committed tokens).
+    """Propose up to M words, and end with B alternatives for the first word that is not confident.
 
-    Confident means Δ >= τ at the start of the word (equation 1). Branches start with the B
-    likeliest tokens (equation 2) and are finished greedily (equation 3).
+    The member is confident of a word if Δ >= τ at the start of the word (equation 1). The
+    alternatives start with the B likeliest tokens (equation 2) and grow greedily (equation 3).
+
+    Args:
+        member: the member.
+        config: options.
+        start: the node to continue. Default: the last committed token.
     """
     end = start or member.tree.root
     margins: list[float] = []
@@ -56,7 +61,7 @@ def propose(member: Member, config: AdaFuseConfig, start: Node | None = None) ->
 
 
 def branch(member: Member, start: Node, branches: int, config: AdaFuseConfig) -> Steps[list[Span]]:
-    """The span up to `start`, continued by one word per likeliest token."""
+    """Return spans that continue `start` by one word, one span per likeliest next token."""
     tokens = member.next(start).tokens[:branches]
     first = {
         token: member.tree.child(start, token) for token in tokens if token not in member.end_ids
@@ -72,7 +77,7 @@ def branch(member: Member, start: Node, branches: int, config: AdaFuseConfig) ->
 def _finish_words(
     member: Member, start: Node, firsts: Sequence[Node], config: AdaFuseConfig
 ) -> Steps[list[Node]]:
-    """Grow one word from each first token, all in the same passes; returns their last nodes."""
+    """Grow one word from each first token, in shared passes, and return the last nodes."""
     ends = list(firsts)
     growing = list(range(len(ends)))
     while growing := [i for i in growing if not _is_closed(member, start, ends[i], config)]:
@@ -87,14 +92,14 @@ def _finish_words(
 
 
 def _is_closed(member: Member, start: Node, end: Node, config: AdaFuseConfig) -> bool:
-    """Whether the word between two nodes is complete, or has no room to grow."""
+    """Return whether the word between two nodes is complete, or has no room to grow."""
     word = words.added(member.text(start), member.text(end))
     size = end.length - start.length
     return words.is_closed(word, size, config.max_word_tokens) or member.is_full(end)
 
 
 def _ends_before(member: Member, start: Node, end: Node, token: int) -> bool:
-    """Whether the word between two nodes is complete because `token` would follow."""
+    """Return whether the word between two nodes is complete because `token` would follow."""
     if token in member.end_ids:
         return True
     before = member.text(start)

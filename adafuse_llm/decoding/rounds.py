@@ -1,4 +1,4 @@
-"""Algorithm 1: a round, and rounds until the response ends."""
+"""Algorithm 1: one round, and the loop of rounds until the response ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,14 @@ from adafuse_llm.text.stops import Transcript
 
 @dataclass(frozen=True, slots=True)
 class RoundOutcome:
-    """What a round decided: the pool as scored, and its winner, already committed."""
+    """The outcome of a round.
+
+    Attributes:
+        pool: the candidates of the round.
+        scored: the same candidates with their scores, in the same order.
+        winner: index of the winner, which is already committed.
+        margins: margins of each member, by its name.
+    """
 
     pool: tuple[PoolCandidate, ...]
     scored: tuple[results.Candidate, ...]
@@ -38,16 +45,16 @@ class RoundOutcome:
 
 
 PlayRound = Callable[[bool], Steps[RoundOutcome]]
-"""Plays one round, given whether the response is still empty. What a request learns from round to
-round lives in the play."""
+"""A function that plays one round of one request. Its argument is whether the response is still
+empty. The function holds the state that a request keeps between rounds."""
 
 
 Scorer = Callable[[PoolCandidate, Sequence[Member]], results.Candidate]
-"""Tells a candidate's score from what the members make of it."""
+"""A function that scores a candidate that the members have read."""
 
 
 def score(candidate: PoolCandidate, members: Sequence[Member]) -> results.Candidate:
-    """A candidate with every member's NLL and the fused score."""
+    """Return a candidate with every member's NLL and the fused score."""
     nll = [candidate.nll(member) for member in members]
     return to_result(candidate, members, nll, fuse(nll, [member.weight for member in members]))
 
@@ -59,7 +66,7 @@ def play_round(
     first_word: bool,
     scorer: Scorer = score,
 ) -> Steps[RoundOutcome]:
-    """One round of Algorithm 1: propose, pool, score, choose, commit.
+    """Play one round of Algorithm 1: propose, pool, score, choose, commit.
 
     Raises:
         DecodingError: no member can score any candidate.
@@ -81,7 +88,7 @@ def commit_best(
     scored: Sequence[results.Candidate],
     margins: dict[str, tuple[float, ...]],
 ) -> RoundOutcome:
-    """Choose a winner and commit it to every member.
+    """Choose the candidate of the lowest score and commit it to every member.
 
     Raises:
         DecodingError: no candidate has a score.
@@ -99,14 +106,14 @@ def decode(
     transcript: Transcript,
     rounds: list[Round],
 ) -> Generator[tuple[MemberQuery, ...] | StreamEvent, None, None]:
-    """Rounds until the response ends; one event per committed span.
+    """Play rounds until the response ends, and yield one event per committed span.
 
     Args:
-        members: every member with its prompt.
+        members: all members, each with its prompt.
         config: options.
-        play: plays a round.
-        transcript: the response, empty at first; grows with every round.
-        rounds: empty at first; grows with every round.
+        play: the function that plays a round.
+        transcript: an empty transcript. Every round adds to it.
+        rounds: an empty list. Every round appends to it.
     """
     for index in count():
         started = time.perf_counter()
@@ -127,7 +134,7 @@ def decode(
         finish = _finish(winner, members, config, transcript)
         if finish is not None:
             shown += transcript.flush()
-            generation = summarise(members, transcript, rounds, finish)
+            generation = summarize(members, transcript, rounds, finish)
             yield StreamEvent(text=shown, round=rounds[-1], generation=generation)
             return
         yield StreamEvent(text=shown, round=rounds[-1])
@@ -136,12 +143,12 @@ def decode(
 def score_texts(
     members: Sequence[Member], texts: Sequence[str], *, stops: bool
 ) -> Generator[tuple[MemberQuery, ...] | Scores, None, None]:
-    """What the members make of given texts after their prompts, one pass each; ends with it.
+    """Score given texts as responses, with one pass per member. Yield the scores last.
 
     Args:
-        members: every member with its prompt.
-        texts: each scored by itself.
-        stops: whether the response is to end after each.
+        members: all members, each with its prompt.
+        texts: the texts. Each one is scored as a response of its own.
+        stops: whether each score includes the end of the response after the text.
     """
     pool = Pool(first_word=False)
     pool.candidates = [PoolCandidate(text, stops) for text in texts]
@@ -150,15 +157,15 @@ def score_texts(
     scored = []
     for candidate in pool.candidates:
         terms = {member.name: candidate.terms(member) for member in members}
-        found = score(candidate, members)
-        sums = [found.nll.get(name, inf) * max(1, count) for name, count in terms.items()]
+        result = score(candidate, members)
+        sums = [result.nll.get(name, inf) * max(1, count) for name, count in terms.items()]
         total = fuse(sums, weights)
         scored.append(
             ScoredText(
                 text=candidate.text,
-                nll=found.nll,
-                tokens={name: terms[name] for name in found.nll},
-                score=found.score,
+                nll=result.nll,
+                tokens={name: terms[name] for name in result.nll},
+                score=result.score,
                 loglikelihood=None if total is None else 0.0 - total,
             )
         )
@@ -171,7 +178,7 @@ def to_result(
     nll: Sequence[float],
     score: float | None,
 ) -> results.Candidate:
-    """A candidate as results show it: members whose number is not finite are left out."""
+    """Return a candidate as a result model, without the NLL of members for which it is infinite."""
     return results.Candidate(
         text=candidate.text,
         stops=candidate.stops,
@@ -182,7 +189,7 @@ def to_result(
 
 
 def best_candidate(scored: Sequence[results.Candidate]) -> int:
-    """Index of the lowest fused score; of equal ones the earlier.
+    """Return the index of the candidate with the lowest score. The earlier of equal ones wins.
 
     Raises:
         DecodingError: no candidate has a score.
@@ -190,20 +197,20 @@ def best_candidate(scored: Sequence[results.Candidate]) -> int:
     scores = [(c.score, index) for index, c in enumerate(scored) if c.score is not None]
     if not scores:
         raise DecodingError(
-            "no member could score any of the round's candidates "
+            "no member with a weight can score any candidate of the round "
             f"({', '.join(repr(c.text) for c in scored)}): every log-likelihood is infinite. "
-            "Check the members' logits, or give weight to the members that can score."
+            "Check the members' logits, or give weight to members that can score."
         )
     return min(scores)[1]
 
 
-def summarise(
+def summarize(
     members: Sequence[Member],
     transcript: Transcript,
     rounds: Sequence[Round],
     finish: FinishReason,
 ) -> Generation:
-    """The result of the rounds played so far."""
+    """Return the result of the rounds so far."""
     return Generation(
         text=transcript.text,
         rounds=tuple(rounds),
@@ -213,7 +220,7 @@ def summarise(
 
 
 def usage(members: Sequence[Member]) -> Usage:
-    """What the members have spent so far."""
+    """Return the members' token and pass counts so far."""
     return Usage(
         prompt_tokens={member.name: member.prompt_tokens for member in members},
         completion_tokens={member.name: member.response_tokens for member in members},
@@ -226,16 +233,16 @@ def usage(members: Sequence[Member]) -> Usage:
 def cancelled(
     members: Sequence[Member], transcript: Transcript, rounds: Sequence[Round]
 ) -> StreamEvent:
-    """The event that closes a decode before its end."""
+    """Return the last event of a cancelled decode."""
     shown = transcript.flush()
-    generation = summarise(members, transcript, rounds, "cancelled")
+    generation = summarize(members, transcript, rounds, "cancelled")
     return StreamEvent(text=shown, round=None, generation=generation)
 
 
 def _finish(
     winner: PoolCandidate, members: Sequence[Member], config: AdaFuseConfig, transcript: Transcript
 ) -> FinishReason | None:
-    """Why the response ends after this commit, if it does."""
+    """Return why the response ends after this commit, or None if it goes on."""
     if transcript.stopped:
         return "stop_sequence"
     if winner.stops:

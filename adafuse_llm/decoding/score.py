@@ -1,4 +1,4 @@
-"""The pool of a round, and what each member makes of it (§3.4)."""
+"""The pool of a round, and each member's score of its candidates (§3.4)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from adafuse_llm.tree import Node
 
 
 class PoolCandidate:
-    """A span of the pool, with its tokens at each member that has placed it.
+    """A candidate of the pool, with its nodes in each member's tree.
 
     Attributes:
-        text: as its first proposer wrote it.
-        stops: whether the response ends after it.
-        proposers: who proposed it, in member order.
-        ends: its last node by member; absent where it does not fit the member's window.
-        exact: members whose tokens decode to exactly the text. Others cannot score it.
-        starts: the node that it follows, by member; absent for the root.
+        text: the text, as its first proposer wrote it.
+        stops: whether the response ends after the text.
+        proposers: the members that proposed it, in member order.
+        ends: its last node, by member. Missing for a member that has not placed the text, or whose
+            window has no room for it.
+        exact: members whose tokens decode to exactly the text. Other members cannot score it.
+        starts: the node before it, by member. A missing member starts at the root.
     """
 
     def __init__(self, text: str, stops: bool, starts: Mapping[Member, Node] | None = None) -> None:
@@ -32,20 +33,22 @@ class PoolCandidate:
         self.exact: set[Member] = set()
 
     def terms(self, member: Member) -> int:
-        """How many log-probabilities the mean of `nll` is over; 0 if there are none."""
+        """Return the number of log-probabilities in the mean `nll`, or 0 without a mean."""
         if member not in self.exact:
             return 0
         return len(self.path(member)) + self.stops
 
     def path(self, member: Member) -> list[Node]:
-        """The nodes of the span at a member that has placed it."""
+        """Return the candidate's nodes in the tree of a member in `ends`."""
         root = member.tree.root
         before = self.starts.get(member, root).length - root.length
         return member.tree.path(self.ends[member])[before:]
 
     def nll(self, member: Member) -> float:
-        """Mean negative log-likelihood per token in nats (equation 5); a stop adds the term
-        -log of the end-of-sequence mass. Infinite if the member cannot score the span.
+        """Return the mean negative log-likelihood per token in nats (equation 5).
+
+        A candidate that stops has one more term, -log of the summed probability of the
+        end-of-sequence tokens. The mean is infinite if the member cannot score the candidate.
         """
         if member not in self.exact:
             return math.inf
@@ -53,7 +56,7 @@ class PoolCandidate:
         if self.stops:
             terms.append(member.next(self.ends[member]).end_logprob)
         known = [term for term in terms if term is not None]
-        assert len(known) == len(terms), "scored before it was evaluated"
+        assert len(known) == len(terms), "the candidate is not evaluated"
         return 0.0 - math.fsum(known) / len(known) if known else math.inf
 
 
@@ -61,21 +64,24 @@ class Pool:
     """The union of the members' proposals, in member order, then branch order.
 
     Args:
-        first_word: whether the response is still empty. Leading whitespace then does not tell
-            candidates apart, and every member is fed the leading whitespace that it wrote itself.
-        starts: the node that spans follow, by member; absent for the root.
+        first_word: whether the response is still empty. Texts that differ only in leading
+            whitespace are then one candidate, and each member reads a candidate with the leading
+            whitespace of its own proposal.
+        starts: the node before all spans, by member. A missing member starts at the root.
     """
 
     def __init__(self, *, first_word: bool, starts: Mapping[Member, Node] | None = None) -> None:
         self.candidates: list[PoolCandidate] = []
         self._starts = starts or {}
         self._first_word = first_word
-        self._found: dict[tuple[str, bool], PoolCandidate] = {}
+        self._by_key: dict[tuple[str, bool], PoolCandidate] = {}
         self._leading: dict[Member, str] = {}
 
     def add(self, member: Member, proposal: Proposal) -> PoolCandidate:
-        """Take in a member's spans; returns the candidate that its likeliest one belongs to. Of
-        two spans of one member with the same text, the tokens of the earlier, likelier one count.
+        """Add the spans of a member, and return the candidate of its likeliest span.
+
+        If two spans of a member have the same text, the tokens of the earlier, likelier one are
+        used.
         """
         before = member.text(self._start(member))
         texts = [added(before, member.text(span.node)) for span in proposal.spans]
@@ -87,25 +93,25 @@ class Pool:
                 candidate.proposers.append(member)
                 candidate.ends[member] = span.node
                 candidate.exact.add(member)
-        return self._found[self._key(texts[0], proposal.spans[0].stops)]
+        return self._by_key[self._key(texts[0], proposal.spans[0].stops)]
 
     def suggest(self, text: str, *, stops: bool = False) -> PoolCandidate:
-        """The candidate of a text, which nobody needs to have proposed."""
+        """Return the candidate of a text. Add the candidate if the pool does not have it."""
         key = self._key(text, stops)
-        if key not in self._found:
-            self._found[key] = PoolCandidate(text, stops, self._starts)
-            self.candidates.append(self._found[key])
-        return self._found[key]
+        if key not in self._by_key:
+            self._by_key[key] = PoolCandidate(text, stops, self._starts)
+            self.candidates.append(self._by_key[key])
+        return self._by_key[key]
 
     def find(self, candidate: PoolCandidate) -> PoolCandidate:
-        """This pool's candidate for one of another pool that took in the same spans."""
-        return self._found[self._key(candidate.text, candidate.stops)]
+        """Return this pool's candidate that equals a candidate of another pool."""
+        return self._by_key[self._key(candidate.text, candidate.stops)]
 
     def read(self, member: Member, likely: Callable[[PoolCandidate], bool]) -> Steps[None]:
-        """Have a member score every candidate of the pool, in one pass.
+        """Score every candidate of the pool with a member, in one pass.
 
-        What follows a candidate is evaluated, too, where that is `likely` to win: the next round
-        begins there.
+        The pass also evaluates the last node of each candidate that is `likely` to win, because the
+        next round begins after the winner.
         """
         nodes: list[Node] = []
         ends: list[Node] = []
@@ -119,15 +125,13 @@ class Pool:
         yield from member.evaluate(nodes, ends)
 
     def place(self, member: Member, candidate: PoolCandidate) -> Node | None:
-        """A candidate's last node at a member; None if the member cannot score it."""
+        """Return a candidate's last node at a member, or None if the member cannot score it."""
         if member not in candidate.ends:
             self._place(member, candidate)
         return candidate.ends[member] if member in candidate.exact else None
 
     def expect(self, member: Member) -> None:
-        """Take it that a member's spans will begin with the whitespace that its likeliest first
-        token begins with.
-        """
+        """Assume that a member's spans begin with the whitespace of its likeliest first token."""
         root = member.tree.root
         if not self._first_word or member in self._leading or root.next is None:
             return
@@ -153,8 +157,9 @@ class Pool:
 
 
 def fuse(nll: Sequence[float], weights: Sequence[float]) -> float | None:
-    """Fused score F (equation 6): weighted mean over the members whose NLL is finite; None if
-    none of them has weight.
+    """Return the fused score F (equation 6): the weighted mean of the finite NLLs.
+
+    Return None if no member with a finite NLL has a weight.
     """
     scored = [(w, value) for w, value in zip(weights, nll, strict=True) if math.isfinite(value)]
     total = math.fsum(w for w, _ in scored)

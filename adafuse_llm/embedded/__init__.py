@@ -1,11 +1,11 @@
-"""Three small language models trained by this project, and documents and questions for them.
+"""Three small language models of this project, with documents and questions for them.
 
-They are for demos, tests and cookbooks. ``MODEL_CARD.md`` describes their skills and limits.
+They serve for experiments, tests and cookbooks. ``MODEL_CARD.md`` describes what they can do.
 
-    member_paths()        folders of the three members, in the standard Hugging Face format
+    member_paths()        folders of the three members, in standard Hugging Face format
     handbook_path()       folder of Markdown documents about a generated town
     handbook_questions()  questions about the handbook, with their answers
-    heldout_questions()   questions of six skills that are not in the training data, with passages
+    heldout_questions()   questions of six skills, with passages, that are not in the training data
     final_answer(text)    the answer in a member's reply
 
 Importing this package loads neither torch nor transformers.
@@ -35,14 +35,14 @@ __all__ = [
 _HERE: Final = Path(__file__).parent
 MEMBERS: Final = ("wren", "heron", "finch")
 HELDOUT: Final = _HERE / "heldout.jsonl.gz"
-"""File that ``python -m training.freeze`` writes in a clone."""
+"""File of the held-out questions. ``python -m training.freeze`` writes it in a clone."""
 
 
 @dataclass(frozen=True)
 class HandbookQuestion:
     """A question about the handbook.
 
-    ``source`` is the document that has the answer, or None if no document has it.
+    ``source`` is the document with the answer, or None if no document has it.
     """
 
     question: str
@@ -53,10 +53,10 @@ class HandbookQuestion:
 
 @dataclass(frozen=True)
 class HeldoutQuestion:
-    """A question that the members were not trained on.
+    """A question that is not in the members' training data.
 
-    One of the ``passages`` has the answer, and the others do not. A question that needs no passage,
-    such as one in arithmetic, has none.
+    One of ``passages`` has the answer, and the others do not. A question that needs no passages, as
+    in arithmetic, has none.
     """
 
     question: str
@@ -84,10 +84,10 @@ def handbook_questions() -> tuple[HandbookQuestion, ...]:
 def heldout_questions(limit: int | None = None) -> tuple[HeldoutQuestion, ...]:
     """Return the held-out questions, one of each skill in turn.
 
-    None of their made-up words, numbers and problems occurred in the members' training.
+    Their names, values and problems do not occur in the members' training data.
 
     Args:
-        limit: number of questions to return, from the first. None returns all.
+        limit: number of questions, from the first. None for all.
 
     Raises:
         InvalidInputError: `limit` is not positive, or higher than the number of questions.
@@ -110,6 +110,6 @@ def _heldout(
 def final_answer(text: str) -> str:
     """Return the answer in a reply: the text after ``The answer is``, or the whole reply.
 
-    Spaces around the answer and a final period are dropped.
+    Surrounding whitespace and one final period are removed.
     """
     return text.rsplit("The answer is", 1)[-1].strip().removesuffix(".").strip()

@@ -1,12 +1,13 @@
-"""The benchmarks: how a question is put, how the answer is read, which metrics count.
+"""The benchmark tasks: their prompts, the extraction of answers, and their metrics.
 
     nq, squad, triviaqa   questions with short answers; strict exact match
     gsm8k                 word problems, step by step; the final number
     flores_en_de, _de_en  translation; spBLEU and chrF
-    embedded              held-out questions about the embedded members' own world
+    embedded              held-out questions about the world of the embedded members
 
-All but the last read JSON Lines with ``question`` and ``answer`` (a text, or a list of accepted
-ones) and take a header, a text with instructions and examples that comes before every question.
+All tasks but the last read JSON Lines with ``question`` and ``answer``, which is a text or a list
+of accepted texts. They take a header, which is a text with instructions and examples before every
+question.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from adafuse_llm.strategies.vote import MajorityVote, plain
 __all__ = ["Question", "Task", "embedded_questions", "load_task"]
 
 EMBEDDED_QUESTIONS = 300
-"""How many are used where no limit is given: 50 of each skill."""
+"""Default number of embedded questions, 50 of each skill."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,9 @@ class Question:
     Attributes:
         number: line in its file, or place in the series, from 1.
         text: the question.
-        accepted: at least one.
-        group: what it belongs to, such as a skill; None where a task has no groups.
-        passages: what it is asked about (`embedded`).
+        accepted: accepted answers, at least one.
+        group: group of the question, such as a skill. None if the task has no groups.
+        passages: passages in the prompt, for ``embedded`` only.
     """
 
     number: int
@@ -51,24 +52,29 @@ class Question:
 
     @classmethod
     def from_heldout(cls, number: int, question: HeldoutQuestion) -> Question:
-        """A question for the embedded members, with its place in the series."""
+        """Convert a held-out question of the embedded members.
+
+        Args:
+            number: its place in the series, from 1.
+            question: the held-out question.
+        """
         accepted = (question.answer,)
         return cls(number, question.question, accepted, question.skill, question.passages)
 
 
 @dataclass(frozen=True)
 class Task:
-    """A benchmark.
+    """A benchmark task.
 
     Attributes:
-        name: as in `TASKS`.
-        about: in a line.
-        metrics: names of its metrics, the main one first.
-        options: of `AdaFuseConfig`, where the caller says nothing else.
-        read: the answer proper, from what was written.
-        header: comes before every question where the user gives none.
-        form: how a question is put, with ``{question}``, where the header has no examples.
-        reads_file: whether its questions come from a file.
+        name: name in `TASKS`.
+        about: description in one line.
+        metrics: names of the metrics, the main one first.
+        options: default options of `AdaFuseConfig`.
+        read: extracts the answer from the text of a response.
+        header: default text before every question.
+        form: template of a question, with ``{question}``, for a header without examples.
+        reads_file: whether the questions come from a file.
     """
 
     name: str
@@ -81,23 +87,24 @@ class Task:
     reads_file: bool = field(default=True)
 
     def questions(self, data: bytes | None = None, limit: int | None = None) -> list[Question]:
-        """The first questions, `limit` at most.
+        """Return the first questions of the task.
 
         Args:
-            data: JSON Lines; None for a task that comes with its questions.
-            limit: how many; None for all (`embedded`: `EMBEDDED_QUESTIONS`).
+            data: JSON Lines. None for a task that does not read a file.
+            limit: largest number of questions. None for all, or for `EMBEDDED_QUESTIONS` of
+                ``embedded``.
 
         Raises:
-            InvalidInputError: the data are missing, not wanted, or malformed; or the task comes
-                with fewer questions than `limit`.
+            InvalidInputError: the data are missing, not allowed or malformed, or ``embedded`` has
+                fewer questions than `limit`.
         """
         if not self.reads_file:
             if data is not None:
-                raise InvalidInputError(f"task {self.name!r} makes its own questions: no --data")
+                raise InvalidInputError(f"task {self.name!r} has its own questions: omit --data")
             return embedded_questions(EMBEDDED_QUESTIONS if limit is None else limit)
         if data is None:
             raise InvalidInputError(
-                f"task {self.name!r} needs --data: a file of JSON lines with question and answer"
+                f"task {self.name!r} needs --data: a JSON Lines file with question and answer"
             )
         lines = read_lines(data)[:limit]
         questions = []
@@ -119,20 +126,20 @@ class Task:
         return None
 
     def header_and_form(self, header: str | None, template: str | None = None) -> tuple[str, str]:
-        """What comes before every question, and how it is put.
+        """Return the text before every question, and the template of a question.
 
         Args:
-            header: the user's text; None for the task's own.
-            template: with ``{question}``; None for the form of the header's examples, or else
-                the task's.
+            header: the text before every question. None for the task's own.
+            template: the template, with ``{question}``. None for the form of the header's examples,
+                or for the task's form if there are no examples.
 
         Raises:
-            InvalidInputError: the task takes no header, or the template has no place for the
-                question.
+            InvalidInputError: the task takes no header and no template, or the template lacks
+                ``{question}``.
         """
         if not self.reads_file and (header is not None or template is not None):
             raise InvalidInputError(
-                f"task {self.name!r} has prompts of its own: no --prompts and no --template"
+                f"task {self.name!r} has its own prompts: omit --prompts and --template"
             )
         header = self.header if header is None else header
         form = question_form(header, self.form) if template is None else template
@@ -141,16 +148,17 @@ class Task:
         return (f"{header.rstrip()}\n\n" if header.strip() else ""), form
 
     def same(self, text: str) -> str:
-        """What texts have in common that give the same answer: what is read off them, without case
-        and punctuation, or as a number where a number is asked for; of a text that gives none, all
-        its words.
+        """Return the key of a text, which is equal for texts that give the same answer.
+
+        The key is the answer without case and punctuation, or its number if the task has numeric
+        answers. If the text has no answer, the key is all its words.
         """
         answer = self.read(text)
-        found = final_number(answer) if "number" in self.metrics else None
-        return plain(answer) or plain(text) if found is None else str(found.normalize())
+        number = final_number(answer) if "number" in self.metrics else None
+        return plain(answer) or plain(text) if number is None else str(number.normalize())
 
     def fitted(self, strategy: Strategy) -> Strategy:
-        """The strategy as it is used for this task: a majority vote counts answers, not texts."""
+        """Return the strategy for this task. A majority vote compares answers instead of texts."""
         if isinstance(strategy, MajorityVote) and strategy.key is plain:
             return MajorityVote(key=self.same)
         return strategy
@@ -158,14 +166,14 @@ class Task:
     def request(
         self, question: Question, header: str, form: str, *, chat: bool = False
     ) -> dict[str, Any]:
-        """What an engine is asked: its ``prompt`` or ``messages``.
+        """Return the engine's arguments for a question: its ``prompt`` or its ``messages``.
 
         Args:
-            question: of this task.
-            header: comes before it.
-            form: how it is put.
-            chat: whether the prompt is sent as a user's message, which every member reads in its
-                own template. ``embedded`` always asks by messages.
+            question: a question of this task.
+            header: the text before the question.
+            form: the template of a question.
+            chat: whether to send the prompt as a user message, which every member reads in its own
+                chat template. ``embedded`` always sends messages.
         """
         if not self.reads_file:
             return {"messages": question_messages(question.text, question.passages)}
@@ -173,19 +181,19 @@ class Task:
 
 
 def strategy_identity(name: str) -> dict[str, str]:
-    """What tells a strategy's answers to a task from those of others, `Task.fitted` included.
+    """Return the fields that identify the answers of a strategy, after `Task.fitted`.
 
     Raises:
-        InvalidOptionError: there is no such strategy.
+        InvalidOptionError: the strategy does not exist.
     """
     votes = isinstance(find_strategy(name), MajorityVote)
     return {"strategy": name, **({"votes": "answers as the task reads them"} if votes else {})}
 
 
 def embedded_questions(limit: int = EMBEDDED_QUESTIONS) -> list[Question]:
-    """The first of the held-out questions that ship with the package, one of each skill in turn.
+    """Return the first held-out questions of the package, one of each skill in turn.
 
-    Names, values and problems are of the held-out split: none occurred in the members' training.
+    Their names, values and problems do not occur in the members' training data.
 
     Raises:
         InvalidInputError: `limit` is higher than the number of questions.
@@ -195,14 +203,14 @@ def embedded_questions(limit: int = EMBEDDED_QUESTIONS) -> list[Question]:
 
 
 def first_line(text: str) -> str:
-    """The first line that says something; base models go on after their answer."""
+    """Return the first line that is not blank, because base models continue after their answer."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
 def read_number(text: str) -> str:
-    """The final number as digits; empty if there is none."""
-    found = final_number(text)
-    return "" if found is None else f"{found:f}"
+    """Return the final number as digits, or an empty text without a number."""
+    number = final_number(text)
+    return "" if number is None else f"{number:f}"
 
 
 _STOP = ("\nQuestion:",)
@@ -258,10 +266,10 @@ TASKS: Mapping[str, Task] = MappingProxyType({task.name: task for task in _ALL})
 
 
 def load_task(name: str) -> Task:
-    """A task by its name.
+    """Return the task of a name.
 
     Raises:
-        InvalidInputError: there is none of that name.
+        InvalidInputError: the name is unknown.
     """
     if name not in TASKS:
         raise InvalidInputError(

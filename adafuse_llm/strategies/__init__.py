@@ -1,4 +1,4 @@
-"""AdaFuse and the strategies that it is compared with, and what a new strategy is made of."""
+"""AdaFuse, the strategies that it is compared with, and the parts for new strategies."""
 
 from adafuse_llm.decoding.lockstep import in_lockstep
 from adafuse_llm.decoding.member import Member, Steps

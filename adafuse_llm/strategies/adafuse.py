@@ -1,4 +1,4 @@
-"""AdaFuse itself."""
+"""The AdaFuse strategy."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from adafuse_llm.strategies.base import Strategy, StrategyContext
 
 @dataclass(frozen=True)
 class AdaFuse(Strategy):
-    """Adaptive ensembling of words (Algorithm 1 of arXiv 2601.06022): the default.
+    """Adaptive ensembling of words (Algorithm 1 of arXiv 2601.06022), the default strategy.
 
-    A round commits up to M words where its proposer is sure, and chooses among alternatives where
-    it is not. Score: the fused score F (equation 6). NLL: mean nats per token (equation 5).
+    A member proposes up to M words in a round while it is confident, and alternatives for the first
+    word of which it is not. The score is the fused score F (equation 6). The NLL is the mean in
+    nats per token (equation 5).
 
-    Cost: each member processes its own proposal and the others', and keeps the winner's rows;
-    unanimous rounds cost about a pass per token and member.
+    Cost: each member processes its own proposal and the other members' proposals. It keeps the
+    key/value rows of the winner. A unanimous round costs each member about one pass per token.
     """
 
     name = "adafuse"
@@ -42,18 +43,18 @@ class AdaFuse(Strategy):
 
 
 def rounds_of_words(context: StrategyContext, scorer: Scorer = score) -> PlayRound:
-    """Rounds of Algorithm 1, with drafts if the engine drafts."""
+    """Return the function that plays rounds of Algorithm 1, with drafts if the engine drafts."""
     drafting = context.new_drafting(context.members)
     return partial(play_round, context.members, context.config, drafting, scorer=scorer)
 
 
 def branch_tokens(members: int, config: AdaFuseConfig) -> int:
-    """Most tokens of a round's pool, which a member's tree holds beside the committed ones.
+    """Return the largest number of uncommitted tokens that a member's tree holds for one pool.
 
-    Each of K members proposes M - 1 words it is sure of, which its branches share, and B
-    alternatives for the next. Every word is counted at `max_word_tokens`. Few words are that
-    long, which leaves room for what the tree keeps of earlier rounds, and for a member that cuts
-    another's words into more tokens.
+    Each of K members proposes at most M - 1 confident words, which its branches share, and B
+    alternatives for the next word. Every word counts as `max_word_tokens`. Few words are that long.
+    The difference leaves room for nodes of earlier rounds, and for members that split the words
+    into more tokens.
     """
     words = config.max_words - 1 + config.branching_factor
     return members * words * config.max_word_tokens

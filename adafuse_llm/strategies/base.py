@@ -1,6 +1,6 @@
-"""The seam between how a round is decided and the loop that plays rounds."""
+"""The interface between a strategy and the loop that plays rounds."""
 
-# ruff: noqa: ARG002  what a subclass may leave out looks at nothing
+# ruff: noqa: ARG002  default methods ignore their arguments
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from adafuse_llm.errors import InvalidOptionError
 
 @dataclass(frozen=True)
 class StrategyContext:
-    """One request, as its strategy sees it.
+    """One request, as a strategy receives it.
 
     Attributes:
         members: the request's members, each with its prompt.
         config: the request's options.
-        new_drafting: makes the drafting of these members, as the engine's settings say. It changes
-            what the members' passes evaluate, so call it at most once.
+        new_drafting: makes the drafting of these members by the engine's settings. It sets the
+            members' drafter, so call it at most once.
     """
 
     members: Sequence[Member]
@@ -34,40 +34,39 @@ class StrategyContext:
 
 @runtime_checkable
 class Strategy(Protocol):
-    """How the members' next piece of text is chosen. Immutable; shared by all requests.
+    """Interface of a strategy, which chooses the next text of a response.
 
-    A subclass may leave out `check`, `top` and `max_extra_tokens`.
+    A strategy is immutable, and all requests share it. A subclass may omit `check`, `top` and
+    `max_extra_tokens`.
 
-    Whatever the strategy, the lowest score of a round's candidates wins, and equal scores go to
-    the earlier candidate. What score and ``nll`` mean is said by each.
+    In every strategy the candidate with the lowest score wins a round. The earlier of two equal
+    candidates wins. Each strategy documents its own ``score`` and ``nll``.
     """
 
     @property
     def name(self) -> str:
-        """Its name, such as ``"adafuse"``."""
+        """Name of the strategy, such as ``"adafuse"``."""
         ...
 
     @property
     def options(self) -> frozenset[str]:
-        """Options of `AdaFuseConfig` that it looks at, besides those of every decode
-        (`ALWAYS_USED`).
-        """
+        """Options of `AdaFuseConfig` that the strategy uses, without those of `ALWAYS_USED`."""
         ...
 
     def check(self, members: Sequence[Backend]) -> None:
-        """Refuse members that it cannot decode with.
+        """Check that the strategy can decode with these members.
 
         Raises:
-            InvalidInputError: there are too many or too few, or they lack what it needs.
+            InvalidInputError: the number of members is wrong, or a member lacks a capability.
         """
         return
 
     def top(self, config: AdaFuseConfig) -> int:
-        """How many of the likeliest next tokens it looks at, at least two."""
+        """Return the number of likeliest next tokens that the strategy needs, at least two."""
         return 2
 
     def max_extra_tokens(self, members: int, config: AdaFuseConfig) -> int:
-        """Most tokens that a member evaluates beside the committed ones."""
+        """Return the largest number of uncommitted tokens that a member evaluates."""
         return 0
 
     def begin(self, context: StrategyContext) -> PlayRound:
@@ -76,14 +75,14 @@ class Strategy(Protocol):
 
 
 ALWAYS_USED = frozenset({"max_new_tokens", "stop", "use"})
-"""Options that the loop over rounds and the engine see to."""
+"""Options that apply to every strategy. The engine and the loop of rounds handle them."""
 
 
 def refuse_unused_options(strategy: Strategy, config: AdaFuseConfig) -> None:
-    """Refuse options that a strategy would ignore.
+    """Check that no option is set that the strategy ignores.
 
     Raises:
-        InvalidOptionError: one that it does not look at is not at its default.
+        InvalidOptionError: an option that the strategy does not use is not at its default.
     """
     used = ALWAYS_USED | strategy.options
     for name, field in AdaFuseConfig.model_fields.items():

@@ -1,4 +1,4 @@
-"""AdaFuse with a beam: several hypotheses at a time."""
+"""AdaFuse with beam search, which keeps several hypotheses."""
 
 from __future__ import annotations
 
@@ -20,34 +20,35 @@ from adafuse_llm.strategies.adafuse import branch_tokens
 from adafuse_llm.strategies.base import Strategy, StrategyContext
 from adafuse_llm.tree import Node
 
-USUAL = 3
-"""Hypotheses that are kept, where nothing else is said."""
+DEFAULT_BEAMS = 3
+"""Default number of hypotheses that beam search keeps."""
 
 
 @dataclass(frozen=True)
 class BeamSearch(Strategy):
-    """AdaFuse that keeps the best hypotheses of every round instead of one.
+    """AdaFuse that keeps the best `num_beams` hypotheses of every round instead of one.
 
-    After the beam-search variant of the paper's Appendix F (Figure 7), whose scoring is not public:
-    see "Strategies" for what is decided here. In every round each hypothesis is continued by all
-    members' proposals, as Algorithm 1 has it, and scored by all. The best `num_beams` continuations
-    and finished answers are kept, by the mean of F over the rounds they took. With one beam it
-    decides what AdaFuse decides.
+    This follows the beam-search variant of the paper's Appendix F (Figure 7). The paper's scoring
+    is not public. The page "Strategies" lists the choices made here. In every round all members
+    propose continuations of each hypothesis, as in Algorithm 1, and all members score them. The
+    best `num_beams` continuations and finished answers are kept, by the mean of F over their
+    rounds. With one beam the result equals AdaFuse's.
 
-    The pool of the only round holds the answers that were kept. Score: mean of F over their rounds;
-    NLL: the member's own share of it; proposers: who proposed every part. A stream has one event.
+    The result has one round, whose pool holds the answers that were kept. The score is the mean of
+    F over the rounds of the answer. The NLL is the mean of a member's NLL over these rounds. The
+    proposers are the members that proposed every part. A stream has one event.
 
-    Cost: `num_beams` times AdaFuse's tokens, less what hypotheses have in common; the passes of one
-    member are shared by all hypotheses. Nothing is drafted.
+    Cost: `num_beams` times AdaFuse's tokens, less the tokens that hypotheses share. All hypotheses
+    share the passes of a member. Nothing is drafted.
 
     Args:
-        num_beams: hypotheses that are kept.
+        num_beams: number of hypotheses to keep.
 
     Raises:
-        InvalidOptionError: it is no whole number, or less than one.
+        InvalidOptionError: `num_beams` is not a whole number, or is less than one.
     """
 
-    num_beams: int = USUAL
+    num_beams: int = DEFAULT_BEAMS
 
     options = frozenset(
         {"margin_threshold", "max_words", "branching_factor", "max_word_tokens", "weights"}
@@ -56,13 +57,14 @@ class BeamSearch(Strategy):
     def __post_init__(self) -> None:
         if not isinstance(self.num_beams, int) or self.num_beams < 1:
             raise InvalidOptionError(
-                f"BeamSearch(num_beams=...) must be a whole number from 1; got {self.num_beams!r}"
+                "BeamSearch(num_beams=...) must be a whole number of at least 1; "
+                f"got {self.num_beams!r}"
             )
 
     @property
     @override
     def name(self) -> str:
-        return "beam" if self.num_beams == USUAL else f"beam-{self.num_beams}"
+        return "beam" if self.num_beams == DEFAULT_BEAMS else f"beam-{self.num_beams}"
 
     @override
     def top(self, config: AdaFuseConfig) -> int:
@@ -80,42 +82,43 @@ class BeamSearch(Strategy):
         self, members: Sequence[Member], config: AdaFuseConfig, first_word: bool
     ) -> Steps[RoundOutcome]:
         kept = [Hypothesis(starts={member: member.tree.root for member in members})]
-        while running := [each for each in kept if not each.is_done(members, config)]:
-            done = [each for each in kept if each not in running]
+        while running := [answer for answer in kept if not answer.is_done(members, config)]:
+            done = [answer for answer in kept if answer not in running]
             extended = yield from _extended(running, members, config, first_word)
             kept = self._best([*done, *extended]) or done
             for member in members:
-                member.prune(each.starts[member] for each in kept if member in each.starts)
+                member.prune(answer.starts[member] for answer in kept if member in answer.starts)
         pool = Pool(first_word=False)
-        pool.candidates = [each.candidate() for each in kept]
+        pool.candidates = [answer.candidate() for answer in kept]
         scored = [
-            to_result(candidate, members, [each.nll(member) for member in members], each.score)
-            for candidate, each in zip(pool.candidates, kept, strict=True)
+            to_result(candidate, members, [answer.nll(member) for member in members], answer.score)
+            for candidate, answer in zip(pool.candidates, kept, strict=True)
         ]
         best = kept[0].margins if kept else {}
         return commit_best(pool, scored, {m.name: tuple(best.get(m, ())) for m in members})
 
     def _best(self, answers: Sequence[Hypothesis]) -> list[Hypothesis]:
-        """The best answers, the best first; of those with the same text, and of equals, the
-        earlier.
+        """Return the best answers, the best first.
+
+        Of answers with the same text, the best one is kept. The earlier of equal ones comes first.
         """
-        different: dict[tuple[str, bool], Hypothesis] = {}
-        for each in sorted(answers, key=lambda each: each.score):
-            different.setdefault((each.text.lstrip(), each.stops), each)
-        return list(different.values())[: self.num_beams]
+        best: dict[tuple[str, bool], Hypothesis] = {}
+        for answer in sorted(answers, key=lambda answer: answer.score):
+            best.setdefault((answer.text.lstrip(), answer.stops), answer)
+        return list(best.values())[: self.num_beams]
 
 
 @dataclass(frozen=True, eq=False)
 class Hypothesis:
-    """An answer as far as it goes.
+    """An answer that beam search has started or finished.
 
     Attributes:
-        text: what was written so far.
-        stops: whether the answer ends with it.
-        starts: the last node, by member; absent where it does not fit the member's window.
-        rounds: what was chosen in every round.
-        fused: F of these, in nats per token.
-        margins: by member, at the start of each of its words.
+        text: the text so far.
+        stops: whether the answer ends after the text.
+        starts: the last node, by member. A member is missing if its window has no room.
+        rounds: the candidate of each round.
+        fused: F of these candidates, in nats per token.
+        margins: margins at the start of each word, by member.
     """
 
     text: str = ""
@@ -127,16 +130,16 @@ class Hypothesis:
 
     @property
     def score(self) -> float:
-        """Mean F of its rounds; 0 before the first."""
+        """Mean F of the rounds; 0 before the first round."""
         return math.fsum(self.fused) / len(self.fused) if self.fused else 0.0
 
     def nll(self, member: Member) -> float:
-        """Mean over rounds of the member's NLL; infinite if it could score none."""
-        known = [each for each in (c.nll(member) for c in self.rounds) if math.isfinite(each)]
-        return math.fsum(known) / len(known) if known else math.inf
+        """Return the mean of a member's NLL over the rounds that it can score, or infinity."""
+        finite = [nll for nll in (c.nll(member) for c in self.rounds) if math.isfinite(nll)]
+        return math.fsum(finite) / len(finite) if finite else math.inf
 
     def is_done(self, members: Sequence[Member], config: AdaFuseConfig) -> bool:
-        """Whether the answer is at its end, at a stop sequence, or at a limit."""
+        """Return whether the answer has ended, has a stop sequence, or is at a length limit."""
         if not self.rounds:
             return False
         return (
@@ -150,12 +153,12 @@ class Hypothesis:
         return self.starts[member].length - member.prompt_tokens
 
     def candidate(self) -> PoolCandidate:
-        """The whole answer as a candidate; its proposers have proposed every part of it."""
+        """Return the whole answer as a candidate. Its proposers proposed every part of it."""
         candidate = PoolCandidate(self.text, self.stops)
         candidate.proposers = [
             member
             for member in self.rounds[0].proposers
-            if all(member in each.proposers for each in self.rounds)
+            if all(member in part.proposers for part in self.rounds)
         ]
         candidate.ends = dict(self.starts)
         return candidate
@@ -167,15 +170,15 @@ def _extended(
     config: AdaFuseConfig,
     first_word: bool,
 ) -> Steps[list[Hypothesis]]:
-    """One round for each answer: all continuations that a member can score."""
+    """Return every continuation of the answers, by one round, that a member can score."""
     pools = [
-        Pool(first_word=first_word and not each.text.strip(), starts=each.starts)
-        for each in answers
+        Pool(first_word=first_word and not answer.text.strip(), starts=answer.starts)
+        for answer in answers
     ]
     proposals = yield from in_lockstep(
         [
             merge_queries(
-                member, [propose(member, config, each.starts[member]) for each in answers]
+                member, [propose(member, config, answer.starts[member]) for answer in answers]
             )
             for member in members
         ]

@@ -1,4 +1,4 @@
-"""DeePEn: whole distributions, compared through anchors that all vocabularies share."""
+"""DeePEn: whole distributions, averaged over the tokens that all vocabularies share."""
 
 from __future__ import annotations
 
@@ -29,23 +29,25 @@ from adafuse_llm.strategies.token_level import (
 class DeePEn(Strategy):
     """The members' whole distributions, averaged over anchors (arXiv 2404.12715).
 
-    Every member tells its distribution over the tokens that all vocabularies share, which it
-    compares its own tokens with; these are averaged. The main member then moves its own
-    distribution towards the average by a few steps of gradient descent, and its likeliest token is
-    committed. Where it would end the response, it does so unasked.
+    Anchors are the tokens that all vocabularies share. Every member compares its own tokens with
+    the anchors, and so converts its distribution into one over the anchors. These distributions are
+    averaged. The main member moves its own distribution toward the average by a few steps of
+    gradient descent. Its likeliest token is then committed. If the main member's own likeliest
+    token ends the response, the response ends without these steps.
 
-    Score: -log of the probability that the main member ends up with. NLL: -log of a member's own
-    probability of its first token for the text, in nats. Cost: one pass per member for each
-    committed token, and products with a matrix of a number per token and anchor, which every member
-    keeps: 4 bytes times vocabulary times anchors.
+    The score is -log of the main member's final probability. The NLL is -log of a member's own
+    probability of its first token for the text, in nats.
+
+    Cost: one pass per member for each committed token, and products with a matrix. Every member
+    keeps this matrix, of 4 bytes times vocabulary size times number of anchors.
 
     Args:
-        main: the main member's name; default: the first member that decodes.
-        steps: of gradient descent.
-        rate: its learning rate; the source tunes it for each task.
+        main: name of the main member. Default: the first member that decodes.
+        steps: number of steps of gradient descent.
+        rate: learning rate. The paper tunes it for each task.
 
     Raises:
-        InvalidOptionError: no steps, or a rate that is not positive.
+        InvalidOptionError: `steps` is less than one, or `rate` is not positive.
     """
 
     main: str | None = None
@@ -73,14 +75,14 @@ class DeePEn(Strategy):
             member.name for member in members if not isinstance(member, SupportsAnchors)
         ]:
             raise InvalidInputError(
-                "strategy 'deepen' needs members that tell whole distributions and embeddings "
-                "(adafuse_llm.backends.SupportsAnchors), as Hugging Face models do; "
-                f"{', '.join(lacking)} cannot. Leave them out, or choose another strategy."
+                "strategy 'deepen' needs members with whole distributions and embeddings "
+                "(adafuse_llm.backends.SupportsAnchors), such as Hugging Face models. "
+                f"Leave out {', '.join(lacking)}, or choose another strategy."
             )
         if not _shared(members):
             raise InvalidInputError(
-                f"strategy 'deepen' needs tokens that all members have; {', '.join(names)} share "
-                "none. Choose other members or another strategy."
+                f"strategy 'deepen' needs tokens that all members share; {', '.join(names)} share "
+                "none. Choose other members, or another strategy."
             )
 
     @override
@@ -130,16 +132,16 @@ class DeePEn(Strategy):
     def _fuse(
         self, members: Sequence[Member], main: Member, anchors: Sequence[Sequence[int]]
     ) -> tuple[int, float]:
-        """The main member's token after the correction, and its log-probability."""
-        seen = []
+        """Return the main member's likeliest token after the steps, and its log-probability."""
+        relative = []
         for member, own in zip(members, anchors, strict=True):
             assert isinstance(member.backend, SupportsAnchors)
-            seen.append(member.backend.relative(member.tree, member.tree.root, own))
+            relative.append(member.backend.relative(member.tree, member.tree.root, own))
         total = math.fsum(member.weight for member in members)
         shares = [member.weight / total for member in members]
         target = [
             math.fsum(share * value for share, value in zip(shares, values, strict=True))
-            for values in zip(*seen, strict=True)
+            for values in zip(*relative, strict=True)
         ]
         assert isinstance(main.backend, SupportsAnchors)
         return main.backend.corrected(
@@ -153,7 +155,7 @@ class DeePEn(Strategy):
 
 
 def _shared(members: Sequence[Backend]) -> list[str]:
-    """Spellings of the tokens that all members have, in order."""
+    """Return the spellings of the tokens that all members share, sorted."""
     vocabularies = [
         member.vocabulary.keys() for member in members if isinstance(member, SupportsAnchors)
     ]

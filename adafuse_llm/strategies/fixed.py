@@ -14,13 +14,13 @@ from adafuse_llm.strategies.base import Strategy, StrategyContext
 
 
 class GreedyWords(Strategy):
-    """What strategies share whose members propose greedy words, so many a round.
+    """Base of the strategies whose members propose a fixed number of greedy words per round.
 
     Args:
         words: words per round.
 
     Raises:
-        InvalidOptionError: it is less than one.
+        InvalidOptionError: `words` is less than one.
     """
 
     options = frozenset({"max_word_tokens", "weights"})
@@ -41,7 +41,7 @@ class GreedyWords(Strategy):
         return rounds_of_words(sure, self.scorer)
 
     def _always_sure(self, config: AdaFuseConfig) -> AdaFuseConfig:
-        """The options by which nobody branches or stops early."""
+        """Return the options by which every member proposes all words, without alternatives."""
         return config.override(
             {"margin_threshold": 0.0, "max_words": self.words, "branching_factor": 1}
         )
@@ -50,14 +50,14 @@ class GreedyWords(Strategy):
 class FixedWords(GreedyWords):
     """AdaFuse with the same number of words in every round (the paper's Figure 2).
 
-    Every member proposes its greedy continuation of so many words, sure or not; nothing branches.
-    Score and NLL are AdaFuse's. A span is shorter where the response ends.
+    Every member proposes its greedy continuation of this length, confident or not. It proposes no
+    alternatives. A span is shorter if the response ends. Score and NLL are those of `AdaFuse`.
 
     Args:
         words: words per round.
 
     Raises:
-        InvalidOptionError: it is less than one.
+        InvalidOptionError: `words` is less than one.
     """
 
     @property

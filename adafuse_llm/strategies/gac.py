@@ -26,8 +26,8 @@ from adafuse_llm.strategies.token_level import (
     union,
 )
 
-WIDER = 4
-"""How many times more tokens are listed each time that it is not enough to be sure."""
+GROWTH = 4
+"""Factor by which the number of listed tokens grows while the choice is not certain."""
 
 
 @dataclass(frozen=True)
@@ -35,25 +35,28 @@ class GaC(Strategy):
     """The average of the members' distributions over the union of their vocabularies
     (arXiv 2406.12585).
 
-    A member's token for a text is the one among its ten likeliest, else the one that its tokenizer
-    writes; a text that takes it several tokens has probability zero there. The likeliest on average
-    is committed. With a threshold, one member, the gate, decides alone where the probability of its
-    likeliest token reaches it; the others read on when they are next asked. The first word is
-    always everybody's, as each member begins a response in its own way.
+    A member's token for a text is the one among its ten likeliest tokens. If none of these has the
+    text, it is the token of the member's tokenizer. A text of several tokens has probability zero
+    for that member. The text of the highest average is committed.
 
-    Score: -log of the weighted average. NLL: -log of the member's probability, in nats.
-    Cost: one pass per member for each committed token; where the gate decides, one of the gate.
+    With a threshold, one member is the gate. If the probability of its likeliest token reaches the
+    threshold, the gate decides alone. The other members read the committed text in their next pass.
+    All members decide the first word, because each one begins a response in its own way.
 
-    The choice is that of whole distributions, without asking for them: only texts among the
-    members' likeliest tokens are looked at. Any other has at most the average of the members' least
-    likely listed tokens; while that could win, more are listed, which costs no pass.
+    The score is -log of the weighted average. The NLL is -log of the member's probability, in nats.
+
+    Cost: one pass per member for each committed token, or one pass of the gate if it decides alone.
+
+    The result is that of whole distributions, although only the likeliest tokens are listed. The
+    average of any other text is at most the average of the members' least likely listed tokens.
+    While such a text could win, more tokens are listed, which costs no pass.
 
     Args:
-        threshold: probability from which the gate decides alone; None for never.
-        gate: the gate's name; default: the first member that decodes.
+        threshold: lowest probability at which the gate decides alone. None turns the gate off.
+        gate: name of the gate. Default: the first member that decodes.
 
     Raises:
-        InvalidOptionError: the threshold is not a probability.
+        InvalidOptionError: the threshold is not a probability, or a gate is named without one.
     """
 
     threshold: float | None = None
@@ -68,8 +71,8 @@ class GaC(Strategy):
             )
         if self.threshold is None and self.gate is not None:
             raise InvalidOptionError(
-                f"GaC(gate={self.gate!r}) does nothing without a threshold; give one, such as "
-                "threshold=0.5"
+                f"GaC(gate={self.gate!r}) has no effect without a threshold. Set one, such as "
+                "threshold=0.5."
             )
 
     @property
@@ -110,16 +113,16 @@ class GaC(Strategy):
         while True:
             logprobs = yield from first_logprobs(members, pool, whole=True)
             scored = averaged(members, pool.candidates, logprobs)
-            best = min((each.score for each in scored if each.score is not None), default=math.inf)
+            best = min((c.score for c in scored if c.score is not None), default=math.inf)
             if math.exp(-best) >= _unlisted(members, listed):
                 break
-            listed *= WIDER
+            listed *= GROWTH
             yield from in_lockstep([suggest(member, pool, listed) for member in members])
         margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
         return commit_best(pool, scored, margins)
 
     def _alone(self, members: Sequence[Member], gate: Member, offered: Proposal) -> RoundOutcome:
-        """The gate's likeliest token is committed to all."""
+        """Commit the gate's likeliest token to all members."""
         pool = union([gate], [offered], first_word=False)
         (candidate,) = pool.candidates
         for member in members:
@@ -131,8 +134,9 @@ class GaC(Strategy):
 
 
 def _unlisted(members: Sequence[Member], listed: int) -> float:
-    """The highest average of a text that is nobody's listed token; a member that has listed fewer
-    has no more.
+    """Return the highest average that a text outside the listed tokens can have.
+
+    A member with fewer than `listed` tokens has listed its whole vocabulary.
     """
     bound = 0.0
     for member in members:

@@ -1,11 +1,11 @@
 """PairRanker (LLM-Blender, arXiv 2306.02561): a trained model that compares two answers.
 
-Its published weights are read from a folder that the user has: those of ``llm-blender/PairRM-hf``
-on the Hugging Face hub (0.4 B parameters, DeBERTa v3 large). Nothing is downloaded.
+Its weights are those of ``llm-blender/PairRM-hf`` on the Hugging Face hub (0.4 B parameters,
+DeBERTa v3 large). They are read from a local folder. Nothing is downloaded.
 
-The model reads the question and two answers, each after a marker of its own, and the last hidden
-states at the markers go through a small head: what that gives for (question, first answer) less
-what it gives for (question, second answer) is the logit that the first is better.
+The model reads the question and two answers, each after its own marker. A small head computes a
+score from the last hidden states at two markers. The score of (question, first answer) minus the
+score of (question, second answer) is the logit that the first answer is better.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 QUESTION, FIRST, SECOND = "<|source|>", "<|candidate1|>", "<|candidate2|>"
-"""The markers, with their names in the model's configuration."""
+"""Markers before the question and the two answers."""
 
 _IDS: Final = {
     QUESTION: "source_prefix_id",
@@ -32,24 +32,25 @@ _IDS: Final = {
 }
 
 LONGEST_QUESTION, LONGEST = 1224, 2048
-"""Tokens of the question, and of question and answers, that the published model was trained on;
-what is longer is cut at its end."""
+"""Most tokens of the question, and of the question with both answers, in the training of the
+published model. Longer texts are cut at their end."""
 
 _HEAD: Final = ("head_layer.1", "head_layer.4")
 _BODY: Final = "pretrained_model."
 
 
 class PairRanker:
-    """Compares answers in pairs, for `Rerank(ranker=...)`.
+    """Ranker that compares answers in pairs, for `Rerank(ranker=...)`.
 
     Args:
-        folder: what ``llm-blender/PairRM-hf`` holds: configuration, tokenizer, safetensors.
-        device: where it runs.
-        dtype: of its weights, such as ``"bfloat16"``.
+        folder: folder with the configuration, tokenizer and safetensors files of
+            ``llm-blender/PairRM-hf``.
+        device: device of the model.
+        dtype: data type of the weights, such as ``"bfloat16"``.
 
     Raises:
-        LoadError: there is no such folder, or it holds another kind of model.
-        InvalidOptionError: there is no such dtype.
+        LoadError: the folder does not exist, or holds another kind of model.
+        InvalidOptionError: the dtype does not exist.
     """
 
     def __init__(
@@ -71,8 +72,8 @@ class PairRanker:
         path = Path(folder)
         if not path.is_dir():
             raise LoadError(
-                f"PairRanker: there is no folder {path}. Download llm-blender/PairRM-hf from the "
-                "Hugging Face hub, and pass the folder."
+                f"PairRanker: the folder {path} does not exist. Download llm-blender/PairRM-hf "
+                "from the Hugging Face hub, and pass its folder."
             )
         try:
             config = AutoConfig.from_pretrained(path)
@@ -81,10 +82,10 @@ class PairRanker:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise LoadError(f"PairRanker: {path} cannot be read ({reason})") from error
         if config.model_type != "deberta-v2":
-            raise _another(path, f"its model type is {config.model_type!r}, not 'deberta-v2'")
+            raise _not_pair_rm(path, f"its model type is {config.model_type!r}, not 'deberta-v2'")
         ids = tokenizer.convert_tokens_to_ids(list(_IDS))
         if ids != [getattr(config, name, None) for name in _IDS.values()]:
-            raise _another(path, f"tokenizer and configuration disagree on {', '.join(_IDS)}")
+            raise _not_pair_rm(path, f"tokenizer and configuration disagree on {', '.join(_IDS)}")
         weights = _weights(path)
         self._tokenizer, self._ids = tokenizer, ids
         after_fork(self._renew)
@@ -106,18 +107,20 @@ class PairRanker:
             try:
                 part.load_state_dict(own)
             except RuntimeError as error:
-                raise _another(path, " ".join(str(error).split())) from error
+                raise _not_pair_rm(path, " ".join(str(error).split())) from error
             part.to(device=device, dtype=kind).eval().requires_grad_(False)
 
     def _renew(self) -> None:
-        self._lock = threading.Lock()  # the tokenizer keeps what it truncates to
+        self._lock = threading.Lock()  # the tokenizer stores the limit of its truncation
 
     def compare(self, question: str, answers: Sequence[str]) -> list[list[float]]:
-        """The comparison matrix: in row i and column j the logit that answer i, read first, is
-        better than answer j, read second; 0 where i is j. One pass over all ordered pairs.
+        """Return the comparison matrix of the answers.
+
+        Row i, column j holds the logit that answer i, read first, is better than answer j, read
+        second. The diagonal is 0. All ordered pairs take one pass.
 
         Raises:
-            InvalidInputError: there is no answer.
+            InvalidInputError: there are no answers.
         """
         import torch
 
@@ -134,14 +137,14 @@ class PairRanker:
         return matrix
 
     def _encode(self, question: str, first: str, second: str) -> list[int]:
-        """Tokens of the three texts, each with its marker and special tokens."""
-        asked = self._cut(QUESTION, question, LONGEST_QUESTION)
-        room = (LONGEST - len(asked)) // 2
-        return [*asked, *self._cut(FIRST, first, room), *self._cut(SECOND, second, room)]
+        """Return the tokens of the three texts, each with its marker and special tokens."""
+        start = self._cut(QUESTION, question, LONGEST_QUESTION)
+        room = (LONGEST - len(start)) // 2
+        return [*start, *self._cut(FIRST, first, room), *self._cut(SECOND, second, room)]
 
     def _cut(self, marker: str, text: str, most: int) -> list[int]:
-        for each in _IDS:  # a marker inside a text is none
-            text = text.replace(each, " ")
+        for name in _IDS:  # a marker inside a text does not count as a marker
+            text = text.replace(name, " ")
         return list(self._tokenizer.encode(marker + text, max_length=most, truncation=True))
 
     def _logits(self, rows: Sequence[Sequence[int]]) -> list[float]:
@@ -151,17 +154,17 @@ class PairRanker:
         longest = max(map(len, rows))
         padding = self._tokenizer.pad_token_id or 0
         padded = [[*row, *[padding] * (longest - len(row))] for row in rows]
-        told = [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
+        is_token = [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
         tokens = torch.tensor(padded, device=device)  # [pairs, tokens]
-        mask = torch.tensor(told, device=device)
+        mask = torch.tensor(is_token, device=device)
         states = self._model(input_ids=tokens, attention_mask=mask).last_hidden_state
-        asked, first, second = (self._at(states, tokens, marker) for marker in self._ids)
-        better = self._head(torch.cat([asked, first], dim=-1))  # [pairs, heads]
-        worse = self._head(torch.cat([asked, second], dim=-1))
+        source, first, second = (self._at(states, tokens, marker) for marker in self._ids)
+        better = self._head(torch.cat([source, first], dim=-1))  # [pairs, heads]
+        worse = self._head(torch.cat([source, second], dim=-1))
         return [float(logit) for logit in (better - worse).mean(dim=-1)]
 
     def _at(self, states: torch.Tensor, tokens: torch.Tensor, marker: int) -> torch.Tensor:
-        """The states at the first place of a marker, [pairs, hidden]."""
+        """Return the states at the first position of a marker, [pairs, hidden]."""
         import torch
 
         places = (tokens == marker).int().argmax(dim=1)
@@ -174,8 +177,8 @@ def _weights(path: Path) -> dict[str, torch.Tensor]:
     files = sorted(path.glob("*.safetensors"))
     if not files:
         raise LoadError(
-            f"PairRanker: {path} holds no safetensors. Take llm-blender/PairRM-hf, which has "
-            "them; llm-blender/PairRM is in another format."
+            f"PairRanker: {path} holds no safetensors files. Use llm-blender/PairRM-hf; "
+            "llm-blender/PairRM has another format."
         )
     weights: dict[str, Any] = {}
     for file in files:
@@ -183,7 +186,7 @@ def _weights(path: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
-def _another(path: Path, reason: str) -> LoadError:
+def _not_pair_rm(path: Path, reason: str) -> LoadError:
     return LoadError(
-        f"PairRanker: {path} is no PairRM model such as llm-blender/PairRM-hf: {reason}"
+        f"PairRanker: {path} is not a PairRM model such as llm-blender/PairRM-hf: {reason}"
     )

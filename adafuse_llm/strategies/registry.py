@@ -1,4 +1,4 @@
-"""Find a strategy by its name."""
+"""Strategies by name."""
 
 from __future__ import annotations
 
@@ -33,14 +33,16 @@ NAMED: Mapping[str, Callable[[], Strategy]] = {
     "rerank": Rerank,
     "vote": MajorityVote,
 }
-"""Strategies by name, each with its source's settings."""
+"""Strategies by name, each with the settings of its paper."""
 
 
 def find_strategy(strategy: Strategy | str) -> Strategy:
-    """A strategy, by its name if need be; ``fixed-N`` and ``beam-N`` take any N.
+    """Return the strategy of a name, or the given strategy object.
+
+    The names ``fixed-N`` and ``beam-N`` take any N of up to three digits.
 
     Raises:
-        InvalidOptionError: there is none of that name, or it is no strategy.
+        InvalidOptionError: the name is unknown, or the object is not a strategy.
     """
     if isinstance(strategy, str):
         if match := re.fullmatch(r"fixed-(\d{1,3})", strategy):

@@ -1,4 +1,4 @@
-"""The best of the members' answers, as the members or a trained ranker judge them."""
+"""Choice of the best of the members' answers, by the members or a trained ranker."""
 
 from __future__ import annotations
 
@@ -28,32 +28,34 @@ from adafuse_llm.strategies.whole_answers import (
 
 @runtime_checkable
 class Ranker(Protocol):
-    """Compares answers. Called on the thread that all requests of an engine run on."""
+    """Interface that compares answers. An engine calls it on the thread that runs all requests."""
 
     def compare(self, question: str, answers: Sequence[str]) -> Sequence[Sequence[float]]:
-        """In row i and column j the logit that answer i is better than answer j, if i is read
-        first; what stands where i is j does not matter.
+        """Return a matrix of one row and one column per answer.
+
+        Row i, column j holds the logit that answer i is better than answer j if answer i is read
+        first. The diagonal is ignored.
         """
         ...
 
 
 class Rerank(WholeAnswers):
-    """The best of the members' answers: the likeliest, or what a trained ranker prefers.
+    """The best of the members' answers: the likeliest one, or the one that a ranker prefers.
 
-    Every member answers greedily and alone; the pool of the only round holds the answers, each
-    text once. An answer that was cut off by a length limit competes as it is.
+    Every member answers greedily and alone. The result has one round, whose pool holds each
+    different answer once. An answer that a length limit cut off is a candidate, too.
 
-    Without a ranker the members read each other's answers, in one pass. Score and NLL: AdaFuse's,
-    over whole answers.
+    Without a ranker each member reads the other members' answers in one pass. Score and NLL are
+    those of `AdaFuse` for whole answers.
 
     With a ranker, such as `PairRanker`, every answer is compared with every other one in both
-    orders. Score: the mean logit that the others are better. NLL: of those who gave the answer,
-    mean nats per token. Weights do not count.
+    orders. The score is the mean logit that the other answers are better. The NLL of a member is
+    its mean in nats per token, and only its proposers have one. Weights have no effect.
 
-    Cost: each member's own decoding, and a pass over the others' answers or the ranker's pass.
+    Cost: each member's own decoding, and one pass over the other answers or the ranker's pass.
 
     Args:
-        ranker: compares answers; None for none.
+        ranker: compares answers. Without one, the members score them.
     """
 
     name = "rerank"
@@ -61,7 +63,7 @@ class Rerank(WholeAnswers):
     def __init__(self, ranker: Ranker | None = None) -> None:
         if ranker is not None and not isinstance(ranker, Ranker):
             raise InvalidOptionError(
-                "Rerank(ranker=...) must have a method compare, as PairRanker(folder) has; "
+                "Rerank(ranker=...) must have a method compare, like PairRanker(folder); "
                 f"got {ranker!r}"
             )
         self.ranker = ranker
@@ -80,8 +82,8 @@ class Rerank(WholeAnswers):
     ) -> Steps[RoundOutcome]:
         proposals = yield from in_lockstep([answer(member, config) for member in members])
         pool = union(members, proposals, first_word=first_word)
-        texts = [text_until_stop(each.text, config).strip() for each in pool.candidates]
-        scores = _compared(ranker, members[0].prompt_text, texts)
+        texts = [text_until_stop(c.text, config).strip() for c in pool.candidates]
+        scores = _mean_logits(ranker, members[0].prompt_text, texts)
         order = sorted(range(len(texts)), key=scores.__getitem__)
         scored = [
             to_result_by_proposers(pool.candidates[place], members, scores[place])
@@ -95,11 +97,13 @@ class Rerank(WholeAnswers):
         return commit_best(pool, scored, margins)
 
 
-def _compared(ranker: Ranker, question: str, answers: Sequence[str]) -> list[float]:
-    """For each answer the mean logit that the others are better, in both orders; 0 for a lone one.
+def _mean_logits(ranker: Ranker, question: str, answers: Sequence[str]) -> list[float]:
+    """Return the mean logit, over both orders, that the other answers are better than each answer.
+
+    The value is 0 for a single answer.
 
     Raises:
-        DecodingError: the ranker failed, or what it returned is no square matrix of finite numbers.
+        DecodingError: the ranker fails, or does not return a square matrix of finite numbers.
     """
     name = type(ranker).__name__
     places = range(len(answers))
@@ -124,7 +128,7 @@ def _compared(ranker: Ranker, question: str, answers: Sequence[str]) -> list[flo
 
 
 class _Answers(NoDrafts):
-    """Every member proposes its whole answer."""
+    """Drafting by which every member proposes its whole answer."""
 
     @override
     def propose(self, config: AdaFuseConfig, *, first_word: bool) -> Steps[list[Proposal]]:

@@ -1,4 +1,4 @@
-"""One member alone: what a fusion has to beat."""
+"""One member alone, as a baseline."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from adafuse_llm.strategies.fixed import GreedyWords
 
 
 class Single(GreedyWords):
-    """One member alone, greedy: what a fusion has to beat.
+    """One member alone, which decodes greedily. This is the baseline of every ensemble.
 
-    Its tokens are those of its own greedy ``generate()``, a word a round, through the same caches.
-    Where the engine has several members, the option ``use=("name",)`` says which. Score and
-    NLL: mean nats per token of the word.
+    Its tokens equal those of the model's own greedy ``generate()``. A round has one word. If the
+    engine has several members, choose one with the option ``use=("name",)``. Score and NLL are the
+    mean in nats per token of the word.
     """
 
     name = "single"

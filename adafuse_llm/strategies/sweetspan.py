@@ -1,4 +1,4 @@
-"""SweetSpan: spans chosen by the perplexities that can be believed."""
+"""SweetSpan: spans chosen by perplexity, without extreme values."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from adafuse_llm.strategies.fixed import GreedyWords
 class SweetSpan(GreedyWords):
     """Spans of a fixed number of words, chosen by perplexity (arXiv 2409.18583).
 
-    Every member proposes a greedy span, and every member rates every span by its perplexity. Where
-    the highest rating of a span is more than `ratio` times the lowest, neither is believed; of two
-    ratings the lower one is. NLL: mean nats per token, the logarithm of the perplexity; score: the
-    mean of what is believed, so that the lowest geometric mean of perplexities wins.
+    Every member proposes a greedy span, and computes its perplexity of every span. If the highest
+    perplexity of a span is more than `ratio` times the lowest, both are ignored. Of only two
+    perplexities the lower one is kept. The NLL is the mean in nats per token, the logarithm of the
+    perplexity. The score is the mean of the NLLs that are kept. The span with the lowest geometric
+    mean of perplexities wins.
 
     Args:
         words: words per span.
-        ratio: from which the extremes are not believed; infinite to believe all.
+        ratio: highest ratio of the extremes at which both are kept. Infinity keeps all values.
 
     Raises:
-        InvalidOptionError: fewer than one word, or a ratio below one.
+        InvalidOptionError: `words` or `ratio` is less than one.
     """
 
     name = "sweetspan"
@@ -42,17 +43,18 @@ class SweetSpan(GreedyWords):
     @override
     def scorer(self, candidate: PoolCandidate, members: Sequence[Member]) -> results.Candidate:
         nll = [candidate.nll(member) for member in members]
-        kept = _believed(nll, math.log(self.ratio))
+        kept = _without_extremes(nll, math.log(self.ratio))
         return to_result(candidate, members, nll, fuse(kept, [member.weight for member in members]))
 
 
-def _believed(nll: Sequence[float], most: float) -> list[float]:
-    """Ratings without the extremes where these are more than `most` apart; infinity stands for
-    what is left out.
+def _without_extremes(nll: Sequence[float], most: float) -> list[float]:
+    """Return the NLLs, with infinity in place of the extremes if they differ by more than `most`.
+
+    If all values are extremes, the lowest ones are kept.
     """
-    told = [value for value in nll if math.isfinite(value)]
-    if not told or max(told) - min(told) <= most:
+    finite = [value for value in nll if math.isfinite(value)]
+    if not finite or max(finite) - min(finite) <= most:
         return list(nll)
-    between = [value for value in told if min(told) < value < max(told)]
-    kept = between or [min(told)]
+    between = [value for value in finite if min(finite) < value < max(finite)]
+    kept = between or [min(finite)]
     return [value if value in kept else math.inf for value in nll]

@@ -1,10 +1,10 @@
 """Common parts of the strategies that choose token by token.
 
-Members have different vocabularies, so a token stands for its text: the others are asked about,
-and continue with, their own tokens for that text. A token that ends inside a UTF-8 character is
-completed greedily, as words are. Any of a member's end-of-sequence tokens stands for one and the
-same candidate, whose probability is their sum. At the start of the response leading whitespace
-does not tell candidates apart, as for words.
+Members have different vocabularies, so the text of a token is the candidate. The other members
+score this text, and continue with it, in their own tokens. A token that ends inside a UTF-8
+character is completed greedily, like a word. All end-of-sequence tokens of a member are one
+candidate, whose probability is their sum. At the start of the response, texts that differ only in
+leading whitespace are one candidate, as for words.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from adafuse_llm.text.words import CHARACTER_TOKENS, is_incomplete
 from adafuse_llm.tree import Node
 
 LISTED = 10
-"""Tokens among which a member's own one for a text is looked for."""
+"""Number of a member's likeliest tokens that are searched for its token of a text."""
 
 
 def offer(member: Member, count: int) -> Steps[Proposal]:
-    """A member's likeliest next tokens as spans."""
+    """Return a member's `count` likeliest next tokens as spans."""
     root = member.tree.root
     yield from member.evaluate([root])
     return (yield from offer_tokens(member, member.next(root).tokens[:count]))
 
 
 def offer_tokens(member: Member, tokens: Sequence[int]) -> Steps[Proposal]:
-    """Tokens that may come next as spans."""
+    """Return given next tokens of a member as spans."""
     root = member.tree.root
     starts = {t: member.tree.child(root, t) for t in tokens if t not in member.end_ids}
     ends = yield from _complete(member, list(starts.values()))
-    found = dict(zip(starts, ends, strict=True))
-    spans = [Span(found.get(t, root), stops=t not in found) for t in tokens]
+    by_token = dict(zip(starts, ends, strict=True))
+    spans = [Span(by_token.get(t, root), stops=t not in by_token) for t in tokens]
     return Proposal(tuple(spans), (member.next(root).margin,))
 
 
 def _complete(member: Member, starts: Sequence[Node]) -> Steps[list[Node]]:
-    """Tokens extended greedily up to where a character ends; returns their last nodes."""
+    """Extend tokens greedily to the end of a character, and return the last nodes."""
     ends = list(starts)
     growing = list(range(len(ends)))
     for _ in range(CHARACTER_TOKENS):
@@ -60,7 +60,7 @@ def _complete(member: Member, starts: Sequence[Node]) -> Steps[list[Node]]:
 
 
 def union(members: Sequence[Member], proposals: Sequence[Proposal], *, first_word: bool) -> Pool:
-    """The pool of what members offer."""
+    """Return the pool of the members' proposals."""
     pool = Pool(first_word=first_word)
     for member, proposal in zip(members, proposals, strict=True):
         pool.add(member, proposal)
@@ -68,7 +68,7 @@ def union(members: Sequence[Member], proposals: Sequence[Proposal], *, first_wor
 
 
 def suggest(member: Member, pool: Pool, count: int) -> Steps[None]:
-    """Add the texts of the member's likeliest tokens, as far as they are whole characters."""
+    """Add the texts of a member's likeliest tokens to the pool, if they are whole characters."""
     root = member.tree.root
     yield from member.widen(root, count)
     for token in member.next(root).tokens[:count]:
@@ -80,15 +80,16 @@ def suggest(member: Member, pool: Pool, count: int) -> Steps[None]:
 def first_logprobs(
     members: Sequence[Member], pool: Pool, *, whole: bool = False
 ) -> Steps[list[list[float]]]:
-    """For every member, the natural log of the probability that it goes on with each candidate.
+    """Return the natural log of each member's probability of each candidate, [member, candidate].
 
-    That is the probability of the member's first token for it: its own token if it offered the
-    candidate, else the first of its encoding; minus infinity where it cannot write the text.
+    This is the probability of the member's first token for the candidate. The token is the member's
+    own if it proposed the candidate, else the first of its encoding. The value is minus infinity if
+    the member cannot write the text.
 
     Args:
-        members: who is asked; their roots have been evaluated.
+        members: the members, whose roots are evaluated.
         pool: the candidates.
-        whole: ask about single tokens only: an encoding of several has probability zero.
+        whole: give a text that the member encodes in several tokens the probability zero.
     """
     nodes = [[_first(m, pool, c, whole=whole) for c in pool.candidates] for m in members]
     yield from in_lockstep(
@@ -126,18 +127,18 @@ def averaged(
     candidates: Sequence[PoolCandidate],
     logprobs: Sequence[Sequence[float]],
 ) -> list[results.Candidate]:
-    """Candidates scored with -log of the weighted average of the members' probabilities.
+    """Score candidates with -log of the weighted average of the members' probabilities.
 
     Args:
-        members: who has been asked.
-        candidates: about what.
-        logprobs: natural logs, [member, candidate].
+        members: the members.
+        candidates: the candidates.
+        logprobs: natural logs of the probabilities, [member, candidate].
     """
     weights = [member.weight for member in members]
     scored = []
     for candidate, *logs in zip(candidates, *logprobs, strict=True):
-        shares = (w * math.exp(each) for w, each in zip(weights, logs, strict=True))
+        shares = (w * math.exp(log) for w, log in zip(weights, logs, strict=True))
         average = math.fsum(shares) / math.fsum(weights)
         score = 0.0 - math.log(average) if average > 0 else None
-        scored.append(to_result(candidate, members, [0.0 - each for each in logs], score))
+        scored.append(to_result(candidate, members, [0.0 - log for log in logs], score))
     return scored

@@ -22,18 +22,20 @@ from adafuse_llm.strategies.token_level import averaged, first_logprobs, offer, 
 class UniTE(Strategy):
     """The union of the members' k likeliest next tokens (arXiv 2410.03777).
 
-    Every member gives each text of the union the probability of its own token for it, or of the
-    first token of its encoding; over the union these are made to sum to one, and averaged. The
-    likeliest text is committed.
+    Every member gives each text of the union the probability of its own token for the text, or of
+    the first token of its encoding. Each member's probabilities are normalized over the union, and
+    then averaged. The likeliest text is committed.
 
-    Score: -log of the weighted average. NLL: -log of the member's share of the union, in nats.
+    The score is -log of the weighted average. The NLL is -log of the member's normalized
+    probability, in nats.
+
     Cost: one pass per member for each committed token.
 
     Args:
-        top_k: k.
+        top_k: number k of likeliest tokens of each member.
 
     Raises:
-        InvalidOptionError: it is less than one.
+        InvalidOptionError: `top_k` is less than one.
     """
 
     top_k: int = 10
@@ -57,14 +59,14 @@ class UniTE(Strategy):
         proposals = yield from in_lockstep([offer(member, self.top_k) for member in members])
         pool = union(members, proposals, first_word=first_word)
         logprobs = yield from first_logprobs(members, pool)
-        shares = [_normalised(row) for row in logprobs]
+        shares = [_normalized(row) for row in logprobs]
         scored = averaged(members, pool.candidates, shares)
         margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
         return commit_best(pool, scored, margins)
 
 
-def _normalised(logprobs: Sequence[float]) -> list[float]:
-    """Log-probabilities, made to sum to one."""
+def _normalized(logprobs: Sequence[float]) -> list[float]:
+    """Return log-probabilities shifted so that the probabilities sum to one."""
     highest = max(logprobs)
-    total = highest + math.log(math.fsum(math.exp(each - highest) for each in logprobs))
-    return [each - total for each in logprobs]
+    total = highest + math.log(math.fsum(math.exp(value - highest) for value in logprobs))
+    return [value - total for value in logprobs]

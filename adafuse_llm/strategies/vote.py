@@ -1,4 +1,4 @@
-"""The answer that most members give."""
+"""Majority vote over whole answers."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ from adafuse_llm.strategies.whole_answers import (
 
 
 class MajorityVote(WholeAnswers):
-    """The answer that most members give, by weight; of equal ones the earlier member's.
+    """The answer with the highest sum of its members' weights.
 
-    Every member answers greedily and alone. Answers count as the same where their `key` is; the
-    text of the earliest is taken. Score: the share of the votes for other answers. NLL: of those
-    who gave the answer, mean nats per token.
+    Every member answers greedily and alone. Answers with equal keys are the same answer, and the
+    text of the earliest member is used. The earlier member's answer wins a tie. The score is the
+    share of the votes for other answers. The NLL of a member is its mean in nats per token, and
+    only the answer's proposers have one.
 
     Cost: each member's own decoding.
 
     Args:
-        key: what of an answer is compared; default: its words without case and punctuation. The
-            answer is given up to the first stop sequence.
+        key: returns the text by which answers are compared. Its argument is the answer up to the
+            first stop sequence. Default: the words without case and punctuation.
     """
 
     name = "vote"
@@ -70,5 +71,5 @@ class MajorityVote(WholeAnswers):
 
 
 def plain(text: str) -> str:
-    """The words of a text, without case and punctuation."""
+    """Return the words of a text, without case and punctuation."""
     return " ".join(re.findall(r"\w+", text.casefold()))

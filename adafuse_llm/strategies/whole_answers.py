@@ -17,7 +17,7 @@ from adafuse_llm.strategies.base import Strategy
 
 
 class WholeAnswers(Strategy):
-    """Base of the strategies that choose among whole answers. Their streams have one event."""
+    """Base of the strategies that choose among whole answers. A stream has one event."""
 
     options = frozenset({"max_word_tokens", "weights"})
 
@@ -27,7 +27,7 @@ class WholeAnswers(Strategy):
 
 
 def answer(member: Member, config: AdaFuseConfig) -> Steps[Proposal]:
-    """Write a member's greedy answer, up to its end, a stop sequence, or a limit."""
+    """Propose a member's greedy answer, up to its end, a stop sequence, or a length limit."""
     end = start = member.tree.root
     limit = start.length + config.max_new_tokens - member.response_tokens
     margins: list[float] = []
@@ -51,6 +51,6 @@ def text_until_stop(text: str, config: AdaFuseConfig) -> str:
 def to_result_by_proposers(
     candidate: PoolCandidate, members: Sequence[Member], score: float
 ) -> results.Candidate:
-    """Return a candidate with the NLL of its proposers only, as no other member has read it."""
+    """Return a candidate with the NLL of its proposers, because no other member has read it."""
     own = [candidate.nll(m) if m in candidate.proposers else math.inf for m in members]
     return to_result(candidate, members, own, score)

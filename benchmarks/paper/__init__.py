@@ -1,9 +1,9 @@
-"""A paper's tables and figures, from recorded answers: ``python -m benchmarks.paper --help``.
+"""The paper's tables and figures, from recorded answers: ``python -m benchmarks.paper --help``.
 
-command  run what is missing of a suite, then show it
-layout   which systems stand in which table; suites as files
-run      what has to be decoded, each answer once, resumable
+command  the command, which decodes missing answers and shows the report
+layout   the systems in each table, and suite files
+run      decoding of each answer once, resumable
 report   tables, tests and claims as plain data
-sheets   the same as cells of text, for terminals, Markdown and HTML
-page     the same as an HTML page with charts
+sheets   the report as tables of text, for terminals, Markdown and HTML
+page     the report as an HTML page with charts
 """

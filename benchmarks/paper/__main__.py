@@ -1,4 +1,4 @@
-"""The paper's tables and figures, from a clone.
+"""The command that makes the paper's tables and figures, in a clone.
 
 python -m benchmarks.paper --output results/embedded
 python -m benchmarks.paper --data BENCHMARKS --model ONE --model TWO --output results/mine
@@ -18,12 +18,12 @@ NAME = "python -m benchmarks.paper"
 
 
 def main() -> None:
-    """Entry point of `python -m benchmarks.paper`."""
+    """Run `python -m benchmarks.paper`."""
     run_app(create_app, NAME)
 
 
 def create_app() -> typer.Typer:
-    """The Typer application."""
+    """Return the Typer application."""
     import typer
 
     from adafuse_llm.cli.common import command

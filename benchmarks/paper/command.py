@@ -1,4 +1,4 @@
-"""Run a suite, resume it, show it: what `python -m benchmarks.paper` does."""
+"""The command `python -m benchmarks.paper`, which runs, resumes and shows a suite."""
 
 from __future__ import annotations
 
@@ -53,8 +53,16 @@ from benchmarks.paper.sheets import Sheet, sheets
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
-    """What was typed, checked."""
+class Arguments:
+    """Checked arguments of the command.
+
+    Attributes:
+        name: name or file of the suite.
+        suite: the suite.
+        works: tasks by name.
+        absent: tasks that are left out, with the reason.
+        output: folder of the answers and the report.
+    """
 
     name: str
     suite: Suite
@@ -66,8 +74,10 @@ class Wanted:
 def run_suite(
     setup: Setup,
     *,
-    suite: Annotated[str, typer.Argument(help="paper, or a YAML file.", metavar="SUITE")] = "paper",
-    output: Annotated[Path, typer.Option(help="Folder of answers, suite.json and suite.html.")],
+    suite: Annotated[
+        str, typer.Argument(help="Name of the suite (paper), or a YAML file.", metavar="SUITE")
+    ] = "paper",
+    output: Annotated[Path, typer.Option(help="Folder for answers, suite.json and suite.html.")],
     data: Annotated[
         Path | None,
         typer.Option(
@@ -78,12 +88,13 @@ def run_suite(
     task: Annotated[
         str | None,
         typer.Option(
-            help="Run only this one: nq, squad, triviaqa, gsm8k, flores_en_de, flores_de_en, "
+            help="Run only this task: nq, squad, triviaqa, gsm8k, flores_en_de, flores_de_en or "
             "embedded."
         ),
     ] = None,
     metric: Annotated[
-        list[str] | None, typer.Option(help="Repeatable. Default: those of the tasks.")
+        list[str] | None,
+        typer.Option(help="Main metric. Repeatable. Default: the metrics of each task."),
     ] = None,
     limit: Annotated[
         int | None,
@@ -93,31 +104,33 @@ def run_suite(
         int | None,
         typer.Option(
             min=1,
-            help="Questions that are answered at the same time. Default: the suite's, which is 16.",
+            help="Number of concurrent questions. Default: the suite's number, usually 16.",
         ),
     ] = None,
     chat: Annotated[
         bool,
-        typer.Option("--chat", help="Send the prompt as a message; embedded always does."),
+        typer.Option("--chat", help="Send the prompt as a message. The task embedded always does."),
     ] = False,
     html: Annotated[
         Path | None,
-        typer.Option(help="Page to write. Default: suite.html in the folder.", dir_okay=False),
+        typer.Option(
+            help="HTML file to write. Default: suite.html in the output folder.", dir_okay=False
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """Run the AdaFuse paper's tables and figures, with paired tests.
+    """Make the AdaFuse paper's tables and figures, with paired tests.
 
-    Runs members alone, other strategies and AdaFuse, and tests whether AdaFuse is above them; on
-    the embedded members, or on a folder of the paper's benchmarks (--data). The output folder
-    holds every answer, suite.json and suite.html. The same command resumes where it was
-    interrupted, and prints the tables again when all is done.
+    The command runs single members, other strategies and AdaFuse. It tests whether AdaFuse scores
+    higher. The questions are the embedded ones, or come from a folder of the paper's benchmarks
+    (--data). The output folder holds every answer, suite.json and suite.html. The same command
+    resumes after an interruption, and prints the tables again when all answers are complete.
 
-    Exit codes: 0 all questions answered; 1 some failed (they count as wrong; those that failed of
-    the run, out of memory, say, are asked again by the same command, and until then nothing is
-    compared); 2 nothing could be run; 130 interrupted.
+    Exit codes: 0 all questions answered; 1 some failed; 2 nothing could be run; 130 interrupted. A
+    failed answer counts as wrong. If the run caused the failure, such as out of memory, the same
+    command repeats the question, and the system is not compared until then.
     """
-    wanted, setup = _wanted(
+    arguments, setup = _check_arguments(
         setup,
         name=suite,
         output=output,
@@ -128,18 +141,18 @@ def run_suite(
         max_requests=max_requests,
         chat=chat,
     )
-    for name, reason in wanted.absent.items():
+    for name, reason in arguments.absent.items():
         typer.echo(f"{name} is left out: {reason}", err=True)
     with ExitStack() as stack, cancel_on_interrupt() as cancel:
-        engine = _Lazily(setup, stack)
+        engine = _LazyEngine(setup, stack)
         notes = Notes(output)
         members = _members(notes, setup, engine)
-        parts = parts_of(wanted.suite, members)
+        parts = parts_of(arguments.suite, members)
         runner = Runner(
             engine,
             output,
-            wanted.works,
-            wanted.suite,
+            arguments.works,
+            arguments.suite,
             identity={
                 "models": list(setup.models) or "embedded",
                 "dtype": setup.dtype,
@@ -148,17 +161,17 @@ def run_suite(
             },
             members=None if setup.config.use is None else members,
         )
-        jobs, refused = _possible(runner, jobs_of(parts, wanted.suite, wanted.works))
-        _tell_absent(parts, refused)
+        jobs, refused = _possible(runner, jobs_of(parts, arguments.suite, arguments.works))
+        _report_absent(parts, refused)
         answers: dict[tuple[str, str, bool], list[Record]] = {}
         with progress_bar() as progress:
             total = sum(job.questions for job in jobs)
             left = sum(runner.missing(job) for job in jobs)
-            shown = progress.add_task(wanted.name, total=total, completed=total - left)
+            shown = progress.add_task(arguments.name, total=total, completed=total - left)
             if left < total:
-                typer.echo(f"{output}: {total - left} of {total} answers are there", err=True)
+                typer.echo(f"{output} has {total - left} of {total} answers", err=True)
 
-            def came(record: Record) -> None:
+            def on_record(record: Record) -> None:
                 progress.advance(shown)
                 if record.error is not None:
                     progress.console.print(f"line {record.line}: {one_line(record.error)}")
@@ -169,13 +182,15 @@ def run_suite(
                         answers[job.name] = runner.records(job)
                         continue
                     with notes.run():
-                        answers[job.name] = runner.records(job, cancel=cancel, came=came)
+                        answers[job.name] = runner.records(job, cancel=cancel, on_record=on_record)
                 except Cancelled:
                     typer.echo("interrupted: the same command resumes", err=True)
                     return INTERRUPTED
-    about = _about(wanted, setup, members) | notes.provenance
+    about = _about(arguments, setup, members) | notes.provenance
     about["processor_seconds"] = notes.processor_seconds
-    report = make_report(wanted.suite, parts, wanted.works, answers, refused=refused, about=about)
+    report = make_report(
+        arguments.suite, parts, arguments.works, answers, refused=refused, about=about
+    )
     text = report.model_dump_json(indent=1) + "\n"
     (output / "suite.json").write_text(text, encoding="utf-8")
     page = html or output / "suite.html"
@@ -184,12 +199,12 @@ def run_suite(
         print_json(report.model_dump(mode="json"))
     else:
         stdout_console().print(Group(*_shown(report)))
-        typer.echo(f"{output / 'suite.json'} and {page} hold the same, with charts", err=True)
-    failed = any(record.error is not None for each in answers.values() for record in each)
+        typer.echo(f"wrote {output / 'suite.json'}, and {page} with charts", err=True)
+    failed = any(record.error is not None for records in answers.values() for record in records)
     return FAILED if failed else 0
 
 
-def _wanted(
+def _check_arguments(
     setup: Setup,
     *,
     name: str,
@@ -200,42 +215,42 @@ def _wanted(
     limit: int | None,
     max_requests: int | None,
     chat: bool,
-) -> tuple[Wanted, Setup]:
-    """Check the arguments before a model is loaded; what to run, and with which members."""
+) -> tuple[Arguments, Setup]:
+    """Check the arguments before a model is loaded. Return them, and the setup of the members."""
     suite = load_suite(name).limited(limit)
     if max_requests is not None:
         suite = suite.model_copy(update={"max_requests": max_requests})
     if chat:
         suite = suite.model_copy(update={"chat": True})
-    own = AdaFuseConfig()
-    taken = ", ".join("--" + each.replace("_", "-") for each in OF_TASKS)
+    defaults = AdaFuseConfig()
+    allowed = ", ".join("--" + option.replace("_", "-") for option in OF_TASKS)
     for option, value in setup.options.items():
-        if option not in OF_TASKS and value != getattr(own, option):
+        if option not in OF_TASKS and value != getattr(defaults, option):
             raise InvalidInputError(
-                f"--{option.replace('_', '-')} is said by the rows of a suite; of the options of "
-                f"decoding it takes {taken}. For other rows, write a suite file."
+                f"--{option.replace('_', '-')} is not allowed, because the rows of a suite set it; "
+                f"allowed are {allowed}. Write a suite file to set it."
             )
     if setup.strategy != "adafuse":
-        raise InvalidInputError("--strategy is said by the rows of a suite: leave it out")
+        raise InvalidInputError("--strategy is not allowed, because the rows of a suite set it")
     if output.exists() and not output.is_dir():
-        raise InvalidInputError(f"--output {output} must be a folder for a suite; it is a file")
-    given = {
+        raise InvalidInputError(f"--output {output} must be a folder; it is a file")
+    options = {
         option: value
         for option, value in setup.options.items()
         if option in OF_TASKS and option != "use"
     }
-    works, absent = load_work(suite, data, tasks=tasks, metrics=metrics, options=given)
+    works, absent = load_work(suite, data, tasks=tasks, metrics=metrics, options=options)
     setup = dataclasses.replace(
         setup,
         models=setup.models or suite.models,
         dtype=suite.dtype if setup.dtype == "auto" else setup.dtype,
         device_map=setup.device_map or suite.device_map,
     )
-    return Wanted(name, suite, works, absent, output), setup
+    return Arguments(name, suite, works, absent, output), setup
 
 
-class _Lazily:
-    """The engine with all members, loaded when it is first needed."""
+class _LazyEngine:
+    """The engine with all members, loaded on the first call."""
 
     def __init__(self, setup: Setup, stack: ExitStack) -> None:
         plain = dataclasses.replace(setup, config=AdaFuseConfig())
@@ -251,36 +266,34 @@ class _Lazily:
 
 
 class Notes:
-    """What a folder remembers of its runs, beside the answers."""
+    """Notes in the output folder about earlier runs: members, dates, versions and times."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "notes.json"
         try:
-            self._told = json.loads(self._path.read_text(encoding="utf-8"))
+            self._notes = json.loads(self._path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            self._told = {}
+            self._notes = {}
 
-    def members(self, asked: dict[str, Any]) -> tuple[str, ...] | None:
-        """The members of an earlier run that asked for the same."""
-        same = self._told.get("asked") == json.loads(json.dumps(asked))
-        return tuple(self._told["members"]) if same else None
+    def members(self, request: dict[str, Any]) -> tuple[str, ...] | None:
+        """Return the members of an earlier run with the same request, or None."""
+        same = self._notes.get("asked") == json.loads(json.dumps(request))
+        return tuple(self._notes["members"]) if same else None
 
     @property
     def processor_seconds(self) -> float:
-        """Processor time of decoding, all runs together."""
-        return float(self._told.get("processor_seconds", 0.0))
+        """Processor seconds of decoding in all runs."""
+        return float(self._notes.get("processor_seconds", 0.0))
 
-    def note(self, **told: Any) -> None:
-        """Remember something."""
-        self._told |= told
+    def note(self, **notes: Any) -> None:
+        """Add notes and write the file."""
+        self._notes |= notes
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text(json.dumps(self._told) + "\n", encoding="utf-8")
+        self._path.write_text(json.dumps(self._notes) + "\n", encoding="utf-8")
 
     @contextmanager
     def run(self) -> Iterator[None]:
-        """While something is decoded: adds the processor time of this process, and notes when,
-        with which version and on what it was.
-        """
+        """Add the processor time of the ``with`` block, and note its date, version and machine."""
         before = time.process_time()
         try:
             yield
@@ -288,7 +301,7 @@ class Notes:
             taken = time.process_time() - before
             made = {"version": version("adafuse-llm"), "machine": _machine()}
             others = [
-                each for each in self._made if {**each, "date": None} != {**made, "date": None}
+                other for other in self._made if {**other, "date": None} != {**made, "date": None}
             ]
             self.note(
                 processor_seconds=round(self.processor_seconds + taken, 2),
@@ -297,20 +310,20 @@ class Notes:
 
     @property
     def _made(self) -> list[dict[str, str]]:
-        """Version, machine and last date of the runs that decoded something."""
-        found: list[dict[str, str]] = self._told.get("made", [])
-        return found
+        """Version, machine and last date of the runs that decoded answers."""
+        made: list[dict[str, str]] = self._notes.get("made", [])
+        return made
 
     @property
     def provenance(self) -> dict[str, str]:
-        """Of all answers: the date of the last, every version and machine."""
+        """The date of the last answer, and every version and machine of the answers."""
         made = self._made or [
             {"version": version("adafuse-llm"), "machine": _machine(), "date": _now()}
         ]
         return {
-            "date": max(each["date"] for each in made),
-            "version": ", ".join(dict.fromkeys(each["version"] for each in made)),
-            "machine": "; ".join(dict.fromkeys(each["machine"] for each in made)),
+            "date": max(run["date"] for run in made),
+            "version": ", ".join(dict.fromkeys(run["version"] for run in made)),
+            "machine": "; ".join(dict.fromkeys(run["machine"] for run in made)),
         }
 
 
@@ -325,20 +338,21 @@ def _machine() -> str:
     )
 
 
-def _members(notes: Notes, setup: Setup, engine: _Lazily) -> tuple[str, ...]:
-    """The members that take part: as an earlier run has noted them, so that nothing need be loaded
-    to show it again.
+def _members(notes: Notes, setup: Setup, engine: _LazyEngine) -> tuple[str, ...]:
+    """Return the names of the members that take part.
+
+    The notes of an earlier run have them, so that showing its report again loads no models.
     """
-    asked = {"models": list(setup.models), "members": setup.config.use}
-    known = notes.members(asked)
+    request = {"models": list(setup.models), "members": setup.config.use}
+    known = notes.members(request)
     if known is None:
         known = chosen_members(engine(), setup.config.use)
-        notes.note(asked=asked, members=known)
+        notes.note(asked=request, members=known)
     return known
 
 
 def _possible(runner: Runner, jobs: Sequence[Job]) -> tuple[list[Job], dict[str, str]]:
-    """The jobs that can be run, and rows that cannot, by their key, with the reason."""
+    """Return the jobs that can run, and the reasons of the rows that cannot, by row key."""
     refused = {}
     for job in jobs:
         if job.row.key not in refused and (reason := runner.refusal(job)) is not None:
@@ -346,22 +360,24 @@ def _possible(runner: Runner, jobs: Sequence[Job]) -> tuple[list[Job], dict[str,
     return [job for job in jobs if job.row.key not in refused], refused
 
 
-def _tell_absent(parts: Sequence[Part], refused: dict[str, str]) -> None:
-    told = {row.name: refused[row.key] for part in parts for row in part.rows if row.key in refused}
+def _report_absent(parts: Sequence[Part], refused: dict[str, str]) -> None:
+    absent = {
+        row.name: refused[row.key] for part in parts for row in part.rows if row.key in refused
+    }
     for part in parts:
-        told |= part.absent
-    for name, reason in told.items():
+        absent |= part.absent
+    for name, reason in absent.items():
         typer.echo(f"{name} is left out: {one_line(reason)}", err=True)
 
 
-def _about(wanted: Wanted, setup: Setup, members: Sequence[str]) -> dict[str, Any]:
+def _about(arguments: Arguments, setup: Setup, members: Sequence[str]) -> dict[str, Any]:
     return {
-        "suite": wanted.name,
+        "suite": arguments.name,
         "command": shlex.join(["python", "-m", "benchmarks.paper", *sys.argv[1:]]),
         "models": setup.models,
         "members": tuple(members),
-        "max_requests": wanted.suite.max_requests,
-        "absent": wanted.absent,
+        "max_requests": arguments.suite.max_requests,
+        "absent": arguments.absent,
     }
 
 

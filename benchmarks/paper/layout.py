@@ -1,7 +1,7 @@
-"""Which systems stand in which table or figure.
+"""The systems in each table and figure.
 
-A system is a row: a strategy by its name, options of `AdaFuseConfig`, and members. A new strategy
-or option needs a row here, or in a suite file, and nothing else.
+A system is a row: the name of a strategy, options of `AdaFuseConfig`, and members. A new strategy
+or option needs only a row here or in a suite file.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from adafuse_llm.strategies.base import Strategy, refuse_unused_options
 from adafuse_llm.strategies.registry import find_strategy
 
 PAPER_TASKS = ("nq", "squad", "triviaqa", "gsm8k", "flores_en_de", "flores_de_en")
-"""Of the paper's Table 1."""
+"""Tasks of the paper's Table 1."""
 
 ALL_SUBSETS = 3
-"""Up to so many members, Table 2 has every subset of them; of more, the first 1, 2, … in order."""
+"""Largest number of members for which Table 2 has every subset. For more members, Table 2 has the
+first 1, 2, … of them in order."""
 
 BRANCHES = (1, 2, 3, 4, 5)
 THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
 WIDTHS = (2, 3, 5)
 
 OF_TASKS = ("max_new_tokens", "stop", "use")
-"""Options that tasks and flags decide where a row says nothing."""
+"""Options that tasks and flags set unless a row sets them."""
 
 Kind = Literal["member", "peer", "adafuse"]
 Size = Literal["table", "sweep", "time"]
@@ -47,15 +48,15 @@ class Row(_Plain):
     """A system.
 
     Attributes:
-        name: shown.
-        strategy: by its name.
-        options: of `AdaFuseConfig`, over those of the task.
-        use: names of the members that take part; None for all.
-        kind: what Table 1 compares it with.
-        at: its place on a figure's axis.
-        series: whose line of a figure it belongs to.
-        optional: whether it is left out, with the reason, where this installation lacks the
-            strategy or an option; otherwise that is an error.
+        name: name in the tables.
+        strategy: name of the strategy.
+        options: options of `AdaFuseConfig`, which override those of the task.
+        use: names of the members that take part. None for all.
+        kind: kind of system, which decides the comparisons of Table 1.
+        at: position on a figure's axis.
+        series: name of its line in a figure.
+        optional: whether to leave the row out, with the reason, if this installation lacks the
+            strategy or an option. If False, this is an error.
     """
 
     name: str
@@ -69,8 +70,9 @@ class Row(_Plain):
 
     @property
     def key(self) -> str:
-        """What decides the answers: rows of the same key are decoded once. An option at its default
-        is left out, unless a row without it may get another value.
+        """Key of the answers. Rows with the same key are decoded once.
+
+        The key omits an option at its default, unless a task or a flag can set the option.
         """
         fields = AdaFuseConfig.model_fields
         given = [
@@ -86,14 +88,14 @@ class Part(_Plain):
     """A table or a figure.
 
     Attributes:
-        name: such as ``table-1``.
-        title: shown.
-        about: what is to be seen, in a sentence.
-        rows: its systems.
-        size: how many questions: as many as Table 1 has, as a sweep has, or as are timed.
-        reference: the row that the others are tested against.
-        axis: what `Row.at` means, where there is a line to draw.
-        absent: rows that cannot be, and why.
+        name: name, such as ``table-1``.
+        title: heading.
+        about: note on the contents.
+        rows: the systems.
+        size: field of `Sizes` with the number of questions.
+        reference: name of the row that the other rows are tested against.
+        axis: label of the axis of `Row.at`. None for a part without a line chart.
+        absent: names of rows that are left out, with the reason.
     """
 
     name: str
@@ -106,14 +108,20 @@ class Part(_Plain):
     absent: Mapping[str, str] = Field(default_factory=dict)
 
     def without(self, names: Sequence[str]) -> Part:
-        """The same less rows of these names."""
+        """Return the part without the rows of these names."""
         kept = tuple(row for row in self.rows if row.name not in names)
         left = {row.name: "the suite file leaves it out" for row in self.rows if row not in kept}
         return self.model_copy(update={"rows": kept, "absent": {**self.absent, **left}})
 
 
 class Sizes(_Plain):
-    """How many questions of every task each kind of part asks, from the first."""
+    """Number of questions per task, from the first, for each kind of part.
+
+    Attributes:
+        table: for Table 1.
+        sweep: for the other tables and figures.
+        time: for parts that measure time.
+    """
 
     table: int = Field(default=720, ge=1)
     sweep: int = Field(default=180, ge=1)
@@ -121,21 +129,21 @@ class Sizes(_Plain):
 
 
 class Suite(_Plain):
-    """A suite: the paper's parts, over which members and tasks, and how many questions.
+    """Settings of a suite: the parts of the paper, members, tasks and numbers of questions.
 
     Attributes:
-        models: folders or hub ids; none for the embedded members.
+        models: folders or hub ids. Empty for the embedded members.
         dtype: data type of the weights.
-        device_map: where accelerate places them.
-        chat: whether prompts are sent as messages.
-        tasks: which; none for all that there are data for, or ``embedded`` without data.
-        metrics: metrics of a task, the main one first, where its own are not wanted.
-        questions: how many.
-        max_requests: questions that are answered at the same time, except where time is measured.
-        max_new_tokens: by task, where the task's own limit is not wanted.
-        parts: names of parts; none for all.
-        without: names of rows that are left out.
-        rows: further systems, in a part of their own (``more``).
+        device_map: placement of the weights by accelerate.
+        chat: whether to send prompts as messages.
+        tasks: names of tasks. Empty for all tasks with data, or ``embedded`` without data.
+        metrics: metrics by task, the main one first, in place of the task's own.
+        questions: numbers of questions.
+        max_requests: number of concurrent questions, except in parts that measure time.
+        max_new_tokens: length limit by task, in place of the task's own.
+        parts: names of parts. Empty for all.
+        without: names of rows to leave out.
+        rows: more systems, for an additional part ``more``.
     """
 
     models: tuple[str, ...] = ()
@@ -154,50 +162,50 @@ class Suite(_Plain):
     rows: tuple[Row, ...] = ()
 
     def limited(self, limit: int | None) -> Suite:
-        """The same with at most `limit` questions of every task in every part."""
+        """Return the suite with at most `limit` questions of every task in every part."""
         if limit is None:
             return self
-        sizes = {name: min(limit, each) for name, each in self.questions.model_dump().items()}
+        sizes = {name: min(limit, size) for name, size in self.questions.model_dump().items()}
         return self.model_copy(update={"questions": Sizes(**sizes)})
 
 
 def load_suite(name: str) -> Suite:
-    """A suite by its name (``paper``), or of a YAML file.
+    """Load the suite ``paper``, or a suite from a YAML file.
 
     Raises:
-        InvalidInputError: there is none, or the file holds something else.
-        InvalidOptionError: a row has a strategy or an option that there is not.
+        InvalidInputError: the suite does not exist, or the file is not a suite.
+        InvalidOptionError: the strategy or an option of a row does not exist.
     """
     if name == "paper":
         return Suite()
     path = Path(name)
     if not path.is_file():
         raise InvalidInputError(
-            f"there is no suite {name!r}.{nearest(name, ['paper'])} Pass paper, or a YAML file."
+            f"there is no suite {name!r}.{nearest(name, ['paper'])} Pass paper or a YAML file."
         )
     import yaml
 
     try:
         suite = Suite(**yaml.safe_load(path.read_text(encoding="utf-8-sig")))
     except ValidationError as error:
-        raise InvalidInputError(f"{path} is no suite: {_first_problem(error)}") from error
+        raise InvalidInputError(f"{path} is not a suite: {_first_problem(error)}") from error
     except TypeError as error:
-        raise InvalidInputError(f"{path} is no suite: it must hold names and values") from error
+        raise InvalidInputError(f"{path} is not a suite: it must hold names and values") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
-        raise InvalidInputError(f"{path} is no suite: not YAML: {reason}") from error
+        raise InvalidInputError(f"{path} is not a suite: it is not YAML: {reason}") from error
     _check(suite, path)
     return suite
 
 
 def _check(suite: Suite, path: Path) -> None:
-    """Refuse names that there are not."""
-    for each in (*suite.tasks, *suite.metrics, *suite.max_new_tokens):
-        if each not in TASKS:
-            raise InvalidInputError(f"{path}: there is no task {each!r}.{nearest(each, TASKS)}")
-    for each in (name for names in suite.metrics.values() for name in names):
-        if each not in METRICS:
-            raise InvalidInputError(f"{path}: there is no metric {each!r}.{nearest(each, METRICS)}")
+    """Check that the names in a suite exist."""
+    for task in (*suite.tasks, *suite.metrics, *suite.max_new_tokens):
+        if task not in TASKS:
+            raise InvalidInputError(f"{path}: there is no task {task!r}.{nearest(task, TASKS)}")
+    for name in (name for names in suite.metrics.values() for name in names):
+        if name not in METRICS:
+            raise InvalidInputError(f"{path}: there is no metric {name!r}.{nearest(name, METRICS)}")
     _check_names("part", suite.parts, [part.name for part in paper((), suite.rows)])
     for row in suite.rows:
         if not row.optional:
@@ -211,14 +219,15 @@ def _first_problem(error: ValidationError) -> str:
 
 
 def settled(row: Row, options: Mapping[str, Any] | None = None) -> tuple[Strategy, AdaFuseConfig]:
-    """A row's strategy and options.
+    """Return the strategy and options of a row.
 
     Args:
         row: the system.
-        options: of its task; those of the row come before them.
+        options: options of the task, which those of the row override.
 
     Raises:
-        InvalidOptionError: there is no such strategy or option, or they do not go together.
+        InvalidOptionError: the strategy or an option does not exist, or the strategy does not use
+            an option.
     """
     strategy = find_strategy(row.strategy)
     config = AdaFuseConfig(**{**(options or {}), **row.options})
@@ -227,10 +236,10 @@ def settled(row: Row, options: Mapping[str, Any] | None = None) -> tuple[Strateg
 
 
 def parts_of(suite: Suite, members: Sequence[str]) -> tuple[Part, ...]:
-    """The parts of a suite, for members of these names.
+    """Return the parts of a suite for members of these names.
 
     Raises:
-        InvalidInputError: it names a part, or a row to leave out, that there is not.
+        InvalidInputError: the suite names a part or a row that does not exist.
     """
     parts = paper(members, suite.rows)
     _check_names("part", suite.parts, [part.name for part in parts])
@@ -261,7 +270,7 @@ PEERS = (
 )
 
 RANKER = "LLM-Blender's PairRanker"
-NO_RANKER = "it needs its published weights, a model of its own; see Strategies"
+NO_RANKER = "it needs a separate model with published weights; see the page Strategies"
 
 PLAIN = Row(name="AdaFuse, B = 1", options={"branching_factor": 1})
 BRANCHED = Row(name="AdaFuse, B = 3", options={"branching_factor": 3})
@@ -269,7 +278,12 @@ OURS = (PLAIN, BRANCHED)
 
 
 def paper(members: Sequence[str], more: Sequence[Row] = ()) -> tuple[Part, ...]:
-    """The tables and figures of the AdaFuse paper (arXiv 2601.06022) for members of these names."""
+    """Return the tables and figures of the AdaFuse paper (arXiv 2601.06022) for given members.
+
+    Args:
+        members: names of the members.
+        more: rows of an additional part ``more``.
+    """
     alone = tuple(
         Row(name=f"{each} alone", strategy="single", use=(each,), kind="member") for each in members
     )
@@ -278,8 +292,8 @@ def paper(members: Sequence[str], more: Sequence[Row] = ()) -> tuple[Part, ...]:
         Part(
             name="table-1",
             title="Table 1: members, peers and AdaFuse",
-            about="B = 1 is the setting of the paper's Table 1 (§3.3 off), B = 3 this package's "
-            "default.",
+            about="B = 1 is the setting of the paper's Table 1 (§3.3 off). B = 3 is the default of "
+            "this package.",
             rows=(*alone, *PEERS, *OURS),
             size="table",
             absent={RANKER: NO_RANKER},
@@ -287,13 +301,13 @@ def paper(members: Sequence[str], more: Sequence[Row] = ()) -> tuple[Part, ...]:
         Part(
             name="table-2",
             title="Table 2: from one member to all",
-            about="AdaFuse with B = 3; one member decodes greedily.",
+            about="AdaFuse has B = 3. A single member decodes greedily.",
             rows=(*(row.model_copy(update={"at": 1.0}) for row in alone), *_subsets(members)),
         ),
         Part(
             name="figure-2",
             title="Figure 2: a fixed number of words a round, and the adaptive one",
-            about="§3.3 is off: nothing branches.",
+            about="§3.3 is off, so members propose no alternatives.",
             rows=(
                 *(
                     Row(name=f"{count(words, 'word')} a round", strategy=f"fixed-{words}")
@@ -306,7 +320,8 @@ def paper(members: Sequence[str], more: Sequence[Row] = ()) -> tuple[Part, ...]:
         Part(
             name="figure-4",
             title="Figure 4: more branches, with the adaptive length on and off",
-            about="B = 1 is §3.3 switched off. Off, a round is one word (M = 1).",
+            about="B = 1 turns §3.3 off. With the adaptive length off, a round has one word "
+            "(M = 1).",
             rows=tuple(
                 Row(
                     name=f"B = {branches}, M = {words}",
@@ -318,20 +333,20 @@ def paper(members: Sequence[str], more: Sequence[Row] = ()) -> tuple[Part, ...]:
                 for branches in BRANCHES
             ),
             reference="B = 1, M = 3",
-            axis="B, branches of an unsure word",
+            axis="B, alternatives for an unsure word",
         ),
         Part(
             name="figure-5",
             title="Figure 5: run time",
-            about="One question at a time, after a first one that is not counted: seconds from "
-            "the request to the end of the answer.",
+            about="Seconds from the request to the end of the answer. Questions run one at a time, "
+            "after a first one that is not counted.",
             rows=(*alone, *PEERS, *OURS),
             size="time",
         ),
         Part(
             name="figure-6",
             title="Figure 6: the confidence threshold τ",
-            about="B = 1. At a low threshold members are sure of nearly every word.",
+            about="B = 1. At a low threshold members are confident of nearly every word.",
             rows=tuple(
                 PLAIN.model_copy(
                     update={
@@ -348,11 +363,13 @@ def paper(members: Sequence[str], more: Sequence[Row] = ()) -> tuple[Part, ...]:
         Part(
             name="figure-7",
             title="Figure 7: the beam-search variant",
-            about="B = 3. Appendix F, as it is read on the page about strategies.",
+            about="B = 3. The page Strategies describes how Appendix F is implemented.",
             rows=tuple(beams),
             reference=beams[0].name if beams else None,
             axis="beams",
-            absent={} if beams else {"beam search": "there is no strategy beam-1, beam-2, …"},
+            absent={}
+            if beams
+            else {"beam search": "the strategies beam-1, beam-2, … do not exist"},
         ),
     ]
     if more:
@@ -360,7 +377,7 @@ def paper(members: Sequence[str], more: Sequence[Row] = ()) -> tuple[Part, ...]:
             Part(
                 name="more",
                 title="Beyond the paper",
-                about="Rows of the suite file, beside the default.",
+                about="Rows of the suite file, compared with the default.",
                 rows=(BRANCHED, *more),
                 reference=BRANCHED.name,
             )
@@ -369,7 +386,7 @@ def paper(members: Sequence[str], more: Sequence[Row] = ()) -> tuple[Part, ...]:
 
 
 def _subsets(members: Sequence[str]) -> Iterator[Row]:
-    """Ensembles of two members and more; all of them together is a row of Table 1."""
+    """Yield ensembles of two or more members. The key of the full ensemble is that of Table 1."""
     every = len(members) <= ALL_SUBSETS
     for size in range(2, len(members) + 1):
         for chosen in combinations(members, size) if every else [tuple(members[:size])]:
@@ -383,7 +400,7 @@ def _subsets(members: Sequence[str]) -> Iterator[Row]:
 
 
 def _beams() -> list[Row]:
-    """The beam-search variant, if there is such a strategy; one beam is AdaFuse itself."""
+    """Return the rows of beam search, or none without that strategy. One beam is AdaFuse itself."""
     wider = [
         Row(name=count(width, "beam"), strategy=f"beam-{width}", at=float(width))
         for width in WIDTHS

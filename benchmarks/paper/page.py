@@ -18,24 +18,24 @@ from benchmarks.paper.sheets import Sheet, shares, sheets
 HERE = Path(__file__).parent
 
 SHADES = {"member": COLORS[1], "peer": None, "adafuse": COLORS[0]}
-"""Of bars, by the kind of a row."""
+"""Colors of bars, by the kind of a row."""
 
 
 @cache
 def _templates() -> Environment:
-    """The templates of this folder, and those of the package's reports."""
+    """Return the templates of this folder and of the package's reports."""
     shared = environment()
     assert shared.loader is not None
     return shared.overlay(loader=ChoiceLoader([FileSystemLoader(HERE), shared.loader]))
 
 
 def suite_page(report: Report) -> str:
-    """The whole page."""
+    """Return the whole page."""
     return whole("Does it pay?" if report.claims else "Tables and figures", _body(report))
 
 
 def suite_charts(report: Report) -> str:
-    """The charts alone, to put into another page."""
+    """Return only the charts, to embed in another page."""
     return f'<div class="adafuse">{_body(report, only_charts=True)}</div>'
 
 
@@ -43,7 +43,7 @@ def _body(report: Report, *, only_charts: bool = False) -> str:
     absent = dict(report.absent)
     for section in report.sections:
         absent |= section.absent
-    told = " · ".join(
+    run = " · ".join(
         [
             f"suite {report.suite}",
             ", ".join(report.members),
@@ -59,7 +59,7 @@ def _body(report: Report, *, only_charts: bool = False) -> str:
         .render(
             css=style(),
             heading=not only_charts,
-            told=told,
+            run=run,
             command=report.command,
             verdicts=[] if only_charts else verdicts(report),
             blocks=list(_blocks(report, only_charts)),
@@ -70,11 +70,11 @@ def _body(report: Report, *, only_charts: bool = False) -> str:
 
 
 def _blocks(report: Report, only_charts: bool) -> Iterator[dict[str, Any]]:
-    """Tables of a part, and its charts."""
-    found = [] if only_charts else sheets(report)
+    """Yield the tables and charts of each part."""
+    tables = [] if only_charts else sheets(report)
     for name in dict.fromkeys([*(s.name for s in report.sections), "words"]):
         section = report.section(name)
-        own: list[Sheet] = [sheet for sheet in found if sheet.section == name]
+        own: list[Sheet] = [sheet for sheet in tables if sheet.section == name]
         yield {
             "sheets": own,
             "bars": [
@@ -112,7 +112,7 @@ def _time(line: Line, task: str) -> Bar:
 
 
 def _lines(report: Report, section: Section) -> Iterator[dict[str, Any]]:
-    """Score over the part's axis, a line per series."""
+    """Yield a chart per task of the score over the part's axis, with a line per series."""
     if section.axis is None:
         return
     names = list(dict.fromkeys(line.series for line in section.lines))
@@ -134,8 +134,12 @@ def _lines(report: Report, section: Section) -> Iterator[dict[str, Any]]:
         bounds = [line.cells[task].score for line in section.lines]
         chart = line_chart(
             series,
-            least=max(0.0, 10 * ((min(each.low for each in bounds) - 1) // 10)) if bounds else 0.0,
-            most=min(100.0, 10 * (max(each.high for each in bounds) // 10 + 1)) if bounds else None,
+            least=max(0.0, 10 * ((min(score.low for score in bounds) - 1) // 10))
+            if bounds
+            else 0.0,
+            most=min(100.0, 10 * (max(score.high for score in bounds) // 10 + 1))
+            if bounds
+            else None,
             labels=places,
             axis=section.axis,
         )
@@ -149,17 +153,17 @@ def _lines(report: Report, section: Section) -> Iterator[dict[str, Any]]:
 
 def _point(line: Line, task: str) -> Point:
     cell = line.cells[task]
-    score, told = cell.score, f"{line.name}: {cell.score.shown()}{cell.failures}"
-    return Point(line.at or 0.0, score.value, told, score.low, score.high)
+    score, label = cell.score, f"{line.name}: {cell.score.shown()}{cell.failures}"
+    return Point(line.at or 0.0, score.value, label, score.low, score.high)
 
 
 def _words(report: Report) -> Iterator[dict[str, Any]]:
     for task, systems in report.words.items():
-        for name, found in systems.items():
-            sizes = sorted(found)
+        for name, rounds in systems.items():
+            sizes = sorted(rounds)
             bars = [
                 Bar(count(size, "word"), share, f"{share:.1f} %")
-                for size, share in zip(sizes, shares(found, sizes), strict=True)
+                for size, share in zip(sizes, shares(rounds, sizes), strict=True)
             ]
             yield {
                 "caption": f"Words per round: {name}, {task}",

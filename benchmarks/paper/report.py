@@ -1,4 +1,4 @@
-"""A suite in figures: every table's rows, what the tests say, rounds in words. Plain data."""
+"""The report of a suite as plain data: rows of tables, tests, and words per round."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from adafuse_llm.report.page import count
 from adafuse_llm.results import Round
 from adafuse_llm.summary import Summary
 from benchmarks.paper.layout import Kind, Part, Row, Suite
-from benchmarks.paper.run import WARM_UP, Answers, Work, asked
+from benchmarks.paper.run import WARM_UP, Answers, Work, question_count
 
 Rival = Literal["best member", "best peer", "reference"]
 
@@ -30,10 +30,10 @@ class Cell(_Plain):
 
     Attributes:
         evaluation: scores, seconds and counts per answer.
-        tokens: per answer, by all members together, as `runner.tokens` counts them.
-        decoding_tokens: of these, those that are no prompt.
-        versus: tests against the best member, the best peer, or the part's reference; none where
-            answers of either were lost.
+        tokens: tokens per answer of all members together, as in `Evaluation.tokens`.
+        decoding_tokens: those of these tokens that are not in the prompt.
+        versus: tests against the best member, the best peer, or the part's reference. A test is
+            missing if the run lost an answer of either system.
     """
 
     evaluation: Evaluation
@@ -48,13 +48,13 @@ class Cell(_Plain):
 
     @property
     def failures(self) -> str:
-        """As in `` (3 failed)``, to stand after a score; empty if none failed."""
+        """Text after a score, such as `` (3 failed)``. Empty if no answer failed."""
         failed = self.evaluation.failed
         return f" ({failed} failed)" if failed else ""
 
 
 class Line(_Plain):
-    """A row of a part, with a cell per task."""
+    """A row of a part, with one cell per task."""
 
     name: str
     key: str
@@ -65,7 +65,7 @@ class Line(_Plain):
 
 
 class Section(_Plain):
-    """A part, computed. `absent` are rows that are left out, with the reason."""
+    """A part with its results. `absent` holds the rows that are left out, with the reason."""
 
     name: str
     title: str
@@ -78,28 +78,34 @@ class Section(_Plain):
     absent: dict[str, str]
 
     def best(self, task: str, kind: Kind) -> Line | None:
-        """The line of a kind with the highest score; of equal ones the cheapest. A line with lost
-        answers is none.
+        """Return the line of a kind with the highest score, or the cheapest of equal ones.
+
+        Lines with lost answers do not count. Return None if no line is left.
         """
         lines = [
-            each
-            for each in self.lines
-            if each.kind == kind and not each.cells[task].evaluation.lost
+            line
+            for line in self.lines
+            if line.kind == kind and not line.cells[task].evaluation.lost
         ]
         if not lines:
             return None
-        return max(lines, key=lambda e: (e.cells[task].score.value, -e.cells[task].tokens))
+        return max(lines, key=lambda it: (it.cells[task].score.value, -it.cells[task].tokens))
 
 
 class Claim(_Plain):
-    """Whether a row of AdaFuse is above a rival on a task.
+    """A comparison of an AdaFuse row with a rival on a task.
 
     Attributes:
-        tokens: per answer, ours and theirs.
-        lost: answers that failed of the run, ours and theirs; with one of these there is neither
-            a comparison nor a verdict.
-        adjusted: the p-value, by Holm's method over the rivals of this row and task.
-        verdict: what is shown at p < 0.05, before adjustment.
+        task: name of the task.
+        ours: name of the AdaFuse row.
+        theirs: name of the rival.
+        kind: kind of the rival.
+        tokens: tokens per answer of AdaFuse and of the rival.
+        lost: number of answers that the run lost, of AdaFuse and of the rival. If any answer is
+            lost, the claim has no comparison.
+        comparison: the paired test.
+        adjusted: the p-value, adjusted by Holm's method over the rivals of this row and task.
+        verdict: the result at p < 0.05, before the adjustment.
     """
 
     task: str
@@ -114,7 +120,7 @@ class Claim(_Plain):
 
 
 class Trace(_Plain):
-    """An answer round by round (the paper's Example 1): text, and who wrote it."""
+    """An answer by rounds (the paper's Example 1), each with its text and its member."""
 
     task: str
     system: str
@@ -124,31 +130,32 @@ class Trace(_Plain):
 
     @property
     def bracketed(self) -> str:
-        """As in ``[Ada Brook]wren [did]heron``."""
-        return " ".join(f"[{text.strip() or '(end)'}]{who}" for text, who in self.rounds)
+        """The rounds in brackets, such as ``[Ada Brook]wren [did]heron``."""
+        return " ".join(f"[{text.strip() or '(end)'}]{member}" for text, member in self.rounds)
 
 
 class Report(_Plain):
-    """Everything that a suite has found.
+    """All results of a suite.
 
     Attributes:
-        command: that made it.
-        date: when it was finished (ISO 8601).
-        version: of this package.
-        machine: on what.
-        models: as given; none for the embedded members.
-        members: their names.
-        max_requests: questions answered at the same time, where time is not measured.
-        seconds: that decoding took, all of it, as the clock has it.
-        processor_seconds: that it took of the processors, where it ran on them.
+        suite: name or file of the suite.
+        command: the command that made the report.
+        date: date of the last answer (ISO 8601).
+        version: version of this package.
+        machine: description of the machine.
+        models: models of the command. Empty for the embedded members.
+        members: names of the members.
+        max_requests: number of concurrent questions, except in parts that measure time.
+        seconds: wall-clock seconds of all decoding.
+        processor_seconds: processor seconds of all decoding.
         tasks: the main metric of every task.
         absent: tasks that are left out, with the reason.
         sections: tables and figures.
-        claims: is AdaFuse above the best member, and above every peer?
-        words: rounds by the number of words they committed, by task and row.
-        sure: percent of the words that members have begun with a margin of at least τ, by task and
-            row.
-        traces: one per task.
+        claims: comparisons of AdaFuse with the best member and with every peer.
+        words: number of rounds by the number of words that they committed, by task and row.
+        sure: percent of the words whose proposer began them with a margin of at least τ, by task
+            and row.
+        traces: one answer by rounds per task.
     """
 
     suite: str
@@ -171,12 +178,12 @@ class Report(_Plain):
 
     @property
     def time(self) -> str:
-        """How long decoding took, in words."""
+        """Text with the wall-clock and processor time of decoding."""
         return f"{_minutes(self.seconds)}, {_minutes(self.processor_seconds)} of processor time"
 
     def section(self, name: str) -> Section | None:
-        """A part by its name."""
-        return next((each for each in self.sections if each.name == name), None)
+        """Return the part of a name, or None."""
+        return next((section for section in self.sections if section.name == name), None)
 
 
 def _minutes(seconds: float) -> str:
@@ -192,23 +199,23 @@ def make_report(
     refused: Mapping[str, str],
     about: Mapping[str, Any],
 ) -> Report:
-    """The report of answers.
+    """Make the report of recorded answers.
 
     Args:
-        suite: what was asked for.
-        parts: its parts.
-        works: its tasks.
+        suite: the suite.
+        parts: the parts of the suite.
+        works: the tasks of the suite, by name.
         answers: records by job.
-        refused: rows that could not be decoded, by their key, with the reason.
-        about: the fields of `Report` that are not computed here.
+        refused: reasons of the rows that cannot be decoded, by row key.
+        about: the fields of `Report` that this function does not compute.
     """
     sections = [
         _section(part, suite, works, answers, refused) for part in parts if part.rows or part.absent
     ]
-    first = next((each for each in sections if each.name == "table-1"), None)
-    ours = [] if first is None else [each for each in first.lines if each.kind == "adafuse"]
+    first = next((section for section in sections if section.name == "table-1"), None)
+    ours = [] if first is None else [line for line in first.lines if line.kind == "adafuse"]
     records = {(task, line.name): answers[task, line.key, False] for task in works for line in ours}
-    sure_from = {
+    thresholds = {
         row.key: AdaFuseConfig(**row.options).margin_threshold
         for part in parts
         for row in part.rows
@@ -216,7 +223,7 @@ def make_report(
     }
     return Report(
         **about,
-        seconds=sum(record.seconds for each in answers.values() for record in each),
+        seconds=sum(record.seconds for records in answers.values() for record in records),
         tasks={name: work.metrics[0].name for name, work in works.items()},
         sections=tuple(sections),
         claims=()
@@ -238,7 +245,9 @@ def make_report(
             if ours
         },
         sure={
-            task: {line.name: _sure(records[task, line.name], sure_from[line.key]) for line in ours}
+            task: {
+                line.name: _sure(records[task, line.name], thresholds[line.key]) for line in ours
+            }
             for task in works
             if ours
         },
@@ -260,7 +269,7 @@ def _section(
     rows = [row for row in part.rows if row.key not in refused]
     absent = {row.name: refused[row.key] for row in part.rows if row.key in refused}
     timed = part.size == "time"
-    counts = {task: asked(part, suite, work) for task, work in works.items()}
+    counts = {task: question_count(part, suite, work) for task, work in works.items()}
     records = {
         (task, row.key): _read(answers, task, row, counts[task], timed=timed)
         for task in works
@@ -297,14 +306,14 @@ def _section(
             for line in section.lines:
                 ours, theirs = records[task, line.key], records[task, other.key]
                 if line.key != other.key and not lost((*ours, *theirs)):
-                    found = compared(ours, theirs, work.metrics[:1])[0]
-                    line.cells[task].versus[rival] = found
+                    comparison = compared(ours, theirs, work.metrics[:1])[0]
+                    line.cells[task].versus[rival] = comparison
     return section
 
 
 def _read(answers: Answers, task: str, row: Row, size: int, *, timed: bool) -> Sequence[Record]:
-    found = answers[task, row.key, timed]
-    return found[: size + WARM_UP][-size:] if timed else found[:size]
+    records = answers[task, row.key, timed]
+    return records[: size + WARM_UP][-size:] if timed else records[:size]
 
 
 def _cell(records: Sequence[Record], row: Row, work: Work) -> Cell:
@@ -320,32 +329,33 @@ def _cell(records: Sequence[Record], row: Row, work: Work) -> Cell:
 
 
 def _rivals(section: Section, task: str) -> dict[Rival, Line]:
-    found: dict[Rival, Line] = {}
+    rivals: dict[Rival, Line] = {}
     if section.name == "table-1":
         kinds: dict[Rival, Kind] = {"best member": "member", "best peer": "peer"}
         for rival, kind in kinds.items():
             if best := section.best(task, kind):
-                found[rival] = best
+                rivals[rival] = best
     for line in section.lines:
         if line.name == section.reference:
-            found["reference"] = line
-    return found
+            rivals["reference"] = line
+    return rivals
 
 
 def _claims(section: Section, task: str, line: Line, work: Work, answers: Answers) -> list[Claim]:
-    rivals = [each for each in section.lines if each.kind == "peer"]
+    rivals = [peer for peer in section.lines if peer.kind == "peer"]
     if best := section.best(task, "member"):
         rivals.insert(0, best)
     size = section.questions[task]
     ours = answers[task, line.key, False][:size]
-    found: dict[str, Comparison] = {}
+    comparisons: dict[str, Comparison] = {}
     failed = {}
     for rival in rivals:
         theirs = answers[task, rival.key, False][:size]
         failed[rival.key] = lost(ours), lost(theirs)
         if not any(failed[rival.key]):
-            found[rival.key] = compared(ours, theirs, work.metrics[:1])[0]
-    adjusted = dict(zip(found, holm([each.p_value for each in found.values()]), strict=True))
+            comparisons[rival.key] = compared(ours, theirs, work.metrics[:1])[0]
+    p_values = [comparison.p_value for comparison in comparisons.values()]
+    adjusted = dict(zip(comparisons, holm(p_values), strict=True))
     return [
         Claim(
             task=task,
@@ -354,9 +364,9 @@ def _claims(section: Section, task: str, line: Line, work: Work, answers: Answer
             kind=rival.kind,
             tokens=(line.cells[task].tokens, rival.cells[task].tokens),
             lost=failed[rival.key],
-            comparison=found.get(rival.key),
+            comparison=comparisons.get(rival.key),
             adjusted=adjusted.get(rival.key),
-            verdict=found[rival.key].verdict if rival.key in found else "failed",
+            verdict=comparisons[rival.key].verdict if rival.key in comparisons else "failed",
         )
         for rival in rivals
     ]
@@ -367,83 +377,87 @@ def _rounds(record: Record) -> tuple[Round, ...]:
 
 
 def _sure(records: Sequence[Record], threshold: float) -> float:
-    """Percent of the words that members have considered which began with at least this margin."""
+    """Return the percentage of proposed words that began with at least this margin."""
     margins = [
         margin
         for record in records
         for each in _rounds(record)
-        for found in each.margins.values()
-        for margin in found
+        for values in each.margins.values()
+        for margin in values
     ]
     return 100 * fmean(margin >= threshold for margin in margins) if margins else 0.0
 
 
 def _trace(task: str, system: str, records: Sequence[Record], members: Sequence[str]) -> Trace:
-    """Of the right answers in which most members have won a round, the first of most rounds."""
+    """Choose an answer to show by rounds.
 
-    def worth(record: Record) -> tuple[bool, int, int]:
+    Right answers come first, then answers in which more members won a round, then answers with more
+    rounds. The first of equal ones is chosen.
+    """
+
+    def rank(record: Record) -> tuple[bool, int, int]:
         rounds = _rounds(record)
-        who = {owner(each, members) for each in rounds} - {None}
-        return next(iter(record.metrics.values())) == 100, len(who), len(rounds)
+        owners = {owner(each, members) for each in rounds} - {None}
+        return next(iter(record.metrics.values())) == 100, len(owners), len(rounds)
 
-    chosen = max(records, key=worth)
+    chosen = max(records, key=rank)
     return Trace(
         task=task,
         system=system,
         question=chosen.question,
         label=chosen.label,
-        rounds=tuple(_told(_rounds(chosen), members)),
+        rounds=tuple(_with_owners(_rounds(chosen), members)),
     )
 
 
-def _told(rounds: Sequence[Round], members: Sequence[str]) -> list[tuple[str, str]]:
+def _with_owners(rounds: Sequence[Round], members: Sequence[str]) -> list[tuple[str, str]]:
     return [(each.text, owner(each, members) or "all") for each in rounds]
 
 
 def verdicts(report: Report) -> list[str]:
-    """What the claims show, a sentence per row of AdaFuse, kind of rival and task."""
+    """Return the results of the claims, one sentence per AdaFuse row, kind of rival and task."""
     sentences = []
     for task, ours in dict.fromkeys((claim.task, claim.ours) for claim in report.claims):
         where = f", {task}" if len(report.tasks) > 1 else ""
-        for kind, whom in (("member", "the best member"), ("peer", "its peers")):
+        for kind, rivals in (("member", "the best member"), ("peer", "its peers")):
             own = [
                 claim
                 for claim in report.claims
                 if (claim.task, claim.ours, claim.kind) == (task, ours, kind)
             ]
-            told = [
+            results = [
                 f"{words} {', '.join(_described(each) for each in own if _outcome(each) == words)}"
                 for words in OUTCOMES
                 if any(_outcome(each) == words for each in own)
             ]
-            if told:
-                sentences.append(f"{ours} and {whom}{where}: {'; '.join(told)}.")
+            if results:
+                sentences.append(f"{ours} and {rivals}{where}: {'; '.join(results)}.")
     return sentences
 
 
-ABOVE, DEARER, UNSHOWN, BELOW, UNTOLD = OUTCOMES = (
+ABOVE, DEARER, UNSHOWN, BELOW, UNTESTED = OUTCOMES = (
     "above, with no more tokens than",
     "above, with more tokens than",
-    "no difference is shown from",
+    "not shown to differ from",
     "below",
-    "nothing is said about",
+    "not compared with",
 )
-"""What a claim may come to, in words, at p < 0.05 each."""
+"""Possible results of a claim at p < 0.05, as text."""
 
 
 def _outcome(claim: Claim) -> str:
     if claim.verdict == "above":
         return ABOVE if claim.tokens[0] <= claim.tokens[1] else DEARER
-    return {"below": BELOW, "not shown": UNSHOWN, "failed": UNTOLD}[claim.verdict]
+    return {"below": BELOW, "not shown": UNSHOWN, "failed": UNTESTED}[claim.verdict]
 
 
 def _described(claim: Claim) -> str:
-    found = claim.comparison
-    if found is None:
+    comparison = claim.comparison
+    if comparison is None:
         return f"{claim.theirs} ({count(sum(claim.lost), 'answer')} failed)"
     ours, theirs = claim.tokens
     share = 100 * (ours / theirs - 1) if theirs else 0.0
     return (
-        f"{claim.theirs} ({found.difference.value:+.1f} points, {found.chance}, "
+        f"{claim.theirs} ({comparison.difference.value:+.1f} points, {comparison.chance}, "
         f"{share:+.1f} % tokens)"
     )

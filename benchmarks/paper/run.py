@@ -1,7 +1,7 @@
-"""What a suite has to decode, each answer once, resumable.
+"""Decoding of a suite, each answer once, resumable.
 
-Every system has a file of records per task. Rows of the same strategy, options and members are one
-system, and a part that asks fewer questions reads the first of its records.
+Every system has one file of records per task. Rows with the same strategy, options and members are
+one system. A part with fewer questions reads the first records of the file.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from adafuse_llm.strategies.base import Strategy
 from benchmarks.paper.layout import PAPER_TASKS, Part, Row, Suite, settled
 
 ENDLESS = range(1, 10**9)
-"""Numbers of the embedded questions: answers to any of them stay in a file."""
+"""Numbers of the embedded questions. A file may hold answers to any of them."""
 
 WARM_UP = 1
-"""Questions that come before those that are timed."""
+"""Number of questions that run before the timed ones."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,14 @@ class Work:
     """A task with its questions, prompts and metrics.
 
     Attributes:
-        numbers: of all questions that there are, in order; those asked are the first of them.
+        task: the task.
+        questions: the questions.
+        numbers: numbers of all questions that a file of records may hold, in order.
+        metrics: the metrics, the main one first.
+        header: the text before every question.
+        form: the template of a question.
+        options: options of `AdaFuseConfig` for the task.
+        identity: fields of the task that must be equal to resume a run.
     """
 
     task: Task
@@ -54,10 +61,10 @@ class Job:
     """A system on the first questions of a task.
 
     Attributes:
-        task: its name.
+        task: name of the task.
         row: the system.
-        questions: how many.
-        timed: whether one question is answered at a time.
+        questions: number of questions.
+        timed: whether questions run one at a time, to measure time.
     """
 
     task: str
@@ -67,25 +74,25 @@ class Job:
 
     @property
     def rounds(self) -> bool:
-        """Whether records carry their rounds."""
+        """Whether records include their rounds."""
         return self.row.strategy == "adafuse" and not self.timed
 
     @property
     def name(self) -> tuple[str, str, bool]:
-        """What it is known by."""
+        """Key of the job: the task, the row's key, and whether it is timed."""
         return self.task, self.row.key, self.timed
 
     def path(self, folder: Path) -> Path:
-        """The file of its records."""
+        """Return the file of the job's records."""
         key = self.row.key
         safe = re.sub(r"[^\w.=+-]+", "_", key)
-        if re.search(r"[^\w.=+ -]", key):  # another key could give the same name
+        if re.search(r"[^\w.=+ -]", key):  # distinguishes keys that become the same name
             safe += f"_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
         return folder / self.task / f"{safe}{'_timed' if self.timed else ''}.jsonl"
 
 
 Answers = Mapping[tuple[str, str, bool], Sequence[Record]]
-"""Records by the name of their job."""
+"""Records by `Job.name`."""
 
 
 def load_work(
@@ -96,46 +103,49 @@ def load_work(
     metrics: Sequence[str] = (),
     options: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Work], dict[str, str]]:
-    """The tasks of a suite, by name, and what is left out, with the reason.
+    """Load the tasks of a suite.
 
     Args:
-        suite: what it asks for.
-        data: folder of ``TASK.jsonl`` and ``TASK.prompt.txt``; None for the embedded questions.
-        tasks: only these.
-        metrics: come first where a task has them.
-        options: of `AdaFuseConfig`, over those of every task.
+        suite: the suite.
+        data: folder of ``TASK.jsonl`` and ``TASK.prompt.txt``. None for the embedded questions.
+        tasks: names of tasks, in place of the suite's.
+        metrics: metrics to put first for the tasks that have them.
+        options: options of `AdaFuseConfig`, which override those of every task.
+
+    Returns:
+        The tasks by name, and the reasons of tasks that are left out, by name.
 
     Raises:
-        InvalidInputError: there is no such folder, task or metric, or a file that cannot be used.
-        MissingDependencyError: a metric needs what is not there.
+        InvalidInputError: a folder, task or metric does not exist, or a file is invalid.
+        MissingDependencyError: a metric needs a package that is not installed.
     """
     names = tuple(tasks) or suite.tasks or (PAPER_TASKS if data is not None else ("embedded",))
     if data is not None and not data.is_dir():
-        raise InvalidInputError(f"--data {data}: there is no such folder of TASK.jsonl files")
+        raise InvalidInputError(f"--data {data}: the folder of TASK.jsonl files does not exist")
     for name in metrics:
         load_metric(name)
         if not any(name in _metric_names(suite, load_task(each)) for each in names):
             raise InvalidInputError(
-                f"--metric {name}: none of the tasks of this suite ({', '.join(names)}) has it; a "
-                "suite file can give a task other metrics"
+                f"--metric {name}: none of the tasks of this suite ({', '.join(names)}) has it. A "
+                "suite file can set other metrics for a task."
             )
     if data is not None and not any(load_task(each).reads_file for each in names):
         raise InvalidInputError(
-            f"--data {data}: {', '.join(names)} makes its own questions; leave --data out"
+            f"--data {data}: task {', '.join(names)} has its own questions: omit --data"
         )
     works: dict[str, Work] = {}
     absent: dict[str, str] = {}
     for name in names:
         task = load_task(name)
         if task.reads_file and data is None:
-            raise InvalidInputError(f"task {name!r} needs --data: a folder with {name}.jsonl")
+            raise InvalidInputError(f"task {name!r} needs --data, a folder with {name}.jsonl")
         if task.reads_file and data is not None and not (data / f"{name}.jsonl").is_file():
-            absent[name] = f"{name}.jsonl is not in --data"
+            absent[name] = f"{name}.jsonl is not in the folder of --data"
             continue
         works[name] = _work(suite, task, data, metrics, options or {})
     if not works:
         files = " or ".join(f"{each}.jsonl" for each in names)
-        raise InvalidInputError(f"--data {data} holds no task: it needs {files}")
+        raise InvalidInputError(f"--data {data} holds no task; it must have {files}")
     return works, absent
 
 
@@ -186,25 +196,25 @@ def _metric_names(suite: Suite, task: Task) -> tuple[str, ...]:
 
 
 def _metrics(names: Sequence[str], preferred: Sequence[str]) -> list[Metric]:
-    """The metrics; of a task whose main one was chosen, those that cannot be had are left out."""
-    found = []
+    """Load metrics. If the caller chose the main one, leave out others that cannot be loaded."""
+    metrics = []
     for place, name in enumerate(names):
         try:
-            found.append(load_metric(name))
+            metrics.append(load_metric(name))
         except AdaFuseError:
             if place == 0 or not preferred:
                 raise
-    return found
+    return metrics
 
 
 def jobs_of(parts: Sequence[Part], suite: Suite, works: Mapping[str, Work]) -> list[Job]:
-    """What has to be decoded for these parts, each answer once."""
+    """Return the jobs of the parts, so that each answer is decoded once."""
     jobs: dict[tuple[str, str, bool], Job] = {}
     for part in parts:
         for task, work in works.items():
             for row in part.rows:
                 timed = part.size == "time"
-                count = asked(part, suite, work) + (WARM_UP if timed else 0)
+                count = question_count(part, suite, work) + (WARM_UP if timed else 0)
                 count = min(count, len(work.questions))
                 job = Job(task, row, count, timed)
                 known = jobs.setdefault(job.name, job)
@@ -212,27 +222,27 @@ def jobs_of(parts: Sequence[Part], suite: Suite, works: Mapping[str, Work]) -> l
     return list(jobs.values())
 
 
-def asked(part: Part, suite: Suite, work: Work) -> int:
-    """How many questions of a task a part asks."""
-    there = len(work.questions) - (WARM_UP if part.size == "time" else 0)
-    wanted: int = getattr(suite.questions, part.size)
-    return max(1, min(there, wanted))
+def question_count(part: Part, suite: Suite, work: Work) -> int:
+    """Return the number of questions of a task in a part."""
+    available = len(work.questions) - (WARM_UP if part.size == "time" else 0)
+    requested: int = getattr(suite.questions, part.size)
+    return max(1, min(available, requested))
 
 
 class Cancelled(Exception):  # noqa: N818
-    """A job was cancelled; the records so far are in its file."""
+    """Raised if a job is cancelled. The file of the job holds the records so far."""
 
 
 class Runner:
-    """Decodes jobs, or reads what is there.
+    """Runner of jobs, which reads existing records and decodes the missing ones.
 
     Args:
-        engine: gives the engine with all members; called when it is first needed.
-        folder: of the records.
+        engine: returns the engine with all members. It is called when the engine is first needed.
+        folder: folder of the records.
         works: the tasks, by name.
-        suite: for how many questions run at the same time.
-        identity: what must be the same for a run to be resumed, besides tasks and options.
-        members: names of those that take part; None for all.
+        suite: the suite, for its number of concurrent questions.
+        identity: fields, in addition to task and options, that must be equal to resume a run.
+        members: names of the members that take part. None for all.
     """
 
     def __init__(
@@ -249,12 +259,15 @@ class Runner:
         self._suite, self._identity, self._members = suite, identity, members
 
     def refusal(self, job: Job) -> str | None:
-        """Why a row has to be left out: it is optional and not there, or its strategy cannot
-        decode with these members.
+        """Return the reason to leave out a row, or None.
+
+        A row is left out if its strategy cannot decode with these members, or if it is optional and
+        invalid.
 
         Raises:
-            InvalidOptionError: there is no such strategy or option, and the row is not optional.
-            InvalidInputError: the folder holds records of something else.
+            InvalidOptionError: the row is not optional, and its strategy or option does not exist.
+            InvalidInputError: the row is not optional, and its members or weights are invalid; or
+                the folder holds records of another run.
         """
         try:
             strategy, config = self._settled(job)
@@ -276,9 +289,7 @@ class Runner:
         return None
 
     def _check_members(self, job: Job, config: AdaFuseConfig) -> None:
-        """Refuse members that there are not, and weights that do not fit, before anything is
-        decoded.
-        """
+        """Check the names of members and the weights of a row before anything is decoded."""
         named = job.row.use or {"use", "weights"} & set(job.row.options)
         if not named or not self._done(job, config)[1]:
             return
@@ -294,10 +305,10 @@ class Runner:
         return work.task.fitted(strategy), config
 
     def _done(self, job: Job, config: AdaFuseConfig) -> tuple[list[Record], Sequence[Question]]:
-        """Records that are there, and questions that are not answered yet."""
+        """Return the existing records, and the questions without an answer."""
         work, identity = self._works[job.task], self._identity_of(job, config)
-        found = self._results(job).done(identity, work.numbers)
-        done = [Record(**each) for each in found]
+        results = self._results(job).done(identity, work.numbers)
+        done = [Record(**result) for result in results]
         return done, unanswered(work.questions[: job.questions], done)
 
     def _results(self, job: Job) -> Results:
@@ -310,12 +321,12 @@ class Runner:
             "metrics": [metric.name for metric in self._works[job.task].metrics],
             **strategy_identity(job.row.strategy),
             "rounds": job.rounds,
-            "max_requests": self._at_once(job),
+            "max_requests": self._max_requests(job),
             **config.model_dump(mode="json"),
         }
 
     def missing(self, job: Job) -> int:
-        """How many questions of a job are not answered yet."""
+        """Return the number of questions of a job without an answer."""
         return len(self._done(job, self._settled(job)[1])[1])
 
     def records(
@@ -323,30 +334,30 @@ class Runner:
         job: Job,
         *,
         cancel: threading.Event | None = None,
-        came: Callable[[Record], object] = lambda _: None,
+        on_record: Callable[[Record], object] = lambda _: None,
     ) -> list[Record]:
-        """The records of a job.
+        """Return the records of a job, and decode those that are missing.
 
         Args:
-            job: what to decode.
-            cancel: set it from anywhere to end with what is there.
-            came: called with every record that was not there before, once it is in the file.
+            job: the job.
+            cancel: event that stops decoding. Any thread may set it.
+            on_record: called with every new record after it is written to the file.
 
         Raises:
-            Cancelled: before all were there.
+            Cancelled: `cancel` was set before all records were complete.
         """
         strategy, config = self._settled(job)
         done, todo = self._done(job, config)
         if todo:
             results, new = self._results(job), []
             results.begin(self._identity_of(job, config), afresh=not done)
-            runtime = RuntimeConfig(max_requests=self._at_once(job))
+            runtime = RuntimeConfig(max_requests=self._max_requests(job))
             backends = self._engine().backends
             with AdaFuseEngine(backends, config, strategy=strategy, runtime=runtime) as engine:
                 for record in self._decode(job, engine, todo, cancel):
                     results.append(record.model_dump(mode="json", exclude_none=True))
                     new.append(record)
-                    came(record)
+                    on_record(record)
             if len(new) < len(todo):
                 raise Cancelled
             results.tidy()
@@ -373,15 +384,15 @@ class Runner:
             cancel=cancel,
         )
 
-    def _at_once(self, job: Job) -> int:
+    def _max_requests(self, job: Job) -> int:
         return 1 if job.timed else self._suite.max_requests
 
 
 def chosen_members(engine: AdaFuseEngine, names: Sequence[str] | None) -> tuple[str, ...]:
-    """The members that take part, in the engine's order.
+    """Return the names of the members that take part, in the engine's order.
 
     Raises:
-        InvalidInputError: there is no member of such a name.
+        InvalidInputError: a name is not that of a member.
     """
     for name in names or ():
         if name not in engine.members:

@@ -1,4 +1,4 @@
-"""A report as tables of text, the same for terminals, Markdown and HTML."""
+"""A report as tables of text, for terminals, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ class Sheet:
     """A table.
 
     Attributes:
-        section: the part that it belongs to.
-        title, note: above and below it.
-        columns: headings.
-        rows: as many cells each.
-        names: how many columns hold names; the others are numbers.
+        section: name of its part.
+        title: heading above the table.
+        columns: headings of the columns.
+        rows: cells of each row.
+        note: text below the table.
+        names: number of first columns that hold names. The other columns hold numbers.
     """
 
     section: str
@@ -35,20 +36,20 @@ class Sheet:
 
 
 def sheets(report: Report) -> list[Sheet]:
-    """All tables of a report, in order."""
-    found = []
+    """Return all tables of a report, in order."""
+    tables = []
     for section in report.sections:
         if section.name == "table-1":
-            found += [_scores(report, section), *_tests(report, section), *_claims(report)]
+            tables += [_scores(report, section), *_tests(report, section), *_claims(report)]
         elif section.lines:
-            found += _sweep(report, section)
+            tables += _sweep(report, section)
         if section.name == "figure-2":
-            found += _words(report)
-    return found
+            tables += _words(report)
+    return tables
 
 
 def markdown(sheet: Sheet) -> str:
-    """A sheet as a Markdown table, without its title."""
+    """Return a sheet as a Markdown table, without its title."""
     lines = [f"| {' | '.join(map(_escaped, sheet.columns))} |"]
     for row in sheet.rows:
         names = (_escaped(cell).replace(" = ", f"{NO_BREAK}={NO_BREAK}") for cell in row)
@@ -65,7 +66,7 @@ def _escaped(text: str) -> str:
 
 
 def _scores(report: Report, section: Section) -> Sheet:
-    """The layout of the paper's Table 1: systems down, tasks across."""
+    """Return the table of scores, with the paper's layout of Table 1: one column per task."""
     columns = ["system"]
     for task in report.tasks:
         groups = _groups(section, task)
@@ -77,20 +78,20 @@ def _scores(report: Report, section: Section) -> Sheet:
         row = [line.name]
         for task in report.tasks:
             cell = line.cells[task]
-            row += [f"{cell.evaluation.groups[each].value:.1f}" for each in _groups(section, task)]
+            row += [f"{cell.evaluation.groups[name].value:.1f}" for name in _groups(section, task)]
             row.append(f"{cell.score.value:.1f}{cell.failures}")
         if len(report.tasks) > 1:
             row.append(f"{fmean(cell.score.value for cell in line.cells.values()):.1f}")
         rows.append(tuple(row))
-    asked = ", ".join(
+    questions = ", ".join(
         f"{task} ({report.tasks[task]}): {n:,}" for task, n in section.questions.items()
     )
     return Sheet(
         section.name,
         section.title,
-        tuple(each.replace("_", " ") for each in columns),
+        tuple(column.replace("_", " ") for column in columns),
         tuple(rows),
-        f"Scores in percent. Questions: {asked}. {section.about}",
+        f"Scores in percent. Questions: {questions}. {section.about}",
     )
 
 
@@ -130,18 +131,18 @@ def _tests(report: Report, section: Section) -> Iterator[Sheet]:
                 *_failed_column(section, task),
             ),
             tuple(rows),
-            "Score with its 95 % interval; relative gain over the best peer"
-            f"{f' ({best.name})' if best else ''}; per answer: seconds with "
-            f"{count(report.max_requests, 'question')} at a time, tokens (processed, or kept of "
-            "an earlier prompt), those beyond the prompt, forward passes, all members together; "
-            "p-values of paired tests against "
+            "Score: with its 95 % interval. Gain: relative to the best peer"
+            f"{f' ({best.name})' if best else ''}. Per answer, for all members together: seconds "
+            f"with {count(report.max_requests, 'question')} at a time; tokens (processed, or "
+            "reused from an earlier prompt); decoding, the tokens after the prompt; forward "
+            "passes. p: of paired tests against "
             f"the best member{f' ({member.name})' if member else ''} and the best peer."
             f"{_about_failures(section, task)}",
         )
 
 
 def _failed_column(section: Section, task: str) -> tuple[str, ...]:
-    """A column for answers that failed, where there are any."""
+    """Return the heading of the column of failed answers, if any answer failed."""
     return ("failed",) if any(line.cells[task].evaluation.failed for line in section.lines) else ()
 
 
@@ -153,8 +154,8 @@ def _about_failures(section: Section, task: str) -> str:
     if not any(line.cells[task].evaluation.lost for line in section.lines):
         return " Failed answers count as wrong." if _failed_column(section, task) else ""
     return (
-        " Failed answers count as wrong. Those that failed of the run (out of memory, say) are "
-        "asked again by the same command; until then the row is not tested."
+        " Failed answers count as wrong. If the run caused the failure, such as out of memory, the "
+        "same command repeats the question. Until then the row is not tested."
     )
 
 
@@ -189,20 +190,20 @@ def _claims(report: Report) -> Iterator[Sheet]:
                     (
                         claim.ours,
                         claim.theirs,
-                        "-" if found is None else found.difference.shown("+"),
-                        _p_value(found),
+                        "-" if comparison is None else comparison.difference.shown("+"),
+                        _p_value(comparison),
                         "-" if claim.adjusted is None else p_value(claim.adjusted),
                         f"{claim.tokens[0]:.0f} to {claim.tokens[1]:.0f}",
                         claim.verdict
-                        if found
-                        else f"nothing: {count(sum(claim.lost), 'answer')} failed",
+                        if comparison
+                        else f"not tested: {count(sum(claim.lost), 'answer')} failed",
                     )
                     for claim in claims
-                    for found in [claim.comparison]
+                    for comparison in [claim.comparison]
                 ),
-                f"{''.join(tests) or 'Paired tests, '}two-sided; shown at p < {SIGNIFICANT:g}. "
-                "Holm's p-value is adjusted for all the rivals of a row. Tokens: per answer, ours "
-                "to theirs.",
+                f"{''.join(tests) or 'Paired tests, '}two-sided. Shown: at p < {SIGNIFICANT:g}. "
+                "Holm's p-value is adjusted for all rivals of a row. Tokens: per answer, of "
+                "AdaFuse and of the rival.",
                 names=2,
             )
 
@@ -216,8 +217,9 @@ def _sweep(report: Report, section: Section) -> Iterator[Sheet]:
             cell = line.cells[task]
             row = [line.name, cell.score.shown()]
             if tested:
-                found = cell.versus.get("reference")
-                row += [f"{found.difference.value:+.1f}" if found else "-", _p_value(found)]
+                comparison = cell.versus.get("reference")
+                difference = f"{comparison.difference.value:+.1f}" if comparison else "-"
+                row += [difference, _p_value(comparison)]
             costs = list(_costs(cell))
             if section.timed:
                 costs[0] = f"{cell.evaluation.latency:.3f}"
@@ -239,19 +241,19 @@ def _sweep(report: Report, section: Section) -> Iterator[Sheet]:
             ),
             tuple(rows),
             f"{section.about} {count(section.questions[task], 'question')}"
-            f"{'' if section.name == 'figure-5' else ', the first of those of Table 1'}."
+            f"{'' if section.name == 'figure-5' else ', the first ones of Table 1'}."
             f"{_about_failures(section, task)}",
         )
 
 
-ABOUT_SURE = " Sure: of the words that members considered, those begun with a margin of at least τ."
+ABOUT_SURE = " Sure: share of the proposed words that began with a margin of at least τ."
 
 
 def _words(report: Report) -> Iterator[Sheet]:
     for task, systems in report.words.items():
         sure = report.sure.get(task, {})
         sure_column = ("sure",) if sure else ()
-        sizes = sorted({size for found in systems.values() for size in found})
+        sizes = sorted({size for rounds in systems.values() for size in rounds})
         if sizes:
             yield Sheet(
                 "words",
@@ -260,22 +262,23 @@ def _words(report: Report) -> Iterator[Sheet]:
                 tuple(
                     (
                         name,
-                        *(f"{share:.1f} %" for share in shares(found, sizes)),
-                        f"{sum(found.values()):,}",
+                        *(f"{share:.1f} %" for share in shares(rounds, sizes)),
+                        f"{sum(rounds.values()):,}",
                         *(f"{sure[name]:.1f} %" for _ in sure_column),
                     )
-                    for name, found in systems.items()
+                    for name, rounds in systems.items()
                 ),
-                "Share of the rounds of Table 1's answers. A round of no word ended the response."
+                "Share of the rounds in the answers of Table 1. A round without words ended the "
+                "response."
                 f"{ABOUT_SURE if sure else ''}",
             )
 
 
-def shares(found: Mapping[int, int], sizes: Sequence[int]) -> list[float]:
-    """Percent of rounds by their number of words."""
-    total = sum(found.values()) or 1
-    return [100 * found.get(size, 0) / total for size in sizes]
+def shares(rounds: Mapping[int, int], sizes: Sequence[int]) -> list[float]:
+    """Return the percentage of rounds for each number of words."""
+    total = sum(rounds.values()) or 1
+    return [100 * rounds.get(size, 0) / total for size in sizes]
 
 
-def _p_value(found: Comparison | None) -> str:
-    return "-" if found is None else p_value(found.p_value)
+def _p_value(comparison: Comparison | None) -> str:
+    return "-" if comparison is None else p_value(comparison.p_value)

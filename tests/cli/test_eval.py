@@ -253,7 +253,7 @@ def test_ctrl_c_while_members_load_ends_the_command(adafuse, job, interrupted_wh
         (["--task", "trivia"], "Did you mean 'triviaqa'"),
         (["--metric", "bleu"], "Did you mean 'spbleu'"),
         (["--template", "Q:"], "must contain {question}"),
-        (["--task", "embedded"], "no --data"),
+        (["--task", "embedded"], "omit --data"),
         (["--task", "gsm8k"], "holds no number"),
         (["--max-words", "0"], "max_words"),
     ],

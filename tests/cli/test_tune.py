@@ -168,7 +168,7 @@ def test_a_file_of_somebody_else_is_not_overwritten(adafuse, job, tmp_path):
         (["--model", "org/one"], "at least two members; got one"),
         (["--strategy", "unite"], "got 'unite'"),
         (["--metric", "bleu"], "Did you mean 'spbleu'"),
-        (["--task", "embedded"], "no --data"),
+        (["--task", "embedded"], "omit --data"),
     ],
 )
 def test_what_cannot_be_searched_is_one_error_before_anything_is_loaded(

@@ -152,11 +152,11 @@ def test_what_a_task_does_not_take_is_refused():
         load_task("nq").questions()
     with pytest.raises(InvalidInputError, match="test set is empty"):
         load_task("nq").questions(b"\n")
-    with pytest.raises(InvalidInputError, match="no --data"):
+    with pytest.raises(InvalidInputError, match="omit --data"):
         load_task("embedded").questions(b"{}")
     with pytest.raises(InvalidInputError, match="has 1800 held-out questions; got a limit of 1801"):
         load_task("embedded").questions(limit=1801)
-    with pytest.raises(InvalidInputError, match="no --prompts"):
+    with pytest.raises(InvalidInputError, match="omit --prompts"):
         load_task("embedded").header_and_form("x")
     with pytest.raises(InvalidInputError, match="must contain"):
         load_task("nq").header_and_form(None, "Q:")

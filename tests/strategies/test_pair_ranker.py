@@ -249,7 +249,9 @@ def test_models_are_ranked_by_the_model(folder, published):
 
 
 def test_what_is_no_ranker_is_refused_before_anything_is_computed(folder, tmp_path):
-    with pytest.raises(LoadError, match=r"no folder .*Download llm-blender/PairRM-hf"):
+    with pytest.raises(
+        LoadError, match=r"folder .* does not exist\. Download llm-blender/PairRM-hf"
+    ):
         PairRanker(tmp_path / "none")
     with pytest.raises(LoadError, match="cannot be read"):
         PairRanker(tmp_path)
@@ -266,8 +268,8 @@ def test_what_is_no_ranker_is_refused_before_anything_is_computed(folder, tmp_pa
     [
         ({"model_type": "deberta"}, "its model type is 'deberta'"),
         ({"cand2_prefix_id": 3}, "tokenizer and configuration disagree"),
-        ({"num_hidden_layers": 3}, "is no PairRM model .*Missing key"),
-        ({"hidden_size": 32}, "is no PairRM model .*size mismatch"),
+        ({"num_hidden_layers": 3}, "is not a PairRM model .*Missing key"),
+        ({"hidden_size": 32}, "is not a PairRM model .*size mismatch"),
     ],
 )
 def test_another_architecture_is_refused(folder, tmp_path, change, message):

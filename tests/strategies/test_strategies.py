@@ -275,7 +275,9 @@ def test_deepen_with_weights_and_another_main_member() -> None:
 
 def test_deepen_refuses_members_that_tell_no_distributions() -> None:
     with AdaFuseEngine([backend(PAIR[0]), saying("b", "No")], strategy="deepen") as engine:
-        with pytest.raises(InvalidInputError, match=r"needs members that tell .*; b cannot"):
+        with pytest.raises(
+            InvalidInputError, match=r"needs members with whole distributions .* Leave out b,"
+        ):
             engine.generate("x")
         assert engine.generate("x", use=PAIR[0].name, max_new_tokens=3).text
     with pytest.raises(InvalidInputError, match="must be a member that decodes"):

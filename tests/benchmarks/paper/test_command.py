@@ -97,9 +97,9 @@ def test_nothing_is_decoded_twice_and_the_tables_are_shown(paper, job, asked, tm
     assert "Table 1: members, peers and AdaFuse" in shown
     assert "100.0 [100.0, 100.0]" in shown
     assert "Figure 6: the confidence threshold τ" in shown
-    assert "AdaFuse, B = 1 and the best member: no difference is shown from wren alone" in shown
+    assert "AdaFuse, B = 1 and the best member: not shown to differ from wren alone" in shown
     assert "[Ada]wren [Brook]wren [did]all" in shown
-    assert "squad is left out: squad.jsonl is not in --data" in result.stderr
+    assert "squad is left out: squad.jsonl is not in the folder of --data" in result.stderr
     assert "DeePEn is left out: " in result.stderr
     assert "LLM-Blender's PairRanker is left out: " in result.stderr
 
@@ -119,7 +119,7 @@ def test_an_interrupted_suite_goes_on(paper, short, asked, fakes, tmp_path):
     asked.clear()
     again = paper(*short, "--json")
     assert [each[0] for each in asked] == ["adafuse", "adafuse", "adafuse", "fixed-2"]
-    assert "17 of 21 answers are there" in again.stderr
+    assert "has 17 of 21 answers" in again.stderr
     assert without_times(json.loads(again.stdout)) == without_times(whole)
     asked.clear()
     assert paper(*short[:-1], 4).exit_code == 0
@@ -192,12 +192,12 @@ def test_what_failed_of_the_run_is_asked_again(paper, short, asked, monkeypatch)
     monkeypatch.setattr(AdaFuseEngine, "generate", generate)
     result = paper(*short)
     assert result.exit_code == 1
-    assert "asked again by the same command" in " ".join(result.stdout.split())
+    assert "the same command repeats the question" in " ".join(result.stdout.split())
     failing.clear()
     asked.clear()
     again = paper(*short, "--json")
     assert again.exit_code == 0, again.output
-    assert "20 of 21 answers are there" in again.stderr
+    assert "has 20 of 21 answers" in again.stderr
     assert [(name, "mill 1" in prompt) for name, _, _, prompt in asked] == [("fixed-2", True)]
     lines = json.loads(again.stdout)["sections"][1]["lines"]
     assert {line["cells"]["nq"]["evaluation"]["failed"] for line in lines} == {0}
@@ -248,13 +248,13 @@ def test_ctrl_c_while_members_load_ends_the_command(paper, job, interrupted_whil
     ("flags", "message"),
     [
         (["--data", "nowhere"], "nowhere"),
-        (["--data", "."], "holds no task: it needs nq.jsonl or squad.jsonl"),
+        (["--data", "."], "holds no task; it must have nq.jsonl or squad.jsonl"),
         (["--task", "nqq"], "Did you mean 'nq'"),
-        (["--max-words", "2"], "--max-words is said by the rows of a suite"),
-        (["--strategy", "unite"], "--strategy is said by the rows of a suite"),
+        (["--max-words", "2"], "--max-words is not allowed, because the rows of a suite set it"),
+        (["--strategy", "unite"], "--strategy is not allowed, because the rows of a suite set it"),
         (["--metric", "bleu"], "Did you mean 'spbleu'"),
         (["--metric", "number", "--task", "nq"], "--metric number: none of the tasks"),
-        (["--task", "embedded"], "leave --data out"),
+        (["--task", "embedded"], "omit --data"),
         (["--alone"], "No such option: --alone"),
         (["--output", __file__], "must be a folder"),
     ],

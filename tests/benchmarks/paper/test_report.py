@@ -168,16 +168,16 @@ def test_nothing_is_claimed_of_answers_that_were_lost():
     assert (lost.verdict, lost.lost, lost.comparison) == ("failed", (0, 3), None)
     assert claims["one alone"].verdict == "above"
     assert claims["one alone"].adjusted == pytest.approx(2 * 2 / 2**36)  # of two rivals
-    assert "nothing is said about UniTE (3 answers failed)" in verdicts(report)[1]
+    assert "not compared with UniTE (3 answers failed)" in verdicts(report)[1]
     made = {sheet.title: sheet for sheet in sheets(report)}
     assert ("UniTE", "42.5 (3 failed)") in made["Table 1"].rows
     tests = made["Table 1: nq, intervals, cost and tests"]
     row = dict(zip(tests.columns, tests.rows[1], strict=True))
     assert (row["failed"], row["p, peer"], row["p, member"], row["gain"]) == ("3", "-", "-", "-")
-    assert "asked again by the same command" in tests.note
+    assert "the same command repeats the question" in tests.note
     claimed = made["Is AdaFuse above? nq"].rows[1]
     assert claimed[1:5] == ("UniTE", "-", "-", "-")
-    assert claimed[-1] == "nothing: 3 answers failed"
+    assert claimed[-1] == "not tested: 3 answers failed"
     assert "42.5 (3 failed)" in suite_page(report)
     assert Report.model_validate_json(report.model_dump_json()) == report
 
@@ -216,7 +216,7 @@ def test_claims_say_above_whom_and_at_what_cost(report):
     )
     assert peers == (
         "AdaFuse and its peers: above, with no more tokens than UniTE (+45.0 points, p < 0.001, "
-        "-7.7 % tokens); no difference is shown from vote (+0.0 points, p = 1.000, +14.3 % tokens)."
+        "-7.7 % tokens); not shown to differ from vote (+0.0 points, p = 1.000, +14.3 % tokens)."
     )
     first = report.claims[0]
     assert first.comparison.p_value == pytest.approx(2 / 2**36)
@@ -306,7 +306,7 @@ def test_what_a_suite_cannot_read_is_an_error_with_the_file(tmp_path):
         load_work(Suite(), tmp_path)
     with pytest.raises(InvalidInputError, match="--metric chrf: none of the tasks"):
         load_work(Suite(), None, metrics=["chrf"])
-    with pytest.raises(InvalidInputError, match="embedded makes its own questions"):
+    with pytest.raises(InvalidInputError, match="task embedded has its own questions"):
         load_work(Suite(), tmp_path, tasks=["embedded"])
 
 
