@@ -1,7 +1,7 @@
-"""The public names for authors of backends: the protocol, its data, and a fake backend for tests.
+"""Public names for authors of backends: the protocols, their data, and a fake backend for tests.
 
 A backend implements one kind of member. The backend for Hugging Face models is in
-`adafuse_llm.backends.huggingface`. It imports torch, so this package does not export it.
+`adafuse_llm.backends.huggingface`. That backend imports torch, so this package does not export it.
 """
 
 from adafuse_llm.backends.base import (

@@ -18,9 +18,9 @@ class NodeQuery:
     Attributes:
         tree: the request's tree at this member.
         evaluate: nodes whose next-token distribution the backend returns.
-        score: nodes whose log-probability under their parent the backend returns. An earlier query
-            or this one evaluates each parent.
-        top: number of likeliest next tokens per summary, at least two.
+        score: nodes whose log-probability after their parent the backend returns. This query or an
+            earlier query evaluates the parent.
+        top: number of likeliest next tokens in each summary, at least two.
     """
 
     tree: TokenTree
@@ -34,9 +34,10 @@ class NodeResult:
     """The result of one query.
 
     Attributes:
-        next: a summary for each node of ``NodeQuery.evaluate``, in order.
-        logprobs: a natural-log probability for each node of ``NodeQuery.score``, in order. It may
-            be minus infinity.
+        next: a summary of the next-token distribution for each node of ``NodeQuery.evaluate``, in
+            order.
+        logprobs: a natural-log probability for each node of ``NodeQuery.score``, in order. A value
+            may be minus infinity.
         passes: number of forward passes that the query took part in.
         tokens: number of tokens that the backend processed for the query.
         reused: number of prompt tokens that the backend did not process, because it had cached
@@ -61,9 +62,9 @@ class Backend(Protocol):
     """One member of an ensemble.
 
     The tree holds everything that a backend needs: ``tree.ids`` are the committed tokens, and
-    ``tree.path(node)`` are the nodes from below the root to a node. A backend may store its own
-    state for a request in ``TokenTree.state``. A stateless backend runs its model over
-    ``tree.ids + tree.tokens(node)``.
+    ``tree.path(node)`` are the nodes from the root to a node, without the root itself. A backend
+    may store its own state for a request in ``TokenTree.state``. A stateless backend runs its model
+    over ``tree.ids + tree.tokens(node)``.
 
     If ``tree.root`` has moved since the last query, the engine has committed a span, and the tree
     has dropped every node that is not below the new root. The tree may also drop nodes without a
@@ -96,13 +97,14 @@ class Backend(Protocol):
     def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
         """Return one result for each query, in order. Queries may belong to different requests.
 
-        Cost: at best one forward pass for all queries, over the nodes that are not evaluated yet.
+        At best, a backend runs one forward pass for all queries, over the nodes that are not
+        evaluated yet.
 
         Raises:
-            Exception: of any type. The engine may repeat the query without those of other
-                requests. If the query fails again, the engine raises a `MemberError` for this
-                member. The engine handles a NaN log-probability in the same way, so a backend must
-                not cache anything from a result that contains NaN.
+            Exception: the evaluation failed. The exception may have any type. The engine may then
+                repeat each query in a call of its own. If a query fails again, the engine raises a
+                `MemberError` for this member. The engine handles a NaN log-probability in the same
+                way. So a backend must not cache anything from a result that contains NaN.
         """
         ...
 
@@ -115,9 +117,9 @@ class Backend(Protocol):
 class SupportsPlacement(Protocol):
     """An optional extension of `Backend` that describes its device and its memory.
 
-    An engine runs members on different devices at the same time. It delays a request until the
-    devices have enough memory for its caches. All backends without this extension count as members
-    of one shared device, and as members that cache nothing.
+    An engine runs members at the same time if they are on different devices. It delays a request
+    until the devices have enough memory for its caches. The engine assumes that all backends
+    without this extension share one device and cache nothing.
     """
 
     @property
@@ -126,11 +128,11 @@ class SupportsPlacement(Protocol):
         ...
 
     def cache_bytes(self, tokens: int) -> int:
-        """Return the bytes cached for a request whose sequences have at most `tokens` tokens."""
+        """Return the cache size, in bytes, of a request with sequences of up to `tokens` tokens."""
         ...
 
     def free_bytes(self) -> int:
-        """Return the free bytes of the device's memory."""
+        """Return the free memory of the device, in bytes."""
         ...
 
 
@@ -147,8 +149,8 @@ class LimitsDrafting(Protocol):
         """Return the maximum length of a drafted sequence, prompt included.
 
         Args:
-            length: number of committed tokens. A backend that runs one pass per token returns this
-                number, which disables drafts.
+            length: number of committed tokens. A backend that runs one pass per token returns
+                `length`, which disables drafts.
         """
         ...
 
@@ -181,7 +183,7 @@ class SupportsAnchors(Protocol):
         steps: int,
         rate: float,
     ) -> tuple[int, float]:
-        """Move the distribution after a node towards `target`, and return its likeliest token.
+        """Return the likeliest token after moving the distribution after a node towards `target`.
 
         Args:
             tree: the request's tree.

@@ -1,4 +1,4 @@
-"""A member without a model, for the tests of this project and of its users."""
+"""A member without a model, for tests of this project and of other projects."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ Rule = Callable[[str], Mapping[str, float]]
 class FakeBackend:
     """A member whose next-token distribution is a function of the text so far.
 
-    The tokens are strings. The codec splits a text greedily into the longest known tokens; every
-    other character becomes a token. The backend caches nothing, so each evaluated node costs one
-    pass.
+    The tokens are strings. The codec splits a text greedily into the longest known tokens; each
+    remaining character becomes a token of its own. The backend caches nothing, so each evaluated
+    node costs one pass.
 
     Args:
         name: the member's name.
-        rule: a function from the text so far (prompt and response) to probabilities by token text.
-            ``END`` ends the response. The probabilities may sum to less than 1.
-        vocabulary: texts of several characters that are single tokens.
+        rule: a function that takes the text so far (prompt and response) and returns the
+            probabilities of the next tokens, by their texts. The token ``END`` ends the response.
+            The probabilities may sum to less than 1.
+        vocabulary: texts of several characters, each of which is a single token.
         context_window: maximum number of tokens in a sequence; None for no limit.
         device: device that the backend reports. Members on different devices run at the same time.
-        bytes_per_token: cached bytes that the backend reports for each token of a sequence.
-        free: free bytes of the device that the backend reports.
+        bytes_per_token: size, in bytes, that the backend reports for the cache of one token.
+        free: free memory of the device, in bytes, that the backend reports.
 
     Attributes:
-        passes: number of evaluated nodes so far, for assertions in tests.
+        passes: number of nodes that the backend has evaluated so far, for assertions in tests.
     """
 
     def __init__(

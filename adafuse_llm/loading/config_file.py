@@ -1,4 +1,6 @@
-"""Configuration files, which set members, loading arguments and options like command-line flags.
+"""Read and write configuration files.
+
+A file sets members, loading arguments and options, as the flags of a command do:
 
     models: [path/one, path/two]
     dtype: bfloat16
@@ -6,8 +8,8 @@
     max_words: 2
     weights: {one: 1.0, two: 0.5}
 
-The format is YAML, which includes JSON. Values that are not set have their defaults. A file cannot
-set `trust_remote_code`: only the person who starts the program can allow code to run.
+The format is YAML, which includes JSON. Values that the file does not set have their defaults. A
+file cannot set `trust_remote_code`: only the person who starts the program can allow code to run.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ class ConfigFile(Options):
     """The contents of a configuration file.
 
     Raises:
-        InvalidOptionError: a value cannot be used.
+        InvalidOptionError: a value is not valid.
     """
 
     models: tuple[str, ...] = Field(
@@ -59,7 +61,7 @@ class ConfigFile(Options):
 
 
 LOADING = ("strategy", "dtype", "device_map", "revision")
-"""Names that a file may set, other than ``models`` and the options of `AdaFuseConfig`."""
+"""Names that a file may set in addition to ``models`` and the options of `AdaFuseConfig`."""
 
 
 def read_config(path: str | PathLike[str]) -> ConfigFile:
@@ -84,7 +86,7 @@ def read_config(path: str | PathLike[str]) -> ConfigFile:
 def write_config(
     path: str | PathLike[str], values: Mapping[str, Any], *, comment: str = ""
 ) -> ConfigFile:
-    """Write a configuration file after checking that it can be read back.
+    """Write a configuration file, after a check that `read_config` can read it.
 
     Args:
         path: the file to write; an existing file is replaced.

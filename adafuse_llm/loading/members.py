@@ -23,7 +23,7 @@ from adafuse_llm.loading.specs import MemberSpec, as_spec, member_names
 from adafuse_llm.text.codec import TokenizerCodec
 
 RESERVE = 0.1
-"""Share of the free memory that stays free of weights when several members share devices."""
+"""Share of the free memory that weights do not use when several members share devices."""
 
 if TYPE_CHECKING:
     import torch
@@ -154,7 +154,7 @@ def _load_config(spec: MemberSpec, name: str, setting: Mapping[str, Any]) -> Any
 
 
 def _quantization(spec: MemberSpec, config: Any) -> Any:
-    """Return the quantization of the checkpoint, or else that of the spec; None without either."""
+    """Return the checkpoint's quantization, otherwise the spec's; None if neither has one."""
     stored = getattr(config, "quantization_config", None)
     return spec.quantization_config if stored is None else stored
 
@@ -162,8 +162,8 @@ def _quantization(spec: MemberSpec, config: Any) -> Any:
 def _check_quantization(spec: MemberSpec, name: str, config: Any) -> None:
     """Raise an error if the quantization method is unknown or its packages are missing.
 
-    transformers would ignore an unknown method with a warning, and report a missing package only
-    after the preceding members are loaded.
+    Without this check, transformers would only log a warning about an unknown method. It would
+    report a missing package only after the preceding members are loaded.
     """
     quantization = _quantization(spec, config)
     if quantization is None:
@@ -260,7 +260,8 @@ def _memory_budgets(
 ) -> list[dict[int | str, int] | None]:
     """Return the bytes that each member may use on each device.
 
-    The entry is None if accelerate does not place the member, or if the ensemble has one member.
+    The entry of a member is None if accelerate does not place the member, or if the ensemble has
+    only one member.
     """
     placed = [
         i
@@ -279,7 +280,7 @@ def _memory_budgets(
         for spec, name, config, setting in zip(specs, names, configs, settings, strict=True)
     ]
     for spec, size in zip(specs, sizes, strict=True):
-        if spec.device is not None:  # the whole member goes to this device
+        if spec.device is not None:  # this device holds the whole member
             device = torch.device(spec.device)
             key = device.type if device.type == "cpu" else device.index or 0
             if key in free:
@@ -290,7 +291,7 @@ def _memory_budgets(
 
 
 def _weight_bytes(spec: MemberSpec, name: str, config: Any, setting: Mapping[str, Any]) -> int:
-    """Compute the bytes of a model's weights from its configuration, without loading them."""
+    """Compute the bytes of a model's weights from its configuration. Load no weights."""
     import torch
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
@@ -310,11 +311,11 @@ def _weight_bytes(spec: MemberSpec, name: str, config: Any, setting: Mapping[str
 
 
 def _bytes_of(model: Any, bits: int, quantization: Any) -> int:
-    """Compute the bytes of a model's weights, at `bits` per weight that is not quantized.
+    """Compute the size of a model's weights in bytes. Each unquantized weight takes `bits` bits.
 
-    Quantization methods quantize the matrices of the layers, but not embeddings, output layer,
-    norms and biases. The result does not include the scales of the methods (2 to 12 % of the
-    quantized weights).
+    Quantization methods quantize the matrices of the layers, but not the embeddings, the output
+    layer, norms or biases. The result does not include the scales that these methods store (2 to 12
+    percent of the quantized weights).
     """
     quantized_bits = None if quantization is None else bits_per_weight(quantization)
     kept = () if quantization is None else kept_modules(quantization)

@@ -1,7 +1,7 @@
-"""Facts about a quantization that loading needs: method, required packages and bits per weight.
+"""Read facts about a quantization: its method, its required packages and its bits per weight.
 
 A quantization configuration is either an object of transformers (such as ``BitsAndBytesConfig``) or
-a mapping, as ``config.json`` stores such an object.
+the mapping with which ``config.json`` stores such an object.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "quanto": ("optimum-quanto",),
     "torchao": ("torchao",),
 }
-"""Packages that each method needs. Other methods need none, or transformers checks for them."""
+"""Packages that each method needs. Other methods need no packages, or transformers checks for these
+packages."""
 
 FIXED_BITS: Final[Mapping[str, int]] = {
     "awq": 4,
@@ -33,7 +34,7 @@ FIXED_BITS: Final[Mapping[str, int]] = {
     "mxfp8": 8,
     "nvfp4": 4,
 }
-"""Bits per weight of methods whose configuration may omit this number."""
+"""Bits per weight, for methods whose configuration may omit this number."""
 
 
 def is_quantization(value: Any) -> bool:
@@ -66,10 +67,10 @@ def missing_packages(quantization: Any) -> list[str]:
 
 
 def bits_per_weight(quantization: Any) -> int | None:
-    """Return the bits that a quantized weight takes in memory.
+    """Return the number of bits that a quantized weight takes in memory.
 
-    The result is None if the configuration does not specify it, or if weights are dequantized when
-    they are loaded.
+    The result is None if the configuration does not specify the number, or if loading dequantizes
+    the weights.
     """
     data = as_mapping(quantization)
     name = method(quantization) or ""
@@ -81,7 +82,7 @@ def bits_per_weight(quantization: Any) -> int | None:
 
 
 def kept_modules(quantization: Any) -> tuple[str, ...]:
-    """Return the name parts of modules that the configuration excludes from quantization."""
+    """Return parts of module names. Modules with such a part in their name are not quantized."""
     data = as_mapping(quantization)
     keys = ("modules_to_not_convert", "llm_int8_skip_modules")
     return tuple(name for key in keys for name in data.get(key) or ())
@@ -102,8 +103,8 @@ def _bitsandbytes(data: Mapping[str, Any]) -> int:
 def _torchao(data: Mapping[str, Any]) -> int | None:
     """Read the bits per weight from the name of torchao's configuration class.
 
-    For example, ``Int8DynamicActivationInt4WeightConfig`` has 4. Names with an ``x`` in place of
-    the number store each narrower integer in 8 bits.
+    For example, ``Int8DynamicActivationInt4WeightConfig`` has 4 bits. A class with an ``x`` in
+    place of the number stores each weight in 8 bits, even if the weight has fewer.
     """
     kind = data.get("quant_type")
     name = kind if isinstance(kind, str) else _dig(kind, "default", "_type")

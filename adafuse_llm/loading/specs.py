@@ -21,27 +21,27 @@ if TYPE_CHECKING:
 class MemberSpec:
     """A description of a member to load, with its settings.
 
-    If ``dtype``, ``device_map``, ``revision`` or ``trust_remote_code`` is None, the argument of the
-    call that loads the member applies.
+    If ``dtype``, ``device_map``, ``revision`` or ``trust_remote_code`` is None, the loading call's
+    argument of the same name applies.
 
     Args:
         path: local folder or hub id.
-        name: name in results. The default is the last part of the path, with as many preceding
-            parts as make the name unique.
+        name: name in results. The default is the last part of the path, plus as many preceding
+            parts as are needed to make the name unique.
         dtype: dtype of the weights, such as ``"bfloat16"`` or ``"auto"``.
         device: one device for the whole member, such as ``"cuda:1"``.
         device_map: accelerate's device map, which spreads the member over several devices.
         revision: revision of a hub model.
         trust_remote_code: whether to run Python code that comes with the model.
-        quantization_config: argument of ``AutoModelForCausalLM.from_pretrained``: an object such
-            as ``BitsAndBytesConfig``, or a mapping as in ``config.json``. A quantized checkpoint
-            does not need it.
-        prefix_cache_bytes: maximum size of the key/value rows that the member keeps from finished
-            requests, for requests that begin with the same tokens. 0 keeps none. The default is
-            256 MiB.
-        static_cache: whether to run decoding passes in fixed sizes, on a GPU as CUDA graphs.
-            ``HuggingFaceBackend`` lists the requirements.
-        compile: whether to compile these passes with ``torch.compile``.
+        quantization_config: quantization for ``AutoModelForCausalLM.from_pretrained``, as an object
+            such as ``BitsAndBytesConfig`` or as a mapping with the contents that ``config.json``
+            would have. A quantized checkpoint does not need it.
+        prefix_cache_bytes: maximum size, in bytes, of the key/value rows that the member keeps from
+            finished requests. Later requests that begin with the same tokens reuse these rows. With
+            0, the member keeps no rows. The default is 256 MiB.
+        static_cache: whether to run decoding passes in fixed sizes. On a GPU, these passes run as
+            CUDA graphs. ``HuggingFaceBackend`` lists the requirements.
+        compile: whether to compile the passes of fixed size with ``torch.compile``.
         allow_pickle: whether to accept weights in pickle format, which can run code when loaded.
         weight: weight w of the member in the fused score.
     """
@@ -73,7 +73,7 @@ class MemberSpec:
             )
         if self.compile and not self.static_cache:
             raise InvalidOptionError(
-                f"member {self.path!r}: compile=True compiles the passes of a static cache; pass "
+                f"member {self.path!r}: compile=True needs a static cache; pass "
                 "static_cache=True, too"
             )
         if not math.isfinite(self.weight) or self.weight < 0:
@@ -82,8 +82,8 @@ class MemberSpec:
             )
         if self.quantization_config is not None and not is_quantization(self.quantization_config):
             raise InvalidOptionError(
-                f"member {self.path!r}: quantization_config must be one of transformers' "
-                "configurations, such as BitsAndBytesConfig(load_in_4bit=True) or "
+                f"member {self.path!r}: quantization_config must be a configuration object of "
+                "transformers, such as BitsAndBytesConfig(load_in_4bit=True) or "
                 "TorchAoConfig(...), or a mapping as in config.json; got "
                 f"{self.quantization_config!r}"
             )
@@ -106,8 +106,9 @@ def as_spec(member: str | MemberSpec | os.PathLike[str]) -> MemberSpec:
 def member_names(specs: Sequence[MemberSpec]) -> list[str]:
     """Return a unique name for each member.
 
-    The name is the explicit name of the member, or as many last parts of its path as make the name
-    unique. If a path occurs more than once, its names are numbered (``gpt2``, ``gpt2#2``).
+    A member with an explicit name keeps it. Any other name is the last part of the member's path,
+    plus as many preceding parts as are needed to make the name unique. If a path occurs more than
+    once, a number distinguishes the names (``gpt2``, ``gpt2#2``).
 
     Raises:
         InvalidInputError: two explicit names are the same.
@@ -115,7 +116,7 @@ def member_names(specs: Sequence[MemberSpec]) -> list[str]:
     given = Counter(spec.name for spec in specs if spec.name is not None)
     if repeated := [name for name, times in given.items() if times > 1]:
         raise InvalidInputError(
-            f"members need different names; got {repeated[0]!r} {given[repeated[0]]} times"
+            f"members need different names; {repeated[0]!r} occurs {given[repeated[0]]} times"
         )
     unnamed = {spec.path for spec in specs if spec.name is None}
     parts = {

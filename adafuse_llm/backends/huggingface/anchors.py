@@ -1,4 +1,6 @@
-"""Represent distributions by anchors, to compare different vocabularies (DeePEn).
+"""Represent distributions over tokens as distributions over anchors (DeePEn).
+
+Anchors make the distributions of models with different vocabularies comparable.
 
 Shapes: v vocabulary, a anchors.
 """
@@ -16,21 +18,21 @@ SHARPNESS = 100.0
 """Inverse temperature of the softmax over anchors."""
 
 ROWS = 1024
-"""Number of rows of the matrix that are computed at a time."""
+"""Number of matrix rows that are computed at the same time."""
 
 COOLING, COOLEST = 10, 0.25
-"""Number of steps in which the learning rate falls along a cosine, and the share of the initial
-rate that remains."""
+"""Within `COOLING` steps, the learning rate falls along a cosine to `COOLEST` times its initial
+value."""
 
 
 class AnchorSpace:
-    """One model's distributions in the space of anchors.
+    """A converter of one model's distributions over tokens to distributions over anchors.
 
-    The anchors are tokens that all members share. A token is represented by the cosines between its
-    input embedding and those of the anchors. The vector of cosines is normalized to length one, and
-    a sharp softmax turns it into a distribution over the anchors. These distributions are the rows
-    of a matrix, [v, a], which maps a distribution over tokens to one over anchors. The object
-    caches the matrix for the anchors of the last call.
+    The anchors are tokens that all members share. A vector represents each token. It contains the
+    cosines between the token's input embedding and the input embeddings of the anchors. The vector
+    is normalized to length one, and a sharp softmax turns it into a distribution over the anchors.
+    These distributions are the rows of a matrix, [v, a], which maps a distribution over tokens to
+    one over anchors. The object caches the matrix for the anchors of the last call.
     """
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
@@ -42,9 +44,10 @@ class AnchorSpace:
 
     @property
     def vocabulary(self) -> Mapping[str, int]:
-        """Ids by spelling, for the tokens that have an embedding in the model.
+        """Token ids by spelling, for all tokens that have an embedding in the model.
 
-        The markers U+0120 and U+2581 for a space have the same spelling here.
+        Tokenizers mark a space with U+0120 or with U+2581. In this mapping, all spellings use
+        U+2581.
         """
         if self._spellings is None:
             ids = self._tokenizer.get_vocab()
@@ -58,7 +61,7 @@ class AnchorSpace:
 
     @torch.no_grad()
     def relative(self, logits: torch.Tensor, anchors: Sequence[int]) -> list[float]:
-        """Return the distribution of `logits`, [v], over the anchors."""
+        """Convert `logits`, [v], to a distribution over the anchors."""
         relative: list[float] = (logits.softmax(-1) @ self._matrix_of(anchors, logits)).tolist()
         return relative
 
@@ -71,7 +74,7 @@ class AnchorSpace:
         steps: int,
         rate: float,
     ) -> tuple[int, float]:
-        """Move `logits`, [v], towards `target`, and return the likeliest token.
+        """Return the likeliest token after gradient descent on `logits`, [v].
 
         Gradient descent moves the distribution over the anchors towards `target`.
 

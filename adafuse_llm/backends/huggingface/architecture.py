@@ -16,17 +16,18 @@ from adafuse_llm.backends.huggingface.kv import to_device
 from adafuse_llm.backends.huggingface.packing import Piece
 
 ROW_COUNTING = ("attention_chunk_size", "attention_types", "alibi", "attn_config")
-"""Configuration entries of models (Llama 4, GPT-Neo, Falcon, MPT) whose attention derives positions
-from the rows of the cache. In tree attention, positions and rows differ."""
+"""Configuration entries of models (Llama 4, GPT-Neo, Falcon, MPT) whose attention uses the index of
+a token's row in the cache as the token's position. In tree attention, the index and the position
+differ."""
 
 
 @dataclass(frozen=True)
 class Attention:
-    """The form of tree mask that a model's attention layers accept.
+    """The format of the tree masks that a model's attention layers accept.
 
     Args:
         layer_types: types of the layers: ``full_attention``, ``sliding_attention`` or both.
-        windows: number of tokens that a sliding layer sees, by layer index. All sliding layers
+        windows: number of tokens that each sliding layer sees, by layer index. All sliding layers
             have the same window.
         additive: whether the model adds masks to attention scores (eager attention). Otherwise
             masks are boolean.
@@ -43,7 +44,7 @@ class Attention:
     def mask(self, piece: Piece) -> Any:
         """Build the attention mask for the model, [1, 1, n, r].
 
-        A model that mixes layer types gets a mapping from layer type to mask.
+        For a model with both layer types, the result is a mapping from layer type to mask.
         """
         masks = {}
         for kind in self.layer_types:
@@ -60,7 +61,7 @@ class Attention:
 
 
 def tree_attention(model: Any, device: torch.device) -> Attention | None:
-    """Return the form of tree mask that a model accepts; None if it accepts no tree masks."""
+    """Return the format of a model's tree masks; None if the model accepts no tree masks."""
     implementation = getattr(model.config, "_attn_implementation", None)
     if implementation not in ("sdpa", "eager"):
         return None
@@ -94,10 +95,10 @@ def tree_attention(model: Any, device: torch.device) -> Attention | None:
 def rotary_positions(model: Any) -> tuple[frozenset[str], int | None]:
     """Return the kinds of rotary positions, and the length at which their frequencies change.
 
-    The kind may differ by layer type (Gemma 3). Above the length, a model with "longrope" positions
-    (Phi-3) uses other frequencies for all tokens of the sequence, so cached rows become invalid.
-    The length is None for other kinds. The frequencies of "dynamic" positions change only beyond
-    the context window, which no sequence exceeds.
+    Layers of different types may have different kinds (Gemma 3). In a sequence above the length, a
+    model with "longrope" positions (Phi-3) uses other frequencies for all tokens, so cached rows
+    become invalid. For other kinds, the length is None. The frequencies of "dynamic" positions
+    change only beyond the context window, which no sequence exceeds.
     """
     config = model.config.get_text_config(decoder=True)
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}

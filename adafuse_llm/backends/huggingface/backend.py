@@ -35,32 +35,36 @@ logger = logging.getLogger(__name__)
 FORMS = ("auto", "tree", "path")
 
 PREFIX_CACHE_BYTES = 256 * 2**20
-"""Default limit for the key/value rows that a member keeps from finished requests, in bytes."""
+"""Default maximum size, in bytes, of the key/value rows that a member keeps from finished
+requests."""
 
 PATH_STATES = 8
-"""Estimated number of states that the path form holds: one for the trunk and one per branch."""
+"""Estimated number of states per request in the path form: one for the trunk and one per branch."""
 
 
 class HuggingFaceBackend:
-    """A transformers model and its tokenizer as one member. The backend changes neither of them.
+    """A member that consists of a transformers model and its tokenizer.
 
     The constructor first runs the model on a few tokens. If tree attention gives the same numbers
-    as plain forward passes, the backend uses the tree form, otherwise the path form. Requests share
-    forward passes if the model uses PyTorch's attention (``attn_implementation="sdpa"``).
+    as plain forward passes, the backend uses the tree form. Otherwise it uses the path form.
+    Requests share forward passes if the model uses PyTorch's attention
+    (``attn_implementation="sdpa"``). The backend does not change the model or the tokenizer.
 
     Args:
         model: a causal language model (``AutoModelForCausalLM``) in evaluation mode.
         tokenizer: tokenizer of the model.
         name: the member's name.
-        form: ``"tree"`` or ``"path"`` to require one form; ``"auto"`` to choose.
-        prefix_cache_bytes: maximum size of the key/value rows that the member keeps from finished
-            requests, for requests that begin with the same tokens. 0 keeps none. If a pass runs out
-            of memory, the member drops all of them and repeats the pass once.
-        static_cache: whether to run decoding passes in fixed sizes over buffers that stay in
-            place, on a GPU as CUDA graphs. On a GPU, this saves the kernel launches of small
-            passes. The buffers hold up to four times the rows that concurrent requests need, and
-            stay allocated. This option requires the tree form and shared passes. If the passes
-            give wrong numbers, the member logs a warning and does not use them.
+        form: ``"tree"`` or ``"path"`` to require that form; ``"auto"`` to let the backend choose.
+        prefix_cache_bytes: maximum size, in bytes, of the key/value rows that the member keeps from
+            finished requests. Later requests that begin with the same tokens reuse these rows. With
+            0, the member keeps no rows. If a pass runs out of memory, the member drops all kept
+            rows and repeats the pass once.
+        static_cache: whether to run decoding passes in fixed sizes over buffers that stay in place.
+            On a GPU, these passes run as CUDA graphs, which saves the kernel launches of small
+            passes. The buffers have room for up to four times the rows that concurrent requests
+            need, and stay allocated after these requests. This option requires the tree form and
+            shared passes. If the passes give wrong numbers, the member logs a warning and does not
+            use them.
         compile: whether to compile these passes with ``torch.compile``, each size at its first use.
             If compilation fails, the member logs a warning and runs the passes uncompiled.
 
@@ -96,11 +100,11 @@ class HuggingFaceBackend:
         if static_cache and form == "path":
             raise InvalidOptionError(
                 "static_cache=True needs the tree form; got form='path'. "
-                "Remove one of these options"
+                "Remove one of the two options"
             )
         if compile and not static_cache:
             raise InvalidOptionError(
-                "compile=True compiles the passes of a static cache; pass static_cache=True, too"
+                "compile=True needs a static cache; pass static_cache=True, too"
             )
         if getattr(model.config, "is_encoder_decoder", False):
             raise UnsupportedModelError(
@@ -153,25 +157,26 @@ class HuggingFaceBackend:
         return str(self._decoder.device)
 
     def cache_bytes(self, tokens: int) -> int:
-        """Return the bytes cached for a request whose sequences have at most `tokens` tokens.
+        """Return the cache size, in bytes, of a request with sequences of up to `tokens` tokens.
 
-        A buffer grows by doubling, so it holds up to twice the rows. The buffers of a static cache
-        grow in two dimensions, and a member in the path form keeps several states.
+        A buffer grows by doubling, so it has room for up to twice the rows that the request needs.
+        With a static cache, both the number of slots and the rows per slot grow by doubling. In the
+        path form, a member keeps several states.
         """
         copies = MAX_OVERSIZE if self.static_cache else 2 if self.form == "tree" else PATH_STATES
         return tokens * self._row_bytes * copies
 
     def free_bytes(self) -> int:
-        """Return the bytes that the member can still cache.
+        """Return the number of bytes that the member can still cache.
 
-        If its layers are on several devices, the first full device determines the result.
+        If its layers are on several devices, the device that fills up first determines the result.
         """
         return min(int(_free_bytes(device) / share) for device, share in self._shares.items())
 
     def draft_limit(self, length: int) -> int:
         if self.form == "path":
             return length
-        edge = self._decoder.rope_edge  # a longer sequence changes the rows of all its tokens
+        edge = self._decoder.rope_edge  # beyond the edge, all rows change
         return edge if edge is not None and length <= edge else sys.maxsize
 
     @property
@@ -204,9 +209,9 @@ class HuggingFaceBackend:
             except BaseException as error:
                 if not (self._prefixes.size and is_out_of_memory(error)):
                     raise
-                traceback.clear_frames(error.__traceback__)  # frames hold the pass's tensors
+                traceback.clear_frames(error.__traceback__)  # the frames hold tensors
             logger.warning(
-                "member %r ran out of memory and drops the cached rows of finished requests",
+                "member %r ran out of memory, so it drops the cached rows of finished requests",
                 self.name,
             )
             self._prefixes.clear()
@@ -229,7 +234,7 @@ class HuggingFaceBackend:
             self._prefixes.clear()
 
     def _try(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
-        """Evaluate queries. On failure, drop the states of their requests, to allow a retry."""
+        """Evaluate queries. On failure, drop the states of their requests to allow a retry."""
         try:
             return self._in_turn(queries)
         except BaseException:
@@ -244,7 +249,11 @@ class HuggingFaceBackend:
         tree.state = None
 
     def _in_turn(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
-        """Evaluate queries. A new request waits for another one with the same first tokens."""
+        """Evaluate queries.
+
+        If several new requests begin with the same tokens, one of them runs first, and the others
+        wait and then copy its rows.
+        """
         results: dict[int, NodeResult] = {}
         waiting = dict(enumerate(queries))
         while waiting:
@@ -272,13 +281,14 @@ class HuggingFaceBackend:
         return results
 
     def _cross(self, query: NodeQuery, state: RequestState, edge: int) -> list[Node]:
-        """Evaluate nodes beyond `edge`, the length at which the rotary frequencies change.
+        """Prepare a query that has nodes beyond `edge`.
 
-        If the committed tokens are longer than `edge`, the request's state starts over. Otherwise
-        this method computes the rows beyond `edge` in a temporary state, for this query only.
+        The rotary frequencies change beyond this length. If there are more than `edge` committed
+        tokens, this method resets the state of the request. Otherwise it evaluates the nodes beyond
+        `edge` in a temporary state, for this query only.
 
         Returns:
-            The nodes that are still missing.
+            The nodes that must still be evaluated.
         """
         whole = self._executor.new_form(query.tree, whole=True)
         if len(query.tree.ids) > edge:
@@ -292,7 +302,10 @@ class HuggingFaceBackend:
         return state.missing(query)
 
     def _state_of(self, tree: TokenTree) -> RequestState:
-        """Return the state of a request. A new state begins with the cached rows of a prefix."""
+        """Return the state of a request, and create it for a new request.
+
+        A new state begins with the cached rows of the prompt's first tokens.
+        """
         if tree.state is None:
             rows = None
             if self.form == "tree" and self._decoder.shares_prefixes(len(tree.ids)):
@@ -315,7 +328,7 @@ class HuggingFaceBackend:
         ]
 
     def _is_source(self, state: RequestState) -> bool:
-        """Return whether each row depends only on its own token and the tokens before it."""
+        """Return whether each row depends only on the row's token and the tokens before it."""
         return state.edge == self._decoder.rope_edge and self._decoder.shares_prefixes(0)
 
 
@@ -328,6 +341,6 @@ def _logits(tree: TokenTree, node: Node) -> torch.Tensor:
 
 def _free_bytes(device: torch.device) -> int:
     module = torch.get_device_module(device)
-    if hasattr(module, "mem_get_info"):  # creates no context on other devices
+    if hasattr(module, "mem_get_info"):  # creates no context on another GPU
         return int(module.mem_get_info(device)[0])
     return int(psutil.virtual_memory().available)

@@ -16,18 +16,18 @@ from adafuse_llm.backends.huggingface.architecture import rotary_positions
 from adafuse_llm.backends.huggingface.kv import to_device
 
 COMPILED_SIZES = 64
-"""Maximum number of input sizes that torch compiles a model for. Others run uncompiled."""
+"""Maximum number of input sizes for which torch compiles a model. Further sizes run uncompiled."""
 
 
 class Decoder:
-    """A model reduced to its forward pass. It stores no state of requests."""
+    """The forward pass of a model. A decoder stores no state of requests."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self.rope_types, self.rope_edge = rotary_positions(model)
         self.device = torch.device(model.get_input_embeddings().weight.device)
-        if self.device.type == "meta":  # offloaded: accelerate moves the inputs
+        if self.device.type == "meta":  # offloaded weights: accelerate moves the inputs
             self.device = torch.device("cpu")
         self._spread = len({parameter.device for parameter in model.parameters()}) > 1
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT
@@ -62,11 +62,11 @@ class Decoder:
         return self.rope_types.isdisjoint(("dynamic", "longrope"))
 
     def shares_prefixes(self, length: int) -> bool:
-        """Return whether the rows of a prompt of `length` tokens depend only on its tokens."""
+        """Return whether a prompt of `length` tokens may share its rows with other prompts."""
         return "dynamic" not in self.rope_types and self.takes_chunks(length)
 
     def takes_chunks(self, length: int) -> bool:
-        """Return whether several passes over a prompt of `length` tokens equal a single pass."""
+        """Return whether a prompt of `length` tokens may run in several passes instead of one."""
         return self.rope_edge is None or length <= self.rope_edge
 
     def run(
@@ -78,13 +78,13 @@ class Decoder:
         positions: Sequence[int] | None = None,
         mask: Any = None,
     ) -> tuple[torch.Tensor, Any]:
-        """Run one forward pass over [1, n] tokens.
+        """Run one forward pass over the n tokens of one sequence.
 
         Args:
             tokens: n token ids.
             cache: the model's cache; None to start without one.
             keep: indices of the tokens whose logits are returned, in ascending order.
-            positions: n positions; None for those that the model computes.
+            positions: positions of the tokens, [n]; with None, the model computes them.
             mask: the attention mask; None for causal attention.
 
         Returns:
@@ -103,9 +103,9 @@ class Decoder:
         if mask is not None:
             inputs["attention_mask"] = mask
         last = max(1, len(keep))
-        if list(keep[:1]) in ([], [len(tokens) - last]):  # keep selects the last tokens
+        if list(keep[:1]) in ([], [len(tokens) - last]):  # only the last tokens
             kept: Any = last
-        elif self._spread:  # a list works on any device of the last layer
+        elif self._spread:  # a list works whichever device the last layer is on
             kept = list(keep)
         else:
             kept = to_device(torch.tensor(keep), self.device)
@@ -121,7 +121,7 @@ class Decoder:
     def call(
         self, ids: torch.Tensor, positions: torch.Tensor, mask: Any, cache: Any
     ) -> torch.Tensor:
-        """Run one forward pass over [S, n] tokens on the device, and return logits [S, n, v]."""
+        """Run one forward pass over `ids`, [S, n], and return the logits, [S, n, v]."""
         inputs = {
             "input_ids": ids,
             "attention_mask": mask,
@@ -142,9 +142,9 @@ class Decoder:
     def compiled(self) -> Decoder:
         """Return a decoder that compiles the model for each size of its inputs.
 
-        The limit is `COMPILED_SIZES` if ``torch.compile`` accepts a limit, as in torch 2.13.
-        Otherwise the limit is ``torch._dynamo.config.recompile_limit``. Further sizes run
-        uncompiled. This method does not change the configuration of the process.
+        The maximum number of compiled sizes is `COMPILED_SIZES` if ``torch.compile`` accepts a
+        limit, as in torch 2.13. Otherwise it is ``torch._dynamo.config.recompile_limit``. Further
+        sizes run uncompiled. This method does not change torch's global configuration.
         """
         options = {"recompile_limit": COMPILED_SIZES, "isolate_recompiles": True}
         parameters = inspect.signature(torch.compile).parameters
@@ -155,5 +155,5 @@ class Decoder:
 
 
 def precise(logits: torch.Tensor) -> torch.Tensor:
-    """Return `logits` in at least float32."""
+    """Return `logits` in float32 or a higher precision."""
     return logits if logits.dtype == torch.float64 else logits.float()

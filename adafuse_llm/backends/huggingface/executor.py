@@ -1,4 +1,4 @@
-"""Evaluate nodes of many requests. Requests in the tree form share passes."""
+"""Evaluate nodes of many requests. Requests in the tree form can share passes."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from adafuse_llm.backends.huggingface.tree_form import TreeForm
 from adafuse_llm.tree import Node, TokenTree
 
 Passes = StaticPasses | PackedPasses | SinglePasses
-"""The classes that run the passes of tree forms."""
+"""A runner of passes for requests in the tree form."""
 
 
 class Executor:
-    """Evaluates the nodes of a member's requests in one form.
+    """An evaluator of the nodes of a member's requests, in one form.
 
     Args:
         decoder: the model.
         form: ``"tree"`` or ``"path"``.
-        passes: object that runs the passes of tree forms; None for the path form.
+        passes: runner of passes for requests in the tree form; None for the path form.
 
     Attributes:
         form: the argument of the same name.
@@ -44,7 +44,7 @@ class Executor:
 
         Args:
             tree: the request's tree.
-            rows: cached rows of the first tokens of the prompt; None without any.
+            rows: cached rows of the first tokens of the prompt; None if no rows are cached.
             whole: whether to run the whole prompt in one pass.
         """
         if self.form == "tree":
@@ -56,7 +56,7 @@ class Executor:
         return PathForm(self._decoder, tree)
 
     def advance(self, states: Sequence[RequestState], missing: Sequence[Sequence[Node]]) -> None:
-        """Evaluate the missing nodes of each request. All tree forms share passes."""
+        """Evaluate the missing nodes of each request. Tree forms can share passes."""
         plans: list[tuple[RequestState, list[Piece]]] = []
         for state, nodes in zip(states, missing, strict=True):
             if not nodes:
@@ -85,11 +85,13 @@ def _batches(
 ) -> list[list[tuple[RequestState, Piece]]]:
     """Group pieces into passes of up to `PREFILL_TOKENS` tokens.
 
-    The function places the first piece of every request first. Each piece goes into the earliest
-    pass that has room for it and that does not precede the pass of the request's previous piece.
+    The function assigns the first pieces of all requests before any other pieces. Each piece goes
+    into the earliest pass that has room for it, but never into a pass before the one with the
+    previous piece of the same request.
     """
     limit = 0 if isinstance(passes, SinglePasses) else PREFILL_TOKENS
-    # A static pass counts its rows only at its end, so each piece of a request needs its own pass.
+    # A static pass updates the row count of a request only at its end. So a request's next piece
+    # needs a later pass.
     apart = int(isinstance(passes, StaticPasses))
     batches: list[list[tuple[RequestState, Piece]]] = []
     sizes: list[int] = []

@@ -11,8 +11,8 @@ Call = Callable[[], torch.Tensor]
 """A computation that uses the same input tensors and buffers in every call."""
 
 Record = Callable[[Call], Call]
-"""A function that records a computation and returns one that repeats it. The next call of any
-recorded computation overwrites the result."""
+"""A function that records a computation and returns a function that repeats it. A result is valid
+until the next call of any recorded computation."""
 
 
 def direct(call: Call) -> Call:
@@ -24,10 +24,10 @@ class CudaGraphs:
     """A recorder of the kernels that a computation launches on a GPU.
 
     All graphs of one recorder share one memory pool for their results. So read a result before you
-    repeat any of these graphs.
+    run any of these graphs again.
 
     Args:
-        device: the GPU of the computations.
+        device: the GPU that runs the computations.
     """
 
     _recording = threading.Lock()  # a process can make only one recording at a time
@@ -47,7 +47,7 @@ class CudaGraphs:
             current.wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
             with (
-                torch.cuda.stream(current),  # a failed recording does not restore the stream
+                torch.cuda.stream(current),  # restores the stream after a failure
                 torch.cuda.graph(
                     graph, self._pool, self._stream, capture_error_mode="thread_local"
                 ),

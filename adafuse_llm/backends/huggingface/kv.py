@@ -22,7 +22,7 @@ class KeyValues(Protocol):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row in all layers."""
+        """Size of one row in all layers together, in bytes."""
         ...
 
     @property
@@ -42,11 +42,11 @@ class KeyValues(Protocol):
         ...
 
     def keep(self, first: int, rows: torch.Tensor) -> None:
-        """Keep the rows before `first`, followed by `rows` in the given order, in every layer."""
+        """In every layer, keep the rows before `first` and then the given rows, in this order."""
         ...
 
     def copy(self, rows: torch.Tensor) -> RowCache:
-        """Return a cache with copies of `rows` in the given order."""
+        """Return a new cache that holds copies of the given rows, in this order."""
         ...
 
 
@@ -61,7 +61,8 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not ty
     """The keys and values of one layer, in buffers that grow by doubling.
 
     Attributes:
-        keys, values: buffers, [1, kv_heads, capacity, head_dim]. Rows from `used` on are undefined.
+        keys, values: buffers, [1, kv_heads, capacity, head_dim]. The rows at index `used` and above
+            are undefined.
         used: number of rows in use.
     """
 
@@ -84,7 +85,8 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not ty
             self.lazy_initialization(key_states, value_states)
         end = self.used + key_states.shape[2]
         if end > self.keys.shape[2]:
-            capacity = max(FIRST_ROWS, 1 << (end - 1).bit_length())  # sizes that reuse freed memory
+            # Powers of two let the allocator reuse freed memory.
+            capacity = max(FIRST_ROWS, 1 << (end - 1).bit_length())
             self.keys = _grown(self.keys, key_states, self.used, capacity)
             self.values = _grown(self.values, value_states, self.used, capacity)
         self.keys[:, :, self.used : end] = key_states
@@ -93,14 +95,17 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not ty
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def keep(self, first: int, rows: torch.Tensor) -> None:
-        """Keep the rows before `first`, followed by `rows` (on the device) in the given order."""
+        """Keep the rows before `first` and then the given rows, in this order.
+
+        `rows` must be on the device of the layer.
+        """
         end = first + len(rows)
         self.keys[:, :, first:end] = self.keys.index_select(2, rows)
         self.values[:, :, first:end] = self.values.index_select(2, rows)
         self.used = end
 
     def copy(self, rows: torch.Tensor) -> RowLayer:
-        """Return a layer with copies of `rows` in the given order."""
+        """Return a new layer that holds copies of the given rows, in this order."""
         if not self.is_initialized:
             return RowLayer()
         rows = to_device(rows, self.keys.device)
@@ -134,7 +139,7 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers is not typed
 
     @classmethod
     def of(cls, layers: Sequence[RowLayer]) -> RowCache:
-        """Create a cache of `layers`."""
+        """Create a cache that consists of `layers`."""
         cache = cls()
         cache.layers = list(layers)
         return cache
@@ -146,7 +151,7 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers is not typed
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row in all layers."""
+        """Size of one row in all layers together, in bytes."""
         tensors = [tensor for layer in self.layers for tensor in (layer.keys, layer.values)]
         return sum(t.shape[1] * t.shape[3] * t.element_size() for t in tensors)
 
@@ -156,13 +161,13 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers is not typed
         return int(self.layers[0].keys.shape[2]) if self.layers else 0
 
     def keep(self, first: int, rows: torch.Tensor) -> None:
-        """Keep the rows before `first`, followed by `rows` in the given order, in every layer."""
+        """In every layer, keep the rows before `first` and then the given rows, in this order."""
         for layer in self.layers:
-            rows = to_device(rows, layer.keys.device)  # copied once for all layers of a device
+            rows = to_device(rows, layer.keys.device)  # one copy serves all layers of a device
             layer.keep(first, rows)
 
     def copy(self, rows: torch.Tensor) -> RowCache:
-        """Return a cache with copies of `rows` in the given order."""
+        """Return a new cache that holds copies of the given rows, in this order."""
         return RowCache.of([layer.copy(rows) for layer in self.layers])
 
 
@@ -174,7 +179,7 @@ def _grown(old: torch.Tensor, like: torch.Tensor, used: int, capacity: int) -> t
 
 
 def device_shares(layers: Sequence[Any]) -> dict[torch.device, float]:
-    """Return the share of a token's key/value bytes on each device; empty without such rows."""
+    """Return each device's share of a token's key/value bytes; empty if no layer has any."""
     sizes: Counter[torch.device] = Counter()
     for layer in layers:
         for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None)):

@@ -1,10 +1,11 @@
 """Run one forward pass over tokens of many requests. Each token attends only to its own request.
 
 One sequence contains the tokens of all requests, so the model computes everything except attention
-for all of them at once. The model gets a cache whose `update` appends the new rows to the caches of
-their requests and returns `Rows` in place of keys. The model passes these `Rows` to
-``scaled_dot_product_attention``, and `Rows` compute the attention of each request in turn. This
-module copies and pads nothing, and changes neither the model nor any global state.
+for all requests at once. The model gets a cache whose `update` appends the new rows to the caches
+of their requests and returns `Rows` in place of keys. The model passes this object to
+``scaled_dot_product_attention``. `Rows` intercepts the call and computes the attention of each
+request in turn. This module does not pad requests or copy their rows into one buffer, and it does
+not change the model or any global state.
 
 Shapes: n new tokens of a request, r rows of the request after the pass; h query heads, k key/value
 heads of size d.
@@ -27,7 +28,7 @@ from adafuse_llm.backends.huggingface.kv import KeyValues, to_device
 from adafuse_llm.tree import Node
 
 FOLD_ROWS = 256
-"""Maximum number of rows into which the query heads of one key head are folded."""
+"""Maximum number of query rows after folding the query heads that share one key head."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,9 @@ class Piece:
     Attributes:
         cache: the request's rows. The pass appends n rows.
         tokens: n token ids.
-        positions: [r] positions of all rows, new rows last.
-        visible: [n, r] whether a token sees a row. None if each token sees itself and all rows
-            before it.
+        positions: positions of all rows, [r], with the new rows at the end.
+        visible: whether each token sees each row, [n, r]; None if each token sees its own row and
+            all rows before it.
         keep: indices of the tokens whose logits the pass returns.
         nodes: nodes of the tokens in `keep`, in the same order.
     """
@@ -58,7 +59,7 @@ class Piece:
 
     @cached_property
     def seen(self) -> NDArray[np.bool_]:
-        """`visible` as an array, [n, r]. A causal mask replaces None."""
+        """`visible`, [n, r], with a causal mask in place of None."""
         if self.visible is not None:
             return self.visible
         size, rows = len(self.tokens), len(self.positions)
@@ -71,7 +72,7 @@ class Piece:
         return self.seen & (self.positions[None, :] > self.queries[:, None] - window)
 
     def sight(self, window: int | None) -> NDArray[np.bool_]:
-        """Return `seen` for a layer that sees the last `window` tokens; None for no limit."""
+        """Return `seen` for a layer that sees the last `window` tokens; None means all tokens."""
         within = None if window is None else self.within(window)
         return self.seen if within is None else within
 
@@ -81,10 +82,11 @@ Attend = Callable[["torch.Tensor", "float | None"], "torch.Tensor"]
 
 
 class Rows(torch.Tensor):
-    """A placeholder for the keys of a layer: the keys of the new tokens, and an attention function.
+    """A placeholder for the keys of a layer.
 
-    ``scaled_dot_product_attention`` calls this function. Operations that reshape the placeholder
-    return it unchanged, because models repeat key heads for groups of query heads.
+    It holds the keys of the new tokens and an attention function. The placeholder calls this
+    function in place of ``scaled_dot_product_attention``. Many models reshape the keys to repeat
+    them for groups of query heads. Such operations return the placeholder unchanged.
     """
 
     attend: Attend
@@ -119,7 +121,7 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
 
     Args:
         pieces: the pieces, in the order of their tokens.
-        windows: number of tokens that a sliding layer sees, by layer index.
+        windows: number of tokens that each sliding layer sees, by layer index.
     """
 
     def __init__(self, pieces: Sequence[Piece], windows: Mapping[int, int]) -> None:
@@ -174,8 +176,8 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
     ) -> torch.Tensor:
         """Compute the attention of one piece.
 
-        The query and the result are [1, h, n, d], keys and values [1, k, r, d]. A model may fold
-        the heads of a single token, so that its query is [1, k, h / k, d].
+        The query and the result are [1, h, n, d], keys and values [1, k, r, d]. For a single token,
+        a model may fold the heads into a query of shape [1, k, h / k, d].
         """
         keys, values = rows
         mask, causal = self._mask(index, window, query.device), self._is_prompt(index)
@@ -212,7 +214,7 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
         return 1 < len(piece.tokens) == len(piece.positions)
 
     def _mask(self, index: int, window: int | None, device: torch.device) -> torch.Tensor | None:
-        """Return the mask of a piece, [n, r]; None for a prompt or a token that sees all rows."""
+        """Return the mask of a piece, [n, r]; None for a prompt or one token that sees all rows."""
         key = (index, window, device)
         if key not in self._masks:
             piece = self._pieces[index][0]

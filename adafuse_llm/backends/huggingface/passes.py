@@ -18,7 +18,7 @@ from adafuse_llm.backends.huggingface.decoder import Decoder
 from adafuse_llm.backends.huggingface.packing import PackedCache, Piece
 
 PREFILL_TOKENS = 2048
-"""Maximum number of tokens in one forward pass. It limits the memory of the activations."""
+"""Maximum number of tokens in one forward pass. This limits the memory for activations."""
 
 
 class PackedPasses:
@@ -26,19 +26,19 @@ class PackedPasses:
 
     Args:
         decoder: the model.
-        attention: form of tree mask that the model accepts.
+        attention: format of the tree masks that the model accepts.
     """
 
     def __init__(self, decoder: Decoder, attention: Attention) -> None:
         self._decoder = decoder
         self._windows = attention.windows
         blank = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=attention.device)
-        # Without a mask, the model would create one.
+        # If the model gets no mask, it creates one.
         masks = dict.fromkeys(attention.layer_types, blank)
         self._mask = masks if len(masks) > 1 else blank
 
     def run(self, pieces: Sequence[Piece]) -> torch.Tensor:
-        """Return the logits after the kept tokens of each piece in turn, [kept tokens, v]."""
+        """Return the logits after the kept tokens of all pieces, in order, [kept tokens, v]."""
         tokens = [token for piece in pieces for token in piece.tokens]
         positions = np.concatenate([piece.queries for piece in pieces]).tolist()
         starts = np.cumsum([0, *(len(piece.tokens) for piece in pieces)]).tolist()
@@ -48,11 +48,11 @@ class PackedPasses:
 
 
 class SinglePasses:
-    """A runner of passes over a single piece, with a mask for the model.
+    """A runner of passes over a single piece. The model gets the mask of the piece.
 
     Args:
         decoder: the model.
-        attention: form of tree mask that the model accepts.
+        attention: format of the tree masks that the model accepts.
     """
 
     def __init__(self, decoder: Decoder, attention: Attention) -> None:

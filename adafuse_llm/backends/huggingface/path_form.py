@@ -17,7 +17,7 @@ from adafuse_llm.tree import Node, TokenTree
 
 
 class PathForm:
-    """Evaluation token by token, from saved copies of the model's own cache.
+    """An evaluation of one request, token by token, from saved copies of the model's own cache.
 
     The path form is for models without tree attention, such as those whose layers have a state
     instead of rows (Mamba, linear attention). It keeps one cache for the trunk (the committed
@@ -39,8 +39,8 @@ class PathForm:
         """Evaluate nodes, and return the logits after each of them, [len(nodes), v].
 
         Args:
-            nodes: nodes that are not evaluated, parents before children. The parent of each node
-                is in `nodes` or evaluated.
+            nodes: nodes to evaluate, parents before children. The parent of each node is also in
+                `nodes`, or is evaluated already.
         """
         logits = []
         for number, node in enumerate(nodes):
@@ -63,7 +63,7 @@ class PathForm:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a token in one state. Layers with a state of fixed size count as 0."""
+        """Size of a token in one state, in bytes. Layers with a state of fixed size count as 0."""
         tensors = [
             tensor
             for layer in self.layers
@@ -89,7 +89,7 @@ class PathForm:
         return logits
 
     def _state_after(self, node: Node, *, shared: bool) -> Any:
-        """Return a state after `node` that the caller may change.
+        """Return the state after `node`, as an object that the caller may change.
 
         Args:
             node: the node.
@@ -106,8 +106,8 @@ class PathForm:
     def _step(self, node: Node, *, shared: bool) -> tuple[torch.Tensor, Any]:
         """Return the logits and the state after `node`.
 
-        The pass starts from the state of the parent. It starts without a state if the rotary
-        frequencies of all tokens change at this node.
+        The pass continues from the state of the parent. If the rotary frequencies of all tokens
+        change at this node, the pass runs over the whole sequence instead.
 
         Args:
             node: the node.

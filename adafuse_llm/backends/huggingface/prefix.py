@@ -1,4 +1,4 @@
-"""Cache key/value rows of earlier requests for requests that begin with the same tokens."""
+"""Cache key/value rows of requests, for later requests that begin with the same tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from adafuse_llm.backends.huggingface.kv import KeyValues, RowCache
 from adafuse_llm.backends.huggingface.tree_form import TreeForm
 
 MIN_SHARED = 16
-"""Minimum number of shared tokens for which rows are copied."""
+"""Minimum number of shared first tokens. With fewer, a request copies no rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Kept:
 
     @property
     def size(self) -> int:
-        """Bytes of the cache's buffers."""
+        """Size of the cache's buffers, in bytes."""
         return self.cache.row_bytes * self.cache.capacity
 
 
@@ -44,7 +44,7 @@ class PrefixCache:
     """A cache of rows of finished requests. It drops the least recently used rows first.
 
     Args:
-        limit: maximum size in bytes. 0 keeps nothing.
+        limit: maximum size in bytes; with 0, the cache keeps nothing.
 
     Attributes:
         size: current size in bytes.
@@ -62,8 +62,9 @@ class PrefixCache:
     def add(self, ids: Sequence[int], form: TreeForm) -> None:
         """Keep the rows of a finished request.
 
-        The cache takes the buffers of the request without a copy. If they exceed the limit or hold
-        rows of other requests, it copies as many of the first rows as fit.
+        The cache takes over the buffers of the request without copying them. If the buffers exceed
+        the limit, or also hold rows of other requests, the cache copies the first rows instead, up
+        to the limit.
         """
         new = Kept(np.array(ids[: form.committed], dtype=np.int64), form.cache, form.trunk)
         copied = form.cache.pooled or new.size > self.limit
@@ -110,7 +111,7 @@ class PrefixCache:
         return late
 
     def longest(self, prompt: Sequence[int], running: Running) -> RowCache | None:
-        """Return a copy of the rows of the longest prefix of `prompt` that has cached rows.
+        """Return a copy of the rows of the longest cached prefix of `prompt`.
 
         The prefix does not include the last token of the prompt.
 

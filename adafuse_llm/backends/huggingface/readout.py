@@ -22,7 +22,7 @@ def read(
     decoder: Decoder,
     end_ids: torch.Tensor,
 ) -> list[NodeResult]:
-    """Return the results of queries whose nodes are evaluated, with one device transfer."""
+    """Return the results of queries whose nodes are evaluated. Use one transfer from the device."""
     pairs = list(zip(queries, states, strict=True))
     top = max(query.top for query in queries)
     evaluated = [state.rows[node] for query, state in pairs for node in query.evaluate]
@@ -43,7 +43,7 @@ def read(
 
 
 def _shortened(summary: Next, top: int) -> Next:
-    """Return the summary with at most `top` tokens."""
+    """Return `summary` with its first `top` tokens."""
     if len(summary.tokens) <= top:
         return summary
     return Next(summary.tokens[:top], summary.logprobs[:top], summary.end_logprob)
@@ -58,14 +58,17 @@ def _summarize(
     *,
     by_sorting: bool = False,
 ) -> tuple[list[Next], list[float]]:
-    """Return summaries of `evaluated` rows, and each token's log-probability after its parent."""
+    """Return a summary of each row in `evaluated`, and the log-probabilities of `tokens`.
+
+    The log-probability of a token comes from the row of its parent in `parents`.
+    """
     parts = []
     width = 0
     if evaluated:
         logits, total = gather(evaluated)
         values, likely, tied = likeliest(logits, top, by_sorting=by_sorting)
         ends = logits.index_select(-1, end_ids.to(logits.device))  # [n, end ids]
-        ends = ends.logsumexp(-1, keepdim=True)  # -inf without end ids
+        ends = ends.logsumexp(-1, keepdim=True)  # -inf if there are no end ids
         table = torch.cat(
             [values - total, ends - total, likely.to(logits.dtype), tied.to(logits.dtype)], -1
         )  # [n, 2t + 2]; float32 represents ids up to 2^24 exactly
@@ -93,8 +96,9 @@ def likeliest(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the `top` highest logits and their token ids. Equal logits are ordered by token id.
 
-    ``topk`` may return any of several equal values. So this function requests one more value. If
-    that value equals the last returned one, a lower id may be missing. Sorting misses no id.
+    If several logits are equal, ``topk`` may return any of them. So this function requests one more
+    value than it returns. If the additional value equals the last returned value, a lower id may be
+    missing. With `by_sorting`, no id is missing.
 
     Returns:
         The logits and their ids, [n, t] each; and whether a lower id may be missing, [n, 1].

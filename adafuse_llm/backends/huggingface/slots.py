@@ -17,11 +17,12 @@ FIRST_ROWS, HEADROOM = 512, 256
 addition to its prompt."""
 
 MAX_OVERSIZE = 4
-"""Maximum ratio of the pool's rows to the most rows that its requests needed at the same time."""
+"""Maximum number of rows in the pool, as a multiple of the largest number of rows that its requests
+have needed at the same time."""
 
 PATIENCE = 8
-"""Number of requests that must leave the pool before it may replace its slots with fewer, longer
-ones. It does so only when it holds a single request."""
+"""Number of requests that must leave the pool before the pool may replace its slots with fewer,
+longer slots. The pool does so only while it holds a single request."""
 
 
 class SlotRows:
@@ -33,7 +34,7 @@ class SlotRows:
 
     Attributes:
         index: slot of the request; None if the rows are not in the pool. A request that has left
-            the pool has buffers of its own.
+            the pool has its own buffers.
         rows: number of rows in use.
     """
 
@@ -48,7 +49,7 @@ class SlotRows:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row in all layers."""
+        """Size of one row in all layers together, in bytes."""
         return self._pool.row_bytes
 
     @property
@@ -59,9 +60,9 @@ class SlotRows:
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write rows [1, k, n, d] after the rows in use, and return both.
+        """Write new rows, [1, k, n, d], after the rows in use, and return all of these rows.
 
-        This method does not increase `rows`. The pass does so when it is complete.
+        This method does not change the attribute `rows`, which increases at the end of the pass.
         """
         if self._own is not None:
             own: tuple[torch.Tensor, torch.Tensor] = self._own.update(
@@ -78,24 +79,24 @@ class SlotRows:
         return keys, values
 
     def keep(self, first: int, rows: torch.Tensor) -> None:
-        """Keep the rows before `first`, followed by `rows` in the given order, in every layer."""
+        """In every layer, keep the rows before `first` and then the given rows, in this order."""
         end = first + len(rows)
         if self._own is not None:
             self._own.keep(first, rows)
         else:
             for buffer in self._pool.buffers():
-                rows = to_device(rows, buffer.device)  # copied once for all buffers of a device
+                rows = to_device(rows, buffer.device)  # one copy serves all buffers of a device
                 slot = buffer[self.index]  # [k, capacity, d]
                 slot[:, first:end] = slot.index_select(1, rows)
         self.rows = end
 
     def copy(self, rows: torch.Tensor) -> RowCache:
-        """Return a cache with copies of `rows` in the given order."""
+        """Return a new cache that holds copies of the given rows, in this order."""
         if self._own is not None:
             return self._own.copy(rows)
         layers = []
         for pair in self._pool.layers:
-            rows = to_device(rows, pair[0].device)  # copied once for all layers of a device
+            rows = to_device(rows, pair[0].device)  # one copy serves all layers of a device
             keys, values = (buffer[self.index, None].index_select(2, rows) for buffer in pair)
             layers.append(RowLayer.of(keys, values))
         return RowCache.of(layers)
@@ -108,30 +109,31 @@ class SlotRows:
         self.rows = cache.rows
 
     def leave(self) -> None:
-        """Move the rows out of the pool, into buffers of their own."""
+        """Move the rows from the pool into the request's own buffers."""
         self._own = self.copy(torch.arange(self.rows)) if self.rows else RowCache()
         self.index = None
 
 
 class StaticPool:
-    """The rows of a member's requests. Each layer has a buffer of keys and a buffer of values, both
-    [slots, k, capacity, d].
+    """The rows of a member's requests, in shared buffers.
 
-    The requests always use the first slots. When a request ends, the request in the last used slot
-    moves into the free slot. A request has ended when no reference to its `SlotRows` remains. No
-    request uses the last row of its slot, which receives padding. Rows that no pass has written are
-    zero, so they have no effect if they are masked.
+    Each layer has a buffer of keys and a buffer of values, both [slots, k, capacity, d].
 
-    A replacement of the buffers makes all recorded passes invalid. So the pool rarely replaces its
-    buffers, regardless of the order of short and long requests. Slots and capacity grow by
-    doubling. If slots that are long enough for the longest request would leave most rows empty,
-    that request leaves the pool. To add slots, the pool may reduce the capacity to what the
-    requests need.
+    The used slots always come before the free slots: when a request ends, the request in the last
+    used slot moves into the free slot. A request has ended when no reference to its `SlotRows`
+    remains. The last row of each slot receives padding, so no request uses it. Rows that no pass
+    has written are zero, so they have no effect if they are masked.
+
+    When the pool replaces its buffers, all recorded passes become invalid. So the pool rarely does
+    this, regardless of the order of short and long requests. The number of slots and the capacity
+    grow by doubling. If the longest request needs slots so long that most rows would be empty, this
+    request leaves the pool. When the pool adds slots, it may reduce the capacity if all requests
+    still fit.
 
     Attributes:
         slots: number of requests that fit into the pool.
         capacity: number of rows in a slot, including the row for padding.
-        layers: the buffers. Those of a layer exist from the first pass on.
+        layers: the buffers of each layer, which the first pass creates.
         moves: number of times that the pool has replaced the buffers.
     """
 
@@ -142,21 +144,24 @@ class StaticPool:
         self.moves = 0
         self._used: list[weakref.ref[SlotRows]] = []
         self._needed = 0  # most rows that the requests have needed at the same time
-        self._left = 0  # requests that have left since the last move
+        self._left = 0  # requests that have left since the last new buffers
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row in all layers."""
+        """Size of one row in all layers together, in bytes."""
         return sum(t.shape[1] * t.shape[3] * t.element_size() for t in self.buffers())
 
     def buffers(self) -> Iterator[torch.Tensor]:
-        """Yield the buffers of keys and of values of all layers."""
+        """Yield the key and value buffers of all layers."""
         return (buffer for pair in self.layers for buffer in pair)
 
     def layer(
         self, index: int, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the buffers of a layer. New buffers have the shape of these rows, [*, k, *, d]."""
+        """Return the buffers of a layer, and create them if they do not exist.
+
+        `keys` and `values`, [*, k, *, d], determine the shape of new buffers.
+        """
         if index == len(self.layers):
             self.layers.append((self._buffer(keys), self._buffer(values)))
         return self.layers[index]
@@ -166,7 +171,7 @@ class StaticPool:
 
         Args:
             length: number of tokens in the prompt.
-            rows: cached rows of the first tokens of the prompt; None without any.
+            rows: cached rows of the first tokens of the prompt; None if no rows are cached.
         """
         slot = SlotRows(self, max(length + HEADROOM, FIRST_ROWS - 1))
         self._fit(slot)
@@ -175,13 +180,13 @@ class StaticPool:
         return slot
 
     def reserve(self, needed: Mapping[SlotRows, int]) -> None:
-        """Make room for the needed rows of each request. Requests without room leave the pool."""
+        """Make room for the rows of each request. Requests that do not fit leave the pool."""
         for slot, rows in needed.items():
             slot.room = max(slot.room, rows)
         self._fit()
 
     def _live(self) -> list[SlotRows]:
-        """Reassign the slots of requests that have ended, and return the others in slot order."""
+        """Free the slots of ended requests, and return the other requests in slot order."""
         while True:
             used = [ref() for ref in self._used]
             live = [slot for slot in used if slot is not None]
@@ -223,7 +228,10 @@ class StaticPool:
             self._used.append(weakref.ref(joining))
 
     def _size(self, requests: Sequence[SlotRows]) -> tuple[int, int] | None:
-        """Return the slots and capacity for `requests`; None if most rows would be empty."""
+        """Return the number of slots and the capacity that `requests` need.
+
+        Return None if most rows would be empty.
+        """
         if not requests:
             return self.slots, self.capacity
         rooms = [slot.room + 1 for slot in requests]

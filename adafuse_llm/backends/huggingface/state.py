@@ -25,16 +25,17 @@ class Logits:
 
 
 class RequestState:
-    """The state of one request at a member: the state of its form, and the logits of its nodes.
+    """The state of one request at a member: its form, and the logits of its nodes.
 
     The state keeps the logits of all nodes in the tree, because later queries may score children of
-    these nodes. A row is a view of the logits of its whole pass, which includes other requests.
-    So `follow` copies the rows once most of the memory that they hold belongs to other rows.
+    these nodes. Each row of logits is a view of the logits of its whole pass, so it keeps the
+    logits of other requests in memory. Once less than half of that memory belongs to rows of this
+    request, `follow` copies these rows.
 
     Args:
         tree: the request's tree.
-        form: form of the request, without evaluated nodes.
-        edge: length beyond which all rows must be computed again; None without such a length.
+        form: form of the request, which has not evaluated any nodes yet.
+        edge: length beyond which all rows must be computed again; None if no length requires this.
         reused: number of prompt tokens whose rows the form already has.
 
     Attributes:
@@ -57,7 +58,7 @@ class RequestState:
         self._reported = (0, 0, 0)
 
     def restart(self, form: TreeForm | PathForm) -> None:
-        """Drop all computed rows and logits, because the rotary frequencies change."""
+        """Start again with `form` and without logits, because the rotary frequencies change."""
         self.form, self.rows, self.edge = form, {}, None
 
     def follow(self) -> None:
@@ -76,7 +77,7 @@ class RequestState:
         """Return the nodes that must be evaluated for a query, parents before children.
 
         These are the nodes of ``query.evaluate``, the parents of the nodes of ``query.score``, and
-        the ancestors of both, without the nodes that are evaluated already.
+        the ancestors of both, except for nodes that are evaluated already.
         """
         missing: dict[Node, None] = {}
         for wanted in (*query.evaluate, *(node.parent for node in query.score)):
@@ -100,7 +101,7 @@ class RequestState:
 
 
 def gather(rows: Sequence[tuple[Logits, int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Collect rows into one tensor of logits, [n, v], and one of their totals, [n, 1]."""
+    """Collect rows into a tensor of logits, [n, v], and a tensor of their totals, [n, 1]."""
     first = rows[0][0]
     if all(logits is first for logits, _ in rows):
         indices = [row for _, row in rows]

@@ -7,10 +7,10 @@ in these buffers. A pass is padded to S slots of n tokens that see up to c rows.
 powers of two. The inputs of a pass are copied to the same addresses every time. `PackedPasses` runs
 long pieces (prompts), requests without a slot, and passes that would consist mostly of padding.
 
-The attention is PyTorch's, with a mask. Flex attention would need a new block mask for every pass,
-and a compiler.
+The passes use PyTorch's attention with a mask. Flex attention would need a compiler, and a new
+block mask for every pass.
 
-Shapes: S slots, n tokens of each, c rows seen; h query heads, k key/value heads of size d; v
+Shapes: S slots, n tokens per slot, c visible rows; h query heads, k key/value heads of size d; v
 vocabulary.
 """
 
@@ -39,14 +39,16 @@ MAX_TOKENS = 64
 """Maximum number of tokens of a piece in a padded pass."""
 
 FREE_TOKENS, PADDING = 128, 4
-"""Limits of padding. A padded pass has at most `FREE_TOKENS` tokens, which a GPU computes while it
-reads the weights, or at most `PADDING` times its tokens, whichever is more."""
+"""Limits of padding. With its padding, a pass has at most `FREE_TOKENS` tokens or at most `PADDING`
+times its own tokens, whichever is more. A GPU computes `FREE_TOKENS` tokens while it reads the
+weights."""
 
 FIRST_SEEN = 256
-"""Minimum for c, the number of rows that the tokens of a pass may see."""
+"""Minimum of c, the number of rows that the tokens of a pass may see."""
 
 MAX_RECORDED = 64
-"""Maximum number of recorded sizes. The least recently used recording is dropped first."""
+"""Maximum number of recorded sizes. `StaticPasses` drops the least recently used recording
+first."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Inputs:
     Attributes:
         ids: token ids, [S, n].
         positions: positions of the tokens, [S, n].
-        rows: for each token, the row of its slot that the pass writes, [S, n].
+        rows: for each token, the row of its slot that stores the token's keys and values, [S, n].
         keep: indices of the tokens whose logits are needed, followed by zeros, [S * n].
         masks: for each layer type, whether a token sees a row, [S, 1, n, c].
     """
@@ -105,10 +107,11 @@ class Inputs:
         Args:
             pieces: the pieces of the pass.
             slots: slot of each piece.
-            spare: row to which padding is written. Padding sees only the first row of its slot.
+            spare: row of each slot that receives padding. Padding sees only the first row of its
+                slot.
         """
         if self._copied is not None:
-            self._copied.synchronize()  # waits only if the previous result has not been read
+            self._copied.synchronize()  # waits only if the caller has not read the last result
         (ids, positions, rows, keep), masks = (t.numpy() for t in self._on_host)
         for numbers in (ids, positions, keep):
             numbers.fill(0)
@@ -137,10 +140,10 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
     Args:
         pool: pool that holds the rows.
         inputs: inputs of the pass.
-        kinds: type of each layer whose type is not ``full_attention``, by layer index.
-        plain: whether the model computes attention over all rows with the mask that it gets.
-            Otherwise the cache returns `Rows` in place of keys, and their attention folds heads
-            that share keys instead of repeating the keys.
+        kinds: types of the layers that are not ``full_attention``, by layer index.
+        plain: whether the model computes the attention over all rows, with the mask that it gets.
+            Otherwise the cache returns `Rows` in place of keys. The attention function of `Rows`
+            folds the heads that share keys, so it does not repeat the keys.
     """
 
     def __init__(
@@ -162,7 +165,7 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
         *args: object,
         **kwargs: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the new rows, [S, k, n, d], to ``inputs.rows``."""
+        """Write the new rows, [S, k, n, d], at the indices ``inputs.rows``."""
         size = self._inputs.size
         keys, values = self._pool.layer(layer_idx, key_states, value_states)
         for buffer, new in ((keys, key_states), (values, value_states)):
@@ -175,8 +178,8 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
         def attend(query: torch.Tensor, scale: float | None) -> torch.Tensor:
             """Compute the attention of the pass.
 
-            The query and the result are [S, h, n, d]. A model may have folded the heads of single
-            tokens.
+            The query and the result are [S, h, n, d]. For single tokens, a model may have folded
+            the heads already.
             """
             groups = query.shape[1] // keys.shape[1]
             folded = query.reshape(
@@ -216,13 +219,13 @@ class StaticPasses:
 
     Args:
         decoder: the model.
-        attention: form of tree mask that the model accepts.
+        attention: format of the tree masks that the model accepts.
         compiled: whether passes of fixed size are compiled.
-        record: function that records them. The default records CUDA graphs if the model is on one
-            GPU, and otherwise nothing.
+        record: function that records these passes. By default, they are recorded as CUDA graphs if
+            the model is on one GPU. Otherwise they are not recorded.
 
     Attributes:
-        pool: the rows of the requests.
+        pool: pool that holds the rows of the requests.
         compiled: the argument of the same name.
     """
 
@@ -239,7 +242,7 @@ class StaticPasses:
         self._packed = PackedPasses(decoder, attention)
         self._decoder = decoder.compiled() if compiled else decoder
         blank = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=attention.device)
-        # Without a mask, the model would create one.
+        # If the model gets no mask, it creates one.
         self._blank = dict.fromkeys(attention.layer_types, blank)
         self._kinds = dict.fromkeys(attention.windows, "sliding_attention")
         self._windows = {
@@ -249,10 +252,10 @@ class StaticPasses:
         self._record = record or (CudaGraphs(decoder.device) if decoder.on_one_gpu else direct)
         self._recorded: dict[Size, tuple[Inputs, Call]] = {}  # least recently used first
         self._moves = 0
-        self._logits: torch.Tensor | None = None  # last pass: [largest S * n so far, v]
+        self._logits: torch.Tensor | None = None  # of the last pass: [largest S * n so far, v]
 
     def run(self, pieces: Sequence[Piece]) -> torch.Tensor:
-        """Return the logits after the kept tokens of each piece in turn, [kept tokens, v]."""
+        """Return the logits after the kept tokens of all pieces, in order, [kept tokens, v]."""
         caches = [piece.cache for piece in pieces if isinstance(piece.cache, SlotRows)]
         assert len(caches) == len(pieces)
         rows = [len(piece.positions) for piece in pieces]
@@ -286,7 +289,7 @@ class StaticPasses:
         return logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
 
     def _size(self, pieces: Sequence[Piece], slots: Sequence[int]) -> Size | None:
-        """Return the size for `pieces`; None without pieces or with too much padding."""
+        """Return the size of a pass over `pieces`; None without pieces or with too much padding."""
         if not pieces:
             return None
         longest = max(len(piece.tokens) for piece in pieces)
@@ -301,10 +304,10 @@ class StaticPasses:
         return None if padded else size
 
     def _prepared(self, size: Size, pieces: Sequence[Piece], slots: Sequence[int]) -> Call:
-        """Return the computation for a size, after filling its inputs."""
+        """Fill the inputs of a pass of the given size, and return its computation."""
         if self._moves != self.pool.moves:
             self._moves = self.pool.moves
-            self._recorded = {}  # they use the replaced buffers
+            self._recorded = {}  # the recordings use the old buffers
         for piece in pieces:
             self._decoder.check(piece.tokens)
         entry = self._recorded.pop(size, None)
@@ -319,7 +322,7 @@ class StaticPasses:
     def _recording(self, inputs: Inputs) -> Call:
         """Record the pass over `inputs`.
 
-        Its result is [S * n, v]. The logits of the kept tokens come first.
+        The result of the recording is [S * n, v], with the logits of the kept tokens first.
         """
 
         def call() -> torch.Tensor:
@@ -334,7 +337,7 @@ class StaticPasses:
 
         try:
             return self._record(call)
-        except Exception as error:  # the unrecorded call works or raises a better error
+        except Exception as error:  # the plain call works or raises a clearer error
             logger.warning(
                 "passes are not recorded, because recording failed: %s: %s",
                 type(error).__name__,

@@ -17,21 +17,21 @@ from adafuse_llm.backends.huggingface.passes import PREFILL_TOKENS
 from adafuse_llm.tree import Node, TokenTree
 
 CAUSAL_TOKENS = 64
-"""Maximum number of pending tokens that share a pass with nodes. More tokens get a pass without
-nodes, which needs no mask."""
+"""Maximum number of pending tokens that share a pass with nodes. If more tokens are pending, they
+get a pass without nodes, which needs no mask."""
 
 
 class TreeForm:
     """Tree attention over one growing buffer of key/value rows.
 
     Every new token sees the rows of the committed tokens (the trunk). The row of a node is visible
-    to the nodes below it. Masks hide the rows of dropped nodes. Once these are more than a quarter
-    of the buffer, compaction removes them.
+    to the nodes below it. Masks hide the rows of dropped nodes. Once these rows are more than a
+    quarter of the buffer, they are removed.
 
     Args:
         tree: the request's tree.
-        chunked: whether several passes over a long prompt equal a single pass.
-        cache: rows of the first tokens of the prompt, without the last token.
+        chunked: whether a long prompt may run in several passes.
+        cache: cached rows of the first tokens of the prompt, but not of its last token.
 
     Attributes:
         cache: the key/value rows.
@@ -44,13 +44,13 @@ class TreeForm:
         self._tree = tree
         self._root = tree.root
         self._chunked = chunked
-        self._trunk = np.ones(self.committed, dtype=np.bool_)  # [r] which rows belong to it
+        self._trunk = np.ones(self.committed, dtype=np.bool_)  # [r] whether a row belongs to it
         self._positions = np.arange(self.committed, dtype=np.int64)  # [r]
-        self._lines: dict[Node, list[int]] = {}  # rows from below the root to the node
+        self._lines: dict[Node, list[int]] = {}  # rows on the path to a node
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of the row of a token, in all layers."""
+        """Size of one row in all layers together, in bytes."""
         return self.cache.row_bytes
 
     @property
@@ -67,8 +67,8 @@ class TreeForm:
         """Return the pieces that evaluate `nodes`, in the order in which they must run.
 
         Args:
-            nodes: nodes that are not evaluated, parents before children. The parent of each node
-                is in `nodes` or evaluated.
+            nodes: nodes to evaluate, parents before children. The parent of each node is also in
+                `nodes`, or is evaluated already.
         """
         pending = self._tree.ids[self.committed :]  # committed, but not in the buffer yet
         below = [node for node in nodes if node is not self._tree.root]
@@ -118,7 +118,7 @@ class TreeForm:
             for row, node in enumerate(below, start=joined):
                 visible[row - rows, self._lines[node]] = True
             if np.array_equal(visible, np.tri(len(tokens), size, rows, dtype=np.bool_)):
-                visible = None  # a single line without gaps needs plain causal attention
+                visible = None  # causal attention is enough for a single line without gaps
         self._positions = np.concatenate([self._positions, positions])
         self._trunk = np.concatenate([self._trunk, np.arange(rows, size) < joined])
         self.committed += len(pending)
@@ -148,7 +148,7 @@ class TreeForm:
 
 
 def walked(node: Node, tree: TokenTree) -> Iterator[Node]:
-    """Yield the committed nodes below `node`, a former root, down to the current root.
+    """Yield the nodes from `node`, a former root, to the current root, without `node` itself.
 
     The iteration ends early if a token of ``tree.ids`` has no node.
     """

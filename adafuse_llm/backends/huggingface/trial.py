@@ -23,12 +23,12 @@ TRIAL_TOKENS, TRIAL_DEPTH = 9, 3
 """Length of the longest test sequence, and the number of its tokens that follow the prompt."""
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
-"""Largest mean error of the logits that is accepted, relative to their standard deviation."""
+"""Largest accepted mean error of the logits, relative to their standard deviation."""
 
 ROUNDED_TOLERANCE, ROUNDED_NOISE = 5e-3, 4
-"""Largest error for quantized weights and weights of lower precision. If activations are rounded,
-the numbers of a token depend on the shape of its pass. So an error of up to `ROUNDED_NOISE` times
-the difference between plain passes of different shapes is also accepted."""
+"""Largest accepted error for quantized weights and for weights of lower precision. If activations
+are rounded, the logits of a token depend on the shape of its pass. So the test also accepts an
+error of up to `ROUNDED_NOISE` times the difference between plain passes of different shapes."""
 
 
 class Trial:
@@ -40,7 +40,7 @@ class Trial:
         window: context window of the model; None for no limit.
 
     Attributes:
-        row_bytes: cached bytes of a token in the last tested way of evaluation.
+        row_bytes: cached bytes per token for the way of evaluation that was tested last.
         shares: share of these bytes on each device.
     """
 
@@ -55,12 +55,13 @@ class Trial:
         """Return an executor for the fastest way of evaluation that gives correct numbers.
 
         Args:
-            wanted: ``"tree"`` or ``"path"`` to require one form, or ``"auto"``.
+            wanted: ``"tree"`` or ``"path"`` to require that form; ``"auto"`` to try both.
             static: whether to try passes of fixed sizes.
             compiled: whether to try to compile these passes.
 
         Raises:
-            UnsupportedModelError: no way gives correct numbers. The message gives the reasons.
+            UnsupportedModelError: no way of evaluation gives correct numbers. The message gives the
+                reasons.
         """
         attention = tree_attention(self._decoder.model, self._decoder.device)
         ways: list[tuple[str, Passes | None]] = []
@@ -100,7 +101,7 @@ class Trial:
         )
 
     def _try(self, executor: Executor) -> str | None:
-        """Return the reason why an executor cannot be used, or None."""
+        """Return the reason why an executor cannot be used; None if it can."""
         if executor.form == "path" and self._decoder.cache_name is None:
             return "the model has no cache"
         room = min(self._window or TRIAL_TOKENS, TRIAL_TOKENS) - TRIAL_DEPTH
@@ -117,7 +118,7 @@ class Trial:
 
     @torch.inference_mode()
     def _tolerance(self, length: int) -> float:
-        """Return the largest relative error that is accepted for this model."""
+        """Return the largest accepted relative error for this model."""
         model = self._decoder.model
         if model.dtype in TOLERANCE and not getattr(model, "is_quantized", False):
             return TOLERANCE[model.dtype]
@@ -130,7 +131,7 @@ class Trial:
 
     @torch.inference_mode()
     def _run(self, executor: Executor, room: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Evaluate two small trees together, commit, and evaluate more.
+        """Evaluate two small trees together, commit a node of each, and evaluate another node.
 
         Returns:
             The logits of the executor, and those of plain forward passes over the same sequences.
@@ -175,4 +176,7 @@ def _difference(logits: torch.Tensor, expected: torch.Tensor, tolerance: float) 
     scale = float(expected[finite].std())
     if gap <= tolerance * scale:
         return None
-    return f"the logits differ from plain forward passes by {gap:.2g} (scale {scale:.2g})"
+    return (
+        f"the logits differ from those of plain forward passes by {gap:.2g} on average "
+        f"(standard deviation of the logits: {scale:.2g})"
+    )
