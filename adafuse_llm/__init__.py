@@ -1,6 +1,6 @@
 """adafuse-llm: several local language models write one response (AdaFuse, arXiv 2601.06022).
 
-The code and the documentation use these words, given here with the paper's symbols:
+The code and the documentation use these words. The symbols are those of the paper.
 
 member
     One language model with its tokenizer. An ensemble has K members.
@@ -10,18 +10,19 @@ margin, Δ
     The probability of a member's most likely next token minus that of the second most likely one
     (equation 1). A member is confident if Δ >= τ (`margin_threshold`).
 span
-    A text that a member proposes. It has up to M words (`max_words`), as long as the member is
-    confident. At the first word where the member is not confident, it proposes B spans
+    A text of up to M words (`max_words`) that a member proposes. The member adds words while it is
+    confident. At the first word where it is not confident, it proposes B spans
     (`branching_factor`), each with a different alternative for that word (§3.2, §3.3).
 pool, candidate
-    The pool of a round is the union of the spans that the members propose. Each span in it is a
-    candidate.
+    The pool of a round is the union of the spans that the members propose. Each span in the pool is
+    a candidate.
 fused score, F
     The weighted mean over members of a candidate's negative log-likelihood per token (equations
     5, 6).
 round
-    One iteration of Algorithm 1: the members propose spans and score all candidates, and the
-    candidate with the lowest F is committed to every member.
+    One iteration of Algorithm 1. The members propose spans and score all candidates. The candidate
+    with the lowest F is committed: it becomes the next part of the response, and every member
+    continues from it.
 
 Importing this package loads neither torch nor transformers; loading a member does.
 """

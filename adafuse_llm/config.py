@@ -1,4 +1,4 @@
-"""Options of decoding and of the engine. They are frozen and validated on construction."""
+"""Options of decoding and of the engine. They are validated when created, and then frozen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["AdaFuseConfig", "DecodeOptions", "RuntimeConfig"]
 
 
 class Options(BaseModel):
-    """A frozen set of options that reports an invalid one in a single line."""
+    """A frozen set of options. The error for an invalid option has a message of one line."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
@@ -29,7 +29,7 @@ class Options(BaseModel):
 
 
 class RuntimeConfig(Options):
-    """Options of how an engine runs requests. They affect its cost, never its results.
+    """Options that determine how an engine runs requests. They affect the cost, never the results.
 
     Raises:
         InvalidOptionError: an option is unknown or out of range.
@@ -37,27 +37,27 @@ class RuntimeConfig(Options):
 
     drafting: bool = Field(
         default=True,
-        description="Speculatively evaluate likely continuations (other members' words, copies "
-        "from the prompt) in forward passes that are necessary anyway.",
+        description="Evaluate likely continuations (other members' words, copies from the prompt) "
+        "in advance, in forward passes that are necessary anyway.",
     )
     max_requests: int = Field(
         default=16,
         ge=1,
-        description="Maximum number of requests that are decoded at the same time; others wait.",
+        description="Maximum number of requests that are decoded at the same time. Others wait.",
     )
     cache_bytes: int | None = Field(
         default=None,
         ge=1,
         description="Maximum bytes of key/value cache that running requests hold on one device. A "
         "request that does not fit waits. The limit does not cover the logits of tree nodes "
-        "(4 bytes per node and vocabulary entry), the activations of a forward pass, and the cache "
+        "(4 bytes per node and vocabulary entry), the activations of a forward pass, or the cache "
         "of finished requests (`MemberSpec.prefix_cache_bytes`). Default: half of the memory that "
         "is free when a request first uses the device.",
     )
 
 
 class DecodeOptions(TypedDict, total=False):
-    """Types of the keyword arguments of `AdaFuseConfig` and of every call.
+    """Types of the options that `AdaFuseConfig` and every call take as keyword arguments.
 
     `AdaFuseConfig` describes each option.
     """
@@ -104,17 +104,18 @@ class AdaFuseConfig(Options):
     max_word_tokens: int = Field(
         16,
         ge=1,
-        description="Number of tokens after which a word is cut, for scripts without spaces.",
+        description="Maximum number of tokens in a word, for scripts without spaces. A longer word "
+        "is cut.",
     )
     max_new_tokens: int = Field(
         256,
         ge=1,
-        description="Decoding ends once the response has this many tokens in the vocabulary of "
-        "any member.",
+        description="Maximum number of tokens of the response. Decoding ends once the response has "
+        "this many tokens in the vocabulary of any member.",
     )
     stop: tuple[str, ...] = Field(
         (),
-        description="Stop sequences: the response ends right before the first one that appears.",
+        description="Stop sequences. The response ends right before the first one that appears.",
     )
     weights: dict[str, float] | tuple[float, ...] | None = Field(
         None,
@@ -131,8 +132,8 @@ class AdaFuseConfig(Options):
         temperature = options.pop("temperature", 0)
         if temperature not in (0, None):
             raise InvalidOptionError(
-                f"temperature must be 0: AdaFuse decoding is deterministic; got {temperature!r}. "
-                "Leave it out."
+                f"temperature must be 0, because AdaFuse decoding is deterministic; got "
+                f"{temperature!r}. Omit the option."
             )
         values: dict[str, Any] = {**options}
         super().__init__(**values)
@@ -148,7 +149,7 @@ class AdaFuseConfig(Options):
     @classmethod
     def _no_empty_stop(cls, stop: tuple[str, ...]) -> tuple[str, ...]:
         if any(not sequence for sequence in stop):
-            raise ValueError("a stop sequence must hold at least one character")
+            raise ValueError("every stop sequence must have at least one character")
         return stop
 
     @field_validator("use", mode="before")
@@ -169,7 +170,7 @@ class AdaFuseConfig(Options):
         return weights
 
     def override(self, options: Mapping[str, Any]) -> AdaFuseConfig:
-        """Return a copy with `options` changed, and validate it.
+        """Return a validated copy in which `options` replace the current values.
 
         Raises:
             InvalidOptionError: an option is unknown or out of range.
@@ -179,7 +180,7 @@ class AdaFuseConfig(Options):
         return AdaFuseConfig(**{**self.model_dump(), **options})
 
     def member_weights(self, members: Sequence[str]) -> dict[str, float]:
-        """Return the weights of the members that decode by name, in the order of `members`.
+        """Return the weight of every member that decodes, by name and in the order of `members`.
 
         Args:
             members: names of all members of the ensemble.
@@ -213,16 +214,15 @@ class AdaFuseConfig(Options):
             )
         if not any(weights[name] for name in names):
             raise InvalidOptionError(
-                "option 'weights' leaves no weight for the members that decode "
-                f"({', '.join(names)})"
+                f"option 'weights': all members that decode ({', '.join(names)}) have weight 0"
             )
         return {name: weights[name] for name in members if name in names}
 
 
 def hint(name: str, allowed: Iterable[str]) -> str:
-    """Return a hint at the right name for an unknown option, or an empty string."""
+    """Return a hint that names the right option for an unknown one, or an empty string."""
     if name == "members":
-        return " use= chooses among the loaded members."
+        return " To choose among the loaded members, pass use=[...]."
     return nearest(name, allowed)
 
 

@@ -37,12 +37,12 @@ class Passage:
 def read_documents(
     paths: Iterable[str | os.PathLike[str]], *, max_chars: int = MAX_CHARS
 ) -> list[Passage]:
-    """Read text and Markdown files, and all such files in folders, as passages.
+    """Read text and Markdown files, and folders of such files, as passages.
 
-    A passage starts at a heading, includes that heading, and has at most ``max_chars`` characters.
-    Longer sections are split between paragraphs, and longer paragraphs between lines or sentences,
-    then between words. Passages follow the order of the paths, and files in a folder are sorted by
-    name. Hidden files are skipped.
+    A section, from its heading to the next heading, becomes one passage if it has at most
+    ``max_chars`` characters. A longer section is split between paragraphs, a longer paragraph
+    between lines or sentences, and a longer line or sentence between words. Passages follow the
+    order of the paths, and files in a folder are sorted by name. Hidden files are skipped.
 
     Raises:
         InvalidInputError: no path is given, a path does not exist, a file has another suffix or is
@@ -52,7 +52,9 @@ def read_documents(
         raise InvalidInputError(f"max_chars must be at least 1, got {max_chars}")
     roots = [Path(path) for path in paths]
     if not roots:
-        raise InvalidInputError("no documents: pass at least one text or Markdown file or folder")
+        raise InvalidInputError(
+            "no documents: pass at least one folder, text file or Markdown file"
+        )
     passages: list[Passage] = []
     for root in roots:
         for file, source in _files(root):
@@ -63,11 +65,11 @@ def read_documents(
 
 
 def _files(root: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the files under ``root``, each with its source name: its path below ``root``."""
+    """Yield each file under ``root`` with the name of its source, its path below ``root``."""
     if root.is_file():
         if root.suffix.lower() not in SUFFIXES:
             raise InvalidInputError(
-                f"cannot read {root}: expected one of {', '.join(SUFFIXES)}, got "
+                f"cannot read {root}: its suffix must be one of {', '.join(SUFFIXES)}; got "
                 f"{root.suffix or 'no suffix'!r}"
             )
         yield root, root.name
@@ -82,7 +84,7 @@ def _files(root: Path) -> Iterator[tuple[Path, str]]:
         and not any(part.startswith(".") for part in path.relative_to(root).parts)
     ]
     if not files:
-        raise InvalidInputError(f"no documents in {root}: expected files {', '.join(SUFFIXES)}")
+        raise InvalidInputError(f"no documents in {root}: it has no files {', '.join(SUFFIXES)}")
     for path in files:
         yield path, path.relative_to(root).as_posix()
 
@@ -109,7 +111,7 @@ def _split(text: str, max_chars: int) -> list[str]:
 
 
 def _before_headings(block: str) -> Iterator[str]:
-    """Split a block before each heading line, so that a heading always comes first."""
+    """Split a block before each heading line. A part has a heading only in its first line."""
     lines: list[str] = []
     for line in block.split("\n"):
         if _HEADING.match(line) and lines:
@@ -120,7 +122,7 @@ def _before_headings(block: str) -> Iterator[str]:
 
 
 def _pack(blocks: Sequence[str], max_chars: int) -> Iterator[str]:
-    """Join blocks up to ``max_chars`` characters. Skip a section that is only a heading."""
+    """Join the blocks of a section into passages. Skip a section that is only a heading."""
     if len(blocks) == 1 and _HEADING.match(blocks[0]) and "\n" not in blocks[0]:
         return
     current = ""
@@ -137,7 +139,7 @@ def _pack(blocks: Sequence[str], max_chars: int) -> Iterator[str]:
 
 
 def _shorten(block: str, max_chars: int) -> Iterator[str]:
-    """Split a long block at lines or sentences, then at words, then at ``max_chars``."""
+    """Split a long block between lines, sentences or words, or inside a word that is too long."""
     if len(block) <= max_chars:
         yield block
         return
@@ -162,7 +164,7 @@ def _shorten(block: str, max_chars: int) -> Iterator[str]:
 
 
 class Retriever:
-    """A BM25 search over passages (the ``bm25s`` package). Creating it indexes all passages.
+    """A BM25 search over passages (the ``bm25s`` package). The constructor indexes all passages.
 
     Raises:
         InvalidInputError: no passages are given.
@@ -193,7 +195,7 @@ class Retriever:
         if k < 1:
             raise InvalidInputError(f"k must be at least 1, got {k}")
         if not query.strip():
-            raise InvalidInputError("the query is empty: ask a question")
+            raise InvalidInputError("the query is empty: pass a question")
         words = self._bm25s.tokenize(query, stopwords="en", return_ids=False, show_progress=False)
         k = min(k, len(self.passages))
         if not words[0]:
@@ -218,7 +220,7 @@ def _import_bm25s() -> Any:
 
 
 def question_messages(question: str, passages: Sequence[Passage]) -> list[dict[str, str]]:
-    """Return a question as one user message: the passages, then the question.
+    """Return one user message that contains the passages and then the question.
 
     Without passages, the message is only the question.
     """

@@ -1,4 +1,4 @@
-"""The ensemble as an application uses it: an engine that turns requests into responses."""
+"""The engine: an ensemble that turns the requests of an application into responses."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SENTENCEPIECE_SPACES = 1
-"""Spaces dropped from the start of a reply to messages, which SentencePiece members add there."""
+"""Number of spaces to drop from the start of a reply to messages. SentencePiece members add one."""
 
 CROWD = 2
-"""Running requests per member above which all members propose side by side. Members then share
-more forward passes among requests, which saves more than proposing one after another."""
+"""Number of running requests per member above which all members propose at the same time. With so
+many requests, sharing forward passes saves more than proposing one after another."""
 
 RoundObserver = Callable[[Round], None]
 Messages = Sequence[Mapping[str, Any]]
@@ -56,23 +56,24 @@ Messages = Sequence[Mapping[str, Any]]
 class AdaFuseEngine:
     """An ensemble of language models that decode one response together.
 
-    An engine is thread-safe. Requests that run at the same time share forward passes. One thread
-    runs each model, and members on different devices run at the same time.
+    An engine is thread-safe. Requests that run at the same time share forward passes. Each
+    model runs in only one thread, and members on different devices run at the same time.
 
     An engine is also a context manager. On exit it calls `close`, which ends running requests.
 
     Args:
         members: at least one backend, each with a different name.
         config: default options, which every call can override.
-        strategy: a `Strategy`, or the name of one; it chooses the next piece of text.
-        runtime: options of how requests run, which never change their results.
-        on_round: called with every round of every request, in the thread or event loop that
-            consumes the events. If it raises, the engine logs the error and continues to decode.
+        strategy: the `Strategy` that chooses the next piece of text, or its name.
+        runtime: options that determine how requests run. They never change the results.
+        on_round: function that the engine calls with every round of every request, in the thread
+            or event loop that consumes the events. If the function raises an exception, the engine
+            logs it and continues to decode.
 
     Raises:
         InvalidInputError: ``members`` is empty, or two members have the same name.
-        InvalidOptionError: ``config`` names unknown members, its weights do not match the members,
-            it sets an option that the strategy does not use, or the strategy is unknown.
+        InvalidOptionError: the strategy is unknown, ``config`` names unknown members or sets an
+            option that the strategy does not use, or its weights do not match the members.
     """
 
     def __init__(
@@ -124,20 +125,21 @@ class AdaFuseEngine:
         """Load Hugging Face causal language models (local folders or hub ids) as an ensemble.
 
         Args:
-            members: at least one path, hub id or `MemberSpec`, which sets more than the path.
+            members: at least one path, hub id or `MemberSpec`. A `MemberSpec` also sets options
+                of the member.
             config: default options.
             strategy: as for the constructor.
             runtime: as for the constructor.
-            dtype: dtype of the weights, or ``"auto"`` for the checkpoint's own.
-            device_map: passed to accelerate. With ``"auto"``, free memory is divided among the
-                members in proportion to their sizes.
+            dtype: dtype of the weights, or ``"auto"`` for the dtype of the checkpoint.
+            device_map: device map for accelerate. With ``"auto"``, free memory is divided among
+                the members in proportion to their sizes.
             trust_remote_code: whether code that comes with a model may run.
-            revision: revision of hub models.
+            revision: revision of models from the hub.
             on_round: as for the constructor.
 
         Raises:
             LoadError: a member cannot be loaded, or cannot take part in an ensemble.
-            InvalidInputError: ``members`` is empty, or two explicit names are the same.
+            InvalidInputError: ``members`` is empty, or two members are given the same name.
         """
         from adafuse_llm.loading.members import load_members
 
@@ -162,7 +164,7 @@ class AdaFuseEngine:
         runtime: RuntimeConfig | None = None,
         on_round: RoundObserver | None = None,
     ) -> AdaFuseEngine:
-        """Load the three small models that ship with this package, for trials and tests."""
+        """Load the three small models that ship with this package, for experiments and tests."""
         from adafuse_llm.embedded import member_paths
 
         paths = [str(path) for path in member_paths()]
@@ -179,10 +181,11 @@ class AdaFuseEngine:
         trust_remote_code: bool = False,
         on_round: RoundObserver | None = None,
     ) -> AdaFuseEngine:
-        """Load the ensemble that a configuration file describes, such as one by ``adafuse tune``.
+        """Load the ensemble that a configuration file describes.
 
         Args:
-            path: a YAML or JSON file; see :mod:`adafuse_llm.loading.config_file`.
+            path: a YAML or JSON file, such as one that ``adafuse tune`` wrote. The module
+                :mod:`adafuse_llm.loading.config_file` describes its format.
             runtime: as for `from_pretrained`.
             trust_remote_code: as for `from_pretrained`; the file cannot set it.
             on_round: as for `from_pretrained`.
@@ -213,7 +216,7 @@ class AdaFuseEngine:
 
     @property
     def context_window(self) -> int | None:
-        """The smallest context window of a member in tokens; None if no member has a limit."""
+        """The smallest context window of all members, in tokens. None if no member has a limit."""
         windows = [b.context_window for b in self._backends if b.context_window is not None]
         return min(windows, default=None)
 
@@ -230,11 +233,12 @@ class AdaFuseEngine:
 
         Args:
             prompt: text to continue.
-            messages: a conversation (role/content dicts) to answer. Each member renders it with
-                its own chat template.
-            on_round: called with every round of this call, in addition to the engine's observer.
-            cancel: an event that any thread can set to end the decode within a round. The result
-                then has the text so far and ``finish_reason="cancelled"``.
+            messages: a conversation to answer, as dicts with a role and content. Each member
+                renders it with its own chat template.
+            on_round: function to call with every round of this call, in addition to the engine's
+                observer.
+            cancel: an event that any thread can set to end the decode after at most one more round.
+                The result then has the text so far and ``finish_reason="cancelled"``.
             **overrides: any option of `AdaFuseConfig`.
 
         Raises:
@@ -255,11 +259,12 @@ class AdaFuseEngine:
         cancel: threading.Event | None = None,
         **overrides: Unpack[DecodeOptions],
     ) -> Generator[StreamEvent, None, None]:
-        """Decode span by span. Arguments and errors are those of `generate`.
+        """Decode span by span. The arguments and errors are the same as for `generate`.
 
         The iterator yields one event per committed span. The last event has the whole result.
         Arguments are checked before this method returns; decoding starts when the first event is
-        requested. Closing the iterator, or leaving a loop over it, stops the decode within a round.
+        requested. Closing the iterator, or leaving a loop over it, stops the decode after at most
+        one more round.
         """
         request = self._request(prompt, messages, cancel, overrides)
         return self._stream_one(request, on_round)
@@ -275,8 +280,8 @@ class AdaFuseEngine:
     ) -> list[Generation]:
         """Decode many prompts (or conversations) at the same time; return the results in order.
 
-        All inputs are checked before anything is computed. If one decode fails, the others are
-        stopped and the error is raised.
+        The engine checks all inputs before it computes anything. If one decode fails, the engine
+        stops the others and raises the error.
         """
         events = self.stream_batch(
             prompts, messages=messages, on_round=on_round, cancel=cancel, **overrides
@@ -296,7 +301,7 @@ class AdaFuseEngine:
         """Decode many prompts (or conversations) at the same time, span by span.
 
         The iterator yields the events of all decodes as they arrive, each with the index of its
-        prompt. Closing the iterator stops all decodes within a round.
+        prompt. Closing the iterator stops all decodes after at most one more round.
         """
         if (prompts is None) == (messages is None) or isinstance(prompts, str):
             raise InvalidInputError("pass a list of prompts, or a list of conversations")
@@ -315,17 +320,17 @@ class AdaFuseEngine:
         stops: bool = False,
         **overrides: Unpack[DecodeOptions],
     ) -> Scores:
-        """Score given texts: compute the likelihood of each as a continuation of the prompt.
+        """Compute the likelihood of each given text as a continuation of the prompt.
 
-        Pass either a prompt or messages. A member reads the prompt once and all continuations in
-        one forward pass. Leading whitespace belongs to a continuation. Spaces at the end of the
-        prompt count as the beginning of every continuation. Only the options ``weights`` and
-        ``use`` affect the scores.
+        Pass either a prompt or messages. Each member reads the prompt once, and then reads all
+        continuations in one forward pass. The scores include the leading whitespace of a
+        continuation. Spaces at the end of the prompt are scored as the beginning of every
+        continuation. Only the options ``weights`` and ``use`` affect the scores.
 
         Args:
             prompt: text before the continuations. If it is empty, a continuation follows the
-                special tokens at the beginning of a member's prompts, or the member's
-                end-of-sequence token if its prompts begin with none.
+                special tokens with which the member begins every prompt. If the member uses no
+                such tokens, the continuation follows its end-of-sequence token.
             messages: a conversation to which the continuations are replies.
             continuations: texts of at least one character.
             stops: whether to include the probability that the response ends after each text.
@@ -368,7 +373,10 @@ class AdaFuseEngine:
         cancel: threading.Event | None = None,
         **overrides: Unpack[DecodeOptions],
     ) -> Generation:
-        """Like `generate`, but does not block the event loop. Cancelling the task stops it."""
+        """Like `generate`, but does not block the event loop.
+
+        Cancelling the task stops the decode.
+        """
         generation = None
         async for event in self.astream(
             prompt, messages=messages, on_round=on_round, cancel=cancel, **overrides
@@ -388,8 +396,8 @@ class AdaFuseEngine:
     ) -> AsyncGenerator[StreamEvent, None]:
         """Like `stream`, but does not block the event loop.
 
-        Cancelling the task, or closing the iterator, stops the decode. Observers run on the event
-        loop.
+        Cancelling the task, or closing the iterator, stops the decode. The ``on_round`` observers
+        run on the event loop.
         """
         loop = asyncio.get_running_loop()
         inbox: asyncio.Queue[Any] = asyncio.Queue()
@@ -512,8 +520,8 @@ class AdaFuseEngine:
         *,
         may_be_empty: bool = False,
     ) -> tuple[list[Member], int]:
-        """Return the active members with their encoded prompts, and how many leading spaces to drop
-        from the response.
+        """Return the active members with their encoded prompts, and the number of leading spaces to
+        drop from the response.
         """
         active = self._active_backends(config)
         if (prompt is None) == (messages is None):
@@ -559,14 +567,14 @@ class AdaFuseEngine:
 
 
 def _raise_error(event: Any) -> Any:
-    """Return an event of a request; if it is an error, raise it."""
+    """Return an event of a request, or raise it if it is an error."""
     if isinstance(event, BaseException):
         raise event
     return event
 
 
 def _encode(backend: Backend, prompt: str | None, messages: Messages | None) -> list[int]:
-    """Encode a prompt with a member's tokenizer; errors name the member."""
+    """Encode a prompt with a member's tokenizer. Name the member in every error."""
     try:
         if prompt is not None:
             return backend.codec.encode_prompt(prompt)

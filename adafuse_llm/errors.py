@@ -56,7 +56,7 @@ class ContextWindowError(InvalidInputError):
 
 
 class CacheMemoryError(InvalidInputError):
-    """A request needs more key/value cache than is allowed on a device, even if it runs alone."""
+    """A request needs more key/value cache than a device may hold, even if it runs alone."""
 
 
 class LoadError(AdaFuseError, OSError):
@@ -84,7 +84,7 @@ class MemberError(AdaFuseError, RuntimeError):
 
 
 class MemberOutOfMemoryError(MemberError, MemoryError):
-    """A member ran out of memory; its request's memory has been freed."""
+    """A member ran out of memory. The memory of the failed request has been freed."""
 
 
 class DecodingError(AdaFuseError, RuntimeError):
@@ -104,11 +104,11 @@ class MissingDependencyError(AdaFuseError, ImportError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error of any library means that memory ran out."""
+    """Return whether an error, from any library, means that memory ran out."""
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
-        or "can't allocate memory" in str(error)  # torch's message on a CPU
+        or "can't allocate memory" in str(error)  # the message of torch on a CPU
     )
 
 

@@ -1,7 +1,7 @@
 """Results of decoding: plain frozen data that serializes to JSON (``model_dump_json``).
 
-Members appear by name. No field ever holds NaN or infinity: a member that cannot score a
-candidate is absent from the candidate's ``nll``.
+Results refer to members by name. No field ever has the value NaN or infinity: a member that cannot
+score a candidate is absent from the candidate's ``nll``.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class _Result(BaseModel):
 class Candidate(_Result):
     """One span of a round's pool (§3.4).
 
-    The descriptions of ``nll`` and ``score`` apply to AdaFuse. The documentation of each other
-    strategy describes its own.
+    The descriptions of ``nll`` and ``score`` below apply to the strategy AdaFuse. Every other
+    strategy documents its own ``nll`` and ``score``.
 
     Attributes:
         text: the span exactly as its first proposer wrote it.
@@ -52,10 +52,11 @@ class Round(_Result):
         index: number of the round, from 0.
         candidates: the pool, in order of proposal.
         winner: index of the committed candidate.
-        text: the committed text: the winner's text without the leading spaces that the prompt
-            already ends with. A reply to messages also loses one leading space.
-        margins: by member, the margin Δ at the start of each word that the member considered
-            (equation 1), dimensionless.
+        text: the committed text, which is the winner's text without dropped spaces. If the prompt
+            ends with spaces, the response drops up to this number of leading spaces. A reply to
+            messages drops up to one leading space.
+        margins: margins Δ by member, one for each word that the member considered, at the start of
+            the word (equation 1). Margins are dimensionless.
         elapsed: wall-clock seconds from the start of the round to its commit.
     """
 
@@ -87,12 +88,13 @@ class Usage(_Result):
 
 
 class Generation(_Result):
-    """A finished response with the decisions behind it.
+    """A finished response with the rounds that produced it.
 
-    The texts of the rounds, joined, are ``text`` plus any characters that a stop sequence cut off.
+    Joining the texts of the rounds gives ``text``, followed by the characters that a stop sequence
+    cut off, if any.
 
-    To display it: end a notebook cell with it, print it with rich in a terminal, or write it to an
-    HTML page (`to_html`).
+    To display a generation, make it the last expression of a notebook cell, print it with rich in a
+    terminal, or write it to an HTML page (`to_html`).
     """
 
     text: str
@@ -104,7 +106,7 @@ class Generation(_Result):
         return self.text
 
     def to_html(self, path: str | Path, *, title: str = "Ensemble response") -> Path:
-        """Write one self-contained HTML page: the text by winning member, every round, charts.
+        """Write one self-contained HTML page with the text, every round and charts.
 
         Args:
             path: the file to write.
@@ -131,19 +133,20 @@ class Generation(_Result):
 
 
 class ScoredText(_Result):
-    """An ensemble's score of a given text.
+    """The score that an ensemble gives to a text.
 
     Attributes:
         text: the given text.
-        nll: mean negative log-likelihood per token by member, in nats (equation 5). Members that
-            cannot write exactly this text, or to which it is impossible, are absent.
-        tokens: number of terms in each mean: the text's tokens in the member's vocabulary, plus
-            one if the end of the response is scored too.
+        nll: mean negative log-likelihood per token by member, in nats (equation 5). A member
+            is absent if it cannot write exactly this text, or gives it a probability of 0.
+        tokens: number of terms in the mean of each member. These are the text's tokens in the
+            member's vocabulary, plus one if the end of the response is scored, too.
         score: fused score F, the weighted mean of ``nll`` (equation 6). None if no member with a
             positive weight can score the text.
-        loglikelihood: equation 6 applied to whole log-likelihoods instead of means per token, in
-            nats: the weighted mean of ``-nll * tokens``. Unlike F, it compares texts of different
-            lengths by their probability. None if ``score`` is None.
+        loglikelihood: weighted mean of the members' log-likelihoods of the whole text,
+            ``-nll * tokens``, in nats. This is equation 6 without the division by the number of
+            tokens. Unlike F, it compares texts of different lengths by their probability. None if
+            ``score`` is None.
     """
 
     text: str
@@ -165,9 +168,10 @@ class StreamEvent(_Result):
 
     Attributes:
         text: the text that can be shown now. Text that could be the beginning of a stop sequence
-            waits for a later event. The texts of a stream, joined, are its generation's text.
+            is delayed until a later event. Joining the texts of all events gives the text of the
+            generation.
         round: the round that committed the span. None on the event that ends a cancelled decode.
-        generation: the whole result. Only the last event has it.
+        generation: the whole result in the last event, and None in all others.
     """
 
     text: str

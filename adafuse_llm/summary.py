@@ -14,21 +14,21 @@ from adafuse_llm.results import Round
 __all__ = ["Summary", "is_unanimous", "record"]
 
 RoundDetail = Literal["none", "summary", "full"]
-"""How much a round's record contains: nothing, the committed span and its proposers, or all."""
+"""What the record of a round contains: nothing, a summary, or everything (see `record`)."""
 
 
 class Summary(BaseModel):
-    """Statistics of the rounds of one or many responses. JSON-safe.
+    """Statistics of the rounds of one or many responses. They can be written as JSON.
 
     Attributes:
         rounds: number of rounds.
-        wins: by member, the number of rounds that committed a span the member proposed. A span
-            with several proposers counts for each of them.
-        words_per_round: number of rounds by the number of words that they committed (the paper's
-            distribution). A round that only ended the response has 0 words.
+        wins: number of rounds that each member won. A member wins a round if it proposed the
+            committed span. A span with several proposers counts for each of them.
+        words_per_round: number of rounds that committed 0 words, 1 word, 2 words and so on (the
+            paper's distribution). A round that only ended the response committed 0 words.
         agreement: share of unanimous rounds (:func:`is_unanimous`). It is 0 for a single member,
-            and None without rounds.
-        mean_margin: by member, the mean margin Δ over the words that the member considered
+            and None if there are no rounds.
+        mean_margin: mean margin Δ by member, over the words that the member considered
             (equation 1). Members that considered no words are absent.
         seconds: wall-clock seconds of all rounds.
     """
@@ -51,8 +51,8 @@ class Summary(BaseModel):
     def of_records(cls, records: Iterable[Mapping[str, Any]]) -> Summary:
         """Summarize rounds from the records that :func:`record` returns.
 
-        Records of detail ``"summary"`` have no margins. Then `mean_margin` is empty, and `wins`
-        lacks the members that never won.
+        Records with the detail ``"summary"`` have no margins. A summary of such records has an
+        empty `mean_margin`, and its `wins` lacks the members that never won.
         """
         records = list(records)
         margins: dict[str, list[float]] = {}
@@ -79,11 +79,11 @@ def proposers(done: Round) -> Sequence[str]:
 
 
 def is_unanimous(done: Round) -> bool:
-    """Return whether several members all proposed the same span and no other.
+    """Return whether all members proposed the same span, and no other span was proposed.
 
-    A member that is unsure proposes alternatives, so a round with more than one candidate is not
-    unanimous, even if all members proposed the winner. A round with a single member is not
-    unanimous either.
+    A round with more than one candidate is not unanimous, even if all members proposed the winner.
+    Members that are unsure propose alternatives. A round with a single member is not unanimous
+    either.
     """
     members = set(done.margins)
     return len(members) > 1 and len(done.candidates) == 1 and set(proposers(done)) == members
@@ -94,9 +94,9 @@ def record(done: Round, detail: RoundDetail = "full") -> dict[str, Any]:
 
     Args:
         done: the round.
-        detail: ``"summary"`` for the committed text, its proposers, its score, and whether the
-            round was ``unanimous`` (:func:`is_unanimous`). ``"full"`` adds every candidate and the
-            margins. ``"none"`` returns an empty record.
+        detail: what the record contains. ``"summary"`` includes the committed text, its proposers,
+            its score, and whether the round was ``unanimous`` (:func:`is_unanimous`). ``"full"``
+            adds every candidate and the margins. ``"none"`` returns an empty record.
     """
     if detail == "none":
         return {}

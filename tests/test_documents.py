@@ -70,7 +70,7 @@ def test_passages_respect_the_bound_and_lose_no_text(tmp_path: Path, text: str) 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.pdf", b"%PDF", r"expected one of \.md, .*got '\.pdf'"),
+        ("a.pdf", b"%PDF", r"suffix must be one of \.md, .*got '\.pdf'"),
         ("noname", b"text", r"got 'no suffix'"),
         ("a.txt", b"\xff\xfe\x00", "not UTF-8"),
         ("a.md", b" \n\n ", "empty"),

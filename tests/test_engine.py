@@ -40,7 +40,10 @@ def pair() -> AdaFuseEngine:
         ({"messages": []}, "empty"),
         ({"prompt": "x", "weights": [1.0]}, "weights.*2.*1"),
         ({"prompt": "x", "weights": {"one": 1.0}}, "weights.*missing: two"),
-        ({"prompt": "x", "weights": {"one": 0, "two": 1}, "use": "one"}, "no weight.*one"),
+        (
+            {"prompt": "x", "weights": {"one": 0, "two": 1}, "use": "one"},
+            r"members that decode \(one\) have weight 0",
+        ),
         ({"prompt": "x", "use": ["one", "tow"]}, "no member 'tow'.*'two'"),
         ({"prompt": "x", "use": []}, "use.*at least 1"),
         ({"prompt": "x", "weights": {"one": 1.0, "tow": 1.0}}, "tow"),

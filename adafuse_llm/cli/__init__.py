@@ -2,9 +2,9 @@
 
 ask       answer a question from documents and show how the ensemble decides
 generate  continue a prompt, or answer it as a chat message
-run       answer a test set, one result per line; can be resumed
+run       answer a test set and write one result per line; can be resumed
 eval      answer a benchmark, score it and compare systems
-tune      find the best members and options, and test whether fusing pays
+tune      find the best members and options, and test them against the best member alone
 report    summarize a run
 info      describe models and check whether they can work together
 
@@ -37,7 +37,8 @@ def run_app(create: Callable[[], typer.Typer], name: str) -> None:
     """Run a Typer application on the command line of this process, and exit.
 
     Args:
-        create: returns the application. If it cannot import a package, print one line on stderr.
+        create: function that creates the application. If it cannot import a package, one line on
+            stderr reports this.
         name: name of the program, for its help.
     """
     for stream in (sys.stdout, sys.stderr):

@@ -40,7 +40,9 @@ def ask(
             "handbook of a fictional town, which ships with the package."
         ),
     ] = None,
-    passages: Annotated[int, typer.Option(min=1, help="Number of passages to read.")] = 3,
+    passages: Annotated[
+        int, typer.Option(min=1, help="Number of passages that the members read.")
+    ] = 3,
     html: Annotated[
         Path | None,
         typer.Option(help="Also write the answer, its rounds and its sources to this HTML file."),
@@ -61,9 +63,7 @@ def ask(
         try:
             events = engine.stream(messages=messages, cancel=cancel)
         except ContextWindowError as error:
-            raise ContextWindowError(
-                f"{error} Fewer --passages make the prompt shorter."
-            ) from error
+            raise ContextWindowError(f"{error} Lower --passages to shorten the prompt.") from error
         display = Display(engine.members, stdout_console())
         generation = last(events) if as_json else _show(question, sources, display, events)
     seconds = time.perf_counter() - loaded
@@ -87,7 +87,7 @@ def ask(
 
 
 class _Progress:
-    """A display of the growing answer that fits the screen: its end and the last rounds."""
+    """A display of the growing answer, with only the last lines and rounds that fit the screen."""
 
     def __init__(self, display: Display, waiting: str) -> None:
         self.display = display
@@ -124,7 +124,7 @@ def _show(
     if console.is_terminal:
         console.print(Text(printable(question), "bold"))
         console.print(display.legend(), "", sep="\n")
-    # redrawn while the answer grows; the whole answer is printed at the end
+    # the display is redrawn while the answer grows; at the end, the whole answer is printed
     live = Live(progress, console=console, transient=True, refresh_per_second=12)
     with live if console.file.isatty() else nullcontext():
         generation = last(events, progress.add)

@@ -59,8 +59,9 @@ class Setup:
     """The values of the shared flags: members, loading settings, decoding options.
 
     Attributes:
-        options: options of `AdaFuseConfig` that have a value. A flag comes first, then the file of
-            --config, then the command's default. Options without a value are absent.
+        options: options of `AdaFuseConfig` that have a value. The value comes from the flag,
+            otherwise from the file of --config, otherwise from the command's default. Options
+            without a value are absent.
         config: `options`, completed with the defaults of `AdaFuseConfig`.
     """
 
@@ -75,7 +76,7 @@ class Setup:
     config: AdaFuseConfig
 
     def paths(self) -> list[str]:
-        """Return the folders or Hub IDs of the models; by default those of the embedded members."""
+        """Return the folders or Hub IDs of the models. The default is the embedded members."""
         from adafuse_llm.embedded import member_paths
 
         return list(self.models) or [str(path) for path in member_paths()]
@@ -107,16 +108,17 @@ class Setup:
 def command(
     function: Callable[..., int], *, decoding: bool = True, loading: bool = True, **defaults: Any
 ) -> Callable[..., None]:
-    """Turn ``function(setup, ...) -> exit code`` into a Typer command.
+    """Turn a function that takes a `Setup` and returns an exit code into a Typer command.
 
-    The shared flags replace the parameter `setup`. An exception becomes one line on stderr.
+    The command takes the shared flags and passes their values as the parameter ``setup``. It prints
+    an exception as one line on stderr.
 
     Args:
-        function: the command. Its other parameters become its own flags.
+        function: the function. Its other parameters become the flags of this command only.
         decoding: whether the command takes the options of `AdaFuseConfig`, and ``--model``.
         loading: whether the command takes the flags for loading members.
-        **defaults: options of `AdaFuseConfig` that have another default for this command. None
-            means that the command chooses a value if the flag is absent.
+        **defaults: options of `AdaFuseConfig` with a different default in this command. None means
+            that the command chooses a value if the flag is absent.
     """
     own = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
@@ -157,7 +159,7 @@ def command(
 
 
 def parse_stops(values: Sequence[str]) -> tuple[str, ...]:
-    r"""Parse stop sequences: ``\n``, ``\t`` and ``\\`` are escapes; empty ones are dropped."""
+    r"""Parse stop sequences: replace the escapes ``\n``, ``\t``, ``\\``; drop empty sequences."""
     escapes = {"n": "\n", "t": "\t", "\\": "\\"}
     return tuple(
         re.sub(r"\\([nt\\])", lambda match: escapes[match[1]], value) for value in values if value
@@ -165,7 +167,9 @@ def parse_stops(values: Sequence[str]) -> tuple[str, ...]:
 
 
 def parse_weights(values: Sequence[str]) -> dict[str, float] | tuple[float, ...] | None:
-    """Parse weights, repeated or separated by commas: ``NAME=1.5`` by name, or ``1.5`` in order.
+    """Parse weights from repeated flags, each with one or more weights separated by commas.
+
+    A weight has the form ``NAME=1.5``, or ``1.5`` if the weights are in member order.
 
     Raises:
         InvalidOptionError: a weight is not a number, or the two forms are mixed.
@@ -187,12 +191,19 @@ def parse_weights(values: Sequence[str]) -> dict[str, float] | tuple[float, ...]
 
 
 def parse_members(values: Sequence[str]) -> tuple[str, ...] | None:
-    """Parse names of members, repeated or separated by commas; return None for all members."""
+    """Parse names of members from repeated flags, each with one or more names separated by commas.
+
+    Return None, which means all members, if no names are given.
+    """
     return tuple(name.strip() for value in values for name in value.split(",")) or None
 
 
 _PARSERS: dict[str, tuple[Callable[[Sequence[str]], Any], str, str]] = {
-    "stop": (parse_stops, "TEXT", r"Repeatable. \n and \t are escapes; '' means none."),
+    "stop": (
+        parse_stops,
+        "TEXT",
+        r"Repeatable. \n and \t are escapes. '' means no stop sequences.",
+    ),
     "weights": (parse_weights, "NAME=NUMBER", "Repeatable, or separated by commas."),
     "use": (parse_members, "NAME", "Repeatable, or separated by commas."),
 }
@@ -228,12 +239,12 @@ def _member_flags(*, model: bool) -> Iterator[inspect.Parameter]:
         yield _flag("model", list[str], [], text, panel="Members", metavar="PATH_OR_ID")
         text = "YAML or JSON file with models, loading settings and options. Flags override it."
         yield _flag("config", Path | None, None, text, panel="Members", metavar="FILE")
-    text = "Data type of the weights, such as bfloat16. auto means the checkpoint's own."
+    text = "Data type of the weights, such as bfloat16. auto uses the type in the checkpoint."
     yield _flag("dtype", str, "auto", text, panel="Members")
     text = "Where Accelerate places the weights, such as auto, cpu or cuda."
     yield _flag("device_map", str | None, None, text, panel="Members")
     yield _flag("revision", str | None, None, "Revision of models from the Hub.", panel="Members")
-    text = "Run custom code that comes with a model."
+    text = "Allow custom code that comes with a model to run."
     yield _flag("trust_remote_code", bool, False, text, panel="Members")
 
 
@@ -328,7 +339,10 @@ def cancel_on_interrupt() -> Iterator[threading.Event]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let Ctrl-C interrupt immediately, while no code checks the event of `cancel_on_interrupt`."""
+    """Let Ctrl-C interrupt immediately.
+
+    Use it for code that does not check the event of `cancel_on_interrupt`.
+    """
     ours = signal.getsignal(signal.SIGINT)
     if ours is signal.SIG_IGN:
         yield
@@ -361,7 +375,10 @@ def print_json(value: object) -> None:
 
 
 def stdout_console() -> Console:
-    """Return a console for results. If not a terminal, it is 120 wide, without control codes."""
+    """Return a console for results.
+
+    If stdout is not a terminal, lines have 120 characters, and no control codes are printed.
+    """
     wide = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(
         file=sys.stdout, width=None if wide else 120, markup=False, emoji=False, highlight=False
@@ -375,7 +392,7 @@ def stderr_console() -> Console:
 
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
-        """Show lines per second, or seconds per line if slower."""
+        """Show lines per second, or seconds per line if a line takes more than a second."""
         if not task.speed:
             return Text("")
         rate = f"{task.speed:.1f} lines/s" if task.speed >= 1 else f"{1 / task.speed:.1f} s/line"
@@ -394,14 +411,14 @@ def progress_bar() -> Progress:
         TextColumn("left"),
         TimeRemainingColumn(),
         console=console,
-        speed_estimate_period=3600,  # seconds; a line may take minutes
+        speed_estimate_period=3600,  # in seconds; long, because a line may take minutes
         disable=not console.is_terminal,
     )
 
 
 @contextmanager
 def _quiet(debug: bool) -> Iterator[None]:
-    """Silence the libraries while models load and run."""
+    """Silence the logs and warnings of libraries while models load and run."""
     if debug:
         logging.basicConfig(level=logging.INFO)
         yield

@@ -58,12 +58,12 @@ MAX_REQUESTS = 16
 
 
 class _Interrupted(Exception):  # noqa: N818
-    """Interruption of a run. The file holds the records so far."""
+    """The run was interrupted. The file has the records so far."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """The questions, how they are asked, and the identity that a resumed run must match."""
+    """The questions, the form of their prompts, and the identity that a resumed run must match."""
 
     task: Task
     questions: Sequence[Question]
@@ -77,7 +77,7 @@ class Job:
     identity: dict[str, Any]
 
     def singly(self) -> Job:
-        """Return this job for members that answer alone."""
+        """Return a copy of this job in which each member answers alone."""
         config = AdaFuseConfig(stop=self.config.stop, max_new_tokens=self.config.max_new_tokens)
         identity = {**self.identity, "strategy": "single"}
         return dataclasses.replace(self, config=config, identity=identity)
@@ -97,24 +97,28 @@ def evaluate(
     ],
     data: Annotated[
         Path | None,
-        typer.Option(help='JSON lines with "question" and "answer"; embedded needs none.', **FILE),
+        typer.Option(
+            help='JSON lines with "question" and "answer". The task embedded needs no file.', **FILE
+        ),
     ] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="Text file with the task and examples, put before every question.", **FILE
+            help="Text file with instructions and examples to put before every question.", **FILE
         ),
     ] = None,
     template: Annotated[
         str | None,
         typer.Option(
-            help=r"Form of a question, with {question}; \n is a line break. Default: the form of "
-            "the examples in --prompts, otherwise the task's."
+            help=r"Template of a question, with {question}. \n is a line break. Default: the form "
+            "of the examples in --prompts, otherwise the task's template."
         ),
     ] = None,
     chat: Annotated[
         bool,
-        typer.Option("--chat", help="Send the prompt as a chat message; embedded always does."),
+        typer.Option(
+            "--chat", help="Send the prompt as a chat message. The task embedded always does this."
+        ),
     ] = False,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Use only the first N questions.")
@@ -124,11 +128,12 @@ def evaluate(
         typer.Option(help="Metric to compute. Repeatable. Default: the task's metrics."),
     ] = None,
     alone: Annotated[
-        bool, typer.Option("--alone", help="Also run every member alone, and compare it.")
+        bool,
+        typer.Option("--alone", help="Also run every member alone and compare the ensemble to it."),
     ] = False,
     compare: Annotated[
         list[Path] | None,
-        typer.Option(help="Results of another run to compare with. Repeatable.", **FILE),
+        typer.Option(help="File with results of another run to compare with. Repeatable.", **FILE),
     ] = None,
     max_requests: Annotated[
         int, typer.Option(min=1, help="Number of questions to answer at the same time.")
@@ -141,17 +146,19 @@ def evaluate(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """Answer a benchmark and score it: strict metrics, 95 % intervals, cost, paired tests.
+    """Answer a benchmark. Print strict metrics with 95 % intervals, the cost, and paired tests.
 
     Each result is written as soon as it is ready, one line per question: the response, the answer
-    extracted from it, every metric, seconds, and passes and tokens by member. To resume after an
-    interruption, run the same command again. If all questions are answered, it prints the summary
-    again. With --alone, the results of the members are written to OUTPUT.MEMBER.jsonl. The task
-    sets --stop and --max-new-tokens unless you give them.
+    extracted from it, every metric, the seconds, and the passes and tokens of each member. With
+    --alone, the results of the members are written to OUTPUT.MEMBER.jsonl. The task sets --stop and
+    --max-new-tokens unless you pass them.
+
+    To resume after an interruption, run the same command again. If all questions are answered, the
+    command only prints the summary again.
 
     Exit codes: 0 all questions answered; 1 some failed; 2 nothing could be run; 130 interrupted.
-    Failed questions count as wrong. If some failed because of the run (such as out of memory), the
-    results are not compared; run the same command again to retry these questions.
+    Failed questions count as wrong. If some failed because of the run (for example because memory
+    ran out), the results are not compared. Run the same command again to retry these questions.
     """
     job = prepare(
         setup,
@@ -229,7 +236,7 @@ def prepare(
     chat: bool,
     max_requests: int,
 ) -> Job:
-    """Check the flags and read the files before any model is loaded."""
+    """Return the job after checking the flags and reading the files. Load no model."""
     found = load_task(task)
     content = None if data is None else data.read_bytes()
     questions = found.questions(content, limit)
@@ -342,7 +349,7 @@ def _run(
 
 
 def _members(records: Sequence[Record], engines: _Engines) -> Sequence[str]:
-    """Return the members that took part, from the records if possible, to avoid loading models."""
+    """Return the members that took part. Load models only if no record names the members."""
     for record in records:
         if record.usage is not None:
             return tuple(record.usage.forward_passes)

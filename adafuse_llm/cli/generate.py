@@ -30,7 +30,7 @@ def generate(
         str,
         typer.Argument(
             metavar="PROMPT",
-            help="Text to continue. - reads it from stdin and drops one final newline.",
+            help="Text to continue. With -, the text comes from stdin, without one final newline.",
         ),
     ],
     chat: Annotated[
@@ -57,7 +57,8 @@ def generate(
 ) -> int:
     """Continue a prompt, or answer it as a chat message, and show the text as it grows.
 
-    In a file or pipe, the output is only the text, exactly as decoded, and a final newline.
+    If the output goes to a file or pipe, it is only the text, exactly as decoded, and a final
+    newline.
     """
     request = _request(sys.stdin.buffer.read() if prompt == "-" else prompt, chat, system)
     if trace and as_json:
@@ -93,7 +94,7 @@ def _request(prompt: str | bytes, chat: bool, system: str | None) -> dict[str, A
     if not chat:
         if system is not None:
             raise InvalidOptionError(
-                "--system needs --chat: without --chat the prompt has no roles"
+                "--system needs --chat: without --chat, the prompt is text and not a conversation"
             )
         return {"prompt": prompt}
     if not prompt.strip():

@@ -23,7 +23,7 @@ SMALL_WINDOW = 512
 
 
 class Finding(NamedTuple):
-    """A problem or warning about one member. A problem keeps the ensemble from working."""
+    """A problem or warning about one member. With a problem, the ensemble cannot work."""
 
     level: Literal["problem", "warning"]
     member: str
@@ -36,14 +36,14 @@ def info(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="MODEL...", help="Folders or Hub IDs. Default: the embedded members."
+            metavar="MODEL...", help="Folders or Hub IDs of models. Default: the embedded members."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """Describe models, loading one at a time, and check whether they can work together.
+    """Describe models and check whether they can work together. Load one model at a time.
 
-    Exit codes: 0 they can; 1 they cannot.
+    Exit codes: 0 the models can work together; 1 they cannot.
     """
     facts: list[dict[str, Any]] = []
     findings: list[Finding] = []
@@ -74,7 +74,7 @@ def _inspect(model: str, setup: Setup) -> tuple[list[dict[str, Any]], list[Findi
 
 
 def describe(path: str, engine: AdaFuseEngine) -> dict[str, Any]:
-    """Return facts about an engine's only member."""
+    """Return facts about the only member of an engine."""
     backend: Any = engine.backends[0]
     model, tokenizer = backend.model, backend.tokenizer
     return {
@@ -95,7 +95,7 @@ def describe(path: str, engine: AdaFuseEngine) -> dict[str, Any]:
 
 
 def examine(engine: AdaFuseEngine) -> list[Finding]:
-    """Return the problems and warnings of an engine's only member."""
+    """Return the problems and warnings about the only member of an engine."""
     backend = engine.backends[0]
     findings = []
 

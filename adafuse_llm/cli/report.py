@@ -19,7 +19,7 @@ def report(
     *,
     results: Annotated[
         Path,
-        typer.Argument(help="Results of `adafuse run --rounds`.", exists=True, dir_okay=False),
+        typer.Argument(help="File that `adafuse run --rounds` wrote.", exists=True, dir_okay=False),
     ],
     html: Annotated[Path | None, typer.Option(help="Also write an HTML page to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -1,4 +1,4 @@
-"""`adafuse run`: answer a test set of questions into a file, line by line."""
+"""`adafuse run`: answer a test set of questions and write one result per line to a file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from adafuse_llm.evaluation.files import (
 )
 
 DEFAULTS: dict[str, Any] = {"stop": (r"\nQuestion:",)}
-"""Default options. A base model often writes another question after its answer, so stop there."""
+"""Default options. A base model often writes a question after its answer, so stop there."""
 
 
 def run(
@@ -45,14 +45,14 @@ def run(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="Text file with the task and examples, put before every question.", **FILE
+            help="Text file with instructions and examples to put before every question.", **FILE
         ),
     ] = None,
     template: Annotated[
         str | None,
         typer.Option(
-            help=r"Form of a question, with {question}; \n is a line break. Default: the form of "
-            r"the examples in --prompts, otherwise 'Question: {question}\nAnswer:'."
+            help=r"Template of a question, with {question}. \n is a line break. Default: the form "
+            r"of the examples in --prompts, otherwise 'Question: {question}\nAnswer:'."
         ),
     ] = None,
     chat: Annotated[
@@ -65,17 +65,17 @@ def run(
         bool, typer.Option("--overwrite", help="Start again and discard existing results.")
     ] = False,
 ) -> int:
-    """Answer a test set, one result per line. The command can be interrupted and resumed.
+    """Answer a test set and write one result per line. A run can be interrupted and resumed.
 
-    The prompt is the text of --prompts, a blank line, and the question. With --chat the prompt is
-    sent as one user message, in each member's own template. A result has the fields line,
-    question, pred (the answer without surrounding whitespace), label and finish_reason. If a line
-    fails, its result has finish_reason "error" and a field error.
+    The prompt is the text of --prompts, a blank line, and the question. With --chat, the prompt is
+    sent as one user message, which each member reads in its own chat template. A result has the
+    fields line, question, pred (the answer without surrounding whitespace), label and
+    finish_reason. If a line fails, finish_reason is "error", and the field error gives the reason.
 
     Each result is written as soon as it is ready. To resume, run the same command again: it
-    continues after the last complete result and retries lines that failed because of the run (such
-    as out of memory). OUTPUT.run.json records the settings, so that a run with other settings
-    cannot continue the file.
+    continues after the last complete result and retries lines that failed because of the run (for
+    example because memory ran out). OUTPUT.run.json records the settings, so that a run with other
+    settings cannot continue the file.
 
     Exit codes: 0 all lines answered; 1 some failed; 2 nothing could be run; 130 interrupted.
     """
@@ -137,7 +137,7 @@ def run(
 def _answer(
     engine: AdaFuseEngine, line: Line, request: dict[str, Any], rounds: bool, cancel: Event
 ) -> dict[str, Any] | None:
-    """Return the result of a line, or None if interrupted."""
+    """Return the result of a line, or None if the run was interrupted."""
     record: dict[str, Any] = {
         "line": line.number,
         "question": line.question,

@@ -1,4 +1,4 @@
-"""`adafuse tune`: find the best members and options, and test whether fusing pays."""
+"""`adafuse tune`: find the best members and options, and test them against the best member."""
 
 from __future__ import annotations
 
@@ -56,17 +56,17 @@ def tune(
         Path, typer.Option(help="Configuration file to write (YAML).", dir_okay=False)
     ] = Path("adafuse.yaml"),
     task: Annotated[
-        str, typer.Option(help="Task that asks questions and scores answers, as in adafuse eval.")
+        str, typer.Option(help="Task that sets the prompts and the metrics, as in adafuse eval.")
     ] = "nq",
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="Text file with the task and examples, put before every question.", **FILE
+            help="Text file with instructions and examples to put before every question.", **FILE
         ),
     ] = None,
     template: Annotated[
         str | None,
-        typer.Option(help=r"Form of a question, with {question}; \n is a line break."),
+        typer.Option(help=r"Template of a question, with {question}. \n is a line break."),
     ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Send the prompt as a chat message.")
@@ -85,8 +85,8 @@ def tune(
     within: Annotated[
         float,
         typer.Option(
-            help="Choose the setting that processes the fewest tokens among those at most this "
-            "many points below the best score."
+            help="Maximum distance from the best score, in points. Of the settings within it, the "
+            "one that processes the fewest tokens is chosen."
         ),
     ] = 0.0,
     keep_ensemble: Annotated[
@@ -107,8 +107,8 @@ def tune(
 
     The search tries members and settings on one part of the questions. The best setting is then
     compared with the best single member on the other, held-out part. If the ensemble scores higher
-    at p < 0.05, OUTPUT describes the ensemble, otherwise the best member alone. Every command
-    accepts the file as --config OUTPUT. Options that you set are not searched.
+    at p < 0.05, OUTPUT describes the ensemble, otherwise the best member alone. To use the file
+    with another command, pass --config OUTPUT. Options that you set are not searched.
 
     Answers are saved in OUTPUT.trials.jsonl. To resume after an interruption, run the same command
     again. An interrupted command writes the best setting found so far to OUTPUT.
@@ -185,7 +185,7 @@ def tune(
 
 
 class _Watch:
-    """A progress display that also prints each setting that is better than all earlier ones."""
+    """A progress display that also prints a setting if it is better than all earlier ones."""
 
     def __init__(self, progress: Progress, total: int, searched: int, within: float) -> None:
         self._progress, self._searched, self._within = progress, searched, within
@@ -210,8 +210,8 @@ class _Watch:
 def _file_options(setup: Setup, options: dict[str, Any]) -> dict[str, Any]:
     """Return the contents of the configuration file.
 
-    The file lists only the models that decode. Its weights are those of the chosen setting,
-    relative to the largest.
+    The file lists only the models that decode. It contains the weights of the chosen setting,
+    relative to the largest weight.
     """
     typed = {name: value for name, value in setup.options.items() if name != "weights"}
     options = {**typed, **options}

@@ -1,6 +1,6 @@
 """Three small language models of this project, with documents and questions for them.
 
-They serve for experiments, tests and cookbooks. ``MODEL_CARD.md`` describes what they can do.
+They are for experiments, tests and cookbooks. ``MODEL_CARD.md`` describes what they can do.
 
     member_paths()        folders of the three members, in standard Hugging Face format
     handbook_path()       folder of Markdown documents about a generated town
@@ -35,7 +35,7 @@ __all__ = [
 _HERE: Final = Path(__file__).parent
 MEMBERS: Final = ("wren", "heron", "finch")
 HELDOUT: Final = _HERE / "heldout.jsonl.gz"
-"""File of the held-out questions. ``python -m training.freeze`` writes it in a clone."""
+"""File of the held-out questions. In a clone, ``python -m training.freeze`` writes this file."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class HandbookQuestion:
 class HeldoutQuestion:
     """A question that is not in the members' training data.
 
-    One of ``passages`` has the answer, and the others do not. A question that needs no passages, as
-    in arithmetic, has none.
+    Exactly one of ``passages`` has the answer. Questions that need no passages, such as those in
+    arithmetic, have none.
     """
 
     question: str
@@ -84,10 +84,10 @@ def handbook_questions() -> tuple[HandbookQuestion, ...]:
 def heldout_questions(limit: int | None = None) -> tuple[HeldoutQuestion, ...]:
     """Return the held-out questions, one of each skill in turn.
 
-    Their names, values and problems do not occur in the members' training data.
+    The names, values and problems in them do not occur in the members' training data.
 
     Args:
-        limit: number of questions, from the first. None for all.
+        limit: number of questions to return, starting with the first. None for all.
 
     Raises:
         InvalidInputError: `limit` is not positive, or higher than the number of questions.
@@ -108,8 +108,9 @@ def _heldout(
 
 
 def final_answer(text: str) -> str:
-    """Return the answer in a reply: the text after ``The answer is``, or the whole reply.
+    """Return the answer in a reply, without surrounding whitespace and one final period.
 
-    Surrounding whitespace and one final period are removed.
+    The answer is the text after the last ``The answer is``. A reply without these words is the
+    answer as a whole.
     """
     return text.rsplit("The answer is", 1)[-1].strip().removesuffix(".").strip()

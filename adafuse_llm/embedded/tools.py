@@ -1,4 +1,4 @@
-"""Two tools with which the embedded members act as small agents.
+"""Two tools that let the embedded members act as small agents.
 
     look_up     finds what the handbook says about a name
     calculate   works out a sum of numbers
@@ -9,8 +9,9 @@ The members can call tools in two forms: the text form of
 ReAct, pass `REACT_HEADER` as the ``system_header`` of LlamaIndex's ``ReActChatFormatter``.
 """
 
-# No `from __future__ import annotations`: frameworks show the annotations to members, and string
-# annotations would appear in quotes. The docstrings of both tools are part of the prompts.
+# This module does not use `from __future__ import annotations`, because frameworks show the
+# annotations to members, and string annotations would appear in quotes. The docstrings of both
+# tools are part of the prompts.
 
 import ast
 from collections.abc import Sequence
@@ -72,7 +73,7 @@ TOOLS: Final[tuple[Tool, ...]] = (LOOK_UP, CALCULATE)
 
 
 def one_line(passages: Sequence[Passage]) -> str:
-    """Join passages as `look_up` returns them: numbered, on one line."""
+    """Number passages and join them to one line, as `look_up` returns them."""
     return " ".join(
         f"[{number}] {' '.join(passage.text.split())}"
         for number, passage in enumerate(passages, start=1)

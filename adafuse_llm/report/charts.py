@@ -1,4 +1,4 @@
-"""Data for line and bar charts. Positions are percentages of a box that the page sizes."""
+"""Data for line and bar charts. Positions are percentages of the width or height of the chart."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 LABELS = 12
-"""Maximum number of default labels below a line chart."""
+"""Maximum number of labels below a line chart for which the caller passes no labels."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,14 @@ def line_chart(
     labels: Mapping[float, str] | None = None,
     axis: str = "",
 ) -> dict[str, Any] | None:
-    """Return the data for the template of a line chart, or None without points.
+    """Return the data for the template of a line chart, or None if there are no points.
 
     Args:
         series: the lines.
         least: lower end of the vertical axis.
         most: upper end of the vertical axis. Default: the largest value.
-        labels: labels of the horizontal axis by x. Default: at most `LABELS` numbers from 1.
+        labels: labels of the horizontal axis by x. Default: at most `LABELS` numbers, starting
+            with 1.
         axis: title of the horizontal axis.
     """
     points = [point for line in series for point in line.points]
@@ -78,7 +79,7 @@ def line_chart(
                 "name": line.name,
                 "color": line.color,
                 "dashes": line.dashes,
-                "offset": 4 * (2 * index - len(series) + 1),  # pixels; keeps intervals apart
+                "offset": 4 * (2 * index - len(series) + 1),  # in pixels; separates intervals
                 "points": " ".join(f"{across(p.x)},{down(p.y)}" for p in line.points),
                 "dots": [
                     {

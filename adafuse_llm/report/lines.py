@@ -21,10 +21,10 @@ def read_json_lines(path: Path, kind: type[Result], writer: str) -> list[Result]
     Args:
         path: the file.
         kind: the model of a result. It has a field ``line``.
-        writer: the command that writes such files.
+        writer: the command that writes such files, for error messages.
 
     Raises:
-        InvalidInputError: a line is not such a result, or the file has no results.
+        InvalidInputError: a line is not a result of this model, or the file has no results.
     """
     whole, _, _ = path.read_bytes().rpartition(b"\n")
     results: dict[int, Result] = {}

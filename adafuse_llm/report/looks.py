@@ -10,7 +10,7 @@ from adafuse_llm.results import Candidate, FinishReason, Generation, Round
 from adafuse_llm.summary import is_unanimous
 
 COLORS = ("#56b4e9", "#e69f00", "#cc79a7", "#009e73", "#d55e00", "#0072b2")
-"""Colors of Okabe and Ito, distinct for color-blind readers. They also differ in lightness."""
+"""Colors by Okabe and Ito, which color-blind readers can distinguish. They differ in lightness."""
 
 MARKS = "●■▲◆★▼"
 
@@ -31,12 +31,12 @@ class Look:
 
     @property
     def color(self) -> str:
-        """One of `COLORS`."""
+        """The member's color, one of `COLORS`."""
         return COLORS[self.number % len(COLORS)]
 
     @property
     def mark(self) -> str:
-        """One of `MARKS`."""
+        """The member's mark, one of `MARKS`."""
         return MARKS[self.number % len(MARKS)]
 
 
@@ -53,8 +53,8 @@ def members_of(generation: Generation) -> tuple[str, ...]:
 def owner(decided: Round, members: Sequence[str]) -> str | None:
     """Return the member that owns the text which a round committed; None for a unanimous round.
 
-    The owner is the member that finds the text most likely, among its proposers or, if it has
-    none, among all members.
+    The owner is the proposer that finds the text most likely. If the text has no proposers, the
+    owner is the member that finds it most likely.
     """
     if is_unanimous(decided):
         return None
@@ -63,16 +63,16 @@ def owner(decided: Round, members: Sequence[str]) -> str | None:
 
 
 def quoted(candidate: Candidate) -> str:
-    """Return a span with visible spaces and newlines, marked if the response ends after it."""
+    """Return a span in quotes, with escaped newlines. Mark it if the response ends after it."""
     text = json.dumps(candidate.text, ensure_ascii=False) if candidate.text else ""
     return f"{text} (end)".strip() if candidate.stops else text
 
 
 def number(value: float | None) -> str:
-    """Format nats per token; a dash means no score."""
+    """Format a score in nats per token. Return a dash if there is no score."""
     return "-" if value is None else f"{max(0.0, value):.3f}"  # avoids "-0.000"
 
 
 def printable(text: str) -> str:
-    """Replace control characters, which could control a terminal, by U+FFFD."""
+    """Replace control characters by U+FFFD, because they could control a terminal."""
     return "".join(c if c in "\n\t" or ord(c) >= 160 or " " <= c <= "~" else "\ufffd" for c in text)

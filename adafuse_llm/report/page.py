@@ -1,4 +1,4 @@
-"""A generation as HTML: the text by winning member, every round's candidates, charts.
+"""A generation as HTML: the text with its owners, the candidates of every round, and charts.
 
 The HTML has no scripts and loads no fonts or images.
 """
@@ -31,12 +31,12 @@ HERE = Path(__file__).parent
 
 STROKES = ("solid", "dashed", "dotted", "double")
 DASHES = ("", "7 3", "2 3", "10 3 2 3", "5 2", "1 4")
-"""Line styles under spans and in charts, which distinguish members without color."""
+"""Line styles below spans and in charts. They distinguish members without color."""
 
 
 @cache
 def environment() -> Environment:
-    """Return the Jinja environment of this folder's templates. It escapes their values."""
+    """Return the Jinja environment of this folder's templates. It escapes all inserted values."""
     return Environment(
         loader=FileSystemLoader(HERE),
         autoescape=True,
@@ -67,7 +67,7 @@ def page(
 
 
 def whole(title: str, body: str, sources: Iterable[tuple[str, str]] = ()) -> str:
-    """Return a whole page around `body`, which is HTML."""
+    """Return a whole page that contains the HTML in `body`."""
     template = environment().get_template("page.jinja")
     return template.render(
         title=title, body=body, sources=list(sources), version=version("adafuse-llm")
@@ -114,7 +114,7 @@ def figures(summary: Summary, members: Sequence[Shown]) -> dict[str, Any]:
 
 
 def bars(values: Mapping[str, float], members: Sequence[Shown] = ()) -> list[dict[str, Any]]:
-    """Return the rows of a bar chart. The rows of members have their colors."""
+    """Return the rows of a bar chart. A row with a member's name has the member's color."""
     shown = {member.name: member for member in members}
     return bar_chart(
         [
@@ -156,9 +156,9 @@ def _identity(generation: Generation) -> str:
 
 
 def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, Any]]:
-    """Return the part of the text that each round committed.
+    """Return the part of the text that each round committed, with facts about the round.
 
-    A stop sequence may have cut off the end.
+    The last parts may be shorter than the committed texts, because a stop sequence cut off the end.
     """
     names = [member.name for member in members]
     by_name = {member.name: member for member in members}
@@ -210,7 +210,7 @@ def _usage(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
 
 
 def _margins(rounds: Sequence[Round], members: Sequence[Shown]) -> dict[str, Any] | None:
-    """Return a chart of margins with a line per member over the words that it considered."""
+    """Return a chart with a line per member: its margin at each word that it considered."""
     return line_chart(
         [
             Series(

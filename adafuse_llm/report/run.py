@@ -1,4 +1,4 @@
-"""Summary of the cost and the decisions of many answers, written by ``adafuse run --rounds``."""
+"""Summary of the answers that ``adafuse run --rounds`` wrote: their cost and their decisions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from adafuse_llm.summary import Summary
 
 
 class Answer(BaseModel):
-    """One line of results. A failed line has an error and no rounds."""
+    """One line of results. The line of a failed question has an error and no rounds."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -41,7 +41,7 @@ class Answer(BaseModel):
 
     @property
     def seconds(self) -> float:
-        """Wall-clock seconds of the rounds."""
+        """The wall-clock seconds of all rounds together."""
         return sum(each.elapsed for each in self.rounds)
 
 
@@ -56,7 +56,7 @@ class Cost(BaseModel):
 
 
 class RunSummary(BaseModel):
-    """Statistics of many answers. JSON-safe.
+    """Statistics of many answers. They can be written as JSON.
 
     Attributes:
         answers: number of answers.
@@ -103,7 +103,7 @@ def read_results(path: Path) -> list[Answer]:
     """Read the results of ``adafuse run --rounds``. An incomplete last line is ignored.
 
     Raises:
-        InvalidInputError: the file has no such results, or the results have no rounds.
+        InvalidInputError: the file has other contents or no results, or the results have no rounds.
     """
     lines = read_json_lines(path, Answer, "adafuse run")
     if not any(line.rounds for line in lines):

@@ -41,7 +41,7 @@ class Display:
         self._initials = dict(zip(self.members, initials, strict=True))
 
     def owner(self, decided: Round) -> str | None:
-        """Return the member that owns the text which a round committed; None if unanimous."""
+        """Return the member that owns the text of a round, or None if the round is unanimous."""
         return looks.owner(decided, self.members)
 
     def style(self, member: str | None) -> str:
@@ -52,7 +52,7 @@ class Display:
         return f"{look.color} {TYPES[look.number % len(TYPES)]}".strip()
 
     def name(self, member: str | None) -> Text:
-        """Return a member's mark and name; None means that all agree."""
+        """Return a member's mark and name. For None, return that all members agree."""
         if member is None:
             return Text("= all agree", AGREED)
         mark = self._looks[member].mark
@@ -65,7 +65,7 @@ class Display:
         return Text("   ").join(self.name(owner) for owner in owners)
 
     def span(self, text: str, decided: Round) -> Text:
-        """Return text that a round released, in the style of its owner."""
+        """Return a round's text in the style of its owner."""
         owner = self.owner(decided)
         if not self._brackets or owner is None or not text.strip():
             return Text(printable(text), self.style(owner))
@@ -73,7 +73,7 @@ class Display:
         return Text(printable(f"{text[:start]}[{self._initials[owner]}:{text[start:]}]"))
 
     def rounds(self, rounds: Sequence[Round]) -> Table:
-        """Return a row per round: the owner, the winner, its score and the runner-up."""
+        """Return a table of rounds: the owner, the winner, its score and the runner-up of each."""
         table = Table.grid(padding=(0, 2))
         for justify in ("right", "left", "left", "right", "left"):
             table.add_column(justify=justify, no_wrap=True, overflow="ellipsis")
@@ -90,7 +90,7 @@ class Display:
         return table
 
     def trace(self, decided: Round) -> Table:
-        """Return one round in detail: its candidates and their score by member."""
+        """Return a table of one round in detail: the candidates and their scores by member."""
         table = Table(title=f"round {decided.index + 1}", title_justify="left", title_style="bold")
         table.add_column("")
         table.add_column("candidate", overflow="fold")
@@ -130,7 +130,7 @@ class Display:
 
 
 def shown(generation: Generation, console: Console) -> Iterator[RenderableType]:
-    """Yield the parts of a displayed generation: legend, text, rounds and cost."""
+    """Yield the parts of a generation for display: legend, text, rounds and cost."""
     display = Display(looks.members_of(generation), console)
     text, left = Text(), generation.text
     for decided in generation.rounds:
@@ -151,7 +151,7 @@ def quoted(candidate: Candidate) -> str:
 
 
 def _preferred_to(decided: Round) -> str:
-    """Describe the best candidate of a round that did not win."""
+    """Describe the runner-up of a round: the best candidate that did not win."""
     others = [
         (candidate.score, index)
         for index, candidate in enumerate(decided.candidates)

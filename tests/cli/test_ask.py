@@ -95,7 +95,7 @@ def test_too_many_passages_are_named_as_the_remedy(adafuse, members, tmp_path):
     (tmp_path / "long.md").write_text("mill \U0001f642 \n\n" * 3000)
     result = adafuse("ask", "mill?", "--docs", tmp_path, *members, "--passages", 50)
     assert result.exit_code == 2
-    assert "Fewer --passages" in result.stderr
+    assert "Lower --passages" in result.stderr
 
 
 @pytest.mark.parametrize("rounds", [1, 4, 40])
