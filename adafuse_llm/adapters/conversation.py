@@ -1,8 +1,8 @@
 """Conversations with tools, written as plain messages that every chat template accepts.
 
-This module describes the tools in the same words to all members. Most chat templates do not support
-tools, and those that do use different formats. Members that read different formats could not agree
-on how to write a call. A member reads ::
+Most chat templates do not support tools, and those that do use different formats. Members that read
+different formats could not agree on how to write a call. This module therefore describes the tools
+to all members in the same words. For example, a member reads ::
 
     system      the system message, then the tools and how to call them
     user        What is 1 + 2?
@@ -52,7 +52,7 @@ NAMED = "This time, your reply must call the tool {name}."
 
 
 class Call(TypedDict):
-    """A tool call by the assistant; the message with the result refers to `id`."""
+    """A tool call by the assistant. The message with its result refers to the call by `id`."""
 
     id: str
     name: str
@@ -63,8 +63,8 @@ class Turn(TypedDict, total=False):
     """One turn of a conversation.
 
     Attributes:
-        role: ``system``, ``user``, ``assistant`` or ``tool`` (a result), or another framework's
-            name for one of them.
+        role: ``system``, ``user``, ``assistant`` or ``tool`` (the result of a call), or another
+            framework's name for one of these roles.
         content: text, or a list of text parts.
         name: name of the speaker. A user's name is written before the content; other names are
             ignored.
@@ -92,8 +92,8 @@ def to_messages(
 
     Args:
         turns: the conversation, in order.
-        tools: tools to describe at the end of the first system message, which is added if the
-            conversation does not start with one.
+        tools: tools to describe at the end of the first system message. If the conversation does
+            not start with a system message, one is added.
         tool_choice: ``"auto"``; ``"none"`` to omit the tools; ``"required"`` to request a call of
             any tool; or the name of a tool, to request a call of that tool.
         instructions: text to append to the first system message, after the tools.
@@ -101,9 +101,10 @@ def to_messages(
     Raises:
         InvalidInputError: the conversation is empty; a turn has an unknown role, content that is
             not text, tool calls outside an assistant's turn, calls that cannot be written as JSON,
-            or a result without a call; two tools have the same name; `tool_choice` is unknown.
+            or a result without a matching call; two tools have the same name; or `tool_choice`
+            does not fit `tools`.
     """
-    tool_names: dict[str, str] = {}  # from the id of a call
+    tool_names: dict[str, str] = {}  # maps the ids of calls to the tools' names
     messages: list[Message] = []
     follows_result = False
     for number, turn in enumerate(turns):
@@ -124,7 +125,7 @@ def to_messages(
             blocks = [_block(CALL_OPENS, _call_json(call, label), CALL_CLOSES) for call in calls]
             tool_names |= {str(call.get("id")): call["name"] for call in calls}
             text = _without_reasoning(content)
-            if blocks:  # as members write them: each call begins on a new line
+            if blocks:  # each call begins on a new line, as in members' replies
                 text = "\n".join([*filter(None, [text.rstrip("\n")]), *blocks])
             messages.append({"role": role, "content": text})
         else:
@@ -147,7 +148,7 @@ def _with_system(messages: list[Message], texts: Iterable[str]) -> list[Message]
 
 
 def _describe_tools(tools: Sequence[Tool], choice: str) -> str:
-    """Return the prompt's section about tools; empty if there are no tools to call."""
+    """Return the section of the prompt about tools. It is empty if the members can call none."""
     names = [tool.name for tool in tools]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise InvalidInputError(
@@ -160,7 +161,7 @@ def _describe_tools(tools: Sequence[Tool], choice: str) -> str:
             f"{nearest(choice, [*TOOL_CHOICES, *names])}"
         )
     if choice == "required" and not tools:
-        raise InvalidInputError("tool_choice='required' needs tools; got none")
+        raise InvalidInputError("tool_choice='required' needs at least one tool; got none")
     if choice == "none" or not tools:
         return ""
     request = {"auto": AUTO, "required": REQUIRED}.get(choice, NAMED.format(name=choice))
@@ -175,7 +176,7 @@ def _describe_tools(tools: Sequence[Tool], choice: str) -> str:
 
 
 def _result_block(turn: Turn, content: str, tool_names: Mapping[str, str], label: str) -> str:
-    """Return the result of a call in the form that members read."""
+    """Return the result of a call in the format that members read."""
     key = turn.get("tool_call_id")
     if key is None or key not in tool_names:
         raise InvalidInputError(
@@ -190,7 +191,7 @@ def _result_block(turn: Turn, content: str, tool_names: Mapping[str, str], label
 def _call_json(call: Call, label: str) -> str:
     if not isinstance(call.get("name"), str) or not isinstance(call.get("arguments"), Mapping):
         raise InvalidInputError(
-            f"{label} has a tool call that lacks a name, or a mapping of arguments: {call!r:.80}"
+            f"{label} has a tool call without a name or a mapping of arguments: {call!r:.80}"
         )
     return _json({"name": call["name"], "arguments": call["arguments"]}, label)
 

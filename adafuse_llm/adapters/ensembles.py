@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class Ensemble:
     """A description of an ensemble that is loaded on first use, or an existing engine.
 
-    Ensembles with the same arguments share one engine. Creating, copying or pickling one loads
-    nothing.
+    Ensembles with the same arguments share one engine. Creating, copying or pickling an ensemble
+    loads nothing.
 
     Args:
         members: what to load; empty for the members that ship with adafuse-llm.
@@ -54,7 +54,8 @@ class Ensemble:
         """Create an ensemble from folders, hub ids, `MemberSpec` objects or dicts of their fields.
 
         Raises:
-            InvalidInputError: `members` is not a list of these, or two explicit names are equal.
+            InvalidInputError: `members` is not a list of these, or two members have the same
+                explicit name.
         """
         if isinstance(members, (str, dict, MemberSpec)):
             raise InvalidInputError(f"members must be a list; got one member: {members!r}")
@@ -110,16 +111,16 @@ class Ensemble:
             return engine
 
     def unload(self) -> None:
-        """Cancel running requests and release the members, for all ensembles with the same
-        arguments.
+        """Cancel running requests and release the members.
 
-        The next use loads the members again. An engine passed as `given` stays open.
+        This affects all ensembles with the same arguments. The next use loads the members again.
+        An engine passed as `given` stays open.
         """
         if self.given is None:
             with _LOADED.lock_of(self._key):
                 if (engine := _LOADED.engines.pop(self._key, None)) is not None:
                     engine.close()
-                    del engine  # releases the members, unless other code refers to the engine
+                    del engine  # releases the members, unless other code still has the engine
                     trim_heap()
 
     @property
@@ -141,8 +142,9 @@ class Ensemble:
 def fields_from_config(path: str | PathLike[str]) -> dict[str, Any]:
     """Read a configuration file into the fields of a framework's model.
 
-    The fields are the active members, how to load them, and options. ``"members"`` is absent if the
-    file has neither `models` nor `use`; all embedded members are then active.
+    The fields are the active members, the arguments for loading them, and decoding options. If the
+    file has neither `models` nor `use`, the result has no ``"members"``, and all embedded members
+    are active.
 
     Raises:
         InvalidInputError: the file cannot be read, or has unknown or invalid content.
@@ -170,7 +172,7 @@ def fields_from_config(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 class _Loaded:
-    """The loaded engines of this process, and a lock per engine for loading it, by key."""
+    """The loaded engines of this process, by key, with one lock per key."""
 
     def __init__(self) -> None:
         self.engines: dict[str, AdaFuseEngine] = {}
@@ -189,7 +191,7 @@ _ENGINE_TOKENS: weakref.WeakKeyDictionary[AdaFuseEngine, str] = weakref.WeakKeyD
 
 
 def _engine_token(engine: AdaFuseEngine) -> str:
-    """Return an id of the engine that is unique across processes."""
+    """Return an engine's id, which is unique across processes."""
     return _ENGINE_TOKENS.setdefault(engine, uuid.uuid4().hex)
 
 
@@ -200,5 +202,5 @@ def _embedded() -> tuple[MemberSpec, ...]:
 
 
 def _to_plain(value: Any) -> Any:
-    """Convert a configuration object to its mapping, and any other value to text, for JSON."""
+    """Convert a value for JSON: a configuration object to a mapping, other values to text."""
     return value.to_dict() if hasattr(value, "to_dict") else str(value)

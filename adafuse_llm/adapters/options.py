@@ -31,7 +31,7 @@ def check_option_names(given: Mapping[str, Any], *, extra: Iterable[str] = ()) -
     extra = tuple(extra)
     options = (*AdaFuseConfig.model_fields, "temperature")
     checked: dict[str, Any] = {}
-    keywords: dict[str, str] = {}  # from option to the keyword in `given`
+    keywords: dict[str, str] = {}  # maps options to their keywords in `given`
     for keyword, value in given.items():
         option = keyword if keyword in extra else ALIASES.get(keyword, keyword)
         if option not in (*options, *extra):

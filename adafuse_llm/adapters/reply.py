@@ -39,7 +39,7 @@ class ToolCall:
     """A well-formed call.
 
     Attributes:
-        name: the name of the tool, which may be unknown.
+        name: the name of the tool. A tool with this name may not exist.
         arguments: the arguments, not validated against a schema.
         text: everything between the markers.
     """
@@ -80,8 +80,8 @@ class ReplyParser:
     """An incremental parser of one reply.
 
     The parts contain the whole reply except the markers. The size of the pieces passed to `feed`
-    affects only where texts are split. The parser buffers a call until the call is closed, and text
-    that may be the beginning of a marker.
+    affects only where text is split into parts. The parser buffers a call until its closing marker
+    arrives. It also buffers text that may be the beginning of a marker.
 
     Args:
         tools: whether to recognize calls; otherwise they are text.
@@ -90,12 +90,12 @@ class ReplyParser:
 
     def __init__(self, *, tools: bool = False, reasoning: bool = True) -> None:
         self._tools = tools
-        self._reasoning = reasoning  # False after the first text
+        self._reasoning = reasoning  # becomes False after the first text
         self._kind: type[Text | Reasoning | ToolCall] = Text
         self._buffer = ""
 
     def feed(self, text: str) -> list[Part]:
-        """Add `text` to the reply; return the parts that are now known."""
+        """Add `text` to the reply; return the parts that later text cannot change."""
         self._buffer += text
         parts: list[Part] = []
         while first := self._first_marker():
@@ -160,7 +160,7 @@ class ReplyParser:
         return [CALL_OPENS] * self._tools + [REASONING_OPENS] * self._reasoning
 
     def _is_valid_at(self, marker: str, position: int) -> bool:
-        """Return whether the marker takes effect at `position`: reasoning precedes all text."""
+        """Return whether the marker takes effect at `position`. Reasoning must precede all text."""
         return marker != REASONING_OPENS or not self._buffer[:position].strip()
 
 

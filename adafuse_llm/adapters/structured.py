@@ -1,4 +1,4 @@
-"""Structured output: instructions for the members, and the JSON in their replies."""
+"""Structured output: instructions for the members, and parsers of the JSON in their replies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BRACKETS = {"{": "}", "[": "]"}
 
 
 def schema_instructions(schema: Mapping[str, Any]) -> str:
-    """Return instructions to reply in JSON, for the end of the system message.
+    """Return instructions to reply in JSON. They belong at the end of the system message.
 
     Args:
         schema: a JSON schema of the reply.
@@ -71,9 +71,9 @@ def correction(error: str) -> str:
 
 
 def partial_json(text: str) -> str:
-    """Return the JSON so far in an unfinished reply, or "" if it has none yet.
+    """Return the JSON in an unfinished reply, or "" if the reply has none yet.
 
-    This is the longest outermost object or array outside of reasoning, closed or not.
+    This is the longest outermost object or array outside of reasoning, even if it is not closed.
     """
     regions = (region.text for region in _regions(_answer(text)))
     return max(regions, key=len, default="")
@@ -98,7 +98,7 @@ class _Region(NamedTuple):
 
 
 def _answer(text: str) -> str:
-    """Remove the reasoning from a reply. Its opening marker may be in the prompt instead."""
+    """Remove the reasoning from a reply. The prompt may contain the opening marker instead."""
     parser = ReplyParser()
     parts = [*parser.feed(text), *parser.close()]
     answer = "".join(part.text for part in parts if isinstance(part, Text))

@@ -177,7 +177,7 @@ USER = {"role": "user", "content": "?"}
         ([{"role": "assistant", "tool_calls": [{"id": "1", "name": "add"}]}], {}, "mapping"),
         ([USER], {"tools": [ADD, ADD]}, "different names; got add"),
         ([USER], {"tools": [ADD], "tool_choice": "ad"}, "Did you mean 'add'"),
-        ([USER], {"tool_choice": "required"}, "needs tools"),
+        ([USER], {"tool_choice": "required"}, "needs at least one tool"),
         ([USER], {"tools": [Tool("x", "", {"a": object()})]}, "tool 'x' cannot be"),
     ],
 )

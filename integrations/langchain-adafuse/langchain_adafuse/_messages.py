@@ -1,4 +1,4 @@
-"""Convert LangChain's messages and tools for adafuse-llm, and replies for LangChain."""
+"""Convert LangChain's messages and tools to adafuse-llm's types, and replies to chunks."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ SKIPPED_BLOCKS = frozenset(
         *("reasoning", "thinking", "redacted_thinking"),
     }
 )
-"""Types of content blocks in assistant messages that repeat tool calls or contain reasoning."""
+"""Types of content blocks to omit from assistant messages: reasoning, and copies of tool calls."""
 
 ToolLike = dict[str, Any] | type | Callable[..., Any] | BaseTool
 
 
 def to_turns(messages: Iterable[BaseMessage]) -> list[Turn]:
-    """Convert messages to turns. Malformed calls keep their original text."""
+    """Convert messages to turns. The text of malformed calls becomes part of the turn's content."""
     return [_to_turn(message) for message in messages]
 
 
@@ -71,10 +71,10 @@ def to_tools(tools: Sequence[ToolLike]) -> list[Tool]:
 
 
 def to_tool_choice(choice: str | bool | Mapping[str, Any] | None, names: Sequence[str]) -> str:
-    """Return ``auto``, ``none``, ``required`` or the name of a tool.
+    """Convert a tool choice to ``auto``, ``none``, ``required`` or the name of a tool.
 
     Raises:
-        InvalidInputError: the choice is none of these.
+        InvalidInputError: `choice` is neither a known value nor one of `names`.
     """
     if isinstance(choice, Mapping):
         choice = choice.get("function", choice).get("name") or choice.get("type")
@@ -95,7 +95,7 @@ def to_tool_choice(choice: str | bool | Mapping[str, Any] | None, names: Sequenc
 class Reply:
     """A converter from stream events to chunks with text, reasoning and tool calls.
 
-    It drops white space between these parts.
+    It removes white space that follows reasoning or a tool call.
 
     Args:
         tools: whether to recognize tool calls.
@@ -104,7 +104,7 @@ class Reply:
     tools: bool
     _parser: ReplyParser = field(init=False)
     _calls: int = 0
-    _at_start: bool = False  # only white space since the last call or reasoning
+    _at_start: bool = False  # True while only white space has followed a call or reasoning
 
     def __post_init__(self) -> None:
         self._parser = ReplyParser(tools=self.tools)
@@ -118,8 +118,9 @@ class Reply:
     ) -> list[ChatGenerationChunk]:
         """Return the chunks of one event.
 
-        Text and reasoning are in one chunk. Completed calls follow in a second chunk, before the
-        last one: LangChain's event protocol recognizes malformed calls only in a separate chunk.
+        The first chunk has text and reasoning. Completed calls are in a second chunk, because
+        LangChain's event protocol recognizes malformed calls only in a chunk of their own. If the
+        last event has calls, its metadata and usage are in a third chunk.
 
         Args:
             event: an event of the stream.
@@ -163,8 +164,8 @@ class Reply:
     def _call_chunk(self, part: ValidToolCall | InvalidToolCall) -> ToolCallChunk:
         """Convert a call to a chunk.
 
-        LangChain repairs unfinished JSON. A malformed call therefore keeps its opening marker, so
-        that LangChain cannot repair it.
+        LangChain would turn unfinished JSON into a valid call. To prevent this, the chunk of a
+        malformed call begins with the opening marker.
         """
         arguments = f"{CALL_OPENS}{part.text}"
         if isinstance(part, ValidToolCall):

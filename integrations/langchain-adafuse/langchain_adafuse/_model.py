@@ -1,4 +1,4 @@
-"""The base class of the two models: fields, the ensemble, and decoding."""
+"""The base class of the two LangChain models, with their fields, ensemble and decoding."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class EnsembleModel(Serializable):
     dtype: Any = "auto"
     """Dtype of the weights, such as ``"bfloat16"``."""
     device_map: str | None = None
-    """Placement of the weights; ``"auto"`` divides the devices' memory among the members."""
+    """Devices for the weights; ``"auto"`` divides the devices' memory among the members."""
     revision: str | None = None
     """Revision of hub models."""
     trust_remote_code: bool = False
@@ -134,13 +134,13 @@ class EnsembleModel(Serializable):
     timeout: float | None = Field(default=None, gt=0)
     """Time limit of a call in seconds, excluding loading; a longer call raises `TimeoutError`."""
     max_retries: int | None = None
-    """Accepted without effect: decoding is deterministic, so a failed call would fail again."""
+    """Has no effect: decoding is deterministic, so a failed call would fail again."""
     streaming: bool | None = None
     round_detail: RoundDetail = "full"
-    """How much events and messages report about each round."""
+    """Amount of detail about each round in events and messages."""
     trace_rounds: bool = False
-    """Whether to report each round as a child run, for tracers that do not show custom events
-    (LangSmith)."""
+    """Whether to report each round as a child run. Use it for tracers that do not show custom
+    events, such as LangSmith."""
 
     if TYPE_CHECKING:
 
@@ -165,8 +165,8 @@ class EnsembleModel(Serializable):
             if self.engine is None and (given := self.use or self.model):
                 paths = [given] if isinstance(given, str) else given
                 raise InvalidInputError(
-                    f"model={given!r} chooses among loaded members, but none are given. To load "
-                    f"models, write members={paths!r}, with the folder or hub id of each"
+                    f"model={given!r} selects from the loaded members, but no members are given. "
+                    f"To load models, pass members={paths!r}, with the folder or hub id of each"
                 )
             raise InvalidInputError(
                 "pass either members=[...] (folders or hub ids) or engine=...; "
@@ -201,9 +201,9 @@ class EnsembleModel(Serializable):
         return self
 
     def unload(self) -> None:
-        """Release the members, for all models that share them. The next call loads them again.
+        """Release the members. The next call loads them again.
 
-        An engine passed as `engine` stays open.
+        This affects all models that share the members. An engine passed as `engine` stays open.
         """
         self._ensemble.unload()
 
@@ -226,7 +226,7 @@ class EnsembleModel(Serializable):
         return self.max_new_tokens
 
     def get_token_ids(self, text: str) -> list[int]:
-        """Return the token ids of a text for the first active member. This loads the members."""
+        """Encode a text with the first active member's tokenizer. This loads the members."""
         return self._first_codec().encode_prompt(text)
 
     # Serialization ----------------------------------------------------------------------------
@@ -249,7 +249,7 @@ class EnsembleModel(Serializable):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        """Plain data with everything that affects a response; LangChain's caches use it as key."""
+        """Plain data with everything that affects a response: the key in LangChain's caches."""
         return {
             "model_name": self.model_name,
             "ensemble": self._ensemble.identity,
@@ -258,7 +258,7 @@ class EnsembleModel(Serializable):
         }
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        """Copy the model; the copy shares a passed engine."""
+        """Copy the model. If the model has an `engine`, the copy uses the same one."""
         memo = {} if memo is None else memo
         memo[id(self.engine)] = self.engine
         return super().__deepcopy__(memo)
@@ -306,8 +306,8 @@ class EnsembleModel(Serializable):
             if name not in known:
                 raise InvalidOptionError(
                     f"{option}={getattr(self, option)!r}: there is no member {name!r}."
-                    f"{nearest(name, known)} {option}= chooses among the loaded members "
-                    f"({', '.join(known)}). To load a model, name its folder or hub id in members=."
+                    f"{nearest(name, known)} {option}= selects from the loaded members "
+                    f"({', '.join(known)}). To load a model, add its folder or hub id to members=."
                 )
 
     @property
@@ -330,11 +330,11 @@ class EnsembleModel(Serializable):
         update = {name: value for name, value in update.items() if name not in ACCEPTED}
         if stop is not None:
             update["stop"] = [stop] if isinstance(stop, str) else list(stop)
-        if "use" in update or "model" in update:  # `use` or `model` of the call replaces both
+        if "use" in update or "model" in update:  # the call's value replaces both
             update = {"use": None, "model": None, **update}
         if (detail := update.get("round_detail", "full")) not in get_args(RoundDetail):
             raise InvalidOptionError(
-                f"option 'round_detail': one of {', '.join(get_args(RoundDetail))}; got {detail!r}"
+                f"option 'round_detail' must be {', '.join(get_args(RoundDetail))}; got {detail!r}"
             )
         copy = self.model_copy(update=update)
         copy._check_choice()
@@ -344,7 +344,7 @@ class EnsembleModel(Serializable):
         return self._ensemble.engine()
 
     async def _aloaded(self) -> AdaFuseEngine:
-        """Return the engine; load it on a thread to keep the event loop free."""
+        """Return the engine. Load it in a thread if necessary, to keep the event loop free."""
         if self._ensemble.is_loaded:
             return self._loaded()
         return await asyncio.to_thread(self._loaded)
@@ -356,7 +356,7 @@ class EnsembleModel(Serializable):
     def _decode(
         self, run: ModelRun | None, index: int | None = None, **prompt: Any
     ) -> Generator[tuple[StreamEvent, RoundRecords], None, None]:
-        """Yield the events of one decode, each with the records it reported of its round."""
+        """Report the rounds of one decode. Yield each event with its round's records."""
         reporter, engine = self._reporter(run), self._loaded()
         with (
             self._deadline() as cancel,
@@ -369,7 +369,7 @@ class EnsembleModel(Serializable):
     async def _adecode(
         self, run: ModelRun | None, index: int | None = None, **prompt: Any
     ) -> AsyncGenerator[tuple[StreamEvent, RoundRecords], None]:
-        """Yield what `_decode` yields, on an event loop."""
+        """Do the same as `_decode`, without blocking the event loop."""
         reporter, engine = self._reporter(run), await self._aloaded()
         with self._deadline() as cancel:
             async with aclosing(engine.astream(**prompt, **self._decode_options(cancel))) as events:
@@ -380,7 +380,7 @@ class EnsembleModel(Serializable):
     def _decode_all(
         self, run: ModelRun | None, prompts: Sequence[str]
     ) -> list[tuple[Generation, RoundRecords]]:
-        """Decode prompts in shared passes; records contain the number of their prompt."""
+        """Decode prompts in shared forward passes. Each record contains its prompt's number."""
         reporter, engine = self._reporter(run), self._loaded()
         done: dict[int, Generation] = {}
         records: list[RoundRecords] = [[] for _ in prompts]
@@ -398,7 +398,7 @@ class EnsembleModel(Serializable):
     async def _adecode_all(
         self, run: ModelRun | None, prompts: Sequence[str]
     ) -> list[tuple[Generation, RoundRecords]]:
-        """Return what `_decode_all` returns, on an event loop."""
+        """Return what `_decode_all` returns, without blocking the event loop."""
 
         async def decode(index: int, prompt: str) -> tuple[Generation, RoundRecords]:
             records: RoundRecords = []
@@ -427,7 +427,7 @@ class EnsembleModel(Serializable):
 
     @contextmanager
     def _deadline(self) -> Iterator[threading.Event]:
-        """Yield an event that cancels a decode; set it on timeout and on exit.
+        """Yield a `threading.Event` that cancels a decode. It is set on timeout and on exit.
 
         Raises:
             ContextOverflowError: the prompt does not fit a member's context window.
@@ -448,7 +448,7 @@ class EnsembleModel(Serializable):
     def _check_timeout(self, event: StreamEvent) -> None:
         if event.generation is not None and event.generation.finish_reason == "cancelled":
             raise TimeoutError(
-                f"the call was stopped: no complete response within timeout={self.timeout} seconds"
+                f"the call was stopped, because it took longer than timeout={self.timeout} seconds"
             )
 
     def _metadata(self, generation: Generation) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from adafuse_llm import StreamEvent
 from adafuse_llm.summary import RoundDetail, record
 
 ROUND_EVENT = "adafuse_round"
-"""Name of the custom event that every round dispatches."""
+"""Name of the custom event that reports a round."""
 
 ROUNDS_KEY = "adafuse_rounds"
 """Key of the round records in messages and generations."""
@@ -42,9 +42,9 @@ class RoundReporter:
     """A reporter of the rounds of one model run.
 
     Args:
-        run: the run that events refer to; None to call no callbacks.
+        run: the model run whose callbacks receive the rounds; None for no callbacks.
         detail: how much to report about each round.
-        traced: whether to report each round as a child run, which tracers show.
+        traced: whether to report each round as a child run too, because tracers show child runs.
     """
 
     run: ModelRun | None
@@ -60,8 +60,8 @@ class RoundReporter:
             **extra: keys to add to the record.
 
         Returns:
-            A list with the round's record; empty if the event has no round, or `detail` is
-            ``"none"``.
+            A list with the round's record. The list is empty if the event has no round, or if
+            `detail` is ``"none"``.
         """
         if not (data := self._record(event, extra)):
             return []
@@ -73,7 +73,7 @@ class RoundReporter:
         return [data]
 
     async def areport(self, event: StreamEvent, **extra: Any) -> list[dict[str, Any]]:
-        """Report the round of an event, as `report` does, on an event loop."""
+        """Report the round of an event as `report` does, but await the callbacks."""
         if not (data := self._record(event, extra)):
             return []
         if self.run is not None:

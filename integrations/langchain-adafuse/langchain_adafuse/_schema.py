@@ -1,4 +1,7 @@
-"""Validation of plain data with the JSON schema keywords that pydantic and TypedDicts produce."""
+"""Validation of plain data against a JSON schema.
+
+It supports the keywords in the schemas of pydantic classes and TypedDicts.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ BOUNDS: Mapping[str, Callable[[Any, Any], bool]] = {
     "minItems": operator.ge,
     "maxItems": operator.le,
 }
-"""Bounds of numbers, or of the lengths of strings and arrays."""
+"""By keyword, the comparison that a number, or the length of a value, must satisfy."""
 
 
 def problems(value: Any, schema: Schema) -> list[str]:
@@ -56,7 +59,7 @@ def _target(reference: str, root: Schema) -> Any:
     """Resolve a reference within the schema, such as ``#`` or ``#/$defs/Name``.
 
     Raises:
-        InvalidInputError: the reference leads outside of the schema, or to nothing.
+        InvalidInputError: the reference does not point to a part of the schema.
     """
     target: Any = root
     for part in reference.split("/")[1:]:

@@ -56,7 +56,7 @@ class Reader:
         )
 
     def read_partly(self, message: AIMessage) -> Any:
-        """Return the part of the object that an unfinished reply has; None if it has none yet."""
+        """Return the partial object in an unfinished reply, or None if the reply has none yet."""
         if self.tool is not None:
             return None
         _, brace, rest = message.text.partition("{")
@@ -89,7 +89,7 @@ class Reader:
 
 
 class StructuredOutput(Runnable[LanguageModelInput, Any]):
-    """A runnable that returns objects; `ChatAdaFuse.with_structured_output` creates it."""
+    """A runnable that returns objects, created by `ChatAdaFuse.with_structured_output`."""
 
     def __init__(
         self,
@@ -122,10 +122,10 @@ class StructuredOutput(Runnable[LanguageModelInput, Any]):
             InvalidOptionError: `method` is unknown, or `strict` is used with ``"json_mode"``.
         """
         if method not in METHODS:
-            raise InvalidOptionError(f"method must be {', '.join(METHODS)}; got {method!r}")
+            raise InvalidOptionError(f"method must be one of {', '.join(METHODS)}; got {method!r}")
         if method == "json_mode" and strict is not None:
             raise InvalidOptionError(
-                "strict needs a schema in the prompt, and method='json_mode' adds none"
+                "strict cannot be used with method='json_mode', which adds no schema to the prompt"
             )
         if isinstance(schema, dict) and not {"title", "name", "function"} & set(schema):
             schema = {"title": "output", **schema}
@@ -245,11 +245,11 @@ class StructuredOutput(Runnable[LanguageModelInput, Any]):
 
 
 class Attempt:
-    """The replies to one prompt, up to the first that fits or the last allowed repair.
+    """A request for an object, with its repairs. It ends when a reply fits, or no repair is left.
 
     Attributes:
-        messages: the next messages for the model.
-        is_over: whether the model needs no further call.
+        messages: the messages to send to the model next.
+        is_over: whether the request has ended.
     """
 
     def __init__(self, output: StructuredOutput, prompt: LanguageModelInput) -> None:
@@ -263,7 +263,7 @@ class Attempt:
         self._last_partial: Any = None
 
     def take(self, raw: AIMessage) -> None:
-        """Parse a reply; if it does not fit, add a request for a correction to `messages`."""
+        """Parse a reply. If it does not fit, add it and a correction request to `messages`."""
         self._raw, self._parsed, self._error = raw, None, None
         try:
             self._parsed = self._output.reader.read(raw)
@@ -274,7 +274,7 @@ class Attempt:
         self._repairs_left -= 1
 
     def progress(self, written: AIMessageChunk) -> Iterator[Any]:
-        """Yield the object so far in an unfinished reply, if it has changed."""
+        """Yield the partial object in an unfinished reply, if it has changed."""
         partial = self._output.reader.read_partly(written)
         if partial is None or partial == self._last_partial:
             return
@@ -282,7 +282,7 @@ class Attempt:
         yield self._format(written, partial, None)
 
     def result(self) -> Any:
-        """Return the object, or with `include_raw` a dict with the message, object and error.
+        """Return the object. With `include_raw`, return a dict with the message, object and error.
 
         Raises:
             OutputParserException: no reply fits the schema, and `include_raw` is False.

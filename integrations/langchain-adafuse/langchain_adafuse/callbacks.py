@@ -29,9 +29,10 @@ class RoundCallbackHandler(BaseCallbackHandler):
         print(rounds.summary())
 
     Attributes:
-        rounds: records of ``adafuse_llm.summary.record`` in order of arrival, with the model's
-            `round_detail`. Each record also has the ``run_id`` of the model's run and, for text
-            models, the number of the ``prompt`` in its batch.
+        rounds: one record per round, in order of arrival. ``adafuse_llm.summary.record`` defines
+            its keys, which depend on the model's `round_detail`. Each record also has the
+            ``run_id`` of the model's run. Records of text models also have the key ``prompt``, the
+            number of the prompt in its batch.
     """
 
     def __init__(self) -> None:
@@ -53,9 +54,9 @@ class RoundCallbackHandler(BaseCallbackHandler):
     def summary(self) -> Summary:
         """Summarize the rounds: wins per member, words per round, agreement and mean margins.
 
-        Agreement is the share of ``unanimous`` records: rounds of several members with only one
-        candidate, proposed by all of them. Mean margins, and the zero wins of members that never
-        won, need ``round_detail="full"``.
+        Agreement is the share of ``unanimous`` rounds. A round is unanimous if it has several
+        members and all of them proposed its only candidate. Without ``round_detail="full"``, the
+        summary has no mean margins and omits members that never won.
         """
         return Summary.of_records(self.rounds)
 

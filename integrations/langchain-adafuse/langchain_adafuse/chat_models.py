@@ -48,15 +48,17 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         chat.invoke("Who founded the mill?").content
 
     Creating a model loads nothing. The first call, or `warmup`, loads the members. Each member
-    reads the messages in its own chat template. A stream has one chunk per committed span. The
-    records of the rounds are in ``additional_kwargs["adafuse_rounds"]``. Token counts are those of
-    the first active member; ``response_metadata["usage_by_member"]`` has the counts of all members,
-    including forward passes. Reasoning between ``<think>`` and ``</think>`` is moved to
+    reads the messages in the format of its own chat template. A stream has one chunk per committed
+    span. The records of the rounds are in ``additional_kwargs["adafuse_rounds"]``. Token counts are
+    those of the first active member; ``response_metadata["usage_by_member"]`` has the token counts
+    and forward passes of each member. Reasoning between ``<think>`` and ``</think>`` is moved to
     ``additional_kwargs["reasoning_content"]``, and later calls omit it from the prompt. The system
-    message describes tools and schemas to the members. Replies are validated, not constrained.
+    message describes tools and schemas to the members. Tools and schemas do not constrain decoding:
+    the model parses and checks each reply afterwards.
 
     Raises:
-        ContextOverflowError: the messages do not fit a member's context window. Nothing is decoded.
+        ContextOverflowError: the messages do not fit a member's context window. In this case,
+            nothing is decoded.
         TimeoutError: the call takes longer than `timeout` seconds.
         MemberError: a member fails; the message names the member.
     """
@@ -76,7 +78,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         messages: list[BaseMessage],
         tools: Sequence[ToolLike] | None = None,
     ) -> int:
-        """Count the tokens of the whole prompt for the first active member, with its template."""
+        """Count the tokens of the whole prompt in the first active member's chat template."""
         prompt = to_messages(to_turns(messages), tools=to_tools(tools or ()))
         return len(self._first_codec().encode_messages(prompt))
 
@@ -94,8 +96,10 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
 
         Args:
             tools: functions, pydantic classes, TypedDicts, instances of `BaseTool`, or schemas.
-            tool_choice: ``"auto"``; ``"none"`` or False; ``"any"``, ``"required"`` or True; the
-                name of a tool, or a dict with it. The choice becomes part of the prompt.
+            tool_choice: ``"auto"`` or None to let the members decide; ``"none"`` or False to omit
+                the tools; ``"any"``, ``"required"`` or True to request a call of any tool; or the
+                name of a tool, or a dict with its name, to request a call of that tool. The choice
+                becomes part of the prompt.
             strict: whether the tools' schemas forbid additional arguments.
             **kwargs: passed to every call.
         """
@@ -113,26 +117,26 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         max_repairs: int = 2,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
-        """Return the model with output that fits a schema.
+        """Return a runnable whose output fits a schema.
 
-        A stream yields the partial objects of an unfinished reply, then the complete object. If a
+        A stream yields partial objects until the reply is finished, then the complete object. If a
         reply does not fit, the model sends it back to the members with the errors, up to
         `max_repairs` times.
 
         Args:
-            schema: a pydantic class (v1 or v2) to return its instances, or a TypedDict or a JSON
-                schema to return dicts.
+            schema: a pydantic class (v1 or v2), a TypedDict or a JSON schema. For a pydantic class,
+                the output is an instance of the class; otherwise, it is a dict.
             method: ``"json_schema"`` adds the schema to the prompt; ``"function_calling"`` requests
                 a call of a tool with this schema; ``"json_mode"`` requests any JSON object, which
                 your prompt must describe.
-            include_raw: return ``{"raw": message, "parsed": ..., "parsing_error": ...}``, and do
-                not raise if no reply fits.
+            include_raw: whether to return ``{"raw": message, "parsed": ..., "parsing_error": ...}``
+                instead of the object, and to raise no error if no reply fits.
             strict: whether additional properties are errors.
             max_repairs: how many corrected replies the model may request.
             **kwargs: passed to every call.
 
         Raises:
-            OutputParserException: no reply of a call fits the schema.
+            OutputParserException: no reply fits the schema, and `include_raw` is False.
         """
         return StructuredOutput.of(
             self,
@@ -219,7 +223,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     def _prepare(
         self, messages: list[BaseMessage], stop: list[str] | None, keywords: Mapping[str, Any]
     ) -> tuple[Self, list[Message], Reply]:
-        """Return the model with the call's options, the members' messages, and the converter."""
+        """Return a model with the call's options, the prompt, and a converter of the reply."""
         call = self._for_call(stop, {k: v for k, v in keywords.items() if k not in PROMPT_KEYWORDS})
         tools = to_tools(keywords.get("tools") or ())
         choice = to_tool_choice(keywords.get("tool_choice"), [tool.name for tool in tools])
@@ -318,7 +322,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     # LangChain's cache key and model profile ---------------------------------------------------
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
-        """Return the cache key: the ensemble, all options, and the keywords in the prompt."""
+        """Return the cache key: the ensemble, all options, and keywords that change the prompt."""
         in_prompt = {key: kwargs.pop(key) for key in PROMPT_KEYWORDS if key in kwargs}
         key = [self._for_call(stop, kwargs).asdict(), in_prompt]
         return json.dumps(key, sort_keys=True, default=str)

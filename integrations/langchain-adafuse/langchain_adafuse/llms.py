@@ -35,11 +35,12 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
 
     Creating a model loads nothing. The first call, or `warmup`, loads the members. A stream has one
     chunk per committed span. The records of the rounds are in
-    ``generation_info["adafuse_rounds"]``. The prompts of a `batch` share forward passes. LangChain
-    passes one run for all of them, so their round events contain the number of their ``prompt``.
+    ``generation_info["adafuse_rounds"]``. The prompts of a `batch` share forward passes. They also
+    share one LangChain run, so each round event has the key ``prompt``, the number of its prompt.
 
     Raises:
-        ContextOverflowError: a prompt does not fit a member's context window. Nothing is decoded.
+        ContextOverflowError: a prompt does not fit a member's context window. In this case,
+            nothing is decoded.
         TimeoutError: the call takes longer than `timeout` seconds.
         MemberError: a member fails; the message names the member.
     """
@@ -64,7 +65,7 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
         run_id: uuid.UUID | list[uuid.UUID | None] | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        """Generate as `BaseLLM.generate` does, with the call's overrides in the cache key."""
+        """Generate as `BaseLLM.generate` does, but add the call's overrides to the cache key."""
         call = self._for_call(stop, kwargs)
         return super(AdaFuseLLM, call).generate(
             prompts,
@@ -88,7 +89,7 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
         run_id: uuid.UUID | list[uuid.UUID | None] | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        """Generate as `generate` does, on an event loop."""
+        """Generate as `generate` does, without blocking the event loop."""
         call = self._for_call(stop, kwargs)
         return await super(AdaFuseLLM, call).agenerate(
             prompts,

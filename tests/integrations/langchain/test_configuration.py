@@ -256,7 +256,7 @@ def test_a_configuration_file_is_a_model(kind, saved, tmp_path):
 
 @BOTH
 def test_model_chooses_among_members_and_says_so_when_it_names_a_model(kind, obliging):
-    with pytest.raises(ValueError, match=r"To load models, write members=\['Qwen/Qwen3-8B'\]"):
+    with pytest.raises(ValueError, match=r"To load models, pass members=\['Qwen/Qwen3-8B'\]"):
         kind(model="Qwen/Qwen3-8B")
     for option in ("model", "use"):
         with pytest.raises(ValueError, match=rf"{option}=.*no member 'Qwen/Qwen3-8B'.*members="):

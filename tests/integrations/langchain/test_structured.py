@@ -148,7 +148,7 @@ def test_a_call_that_is_missing_is_said():
 
 
 def test_unknown_methods_are_refused(chat):
-    with pytest.raises(ValueError, match="method must be json_schema"):
+    with pytest.raises(ValueError, match="method must be one of json_schema"):
         chat.with_structured_output(City, method="grammar")
 
 

@@ -1,4 +1,4 @@
-"""LlamaIndex LLM backed by an ensemble of local language models (AdaFuse)."""
+"""A LlamaIndex LLM backed by an ensemble of local language models (AdaFuse)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decode of one request: chunks of the response, and instrumentation events for the rounds."""
+"""The decode of one request. It yields chunks of the response and emits events for the rounds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a response: the text so far, the new text, and the rounds behind it."""
+    """A piece of a response: the text so far, the new text, and the rounds that produced it."""
 
     text: str
     delta: str
@@ -44,13 +44,13 @@ class Chunk:
 class Decode:
     """The decode of one request.
 
-    Create it while the span of the LLM call is open. When a call returns a stream, llama-index-core
-    closes that span and resets the active span. The decode therefore opens its own span at once,
-    and emits its events in the context of its creation.
+    Create the object while the span of the LLM call is open. If the call returns a stream,
+    llama-index-core closes that span and resets the active span before the stream is read. The
+    constructor therefore opens a span for the decode, and saves the context for its events.
 
     Args:
         engine: the engine that decodes.
-        request: ``prompt`` or ``messages``, and options.
+        request: ``prompt`` or ``messages``, and options, as keywords of `AdaFuseEngine.stream`.
         emit_events: whether to open a span and emit events.
     """
 
@@ -113,7 +113,7 @@ class Decode:
                 yield Chunk(text, event.text, AdaFuseRaw.of_chunk(event))
 
     def _stream(self) -> Iterator[StreamEvent]:
-        """Return the engine's stream. Invalid requests raise here, before any computation."""
+        """Return the engine's stream. An invalid request raises an error before any computation."""
         try:
             return self._engine.stream(**self._request, cancel=self._cancel)
         except BaseException as error:
@@ -158,7 +158,7 @@ class Decode:
         )
 
     def _emit(self, event: StreamEvent) -> None:
-        """Emit the event of a round; on the last event, also emit the end and close the span."""
+        """Emit the event of a round. At the end, also emit the end event and close the span."""
         if self._span is None:
             return
         if event.round is not None:
@@ -188,9 +188,9 @@ def _final_chunk(final: StreamEvent) -> Chunk:
 
 # Streams that stop when they are closed ---------------------------------------------------------
 # llama-index-core wraps each stream in its own generator. Closing this generator raises an
-# exception in it. A handler that stores the exception, such as an event recorder, keeps the
-# generator's frame and its stream alive, so the stream would continue to compute. The generator
-# that users get therefore ends the decode itself.
+# exception inside it. If a handler stores the exception, as an event recorder does, the generator's
+# frame and its stream stay alive, and the stream continues to compute. The generator that users get
+# therefore ends the decode itself.
 
 _STARTED: ContextVar[list[Decode] | None] = ContextVar("adafuse_decodes", default=None)
 
@@ -222,7 +222,7 @@ def ends_when_closed(
 def aends_when_closed(
     method: Callable[P, Coroutine[Any, Any, AsyncGenerator[T, None]]],
 ) -> Callable[P, Coroutine[Any, Any, AsyncGenerator[T, None]]]:
-    """Decorate a coroutine function as `ends_when_closed` decorates a method."""
+    """Decorate an asynchronous streaming method in the same way as `ends_when_closed`."""
 
     @functools.wraps(method)
     async def streaming(*args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[T, None]:

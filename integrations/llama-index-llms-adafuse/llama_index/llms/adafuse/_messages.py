@@ -36,7 +36,7 @@ def add_prompts(
     system_prompt: str | None,
     query_wrapper_prompt: BasePromptTemplate | None,
 ) -> list[ChatMessage]:
-    """Add the system prompt, unless present, and wrap the text of the last user message."""
+    """Add the system prompt if it is missing, and wrap the text of the last user message."""
     result = list(messages)
     if query_wrapper_prompt is not None:
         users = [n for n, message in enumerate(result) if message.role == "user"]
@@ -48,7 +48,7 @@ def add_prompts(
     if first is None:
         return [ChatMessage(role="system", content=system_prompt), *result]
     content = first.content or ""
-    if content == system_prompt:  # added by `predict`
+    if content == system_prompt:  # `predict` already added it
         return result
     combined = ChatMessage(role="system", content=f"{system_prompt}\n\n{content}")
     return [combined, *result[1:]]
@@ -80,7 +80,7 @@ def _turn(number: int, message: ChatMessage) -> Turn:
     if turn["role"] == "tool":
         if isinstance(call_id := extras.get("tool_call_id"), str):
             turn["tool_call_id"] = call_id
-        else:  # an observation of an agent that makes no tool calls
+        else:  # a tool's result from an agent that writes calls as plain text
             turn["role"] = "user"
     if isinstance(name := extras.get("name"), str):
         turn["name"] = name

@@ -21,17 +21,17 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class Attempts(Generic[Model]):
-    """An iterator over conversations, which ends when a reply is an object of a class.
+    """An iterator over conversations that request an object of a class. It ends at a valid reply.
 
         for messages in attempts:
             attempts.take(reply to messages)
         attempts.output
 
-    The conversation after an invalid reply contains that reply and its errors. The iterator raises
-    after `retries` further conversations.
+    After an invalid reply, the next conversation contains that reply and its errors. There are at
+    most `retries` such conversations.
 
     Raises:
-        MalformedReplyError: no reply is a valid object (raised by the iterator).
+        MalformedReplyError: no reply is a valid object. The iterator raises this error.
     """
 
     output: Model
@@ -74,7 +74,7 @@ class Partial(Generic[Model]):
         self._previous: Any = None
 
     def take(self, text: str) -> Model | FlexibleModel | None:
-        """Return the object so far in `text`, or None if it has not changed."""
+        """Return the partial object in `text`, or None if it is absent or has not changed."""
         partial = partial_json(text)
         if not partial:
             return None

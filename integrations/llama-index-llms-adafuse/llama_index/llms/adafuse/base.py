@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 dispatcher = get_dispatcher(__name__)
 
 OBSERVATION = "\nObservation:"
-"""The end of a ReAct agent's step. Any text that a model writes after it is hallucinated."""
+"""The text that ends a ReAct agent's step. A model that writes more invents a tool's result."""
 
 _PROGRAM_MODES = (PydanticProgramMode.DEFAULT, PydanticProgramMode.LLM)
 _LOADING = ("dtype", "device_map", "revision", "trust_remote_code", "runtime")
@@ -93,7 +93,8 @@ class AdaFuseLLM(CustomLLM):
     """A LlamaIndex LLM backed by an ensemble of local language models.
 
     The members are loaded on first use. LLMs with the same members share one engine. An LLM is
-    thread-safe. Copies are the same object. Pickles contain names and options but no weights.
+    thread-safe. `copy.deepcopy` returns the same object. A pickled LLM contains the list of its
+    members and its options, but no weights.
 
     Args:
         members: folders, hub ids or `MemberSpec` objects; an empty list for the three small models
@@ -102,8 +103,8 @@ class AdaFuseLLM(CustomLLM):
         dtype, device_map, revision, trust_remote_code: as for `AdaFuseEngine.from_pretrained`.
         runtime: settings of the engine's scheduler and caches.
         emit_events: whether to emit instrumentation events for the rounds.
-        retries: how often to request another reply if a reply is malformed, in structured
-            prediction and in `predict_and_call`.
+        retries: how many times structured prediction and `predict_and_call` request another reply
+            if a reply is malformed.
         **kwargs: options of `AdaFuseConfig`, which each call can override, and the arguments of
             every LlamaIndex LLM: `system_prompt`, `completion_to_prompt`, `messages_to_prompt`,
             `query_wrapper_prompt`, `callback_manager`, `output_parser`, `pydantic_program_mode`,
@@ -121,7 +122,7 @@ class AdaFuseLLM(CustomLLM):
     )
     dtype: Any = Field(default="auto", description="Data type of the weights.")
     device_map: str | None = Field(
-        default=None, description="Placement of the weights, passed to accelerate."
+        default=None, description="Devices on which accelerate places the weights."
     )
     revision: str | None = Field(default=None, description="Revision of hub models.")
     trust_remote_code: bool = Field(
@@ -138,7 +139,7 @@ class AdaFuseLLM(CustomLLM):
     retries: int = Field(
         default=2,
         ge=0,
-        description="How often to request another reply if a reply is malformed.",
+        description="How many times to request another reply if a reply is malformed.",
     )
     margin_threshold: float | None = _option("margin_threshold")
     max_words: int | None = _option("max_words")
@@ -227,9 +228,9 @@ class AdaFuseLLM(CustomLLM):
         return self
 
     def unload(self) -> None:
-        """Release the members, for all LLMs that share them. The next call loads them again.
+        """Release the members. The next call loads them again.
 
-        An engine passed as `engine` stays open.
+        This affects all LLMs that share the members. An engine passed as `engine` stays open.
         """
         self._ensemble.unload()
 
@@ -397,9 +398,9 @@ class AdaFuseLLM(CustomLLM):
     ) -> AgentChatResponse:
         """Let the members select a tool (ReAct), call it, and return its output.
 
-        If the members respond without a tool, return their response. Tool results that they
-        hallucinate are removed. If a step cannot be parsed, the LLM requests another one, up to
-        `retries` times.
+        If the members respond without calling a tool, return their response. Decoding stops where
+        they would begin to invent a tool's result. If a step cannot be parsed, the LLM requests
+        another one, up to `retries` times.
 
         Args:
             tools: tools that the members can call.
@@ -491,10 +492,10 @@ class AdaFuseLLM(CustomLLM):
         return {**options, **self._fixed_options, **check_option_names(overrides)}
 
     def _prompt(self, prompt: str, formatted: bool, overrides: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the request of a completion.
+        """Return the request for a completion.
 
-        Unless the prompt is `formatted`, apply the LLM's own prompts to it, in the same order as
-        `predict`.
+        If the prompt is not `formatted`, apply `completion_to_prompt`, the system prompt and the
+        query wrapper to it, in the same order as `predict`.
         """
         if not formatted:
             if self.completion_to_prompt is not None:
@@ -505,10 +506,10 @@ class AdaFuseLLM(CustomLLM):
     def _messages(
         self, messages: Sequence[ChatMessage], overrides: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the request of a chat.
+        """Return the request for a chat.
 
         The request has messages, which each member formats with its own chat template. If the user
-        set `messages_to_prompt`, it has one prompt for all members instead.
+        set `messages_to_prompt`, the request has one prompt for all members instead.
         """
         options = self._options(overrides)
         with_prompts = add_prompts(messages, self.system_prompt, self.query_wrapper_prompt)

@@ -1,4 +1,4 @@
-"""A handler that adds the rounds behind a response to ``response.metadata["adafuse"]``."""
+"""A handler that adds the rounds of a response to ``response.metadata["adafuse"]``."""
 
 from __future__ import annotations
 
@@ -28,21 +28,25 @@ KEY = "adafuse"
 _COMPLETE_RESPONSES = (Response, PydanticResponse, AgentChatResponse)
 
 _ACTIVE_LISTS: ContextVar[tuple[list[AdaFuseRaw], ...]] = ContextVar("adafuse_readers", default=())
-"""Lists of the streamed responses that the current context reads from."""
+"""The lists of decisions for the streamed responses that the current context is reading."""
 
 
 class DecisionSpan(BaseSpan):
-    """A span with the generations that ended in it, and the lists of its enclosing spans."""
+    """A span that collects generations.
+
+    Attributes:
+        decisions: the generations that ended in the span.
+        outer: the lists of the enclosing spans, which collect the same generations.
+    """
 
     decisions: list[AdaFuseRaw] = Field(default_factory=list)
     outer: list[list[AdaFuseRaw]] = Field(default_factory=list)
 
 
 class DecisionHandler(BaseSpanHandler[DecisionSpan]):
-    """A span handler that adds the rounds behind a response to the response's metadata.
+    """A span handler that adds the rounds of a response to the response's metadata.
 
-    It supports the responses of query engines, streaming or not, and of chat engines that do not
-    stream.
+    It supports query engines with and without streaming, and chat engines without streaming.
 
     For example::
 
@@ -50,10 +54,11 @@ class DecisionHandler(BaseSpanHandler[DecisionSpan]):
             response = query_engine.query("Who founded the mill?")
         response.metadata["adafuse"][-1].summary
 
-    The value is a list with one `AdaFuseRaw` per generation, in the order in which the generations
-    end. The list of a streaming response grows until the response's text is read. Concurrent tasks
-    and threads have separate lists. The handler is active between `attach` and `detach`, or in a
-    ``with`` block. It receives nothing from LLMs with ``emit_events=False``.
+    ``response.metadata["adafuse"]`` is a list with one `AdaFuseRaw` per generation, in the order in
+    which the generations end. The list of a streaming response is complete when the response's text
+    has been read. Concurrent tasks and threads have separate lists. The handler is active between
+    `attach` and `detach`, or in a ``with`` block. It receives nothing from LLMs with
+    ``emit_events=False``.
     """
 
     def attach(self) -> Self:
@@ -88,7 +93,7 @@ class DecisionHandler(BaseSpanHandler[DecisionSpan]):
         parent = self.open_spans.get(parent_span_id or "")
         outer = [parent.decisions, *parent.outer] if parent else [*_ACTIVE_LISTS.get()]
         span = DecisionSpan(id_=id_, parent_id=parent_span_id)
-        span.outer = outer  # not set by the constructor, which would copy the lists
+        span.outer = outer  # set here, because the constructor would copy the lists
         return span
 
     def prepare_to_exit_span(
@@ -125,13 +130,13 @@ class DecisionHandler(BaseSpanHandler[DecisionSpan]):
         return self.open_spans.get(id_)
 
 
-# LlamaIndex calls the LLM of a streamed response when the response's text is read. At that time no
-# span is open, so the generators below collect the decisions.
+# For a streamed response, LlamaIndex calls the LLM only when the response's text is read. No span
+# is open at that time, so the generators below collect the decisions.
 
 
 @contextmanager
 def _collect_into(decisions: list[AdaFuseRaw]) -> Iterator[None]:
-    """Collect the generations that end in this context into `decisions`."""
+    """Add the generations that end inside the block to `decisions`."""
     token = _ACTIVE_LISTS.set((*_ACTIVE_LISTS.get(), decisions))
     try:
         yield

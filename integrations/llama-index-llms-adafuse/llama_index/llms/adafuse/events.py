@@ -19,7 +19,7 @@ class AdaFuseGenerationStartEvent(BaseEvent):
 
     Attributes:
         members: names of the active members.
-        options: all options of the decode, with the fields of `AdaFuseConfig`.
+        options: all options of the decode, by their names in `AdaFuseConfig`.
     """
 
     members: tuple[str, ...]
@@ -38,11 +38,11 @@ class AdaFuseRoundEvent(BaseEvent):
         text: the committed text.
         proposers: members that proposed the text.
         score: fused score of the text, in nats per token.
-        unanimous: whether the text is the only candidate and all of several members proposed it
+        unanimous: whether the round has several members and all of them proposed its only candidate
             (``adafuse_llm.summary.is_unanimous``).
         winner: index of the committed candidate.
-        candidates: the pool.
-        margins: by member, its margin at the start of each word that it considered.
+        candidates: all candidates of the round.
+        margins: by member, the margin at the start of each word that the member considered.
         elapsed: duration of the round in seconds.
     """
 

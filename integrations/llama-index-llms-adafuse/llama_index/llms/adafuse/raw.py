@@ -1,4 +1,4 @@
-"""The ``raw`` field of responses: the rounds behind a response, and its token usage."""
+"""The ``raw`` field of responses, with the rounds and token usage of a response."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class AdaFuseRaw(BaseModel):
 
     Attributes:
         rounds: all rounds of a whole response, or the round of a chunk.
-        finish_reason, usage, summary: values of the whole response; None in chunks except the last.
+        finish_reason, usage, summary: values of the whole response. In a stream, only the last
+            chunk has them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
