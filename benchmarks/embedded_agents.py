@@ -7,8 +7,8 @@ A case is a question of the held-out split that needs `look_up`, `calculate`, bo
 neither. It succeeds if every call names the right tool with exactly the right argument and the
 answer is exactly right. A case ends at its first wrong turn.
 
-The benchmark also asks the questions of the handbook. There the tools run as the member calls them,
-and only the answer counts.
+The benchmark also asks the questions of the handbook. For these questions, the tools run with the
+arguments that the member writes, and only the answer counts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_NEW_TOKENS: Final = 160
 
 
 def heldout_cases(n_cases: int, seed: int) -> list[AgentCase]:
-    """Draw ``n_cases`` cases of the held-out split, equally many for each need."""
+    """Draw ``n_cases`` cases of the held-out split, divided equally among the needs."""
     cases = []
     for index, need in enumerate(NEEDS):
         names = Names(random.Random(f"agents {seed} {need}"), "heldout")
@@ -58,7 +58,7 @@ def _start_worker(threads: int) -> None:
 
 
 def _judge(job: Job) -> dict[str, Any]:
-    """Run one case with one engine; return whether it succeeded, and its first wrong turn."""
+    """Run one case with one engine. Return whether the case succeeded, and its first wrong turn."""
     system, form, case = job
 
     def reply(messages: Sequence[Mapping[str, Any]]) -> str:
@@ -92,7 +92,10 @@ def _run(jobs: Sequence[Job], workers: int) -> Iterator[dict[str, Any]]:
 
 
 def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Return success in percent by form, need (or all drawn cases), and system."""
+    """Return the percentage of successful cases by form, need and system.
+
+    The need ``all`` stands for all drawn cases.
+    """
     summary: dict[str, dict[str, dict[str, float]]] = {}
     for form in FORMS:
         of_form = [row for row in rows if row["form"] == form]
@@ -137,12 +140,14 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         description=(__doc__ or "").splitlines()[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--cases", type=int, default=100, help="drawn cases of each form")
+    parser.add_argument("--cases", type=int, default=100, help="number of drawn cases of each form")
     parser.add_argument(
         "--handbook", type=int, default=1, help="ask every n-th question of the handbook"
     )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
+    parser.add_argument(
+        "--workers", type=int, default=2, help="number of processes, each with one thread"
+    )
     parser.add_argument(
         "--output", type=Path, help="write the summary and all cases to this file, as JSON"
     )

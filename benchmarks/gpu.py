@@ -4,10 +4,11 @@
     python -m benchmarks.gpu --tiny           # the same with toy members, on any device
 
 The members have the configurations of Llama-3.1-8B and Mistral-7B v0.3 and random weights in
-bfloat16, created on the device. A script determines their output (``benchmarks.speed.script``): a
-text with a given distribution of words per round, so that they agree as often as trained members
-do. The benchmark compares the engine with the members' own ``generate()``, with a dynamic and a
-static cache, and with the time that the device needs to read the weights once for each token.
+bfloat16, created on the device. A script (``benchmarks.speed.script``) determines which text
+they write and how many words they agree on in each round, so that they agree as often as trained
+members do. The benchmark compares the time of the engine with two other times: that of the members'
+own ``generate()``, with a dynamic and with a static cache, and the time that the device needs to
+read the weights once for each token.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ CONCURRENT: Final = 16
 
 
 def scripted_members(device: torch.device, positions: int, *, tiny: bool) -> Members:
-    """Make the two members, with tokenizers of the embedded members."""
+    """Make the two scripted members, with the tokenizers of two embedded members."""
     members = []
     kinds = (("llama", "Llama", LLAMA), ("mistral", "Mistral", MISTRAL))
     for index, (name, prefix, sizes) in enumerate(kinds):
@@ -102,7 +103,7 @@ def scripted_members(device: torch.device, positions: int, *, tiny: bool) -> Mem
 
 
 def bandwidth(device: torch.device, size: int) -> float:
-    """Measure the bytes per second that a copy of `size` bytes reads and writes."""
+    """Measure how many bytes per second a copy of `size` bytes reads and writes."""
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     seconds = []
@@ -116,7 +117,7 @@ def bandwidth(device: torch.device, size: int) -> float:
 
 
 def weight_bytes(model: Any) -> int:
-    """Count the bytes of weights that a pass reads: all but the input embeddings."""
+    """Count the bytes of the weights that a pass reads: all except the input embeddings."""
     embeddings = model.get_input_embeddings().weight
     return sum(p.nbytes for p in model.parameters() if p is not embeddings)
 
@@ -129,14 +130,14 @@ def compare(
     words_per_round: Sequence[float],
     bytes_per_second: float,
 ) -> None:
-    """Compare the engine, ``generate()`` and the limit of the memory bandwidth.
+    """Compare the engine with ``generate()`` and with the limit that memory bandwidth sets.
 
     Args:
-        report: receives the rows and figures.
+        report: the report to add the rows and figures to.
         members: scripted members.
-        sizes: tokens of prompt and response.
+        sizes: numbers of tokens in the prompt and the response.
         repeats: number of timed runs of each system.
-        words_per_round: shares of rounds that commit one, two and three words.
+        words_per_round: shares of the rounds that commit one, two and three words.
         bytes_per_second: memory bandwidth of the device.
     """
     prompt, response = sizes

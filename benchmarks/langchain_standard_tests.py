@@ -1,14 +1,14 @@
-"""Run LangChain's standard tests of chat models on `ChatHuggingFace`, for comparison with ours.
+"""Run LangChain's standard tests of chat models on `ChatHuggingFace`.
 
     pip install --no-deps langchain-huggingface
     python benchmarks/langchain_standard_tests.py
 
 langchain-huggingface requires versions of huggingface-hub that transformers 5 does not support. It
-works nevertheless, so install it without its dependencies. Its local pipeline runs one of the two
-scripted members of ``tests/integrations/langchain/test_standard.py``. To run the same tests on our
-integration: ``pytest tests/integrations/langchain/test_standard.py``.
+also works with newer versions, so install it without its dependencies. The model is one of the two
+scripted members of ``tests/integrations/langchain/test_standard.py``, in a local pipeline. To run
+the same tests on our integration, use ``pytest tests/integrations/langchain/test_standard.py``.
 
-The command prints pytest's summary of the 60 items.
+The command prints pytest's summary of the 60 tests, for comparison with our integration.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from langchain_tests.unit_tests import ChatModelUnitTests
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-MISSING = "needs langchain-huggingface: pip install --no-deps langchain-huggingface"
+MISSING = "Install langchain-huggingface first: pip install --no-deps langchain-huggingface"
 
 
 @functools.cache
@@ -57,11 +57,11 @@ class OnePipeline:
 
 
 class TestUnit(OnePipeline, ChatModelUnitTests):
-    """10 items."""
+    """LangChain's unit tests of chat models (10 tests)."""
 
 
 class TestIntegration(OnePipeline, ChatModelIntegrationTests):
-    """50 items."""
+    """LangChain's integration tests of chat models (50 tests)."""
 
     @property
     def supports_json_mode(self) -> bool:
@@ -77,7 +77,7 @@ class TestIntegration(OnePipeline, ChatModelIntegrationTests):
 
 
 def main() -> int:
-    """Run the items; failed items are a result, not an error."""
+    """Run the tests and return the exit code. Failed tests are a result, not an error."""
     try:
         import langchain_huggingface  # noqa: F401
     except ImportError:

@@ -3,10 +3,11 @@
     python benchmarks/llama_index_yardstick.py
     python benchmarks/llama_index_yardstick.py --output yardstick.md
 
-The member is a real model with a real tokenizer, from the tests. Its logits spell a reply of fifty
-words, and each forward pass takes a fixed time. Both LLMs get the same model and tokenizer. An
-ensemble of one member writes the member's own greedy text, so all differences come from the
-integrations. Drafting and prefix caches are off, so that forward passes are comparable.
+The member is a real model with a real tokenizer, from the tests. Its scripted logits produce a
+reply of fifty words, and each forward pass takes a fixed time. Both LLMs get the same model and
+tokenizer. An ensemble of one member writes the greedy text of this member, so all differences come
+from the integrations. Drafting and prefix caches are off, so that the numbers of forward passes are
+comparable.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ from adafuse_llm.backends.huggingface import HuggingFaceBackend
 REPLY = " ".join(f"word{number}" for number in range(50))
 PROMPT = "Count to fifty.\nAnswer:"
 READ_CHUNKS = 3
-"""Chunks to read from a stream before it is closed."""
+"""Number of chunks to read from a stream before closing it."""
 
 
 class Member:
     """The scripted member, with a record of its forward passes.
 
     Attributes:
-        seconds: duration of a forward pass.
-        passes: number of forward passes.
-        prompts: tokens of the passes over more than one token.
+        seconds: duration of a forward pass in seconds.
+        passes: number of forward passes so far.
+        prompts: tokens of each pass that reads more than one token.
         fails: whether the next passes raise an error.
     """
 
@@ -182,7 +183,7 @@ def cancelled(member: Member, make: Make) -> str:
 
 
 def failure(member: Member, make: Make) -> str:
-    """Report what the reader of a stream sees when the member fails. The stream may never end."""
+    """Report what the reader of a stream sees when the member fails. A stream may hang."""
     outcomes: list[str] = []
 
     def read() -> None:
@@ -254,7 +255,7 @@ def table(seconds: float) -> str:
 
 @contextmanager
 def _silent_threads() -> Iterator[None]:
-    """Do not print errors of threads."""
+    """Keep Python from printing errors in threads."""
     hook, threading.excepthook = threading.excepthook, lambda _: None
     try:
         yield
@@ -264,7 +265,7 @@ def _silent_threads() -> Iterator[None]:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=0.01, help="duration of a forward pass")
+    parser.add_argument("--seconds", type=float, default=0.01, help="seconds of a forward pass")
     parser.add_argument("--output", type=Path, help="also write the table to this file")
     args = parser.parse_args(arguments)
     text = table(args.seconds)

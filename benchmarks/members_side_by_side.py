@@ -1,18 +1,20 @@
-"""Measure whether members on one CPU run faster in turns or in parallel on a share of the cores.
+"""Measure whether members on one CPU run faster in turns or in parallel on shares of the cores.
 
     python benchmarks/members_side_by_side.py
     python benchmarks/members_side_by_side.py --repeats 21 --output side_by_side.json
 
-A step is a forward pass of each embedded member over the same number of tokens. It ends when the
-last member has finished. One token is a plain decoding step; eight are a small batch or a tree.
+In a step, each embedded member runs a forward pass over the same number of tokens. The step ends
+when the last member has finished. A step over one token is like plain decoding, and a step over
+eight tokens is like a small batch or a tree.
 
 turns       one member after the other, each with all threads
 turns, 1    one member after the other, each with a single thread
 at once     all members in parallel, each with a Python thread and an equal share of the threads
 
-The three ways alternate, so that other load on the machine affects all of them. Ratios are medians
-over such triples. Threads that share an operation wait for each other: on a busy machine, `turns`
-suffers most, and the ratios then reflect that load.
+The three ways alternate, so that other load on the machine affects all of them. Each round of all
+three ways gives one ratio, and the benchmark reports the median of these ratios. Threads that share
+an operation wait for each other. On a busy machine, `turns` therefore suffers most, and the ratios
+depend on the load.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ WAYS = ("turns", "turns, 1", "at once")
 TOKENS = (1, 8)
 PROMPT_TOKENS = 256
 STEPS = 5
-"""Steps in each measurement."""
+"""Number of steps in each measurement."""
 
 
 @torch.inference_mode()
@@ -73,10 +75,10 @@ def at_once(runs: Sequence[Callable[[], None]], pools: Sequence[ThreadPoolExecut
 
 
 def measure(models: Sequence[Any], threads: int, repeats: int) -> list[dict[str, Any]]:
-    """Return median milliseconds of a step and its ratio to `turns`, by tokens and way."""
+    """Return rows with the median time of a step and its ratio to `turns`, by tokens and way."""
     share = max(1, threads // len(models))
     pools = [ThreadPoolExecutor(1) for _ in models]
-    for pool in pools:  # torch keeps this setting per calling thread
+    for pool in pools:  # torch keeps a separate setting for each calling thread
         pool.submit(torch.set_num_threads, share).result()
 
     def step(way: str, runs: Sequence[Callable[[], None]]) -> float:
@@ -105,7 +107,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=11, help="measurements, at least 5")
+    parser.add_argument(
+        "--repeats", type=int, default=11, help="number of measurements, at least 5"
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--output", type=Path, help="write the figures to this file, as JSON")
     arguments = parser.parse_args()

@@ -1,16 +1,16 @@
-"""Make the embedded members: the world they read about, the agents' dialogues, and training.
+"""Make the embedded members: generate the texts that they learn from, and train them.
 
 world          the generated world: names, facts, passages, questions, the handbook
 dialogues      an agent's messages and replies, in the two forms that the members know
-recipes        what makes each of the three members
-tokenizers     trains, saves and copies their tokenizers
+recipes        the architecture, vocabulary, chat template and emphasis of each member
+tokenizers     trains, saves and copies the tokenizers of the members
 models         a freshly initialized model of a recipe
 layouts        where the passages and the question stand in a prompt
 agent_prompts  tool descriptions and system messages of agents
-stages         how long and how hard the prompts are at some point of training
-packing        one prompt with many questions that branch off it, as tokens
+stages         the length and difficulty of the prompts at each point of training
+packing        packs: the tokens of one prompt and of many questions that branch off it
 batches        packs as tensors
-schedule       the parts of training and the learning rate
+schedule       the steps and learning rates of the parts of training
 optimizer      the optimizer of the weight matrices
 trainer        trains one member
 train          the command: ``python -m training.train``

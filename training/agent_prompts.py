@@ -44,7 +44,10 @@ AGENT_SYSTEMS: Final = (
 
 
 def draw_tools(rng: random.Random) -> list[Tool]:
-    """Draw descriptions of the two tools: order, wording and schema vary, a third may join."""
+    """Draw descriptions of the two tools, and sometimes of a third one.
+
+    Their order, wording and schemas vary.
+    """
     tools = [LOOK_UP, CALCULATE]
     for place, tool in enumerate(tools):
         if rng.random() < 0.2:

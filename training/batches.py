@@ -1,4 +1,7 @@
-"""Batches: rows of packs as tensors. A batch depends on the arguments of its draw only."""
+"""Batches: rows of packs as tensors.
+
+The functions that draw a batch return the same batch whenever their arguments are the same.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +21,22 @@ from training.schedule import SHORT_SHARE
 from training.stages import Stage, stage_at
 from training.world import NEEDS, Names, Split, draw_agent_case
 
-AGENT_LENGTH: Final = 640  # tokens in a row of agents' turns
+AGENT_LENGTH: Final = 640  # tokens in a row of a batch of agents' turns
 IGNORED: Final = -100
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Tokens of one step, of shape ``[rows, length]`` where nothing else is noted.
+    """Tokens of one training step. Shapes are ``[rows, length]`` unless stated otherwise.
 
     Attributes:
         ids: token ids.
-        positions: position of each token in its own text.
-        mask: the tokens that each token may attend to, ``[rows, 1, length, n + length]``.
+        positions: position of each token in its text, which starts with the prompt.
+        mask: which tokens each token may attend to, ``[rows, 1, length, n + length]``.
         labels: the token to predict at the *next* position.
         weights: weight of that prediction in the loss.
         spans: (row, first, last + 1, skill) of each predicted answer, for measuring.
-        prompt: tokens ``[n]`` that all rows continue; mostly empty.
+        prompt: tokens ``[n]`` that all rows continue; empty except in batches of agents' turns.
     """
 
     ids: Tensor
@@ -46,7 +49,10 @@ class Batch:
 
 
 def draw_packs(packer: Packer, names: Names, stage: Stage, n_rows: int) -> list[list[Pack]]:
-    """Draw packs in rows of at most ``stage.length`` tokens, with the given share of problems."""
+    """Draw rows of packs, each of at most ``stage.length`` tokens.
+
+    ``packer.emphasis`` determines the share of problems, ``stage`` the share of drills.
+    """
     rows: list[list[Pack]] = [[] for _ in range(n_rows)]
     room = [stage.length] * n_rows
     total = of_problems = of_drills = 0
@@ -82,7 +88,8 @@ def assemble(
 ) -> Batch:
     """Assemble rows of packs, which all continue ``prompt``, as tensors.
 
-    A fifth of the tokens in the packs' own prompts is learned, with the weight ``context_weight``.
+    In the packs' own prompts, the model learns a random fifth of the tokens, each with the weight
+    ``context_weight``.
     """
     shape = (len(rows), length)
     ids = np.zeros(shape, np.int64)
@@ -94,9 +101,10 @@ def assemble(
     noise = np.random.default_rng(rng.getrandbits(32))
     causal = np.tril(np.ones((length, length), bool))
     for r, packs in enumerate(rows):
-        part = np.zeros(length, np.int64)  # number of each token's prompt or branch; 0 is padding
-        seen = [{0}]  # parts that each part sees: itself and those it continues
-        ends = [0]  # position after each part
+        # A part is a pack's prompt or a branch. Part 0 is padding.
+        part = np.zeros(length, np.int64)  # the part that each token belongs to
+        seen = [{0}]  # for each part, the parts that it sees: itself and those it continues
+        ends = [0]  # for each part, the position after its last token
         at = 0
         for pack in packs:
             n = len(pack.prefix)
@@ -142,7 +150,7 @@ def assemble(
 def draw_batch(
     packer: Packer, seed: int, step: int, progress: float, tokens: int, split: Split = "train"
 ) -> Batch:
-    """Draw the batch of one step; it depends on the arguments only."""
+    """Draw the batch of one step. Equal arguments give equal batches."""
     rng = random.Random(f"{split} {seed} {packer.recipe.name} {step}")
     stage = stage_at(progress, rng)
     if stage.drills == 1.0:
@@ -155,11 +163,12 @@ def draw_batch(
 def draw_agent_batch(
     packer: Packer, seed: int, step: int, progress: float, tokens: int, split: Split = "train"
 ) -> Batch:
-    """Draw turns of agents that all have the same tools; they depend on the arguments only.
+    """Draw turns of agents that all have the same tools. Equal arguments give equal batches.
 
     At first, prompts only name the tools, and most cases end with the first turn after their
-    question: many short prompts teach which tool to call and with which argument. Later, prompts
-    describe the tools, most cases go on to their answer, and more of them read a tool's result.
+    question. These many short prompts teach which tool to call and with which argument. Later,
+    prompts describe the tools, and most cases continue to their answer, so that more of them
+    include a tool's result.
     """
     rng = random.Random(f"{split} tools {seed} {packer.recipe.name} {step}")
     names = Names(rng, split)

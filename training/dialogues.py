@@ -3,8 +3,8 @@
     "tool calls"   the text form of `adafuse_llm.adapters.conversation.to_messages`
     "ReAct"        thoughts, actions and observations, in the format of LlamaIndex's ReActAgent
 
-`turns_of` returns the assistant's turns of a generated case. `act` runs an agent on a question with
-the tools of `adafuse_llm.embedded.tools`.
+`turns_of` returns the assistant's turns of a generated case. `act` answers a question with an agent
+that has the tools of `adafuse_llm.embedded.tools`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def turns_of(
     *,
     earlier: bool = False,
 ) -> list[tuple[list[Message], str]]:
-    """Return the assistant's turns of ``case``, each as the messages before it and its text.
+    """Return the assistant's turns of ``case``, each as (messages before the turn, its text).
 
     Args:
         case: the question with its tool uses and answer.
@@ -49,8 +49,8 @@ def turns_of(
         tools: the tools that the system message describes.
         system: text before the tools in the system message. With ReAct, it is used only if there
             are no tools.
-        earlier: include the turns before the question. ReAct never includes them, as it keeps
-            earlier turns in another form.
+        earlier: whether to return the assistant's turns before the question too. With ReAct, they
+            are never returned, because ReAct prompts contain them in another form.
     """
     if form == "ReAct":
         header = REACT_HEADER.format(
@@ -63,7 +63,7 @@ def turns_of(
 
 
 def read(text: str, form: Form) -> tuple[str, dict[str, Any]] | str:
-    """Parse an assistant's turn: return a tool's name and arguments, or the answer.
+    """Parse an assistant's turn: return the name and arguments of a tool call, or the answer.
 
     Raises:
         ValueError: the text is neither a tool call nor an answer.
@@ -73,7 +73,7 @@ def read(text: str, form: Form) -> tuple[str, dict[str, Any]] | str:
             return call[1], dict(json.loads(call[2]))
         if final := re.search(r"Answer: (.*)", text, re.DOTALL):
             return final[1].strip()
-        raise ValueError(f"neither an action nor an answer: {text!r:.80}")
+        raise ValueError(f"the text is neither an action nor an answer: {text!r:.80}")
     parser = ReplyParser(tools=True)
     parts = [*parser.feed(text), *parser.close()]
     for part in parts:
@@ -81,7 +81,7 @@ def read(text: str, form: Form) -> tuple[str, dict[str, Any]] | str:
             return part.name, part.arguments
     answer = "".join(part.text for part in parts if isinstance(part, Text)).strip()
     if not answer:
-        raise ValueError(f"neither a call nor an answer: {text!r:.80}")
+        raise ValueError(f"the text is neither a tool call nor an answer: {text!r:.80}")
     return answer
 
 
@@ -94,7 +94,7 @@ def is_same_turn(reply: str, expected: str, form: Form) -> bool:
 
 
 def act(reply: Callable[[list[Message]], str], form: Form, question: str) -> str | None:
-    """Run an agent on a question and return its answer, or None if it fails.
+    """Run an agent on a question and return the answer, or None if the agent fails.
 
     ``reply`` takes the messages so far and returns the assistant's text.
     """
@@ -136,7 +136,7 @@ def _tool_turns(
 
 
 def _react_turns(case: AgentCase, header: str) -> list[tuple[list[Message], str]]:
-    """Return the ReAct turns; the steps of each earlier question are one message."""
+    """Return the ReAct turns. All steps of an earlier question form one message."""
     messages: list[Message] = [{"role": "system", "content": header}]
     for each in case.earlier:
         steps = [text for use in each.uses for text in (_repeated_action(use), _observation(use))]
@@ -152,7 +152,7 @@ def _react_turns(case: AgentCase, header: str) -> list[tuple[list[Message], str]
 
 
 def _describe(tool: Tool) -> str:
-    """Describe a tool as LlamaIndex's ReAct formatter does in ``{tool_desc}``."""
+    """Describe a tool in the way that LlamaIndex's ReAct formatter fills in ``{tool_desc}``."""
     return (
         f"> Tool Name: {tool.name}\nTool Description: {tool.description}\n"
         f"Tool Args: {json.dumps(tool.parameters)}\n"
@@ -168,7 +168,7 @@ def _action(use: ToolUse) -> str:
 
 
 def _repeated_action(use: ToolUse) -> str:
-    """Write an action as LlamaIndex repeats it in the next prompt: as a Python dictionary."""
+    """Write an action with a Python dictionary, as LlamaIndex repeats it in the next prompt."""
     return _step(use, str({ARGUMENTS[use.tool]: use.argument}))
 
 

@@ -1,7 +1,7 @@
 """Write the held-out questions of the package: ``python -m training.freeze``.
 
-`adafuse_llm.embedded.heldout_questions` reads them. `draw_questions` draws questions with another
-seed, for development for example.
+`adafuse_llm.embedded.heldout_questions` reads them. With another seed, `draw_questions` draws other
+questions, for example for development.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ QUESTIONS = 300 * len(SKILLS)
 
 
 def draw_questions(seed: int = SEED, n_passages: int = PASSAGES) -> Iterator[HeldoutQuestion]:
-    """Draw an endless series of held-out questions, one of each skill in turn.
+    """Draw held-out questions without end. The skills take turns.
 
     Names, values and problems come from the held-out split and do not occur in the training data.
     Question n does not depend on the number of questions that are drawn.
@@ -54,7 +54,8 @@ def as_lines(questions: Iterable[HeldoutQuestion]) -> bytes:
 def main() -> None:
     """Write the file of held-out questions."""
     packed = io.BytesIO()
-    with gzip.GzipFile("", "wb", 9, packed, mtime=0) as file:  # no name or time, for equal bytes
+    # Without a file name and time, the compressed bytes are the same in every run.
+    with gzip.GzipFile("", "wb", 9, packed, mtime=0) as file:
         file.write(as_lines(islice(draw_questions(), QUESTIONS)))
     HELDOUT.write_bytes(packed.getvalue())
 

@@ -1,4 +1,4 @@
-"""Layouts: the places of the passages and the question in a prompt."""
+"""Layouts: where the passages and the question stand in a prompt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Layout:
 
     Attributes:
         before: the part that all questions share.
-        pattern: the rest, with ``{q}`` in place of the question.
+        pattern: the rest of the prompt, with ``{q}`` in place of the question.
         system: a system message.
         plain: whether the prompt is plain text, without a chat template.
         history: patterns of an earlier question and its answer.
@@ -84,7 +84,7 @@ def _join(rng: random.Random, passages: Sequence[Passage]) -> str:
 
 
 def draw_layout(rng: random.Random, passages: Sequence[Passage]) -> Layout:
-    """Draw a layout; three in five are the standard one of ``question_messages``."""
+    """Draw a layout. Three in five layouts have the standard form of ``question_messages``."""
     chance = rng.random()
     if chance < 0.6:
         content = question_messages("{q}", passages)[0]["content"]

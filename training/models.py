@@ -10,7 +10,7 @@ from training.recipes import CONTEXT, Recipe
 
 
 def build_model(recipe: Recipe, tokenizer: Any, seed: int) -> Any:
-    """Build a freshly initialized float32 model; its weights depend on recipe and seed only."""
+    """Build a freshly initialized float32 model; the recipe and the seed determine its weights."""
     from transformers import (
         Olmo2Config,
         Olmo2ForCausalLM,

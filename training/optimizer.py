@@ -11,8 +11,8 @@ from torch import Tensor, nn
 class Muon(torch.optim.Optimizer):
     """Momentum with orthogonalized updates (Jordan et al. 2024), in float32.
 
-    Parameters of the same shape are updated together. ``torch.optim.Muon`` computes in bfloat16,
-    which is slow on CPUs.
+    The optimizer updates parameters of the same shape together. ``torch.optim.Muon`` computes in
+    bfloat16, which is slow on CPUs.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Move the singular values of ``[n, rows, columns]`` toward 1 (five Newton-Schulz steps)."""
+    """Move the singular values of each matrix toward 1 with five Newton-Schulz steps."""
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices

@@ -30,7 +30,8 @@ LearnedSkill = Skill | Literal["tools"]
 class Branch:
     """Tokens of a question and its answer; the member learns the last ``n_answer`` of them.
 
-    A branch continues the prompt, or the branch with the number ``parent`` (the first is 1).
+    If ``parent`` is 0, the branch continues the prompt. Otherwise it continues the branch with that
+    number; the first branch has the number 1.
     """
 
     ids: list[int]
@@ -51,7 +52,7 @@ class Pack:
 
 
 class Packer:
-    """Draws packs for one member: text, layout and tokens."""
+    """A source of packs for one member. It draws their texts and layouts, and encodes them."""
 
     def __init__(self, recipe: Recipe, tokenizer: Any, emphasis: Emphasis) -> None:
         self.recipe = recipe
@@ -69,7 +70,7 @@ class Packer:
         return ids
 
     def _encode_after_newline(self, text: str) -> list[int]:
-        """Return the tokens of ``text`` after a line break."""
+        """Return the tokens that ``text`` has after a line break."""
         return self.encode("\n" + text)[self._newline :]
 
     def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
@@ -90,7 +91,7 @@ class Packer:
         return self._render(messages)
 
     def pack(self, layout: Layout, cases: Sequence[Case]) -> Pack:
-        """Encode cases about the same passages as one pack in the given layout."""
+        """Encode cases about the same passages as one pack, in the given layout."""
         example: Case | None = None
         before, pattern = layout.before, layout.pattern
         if layout.history:
@@ -143,7 +144,7 @@ class Packer:
         return self.pack(layout, cases)
 
     def draw_drill(self, names: Names) -> Pack:
-        """Draw a list of names and values to repeat unchanged."""
+        """Draw a list of names and values that the member has to repeat unchanged."""
         names.forget()
         rng = names.rng
         kinds = (names.person, names.place, names.institution, names.product, names.address)
@@ -154,7 +155,7 @@ class Packer:
         return self.pack(Layout("", "Repeat: {q}"), [Case(text, text, "people")])
 
     def draw_problem(self, names: Names) -> Pack:
-        """Draw one arithmetic problem, mostly in the standard layout."""
+        """Draw one arithmetic problem, usually in the standard layout."""
         rng = names.rng
         chance = rng.random()
         if chance < 0.75:
@@ -184,8 +185,9 @@ class Packer:
     ) -> Pack:
         """Encode an agent's turns as branches that continue ``prefix``.
 
-        Each turn is the messages before it and its text. A turn continues the turn before it as far
-        as the prompt repeats that turn unchanged.
+        A turn consists of the messages before it and its text. If the next prompt repeats a turn
+        unchanged, the next branch continues the turn's branch. Otherwise it continues a branch that
+        holds only the lines that both prompts share.
         """
         branches: list[Branch] = []
         at, parent, after_line = len(prefix), 0, True
@@ -212,7 +214,10 @@ class Packer:
 
 
 def _shared_lines(texts: Sequence[str]) -> int:
-    """Count the characters of the leading lines that all texts share, last lines excluded."""
+    """Count the characters of the first lines that all texts share.
+
+    The last line of a text never counts.
+    """
     lines = [text.splitlines(keepends=True)[:-1] for text in texts]
     shared = takewhile(lambda line: len(set(line)) == 1, zip(*lines, strict=False))
     return sum(len(line[0]) for line in shared)

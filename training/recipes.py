@@ -19,9 +19,9 @@ class Emphasis:
     """The share of each skill in a member's training.
 
     Attributes:
-        mix: weights of the skills in questions about passages.
+        mix: relative weights of the skills in questions about passages.
         arithmetic: share of all training tokens that are arithmetic problems.
-        sum_lists: share of those problems that are lists of sums.
+        sum_lists: share of the arithmetic problems that are lists of sums.
     """
 
     mix: Mapping[Skill, float]
@@ -31,13 +31,13 @@ class Emphasis:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What makes a member: architecture, vocabulary, chat template, emphasis.
+    """The recipe of a member: its architecture, vocabulary, chat template and emphasis.
 
     Attributes:
         end: token that closes a turn.
         eos: token that closes a plain text.
         emphasis: emphasis of the main part of training.
-        finish: emphasis of the second part, None for a member without one.
+        finish: emphasis of the second part of training; None if the member has no second part.
     """
 
     name: str

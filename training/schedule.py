@@ -1,4 +1,4 @@
-"""The parts of training: the number of steps in each, and its learning rate."""
+"""The parts of training: how many steps each one has, and its learning rate."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from typing import Final
 from training.recipes import Recipe
 
 DEFAULT_STEPS: Final = 2200
-MAIN_SHARE: Final = 9 / 11  # share of the main part in the steps of the first two parts
-FINISH_PEAK: Final = 0.6  # peak learning rate of the later parts, relative to the main part
+MAIN_SHARE: Final = 9 / 11  # the main part's share of the steps in the first two parts
+FINISH_PEAK: Final = 0.6  # peak learning rate of the later parts, relative to the main part's
 DEFAULT_AGENT_STEPS: Final = 650
-SHORT_SHARE: Final = 0.3  # share of the tools part in which prompts only name the tools
+SHORT_SHARE: Final = 0.3  # until this share of the tools part, prompts only name the tools
 
 
 def learning_rate_factor(step: int, main: int, steps: int, end: int = 0) -> float:
-    """Return the factor of the learning rate at a step.
+    """Return the factor that scales the learning rate at a step.
 
-    In the main part, up to step ``main``, the rate warms up, stays constant for a third, and falls
-    linearly to zero. The second part, up to ``steps``, and the tools part, up to ``end``, repeat
-    this from a lower peak; the second part has no plateau.
+    In the main part, up to step ``main``, the factor rises, stays constant until a third of the
+    part is over, and falls linearly to zero. It does the same in the tools part, from step
+    ``steps`` to step ``end``, with a lower peak. In the second part, up to step ``steps``, it falls
+    immediately after it has reached this lower peak.
     """
     if step < main:
         return min((step + 1) / 40, 1.0, (main - step) / (main * 0.67))
@@ -29,10 +30,10 @@ def learning_rate_factor(step: int, main: int, steps: int, end: int = 0) -> floa
 
 
 def main_steps(steps: int) -> int:
-    """Return the steps of the main part, given the ``steps`` of the first two parts."""
+    """Return the number of steps in the main part, given the number in the first two parts."""
     return round(steps * MAIN_SHARE)
 
 
 def last_step(recipe: Recipe, steps: int) -> int:
-    """Return the step at which the first two parts end; some members have a main part only."""
+    """Return the step that ends the second part, or the main part if there is no second one."""
     return main_steps(steps) if recipe.finish is None else steps

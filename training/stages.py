@@ -1,4 +1,4 @@
-"""Stages of training: how long and how hard the prompts are."""
+"""Stages of training: the length and difficulty of the prompts."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Stage:
-    """How long and how hard the prompts are at some point of training.
+    """The length and difficulty of the prompts at some point of training.
 
     Attributes:
         length: tokens in a row.
-        passages: numbers of passages to choose from.
+        passages: possible numbers of passages in a prompt.
         facts: lowest and highest number of facts in a passage.
-        questions: questions about the same passages.
-        drills: share of tokens in lists to repeat. A model has to copy before it can learn to
-            read, and learns it in a few minutes of drills alone.
-        same_kind: how often all passages are about the same kind of entity, so that only the name
-            distinguishes them.
+        questions: number of questions about the same passages.
+        drills: share of tokens in drills, which are lists to repeat. A model has to learn to copy
+            before it can learn to read. It learns to copy in a few minutes of drills alone.
+        same_kind: probability that all passages are about the same kind of entity, so that only the
+            names distinguish them.
     """
 
     length: int
@@ -30,11 +30,11 @@ class Stage:
 
 
 def stage_at(progress: float, rng: random.Random) -> Stage:
-    """Draw the stage at ``progress``: below 1 in the main part of training, 1 after it.
+    """Draw the stage at ``progress``, which is below 1 in the main part and 1 afterwards.
 
-    The main part begins with copying, goes on to short prompts, and then to prompts of full length
-    with some long ones. After it, many prompts hold short passages of one kind, of which only one
-    answers the question.
+    The main part begins with drills, continues with short prompts, and ends with prompts of full
+    length and a few longer ones. After the main part, many prompts hold several short passages
+    about the same kind of entity, and only one of these passages answers the question.
     """
     if progress >= 1.0:
         chance = rng.random()

@@ -15,11 +15,11 @@ from training.layouts import draw_layout
 from training.recipes import CONTEXT, VOCABULARY, Recipe
 from training.world import SKILLS, Names, draw_problem, draw_scene, mark_syllables
 
-BOUNDARY: Final = "\u2063"  # separates syllables while a tokenizer is trained
+BOUNDARY: Final = "\u2063"  # separates syllables in the texts that a tokenizer is trained on
 
 
 def _corpus(recipe: Recipe, seed: int, n_scenes: int) -> Iterator[str]:
-    """Yield texts of the training split, one per scene, with marked syllables."""
+    """Yield one text per scene from the training split, with marked syllables."""
     rng = random.Random(f"corpus {seed} {recipe.name}")
     names = Names(rng, "train")
     for _ in range(n_scenes):
@@ -34,10 +34,11 @@ def _corpus(recipe: Recipe, seed: int, n_scenes: int) -> Iterator[str]:
 
 
 def build_tokenizer(recipe: Recipe, folder: Path, seed: int, n_scenes: int = 3000) -> Any:
-    """Train the tokenizer of ``recipe``, save it in ``folder`` and return it, loaded from there.
+    """Train the tokenizer of ``recipe``, save it in ``folder``, and return the saved tokenizer.
 
-    All three tokenizers are lossless, keep digits single, and split a made-up word into its two
-    syllables everywhere: a model learns a name once, with or without a space before it.
+    All three tokenizers are lossless, encode each digit as its own token, and always split a
+    made-up word into its two syllables. So a model has to learn a name only once, whether or not a
+    space precedes it.
     """
     from transformers import AutoTokenizer
 
@@ -73,7 +74,8 @@ def build_tokenizer(recipe: Recipe, folder: Path, seed: int, n_scenes: int = 300
         }
     text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
-    # Loading needs the architecture; the full configuration is written with the model.
+    # `AutoTokenizer` needs to know the architecture. The full configuration follows when the
+    # trained model is saved.
     if not (folder / "config.json").exists():
         text = json.dumps({"model_type": recipe.architecture})
         (folder / "config.json").write_text(text, encoding="utf-8")
@@ -111,7 +113,7 @@ def _save_sentencepiece(folder: Path, texts: Sequence[str]) -> None:
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(line for text in texts for line in text.split("\n") if line),
-        model_writer=model,  # a file name would be stored in the model
+        model_writer=model,  # if given a file name, SentencePiece would store it in the model
         model_type="bpe",
         vocab_size=VOCABULARY,
         byte_fallback=True,
@@ -147,8 +149,9 @@ def _save_unigram(recipe: Recipe, folder: Path, texts: Sequence[str]) -> None:
             ]
         )
 
-    # The vocabulary holds the most frequent words and syllables with their frequencies, then
-    # single characters and bytes. (Pruning by likelihood would split rare syllables into letters.)
+    # The vocabulary holds the most frequent words and syllables, scored by their frequencies, and
+    # also single characters and bytes. (The usual pruning by likelihood would split rare syllables
+    # into letters.)
     training_splitter = splitter(pre_tokenizers.Split(BOUNDARY, behavior="removed"))
     counts: Counter[str] = Counter()
     characters: set[str] = set()

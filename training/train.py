@@ -4,17 +4,17 @@ Three members of different architectures and vocabularies learn the same skills 
 emphasis. A training example is a *pack*: one prompt with many questions that branch off it. The
 attention mask lets each branch see only the prompt and itself, and positions in every branch
 continue from the prompt. So a model sees each question exactly as in a later request, but reads the
-passages once for all questions.
+passages only once for all questions.
 
 Training has three parts:
 
 1. the main part: reading and arithmetic;
 2. for some members, more of the skills they specialize in;
-3. the tools part: agents with tools, mixed with reading and arithmetic. It can start from trained
-   members (``--start-from``).
+3. the tools part: agents with tools, mixed with reading and arithmetic. With ``--start-from``, only
+   this part runs, and it starts from trained members.
 
-Each step draws its text from its own seed (run seed, member, step). An interrupted run therefore
-continues from its checkpoint with the same text as an uninterrupted one.
+The seed of the run, the member and the step determine the text of each step. An interrupted run
+therefore continues from its checkpoint with the same texts as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _report(line: Mapping[str, Any]) -> None:
 
 
 def _train_one(args: argparse.Namespace, name: str, until: int) -> None:
-    """Train one member up to step ``until``, writing reports as JSON lines to standard output."""
+    """Train one member up to step ``until`` and print reports as JSON lines."""
     torch.set_num_threads(args.threads)
     if args.start_from:
         copy_tokenizer(args.start_from / name, args.work / name)
@@ -73,10 +73,10 @@ def _train_one(args: argparse.Namespace, name: str, until: int) -> None:
 def plan_lanes(
     members: Sequence[str], steps: int, workers: int, first: int = 0
 ) -> list[list[tuple[str, int]]]:
-    """Plan what each worker trains, as (member, last step), from step ``first`` on.
+    """Return the jobs of each worker, as (member, last step). Training starts at step ``first``.
 
-    Two workers that train three members share the third: each trains one half of it, so that both
-    finish at the same time.
+    If two workers train three members, each worker trains half of the third member, so that both
+    workers finish at about the same time.
     """
     if workers >= len(members) or workers == 1:
         lanes: list[list[tuple[str, int]]] = [[] for _ in range(min(workers, len(members)))]
@@ -133,23 +133,29 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--out", type=Path, default=member_paths()[0].parent, help="folder to write the members to"
     )
     parser.add_argument(
-        "--work", type=Path, default=Path("embedded-training"), help="folder of checkpoints"
+        "--work", type=Path, default=Path("embedded-training"), help="folder for checkpoints"
     )
     parser.add_argument("--members", nargs="+", choices=list(RECIPES), default=list(RECIPES))
     parser.add_argument(
-        "--steps", type=int, default=DEFAULT_STEPS, help="steps per member in the first two parts"
+        "--steps", type=int, default=DEFAULT_STEPS, help="steps of a member in the first two parts"
     )
     parser.add_argument(
         "--agent-steps", type=int, default=DEFAULT_AGENT_STEPS, help="steps in the tools part"
     )
     parser.add_argument(
-        "--start-from", type=Path, help="folder of trained members; do the tools part only"
+        "--start-from",
+        type=Path,
+        help="start from the trained members in this folder and run only the tools part",
     )
     parser.add_argument("--seed", type=int, default=2026)
-    parser.add_argument("--workers", type=int, default=2, help="members to train at the same time")
-    parser.add_argument("--threads", type=int, default=1, help="threads per member")
+    parser.add_argument(
+        "--workers", type=int, default=2, help="number of members trained in parallel"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="number of threads per member")
     parser.add_argument("--save-every", type=int, default=100, help="steps between checkpoints")
-    parser.add_argument("--check-every", type=int, default=0, help="steps between held-out checks")
+    parser.add_argument(
+        "--check-every", type=int, default=0, help="steps between checks; 0 for none"
+    )
     parser.add_argument("--resume", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--worker", choices=list(RECIPES), help=argparse.SUPPRESS)
     parser.add_argument("--until", type=int, default=0, help=argparse.SUPPRESS)

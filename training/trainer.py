@@ -18,13 +18,13 @@ from training.tokenizers import build_tokenizer, copy_tokenizer
 from training.world import SKILLS
 
 TOKENS_PER_STEP: Final = 4096
-# Tokens of a step in the tools part: while prompts only name the tools, and afterwards.
+# Tokens in a step of the tools part: first while prompts only name the tools, then afterwards.
 READING_TOKENS: Final = (640, 1280)  # passages and arithmetic
 AGENT_TOKENS: Final = (1280, 1920)  # agents' turns
 
 
 class Trainer:
-    """One member in training: model, optimizers, step count, checkpoint."""
+    """One member in training, with its model, optimizers, step count and checkpoint."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Trainer:
         part.replace(self.checkpoint)
 
     def resume(self) -> bool:
-        """Load the checkpoint of the same run; return False if there is none."""
+        """Load the checkpoint of this run; return False if no checkpoint exists."""
         if not self.checkpoint.exists():
             return False
         state = torch.load(self.checkpoint, weights_only=True)
@@ -98,8 +98,8 @@ class Trainer:
         if (state["steps"], state["last"], state["seed"]) != run:
             raise SystemExit(
                 f"{self.checkpoint} belongs to a run with --steps {state['steps']}, last step "
-                f"{state['last']} and --seed {state['seed']}; this run has {run[0]}, {run[1]} and "
-                f"{run[2]}: choose another --work folder"
+                f"{state['last']} and --seed {state['seed']}, but this run has {run[0]}, {run[1]} "
+                f"and {run[2]}. Choose another --work folder."
             )
         self.model.load_state_dict(state["model"])
         for (optimizer, _), saved in zip(self.optimizers, state["optimizers"], strict=True):
@@ -116,7 +116,7 @@ class Trainer:
         self.step = self.tools_start
 
     def hidden(self, batch: Batch) -> Tensor:
-        """Return the last hidden states ``[rows, length, width]``."""
+        """Return the hidden states of the last layer, ``[rows, length, width]``."""
         past = None
         if len(batch.prompt):
             past = self.model.model(input_ids=batch.prompt[None], use_cache=True).past_key_values
@@ -131,13 +131,16 @@ class Trainer:
         return states
 
     def _predict(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Return logits ``[n, vocabulary]``, labels ``[n]`` and weights ``[n]`` to learn from."""
+        """Return the logits, labels and weights of the tokens to learn.
+
+        The shapes are ``[n, vocabulary]``, ``[n]`` and ``[n]``.
+        """
         chosen = batch.weights > 0
         logits: Tensor = self.model.lm_head(self.hidden(batch)[chosen])
         return logits, batch.labels[chosen], batch.weights[chosen]
 
     def _batches(self) -> list[Batch]:
-        """Draw the text of this step; the tools part has agents' turns and some of the rest."""
+        """Draw this step's batches; the tools part adds agents' turns to reading and arithmetic."""
         packer = self.packer if self.step < self.main else self.finish_packer
         progress = min(self.step / self.main, 1.0)
         if self.step < self.tools_start:
@@ -150,7 +153,7 @@ class Trainer:
         ]
 
     def train_step(self) -> float:
-        """Do one step and return the mean loss of the answer tokens in nats."""
+        """Train for one step and return the mean loss of the answer tokens in nats."""
         if self.step == self.tools_start:
             self.optimizers = self._new_optimizers()
         batches = self._batches()
@@ -174,9 +177,9 @@ class Trainer:
 
     @torch.no_grad()
     def check(self, batches: int = 3) -> dict[str, float]:
-        """Return, by skill, the share of held-out answers whose tokens are all predicted.
+        """Return the share of held-out answers that the member predicts completely, by skill.
 
-        Each token is predicted from the correct tokens before it.
+        The member predicts each token from the correct tokens before it.
         """
         learned: tuple[LearnedSkill, ...] = (*SKILLS, "tools")
         right = dict.fromkeys(learned, 0)

@@ -4,14 +4,15 @@
     python -m benchmarks.speed --quick                 # the same at toy sizes; about a minute
     python -m benchmarks.speed --only base quotes --output speed.json --markdown speed.md
 
-The axes are prompt, response, B, members and concurrent requests. The benchmark varies one axis at
-a time around a base point, and its output states the sizes. The systems of one comparison take
-turns in one process, on one thread, after a warm-up, with the same members and prompts.
+The benchmark varies one of these at a time around a base point: the lengths of prompt and response,
+B, the number of members, and the number of concurrent requests. Its output states the sizes. The
+systems of one comparison take turns in one process, on one thread, after a warm-up, with the same
+members and prompts.
 
 ``members``      the members, and prompts of a given length
 ``peers``        the alternatives: generate(), the paper's loop, UniTE, GaC
 ``script``       random-weight members that write a scripted text
 ``measure``      timing, rows, targets, the Markdown table
 ``comparisons``  one function per comparison
-``memory``       memory measurements, each in its own process
+``memory``       memory measurements, each in a separate process
 """

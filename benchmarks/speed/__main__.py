@@ -1,4 +1,4 @@
-"""Run the comparisons; see the package."""
+"""Run the comparisons of this package from the command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # torch reads them on import
+for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # torch reads these on import
     os.environ.setdefault(variable, "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

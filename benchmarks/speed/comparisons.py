@@ -44,23 +44,24 @@ from training.world import Case, Names, Skill, draw_case
 
 @dataclass(frozen=True)
 class Size:
-    """Sizes of the comparisons. Prompts and responses are in tokens.
+    """Sizes of the comparisons. Lengths of prompts and responses are in tokens.
 
     Attributes:
         repeats: timed runs of each system.
-        base: prompt and response of the base point.
+        base: lengths of prompt and response at the base point.
         branches: values of B at the base point.
-        prompts: further prompts.
-        responses: further responses.
-        members: further numbers of members.
+        prompts: other lengths of the prompt.
+        responses: other lengths of the response.
+        members: other numbers of members.
         paper_rounds: rounds of the paper's loop.
         questions: number of questions with quoted answers.
         quote: shape, prompt and response of the scripted quotation.
         random: shape, prompt, response and B of each comparison with random-weight members.
         long: shape, prompt, long prompt and response of the comparison with long prompts.
         at_once: numbers of concurrent requests.
-        concurrent: shape, prompt and response of concurrent requests, and their total number.
-        prefix: shared prefix and response of the prefix cache's comparison.
+        concurrent: shape, prompt and response of the concurrent requests, and the total number of
+            requests.
+        prefix: shared prefix and response of the comparison with and without prefix cache.
         memory: short and long prompt of the memory measurements.
         growth: first and last request of the measurement of memory growth.
     """
@@ -154,7 +155,7 @@ def base(report: Report, size: Size) -> None:
 
 
 def prompts(report: Report, size: Size) -> None:
-    """Vary the prompt; compare the longest one with the paper's loop."""
+    """Vary the length of the prompt; run the paper's loop only with the longest prompt."""
     response = size.base[1]
     members = embedded()
     for prompt in size.prompts:
@@ -171,7 +172,7 @@ def prompts(report: Report, size: Size) -> None:
 
 
 def responses(report: Report, size: Size) -> None:
-    """Vary the response."""
+    """Vary the length of the response."""
     prompt = size.base[0]
     for response in size.responses:
         systems, alone = engines_and_alone(embedded(), prompt_of(prompt), response, (3,))
@@ -180,7 +181,7 @@ def responses(report: Report, size: Size) -> None:
 
 
 def members(report: Report, size: Size) -> None:
-    """Vary the number of members; the fourth is the first with noise in its weights."""
+    """Vary the number of members. The fourth is a copy of the first with noisy weights."""
     prompt, response = size.base
     for count in size.members:
         systems, alone = engines_and_alone(embedded(count), prompt_of(prompt), response, (3,))
@@ -257,7 +258,7 @@ def long_prompts(report: Report, size: Size) -> None:
         system: System = partial(run_engine, engine, prompt_of(prompt), response)
         point = f"{point_of(prompt, response)}, two of {shape}"
         systems = {"engine, B = 3": system}
-        warm = systems if prompt == long else ()  # after the short prompt
+        warm = systems if prompt == long else ()  # the short prompt was the warm-up
         row = take_turns("long", point, systems, size.repeats, warm=warm)["engine, B = 3"]
         report.rows.append(row)
         costs[prompt] = row.part("per word")
@@ -266,10 +267,11 @@ def long_prompts(report: Report, size: Size) -> None:
 
 
 def concurrent(report: Report, size: Size) -> None:
-    """Compare concurrent requests with one request at a time; count shared passes once.
+    """Compare concurrent requests with one request at a time.
 
-    As on a server, there are more requests than run at the same time, and a request that ends makes
-    room for another. The requests in sequence run once.
+    As on a server, only some of the requests run at the same time: when one ends, the next one
+    starts. A forward pass that several requests share counts once. The sequential run is not
+    repeated.
     """
     shape, prompt, response, requests = size.concurrent
     pair = random_weights(shape)
@@ -325,7 +327,7 @@ def prefix(report: Report, size: Size) -> None:
 
 
 def memory_use(report: Report, size: Size) -> None:
-    """Measure peak memory per prompt token and per concurrent request, in separate processes."""
+    """Measure peak memory per prompt token and per concurrent request in separate processes."""
     short, long = size.memory
     many = size.at_once[-1]
     base = memory.in_process("peak", short, 1)
@@ -378,10 +380,10 @@ def engines_and_alone(
     branches: Sequence[int],
     drafting: Sequence[bool] = (True,),
 ) -> tuple[dict[str, System], dict[int, str]]:
-    """Make engines, and the members' own ``generate()`` for the same numbers of tokens.
+    """Make engines, and runs of ``generate()`` that write the same number of tokens per member.
 
     Returns:
-        The systems by name, and for each B the name of the corresponding ``generate()``.
+        The systems by name, and for each B the name of its ``generate()`` system.
     """
     systems: dict[str, System] = {}
     alone: dict[int, str] = {}
@@ -398,7 +400,7 @@ def engines_and_alone(
 
 
 def run_once(alone: Mapping[int, str]) -> list[str]:
-    """Name the engines that `engines_and_alone` has already run."""
+    """Return the names of the engines that `engines_and_alone` has already run."""
     return [f"engine, B = {branches}" for branches in alone]
 
 
@@ -432,7 +434,10 @@ def _against_alone(report: Report, rows: Mapping[str, Row], limit: float, what: 
 
 
 def _paper(report: Report, members: Members, prompt: int, size: Size) -> dict[int, Row]:
-    """Time some rounds of the paper's loop, which all cost about the same; return rows by B."""
+    """Time some rounds of the paper's loop and return the rows by B.
+
+    All rounds cost about the same time.
+    """
     rows = {}
     for branches in (1, 3):
         loop = PaperLoop(members, branches)
@@ -448,7 +453,7 @@ def _paper(report: Report, members: Members, prompt: int, size: Size) -> dict[in
 
 
 def _prompt_readings(members: Members, prompt: str, branches: int) -> float:
-    """Return how often a prompt token went through a model; the maximum of all members."""
+    """Return how often a model reads each prompt token on average; the maximum of the members."""
     readings = []
     engine = make_engine(members, branching_factor=branches)
     for member in members:
@@ -463,7 +468,7 @@ def _prompt_readings(members: Members, prompt: str, branches: int) -> float:
 
 
 def _record(counts: list[int], length: int, _: Any, __: Any, inputs: Mapping[str, Any]) -> None:
-    """Record how many tokens of a pass are before position `length`."""
+    """Record how many tokens of a pass have a position below `length`."""
     positions = inputs.get("position_ids")
     if positions is None:
         cache = inputs.get("past_key_values")
@@ -481,7 +486,7 @@ def _quoted_cases(count: int) -> list[Case]:
 
 
 def _scripted(shape: str, positions: int) -> Members:
-    """Make two random-weight members with a script."""
+    """Make two random-weight members with empty scripts."""
     scripted: list[Member] = []
     for index in range(2):
         tokenizer = transformers.AutoTokenizer.from_pretrained(member_paths()[index])
@@ -505,12 +510,12 @@ def _generate_all(
 def _run_with_tail(
     engine: AdaFuseEngine, prompt: str, tails: Iterator[int], response: int
 ) -> Outcome:
-    """Run the engine on a prompt with a new end."""
+    """Run the engine on a prompt that ends differently each time."""
     return run_engine(engine, f"{prompt}\n\nNote {next(tails)}:", response)
 
 
 def _one_by_one(engine: AdaFuseEngine, members: Members, texts: Sequence[str], point: str) -> Row:
-    """Run the requests one after the other."""
+    """Run and time the requests one after the other."""
     start = time.perf_counter()
     outcome = _metered(members, lambda: [engine.generate(text) for text in texts])()
     seconds = time.perf_counter() - start
@@ -518,7 +523,7 @@ def _one_by_one(engine: AdaFuseEngine, members: Members, texts: Sequence[str], p
 
 
 def _metered(members: Members, run: Callable[[], list[Generation]]) -> System:
-    """Combine many generations into one outcome, with the passes that the models really ran."""
+    """Make a system that adds up generations and counts the passes that the models really run."""
 
     def system() -> Outcome:
         for member in members:
@@ -535,7 +540,7 @@ def _metered(members: Members, run: Callable[[], list[Generation]]) -> System:
 
 
 def _threads(engine: AdaFuseEngine, texts: Sequence[str]) -> list[Generation]:
-    """Run each request in a thread of its own."""
+    """Run each request in its own thread."""
     found: dict[int, Generation] = {}
 
     def run(index: int) -> None:

@@ -1,4 +1,4 @@
-"""Time systems; collect rows, targets and figures."""
+"""Time systems, and collect rows, targets and figures."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one run of a system. All counts are by member.
+    """The result of one run of a system. All counts are per member.
 
     Attributes:
         text: the response.
-        tokens: new tokens of the response.
-        passes: forward passes.
-        processed: tokens in those passes, including the prompt.
-        prompt: tokens of the prompt.
-        parts: seconds of named parts of the run.
+        tokens: number of new tokens in the response.
+        passes: number of forward passes.
+        processed: number of tokens in those passes, including the prompt.
+        prompt: number of tokens in the prompt.
+        parts: duration of named parts of the run, in seconds.
     """
 
     text: str
@@ -39,8 +39,8 @@ class Row:
     """A system at a point of a comparison, with its times and the outcome of its last run.
 
     Attributes:
-        seconds: one time per repeat.
-        parts: one time per repeat of each named part of the run.
+        seconds: the times of the repeats.
+        parts: the times of the repeats for each named part of the run.
     """
 
     comparison: str
@@ -52,11 +52,11 @@ class Row:
 
     @property
     def median(self) -> float:
-        """The median in seconds."""
+        """The median time in seconds."""
         return statistics.median(self.seconds)
 
     def part(self, name: str) -> float:
-        """Return the median seconds of a part."""
+        """Return the median time of a part in seconds."""
         return statistics.median(self.parts[name])
 
     @property
@@ -71,13 +71,13 @@ class Row:
 
     @property
     def per_token(self) -> float:
-        """Tokens processed per committed token after the prompt, averaged over the members."""
+        """Tokens processed after the prompt per committed token, over all members."""
         run = self.outcome
         processed = sum(run.processed.values()) - sum(run.prompt.values())
         return processed / max(1, sum(run.tokens.values()))
 
     def as_json(self) -> dict[str, Any]:
-        """Return the row as plain data, with median and extremes."""
+        """Return the row as plain data, with the median and extremes of its times."""
         return {
             **asdict(self),
             "median": self.median,
@@ -89,7 +89,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Target:
-    """A target of the ensemble. `limit` is an upper limit, or a lower one with `at_least`."""
+    """A target of the ensemble.
+
+    `limit` is a lower limit if `at_least` is true. Otherwise it is an upper limit.
+    """
 
     name: str
     measured: float
@@ -134,8 +137,8 @@ def take_turns(
     """Time the systems in turns, so that a slow period of the machine affects all of them.
 
     Args:
-        comparison: comparison that the rows belong to.
-        point: point that the rows belong to.
+        comparison: name of the comparison that the rows belong to.
+        point: sizes at which the systems are compared.
         systems: systems by name; each runs once before it is timed.
         repeats: number of timed runs of each system.
         warm: names of systems that have run before and need no warm-up.

@@ -1,9 +1,9 @@
 """The members to measure, and prompts of a given length.
 
 Embedded members agree and disagree as trained models do, but their answers are short. For long
-responses the benchmark makes them *endless*: a bias on the output layer removes the probability of
-their special tokens in every system. Random-weight members rarely agree, and show what a forward
-pass costs; a similar bias restricts them to printable words.
+responses the benchmark makes them *endless*: in every system, a bias on the output layer gives
+their special tokens almost no probability. Random-weight members rarely agree; they show what a
+forward pass costs. A similar bias restricts them to printable words.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from adafuse_llm.embedded import member_paths
 from training.world import Names, draw_scene
 
 NEVER: Final = -1e4
-SPACE_BIAS: Final = 0.5  # makes words of about three tokens
-NOISE: Final = 0.02  # relative to the standard deviation of a matrix
+SPACE_BIAS: Final = 0.5  # with this bias, words have about three tokens
+NOISE: Final = 0.02  # standard deviation of the noise, relative to that of the matrix
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ SHAPES: Final[Mapping[str, Shape]] = {
 
 
 class Meter:
-    """Counts a model's forward passes and the tokens in them."""
+    """A counter of a model's forward passes and of the tokens in them."""
 
     def __init__(self, model: Any) -> None:
         self.passes = self.tokens = 0
@@ -61,7 +61,7 @@ class Meter:
         self.tokens += ids.numel()
 
     def read(self) -> tuple[int, int]:
-        """Return passes and tokens since the last call."""
+        """Return the numbers of passes and tokens since the last call."""
         counts = self.passes, self.tokens
         self.passes = self.tokens = 0
         return counts
@@ -88,7 +88,7 @@ Members = tuple[Member, ...]
 def make_member(name: str, model: Any, tokenizer: Any, *, prefix_cache_bytes: int = 0) -> Member:
     """Make a member. By default, its backend keeps nothing between requests.
 
-    The meter starts after the backend's trial of the model.
+    The meter does not count the passes with which the new backend tries the model.
     """
     backend = HuggingFaceBackend(model, tokenizer, name, prefix_cache_bytes=prefix_cache_bytes)
     return Member(name, model, tokenizer, backend, Meter(model))
@@ -114,7 +114,7 @@ def make_engine(
 
 @functools.cache
 def embedded(count: int = 3, *, endless: bool = True, prefix_cache_bytes: int = 0) -> Members:
-    """Load `count` embedded members; a fourth is the first with noise in its weights."""
+    """Load `count` embedded members. A fourth one is a copy of the first with noisy weights."""
     members = []
     for index in range(count):
         path = member_paths()[index % 3]
@@ -161,7 +161,7 @@ def llama(shape: Shape, vocabulary: int, seed: int) -> Any:
 
 
 def pieces(tokenizer: Any) -> list[str | None]:
-    """Return the text that each token adds; None for special tokens and partial characters."""
+    """Return the text that each token adds, or None for special tokens and partial characters."""
     anchor = tokenizer.encode("a", add_special_tokens=False)
     before = tokenizer.decode(anchor)
     special = set(tokenizer.all_special_ids)
@@ -176,7 +176,7 @@ def pieces(tokenizer: Any) -> list[str | None]:
 
 @functools.cache
 def prompt_of(tokens: int, seed: int = 0) -> str:
-    """Write prose about the embedded members' world, of about `tokens` tokens of wren."""
+    """Write prose about the embedded members' world, with about `tokens` tokens for wren."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(member_paths()[0])
     names = Names(random.Random(f"speed {seed}"), "heldout")
     text = ""

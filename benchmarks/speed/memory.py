@@ -1,4 +1,4 @@
-"""Measure memory in its own process: ``python -m benchmarks.speed.memory WHAT NUMBERS``.
+"""Measure memory in a separate process: ``python -m benchmarks.speed.memory WHAT NUMBERS``.
 
 peak PROMPT REQUESTS    peak bytes of concurrent requests
 growth FIRST LAST       growth of resident memory from request FIRST to LAST, in percent
@@ -20,7 +20,7 @@ import psutil
 ROOT = Path(__file__).parents[2]
 POLL_SECONDS = 0.002
 BATCH = 10
-"""Requests in a batch of the growth measurement."""
+"""Number of requests in a batch of the growth measurement."""
 PREFIX_CACHE_BYTES = 16 * 2**20
 """Size of the prefix cache in the growth measurement."""
 
@@ -37,7 +37,7 @@ def in_process(what: str, *numbers: int) -> float:
 
 
 def peak(prompt: int, requests: int) -> float:
-    """Return the peak bytes of concurrent requests with three members."""
+    """Return the peak memory of concurrent requests with three members, in bytes."""
     from benchmarks.speed.members import embedded, make_engine, prompt_of
 
     engine = make_engine(embedded(), max_requests=requests, max_new_tokens=16)
@@ -49,8 +49,8 @@ def peak(prompt: int, requests: int) -> float:
 def growth(first: int, last: int) -> float:
     """Return the growth of resident memory from request `first` to request `last`, in percent.
 
-    Each request has its own prompt. The prefix cache is full at request `first`. With glibc, freed
-    memory that the allocator still holds is not counted.
+    Each request has its own prompt. The prefix cache is full at request `first`. With glibc, the
+    result excludes memory that is free but that the allocator still holds.
     """
     from benchmarks.speed.members import embedded, make_engine, prompt_of
 
@@ -94,7 +94,7 @@ def _peak(run: Callable[[], object]) -> int:
 
 
 def row_bytes(config: object) -> int:
-    """Return the bytes of one token's keys and values in float32."""
+    """Return the number of bytes of one token's keys and values in float32."""
     heads = getattr(config, "num_key_value_heads", 0)
     width = getattr(config, "hidden_size", 0) // getattr(config, "num_attention_heads", 1)
     width = getattr(config, "head_dim", None) or width

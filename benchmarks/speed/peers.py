@@ -1,7 +1,7 @@
 """The alternatives that the engine is compared with, implemented from their descriptions.
 
-All of them run the members' own transformers models. The encoding of prompts and of continuations
-is the only code that they share with the engine.
+All of them run the members' own transformers models. They share only one piece of code
+with the engine: the encoding of prompts and continuations.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def run_engine(engine: AdaFuseEngine, prompt: str, tokens: int) -> Outcome:
 
 
 def add_up(outcomes: Sequence[Outcome]) -> Outcome:
-    """Combine many responses into one outcome, with one line for each text."""
+    """Combine many outcomes into one: join their texts with line breaks and add their counts."""
 
     def total(field: str) -> dict[str, int]:
         names = outcomes[0].tokens
@@ -72,7 +72,7 @@ def add_up(outcomes: Sequence[Outcome]) -> Outcome:
 def run_generate(
     members: Members, prompts: Sequence[Sequence[int]], tokens: Sequence[int], **options: Any
 ) -> Outcome:
-    """Run each member's own greedy ``generate()`` with its cache, one after the other.
+    """Run the greedy ``generate()`` of each member, with its cache, one member after the other.
 
     Args:
         members: the members.
@@ -122,24 +122,28 @@ class PaperLoop:
 
     A round works as follows:
 
-    1. Each member reads the text so far and computes the margin of its two likeliest next tokens.
-    2. It generates ``GROWN`` greedy tokens with one call of ``generate()``, which has a cache
-       inside, and takes the first word, split at whitespace. If it is unsure and B > 1, it does so
-       from each of its B likeliest first tokens instead, with one call for each.
-    3. If it is sure, it takes further words of the same call, up to ``max_words``. For each word,
-       it reads text and span again, and it stops when it is unsure.
-    4. Every member reads the text with each candidate, and takes the mean negative log-likelihood
+    1. Each member reads the text so far and computes its margin: the difference between the
+       probabilities of its two likeliest next tokens. The member is sure if the margin is at least
+       the threshold.
+    2. The member generates ``GROWN`` greedy tokens with one call of ``generate()``, which uses a
+       cache only within the call. The first word of the result is the member's candidate. If the
+       member is unsure and B > 1, it instead makes one such call from each of its B likeliest first
+       tokens and has one candidate from each call.
+    3. If the member is sure, it adds further words of the same call to its candidate, up to
+       ``max_words``. Before it adds a word, it reads the text and the candidate again, and it stops
+       if it is now unsure.
+    4. Every member reads the text with each candidate and computes the mean negative log-likelihood
        of the tokens that the candidate adds.
-    5. The lowest mean wins. Words are joined with one space.
+    5. The candidate with the lowest sum of these means wins. Words are joined with one space.
 
     Each reading is a forward pass over all tokens, without a cache. Candidates with the same text
-    are scored once, which favors the loop.
+    are scored only once, which favors the loop.
 
     Args:
         members: the members.
-        branches: B.
-        threshold: τ.
-        max_words: M.
+        branches: the branching factor B.
+        threshold: the threshold τ of the margin.
+        max_words: the maximum number of words M in a candidate.
     """
 
     GROWN = 10
@@ -153,7 +157,7 @@ class PaperLoop:
         self.max_words = max_words
 
     def run(self, prompt: str, rounds: int) -> Outcome:
-        """Run some rounds; the parts are the seconds of each round."""
+        """Run some rounds. The parts of the outcome are the durations of the rounds in seconds."""
         for member in self.members:
             member.meter.read()
         text, parts = prompt, {}
@@ -174,7 +178,7 @@ class PaperLoop:
 
     @torch.inference_mode()
     def round(self, text: str) -> str:
-        """Play one round and return the text with its winner."""
+        """Run one round and return the text with the winning candidate at its end."""
         candidates: dict[str, None] = {}
         for member in self.members:
             candidates.update(dict.fromkeys(self._propose(member, text)))
@@ -231,9 +235,9 @@ class TokenByToken(ABC):
     """An ensemble that commits one token's text at a time, with a cache for each member.
 
     Each step fuses the members' next-token distributions and chooses a text. Each member then reads
-    the text in its own tokens: as the single token with this text if its vocabulary has exactly
-    one, otherwise as the encoding of the text as a continuation, which is computed once. A step
-    takes one forward pass of each member.
+    the text in its own tokens. If exactly one token of its vocabulary has this text, the member
+    reads this token. Otherwise it reads the encoding of the text as a continuation; this encoding
+    is computed once and then reused. A step takes one forward pass of each member.
     """
 
     def __init__(self, members: Members) -> None:
@@ -241,14 +245,14 @@ class TokenByToken(ABC):
         self.texts = [pieces(member.tokenizer) for member in members]
         self.ids: list[dict[str, list[int]]] = []
         for texts in self.texts:
-            counts = Counter(texts)  # if two tokens have the same text, `encode` decides
+            counts = Counter(texts)  # if several tokens have the same text, `encode` decides
             self.ids.append(
                 {text: [i] for i, text in enumerate(texts) if text and counts[text] == 1}
             )
 
     @abstractmethod
     def choose(self, logits: Sequence[torch.Tensor]) -> str:
-        """Choose the text to commit from the members' next-token logits, [v_k] each."""
+        """Choose the text to commit. The next-token logits of each member have the shape [v_k]."""
 
     @torch.inference_mode()
     def run(self, prompt: str, size: int) -> Outcome:
@@ -284,7 +288,7 @@ class TokenByToken(ABC):
         )
 
     def encode(self, index: int, text: str) -> list[int]:
-        """Encode a text inside the response with a member's tokens."""
+        """Encode a text that is part of the response in a member's tokens."""
         known = self.ids[index]
         if text not in known:
             member = self.members[index]
@@ -296,9 +300,9 @@ class TokenByToken(ABC):
 class UniTE(TokenByToken):
     """UniTE: the union of each member's ``TOP`` likeliest tokens, by text.
 
-    Each member gives a text the probability of its own token for it, or of the first token of its
-    encoding. These probabilities are normalized over the union and averaged; the likeliest text
-    wins.
+    Each member gives a text the probability of the first token with which the member reads this
+    text. For each member, these probabilities are normalized over the union. Then they are averaged
+    over the members, and the likeliest text wins.
     """
 
     TOP = 10
@@ -321,7 +325,7 @@ class GaC(TokenByToken):
         super().__init__(members)
         self.union = list(dict.fromkeys(text for texts in self.texts for text in texts if text))
         place = {text: index for index, text in enumerate(self.union)}
-        self.columns = [  # tokens without a text share one more column
+        self.columns = [  # tokens without a text share one extra column
             torch.tensor([place[text] if text else len(place) for text in texts])
             for texts in self.texts
         ]

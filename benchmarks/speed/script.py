@@ -1,16 +1,16 @@
-"""Random-weight members that write a scripted text at the cost of their real computation.
+"""Random-weight members that write a scripted text but run their full computation.
 
-Random-weight members rarely agree, so they cannot show the speed of anything that depends on
-agreement. A script therefore replaces a few logits at each position of the response. All other
-logits and the whole computation remain the model's own. The script depends on the position alone,
-so every system that runs the model sees the same member.
+Random-weight members rarely agree, so they cannot show how fast the engine is when members agree. A
+script therefore replaces a few logits at each position of the response. All other logits and the
+whole computation remain the model's own. The script depends only on the position, so a member
+behaves in the same way in every system.
 
     sure word     the scripted token has nearly all probability
-    unsure word   its first token has 0.5, two others have 0.3 and 0.15; for every second unsure
-                  word, one member (in turns) prefers another token
+    unsure word   the first scripted token has probability 0.5, two other tokens have 0.3 and 0.15;
+                  for every second unsure word, one of the members, in turns, prefers another token
 
-The scripted text wins every round, as the members give almost no probability to each other's
-alternatives.
+The scripted text wins every round, because each member gives almost no probability to the
+alternatives of the others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ALTERNATIVES: Final = 2
 SURE: Final = (0.98, 0.01, 0.005)
 UNSURE: Final = (0.5, 0.3, 0.15)
 LIFT: Final = 30.0  # far above the logits of random weights
-DIGIT: Final = 256  # whole numbers up to here are exact in bfloat16
+DIGIT: Final = 256  # bfloat16 represents all whole numbers up to this one exactly
 
 WORDS_PER_ROUND: Final = (0.53, 0.19, 0.28)
 """Default shares of the rounds that commit one, two and three words. They were measured with the
@@ -39,12 +39,12 @@ embedded members on six prompts of 100 tokens (default options, 116 rounds)."""
 class Script(nn.Module):
     """The output layer of a scripted model.
 
-    It reads each row's position from the row itself, where `_Position` has written it. So it works
-    with rows that are left out, batched or padded.
+    It reads the position of each token from the token's hidden state, into which `_Position` has
+    written it. So the script also works if the model omits, batches or pads tokens.
 
     Attributes:
-        tokens: tokens whose logits are replaced after each position, [p, c].
-        logits: their new logits, [p, c].
+        tokens: the tokens whose logits the script replaces at each position, [p, c].
+        logits: the new logits of these tokens, [p, c].
     """
 
     def __init__(self, head: nn.Module, positions: int, device: torch.device) -> None:
@@ -66,7 +66,7 @@ class Script(nn.Module):
 
 
 class _Position(nn.Module):
-    """The last normalization, which also writes each row's position into its first channels."""
+    """The final normalization. It also writes each token's position into its hidden state."""
 
     def __init__(self, norm: nn.Module, rotary: nn.Module) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class _Position(nn.Module):
         self.positions = inputs["position_ids"] if "position_ids" in inputs else args[1]
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Map [b, n, d] to [b, n, d]."""
+        """Normalize hidden states [b, n, d] and write positions into the first two channels."""
         assert self.positions is not None
         places = self.positions.expand(hidden.shape[:2])  # [b, n]
         digits = torch.stack([places // DIGIT, places % DIGIT], -1).to(hidden.dtype)
@@ -123,7 +123,7 @@ def write_script(
         rng = random.Random(f"{seed} {index}")
         word_tokens = [i for i, t in enumerate(pieces(member.tokenizer)) if t and t.isalpha()]
         ids = member.encode(prompt)
-        place = start = len(ids) - 1  # position whose logits predict the next token
+        place = start = len(ids) - 1  # the position whose logits predict the next token
         unsure = 0
         for word, is_sure in zip(words, sure, strict=False):
             tokens = member.backend.codec.encode_continuation(ids, word)[0]
@@ -152,7 +152,7 @@ def _set_logits(member: Member, place: int, tokens: Sequence[int], shares: Seque
 def _sureness(words_per_round: Sequence[float], rng: random.Random) -> Iterator[bool]:
     """Yield whether the members are sure of each word.
 
-    A round that commits fewer than the most words ends with an unsure word.
+    A round that commits less than the maximum number of words ends with an unsure word.
     """
     most = len(words_per_round)
     for words in rng.choices(range(1, most + 1), words_per_round, k=64):

@@ -51,7 +51,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     first = trainer(tmp_path)
     first.save()
-    with pytest.raises(SystemExit, match="choose another --work folder"):
+    with pytest.raises(SystemExit, match="Choose another --work folder"):
         trainer(tmp_path, steps=9).resume()
 
 

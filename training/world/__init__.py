@@ -1,18 +1,18 @@
 """A generated small-town world: names, facts, passages, questions, word problems.
 
 The generator is pure Python and seeded: the same seed gives the same text on every machine.
-Each text belongs to one of two splits, ``train`` and ``heldout``. The splits share syllables and
-sentence patterns. They share no made-up word, number, year, price, date, time, address or
-arithmetic problem, so a model can only answer a held-out question by reading.
+Each text belongs to one of two splits, ``train`` and ``heldout``. Both splits use the same
+syllables and sentence patterns. No made-up word, number, year, price, date, time, address or
+arithmetic problem occurs in both, so a model can answer a held-out question only by reading.
 
     words        made-up words, and the split of a word or number
     names        draws names and values of one split
-    cases        a question with its passages and exact answer; whether an answer is correct
+    cases        questions with their passages and exact answers, and the check of an answer
     relations    patterns that state a fact, ask for it and list it
-    entities     an institution, person, product, place or event; its passage and questions
+    entities     institutions, persons, products, places and events, with passages and questions
     scenes       several passages, and the cases about them
     problems     arithmetic word problems and sums
-    agent_cases  a question with the uses of tools that lead to its answer
+    agent_cases  questions with the tool calls that lead to their answers
     handbook     the shipped documents about one town, and their questions
 """
 

@@ -66,7 +66,7 @@ _SMALL_TALK: Final = (
     ("Thanks!", "You are welcome."),
     ("Goodbye.", "Goodbye."),
 )
-# What users say about themselves, and the question they ask about it later.
+# Statements that users make about themselves, and the questions that they ask about them later.
 _STATEMENTS: Final[tuple[tuple[str, str, Callable[[Names], str]], ...]] = (
     ("My name is {A}.", "What is my name?", Names.person),
     ("I live in {A}.", "Where do I live?", Names.place),
@@ -90,7 +90,7 @@ class ToolUse:
 
 @dataclass(frozen=True)
 class AgentCase:
-    """A question, its exact answer, the tool uses that lead to it, and the turns before it."""
+    """A question with its exact answer, the tool calls that it needs, and the turns before it."""
 
     question: str
     answer: str
@@ -100,7 +100,7 @@ class AgentCase:
 
 
 def draw_agent_case(names: Names, need: Need) -> AgentCase:
-    """Draw a question that needs the given tools; some have one or two turns before them."""
+    """Draw a case that needs the given tools. Some cases have earlier turns."""
     rng = names.rng
     names.forget()
     case = _draw_agent_case(names, need)
@@ -133,7 +133,7 @@ def _draw_agent_case(names: Names, need: Need) -> AgentCase:
 
 
 def _draw_lookup_result(names: Names, entity: Entity, n_others: int) -> ToolUse:
-    """Look up an entity: the result is its passage, mostly first, and passages of others."""
+    """Draw the result of a lookup: the entity's passage, usually first, and other passages."""
     rng = names.rng
     others = [draw_entity(names, rng.choice(KINDS), rng.randint(2, 5)) for _ in range(n_others)]
     found = [entity, *others] if entity.facts else others
@@ -144,7 +144,7 @@ def _draw_lookup_result(names: Names, entity: Entity, n_others: int) -> ToolUse:
 
 
 def _draw_lookup(names: Names) -> AgentCase:
-    """Ask for one fact of an entity; in one of seven cases it is not stated."""
+    """Draw a question about one fact; in one case of seven, no passage states the fact."""
     rng = names.rng
     kind = rng.choice(KINDS)
     n_others = rng.choice((0, 1, 1, 1, 2))
@@ -166,7 +166,7 @@ def _draw_lookup(names: Names) -> AgentCase:
 
 
 def _draw_lookup_and_calculation(names: Names) -> AgentCase:
-    """Ask for an amount to look up and then to multiply, add to or subtract from."""
+    """Draw a question that needs an amount from a passage and a calculation with it."""
     rng = names.rng
     while True:
         entity = draw_entity(names, rng.choice(KINDS), rng.randint(2, 5))
@@ -195,7 +195,7 @@ def _draw_lookup_and_calculation(names: Names) -> AgentCase:
 
 
 def _draw_calculation(names: Names) -> AgentCase:
-    """Ask for a sum or set a word problem, with numbers that need a calculator."""
+    """Draw a sum or a word problem with numbers that need a calculator."""
     rng = names.rng
     bare = rng.random() < 0.5
     while True:

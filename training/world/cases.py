@@ -32,5 +32,5 @@ class Case:
 
 
 def is_correct(case: Case, text: str) -> bool:
-    """Compare the whole answer; in arithmetic, the final number."""
+    """Return whether an answer is exactly right. In arithmetic, only the final number counts."""
     return final_answer(text) == final_answer(case.answer)

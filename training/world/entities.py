@@ -46,7 +46,7 @@ _DRAWS: Final[Mapping[str, Callable[[Names], str]]] = {
 
 
 def _draw_answer(names: Names, relation: Relation, people: Sequence[str]) -> str:
-    """Draw the value of a relation; one person in four is already known in the scene."""
+    """Draw the value of a relation. One person in four already occurs in the scene."""
     if relation.skill != "people":
         return _DRAWS[relation.name](names)
     if people and names.rng.random() < 0.25:
@@ -56,7 +56,7 @@ def _draw_answer(names: Names, relation: Relation, people: Sequence[str]) -> str
 
 @dataclass(frozen=True)
 class Fact:
-    """One fact: ``subject`` (a full name), relation, answer."""
+    """One fact about a subject, which is given by its name without an article."""
 
     kind: Kind
     subject: str
@@ -75,7 +75,7 @@ class Entity:
 
     @property
     def full(self) -> str:
-        """Return the name as it stands inside a sentence, with its article."""
+        """The name as it stands inside a sentence, with its article if it has one."""
         return _with_article(self.kind, self.name)
 
 
@@ -129,9 +129,9 @@ def _sentence(rng: random.Random, entity: Entity, fact: Fact, first: bool) -> st
 
 
 def render_passage(rng: random.Random, entity: Entity, style: float | None = None) -> str:
-    """Write the entity's facts in random order: list, headed prose, prose and list, or prose.
+    """Write the entity's facts in random order, as a list, as prose or as both.
 
-    ``style`` in [0, 1) chooses the form. By default it is drawn.
+    ``style`` in [0, 1) chooses the form. By default, the form is random.
     """
     facts = list(entity.facts)
     rng.shuffle(facts)
@@ -157,6 +157,6 @@ def _bullets(facts: Sequence[Fact], mark: str) -> str:
 
 
 def phrase_question(rng: random.Random, kind: Kind, name: str, relation: Relation) -> str:
-    """Write a question about one relation of a named subject; one in ten drops the article."""
+    """Write a question about one relation of a subject; one in ten omits the article."""
     subject = name if rng.random() < 0.1 else _with_article(kind, name)
     return rng.choice(relation.questions).format(s=subject)

@@ -27,7 +27,7 @@ _CHAPTERS: Final[tuple[tuple[Kind, int], ...]] = (
 
 @dataclass(frozen=True)
 class Handbook:
-    """Documents (file name, text) and questions (question, answer, source or None, skill)."""
+    """Documents by file name, and questions as (question, answer, source or None, skill)."""
 
     documents: Mapping[str, str]
     questions: tuple[tuple[str, str, str | None, Skill], ...]
@@ -45,7 +45,7 @@ def write_handbook(folder: Path) -> None:
 
 
 def draw_handbook(names: Names, n_missing: int = 10) -> Handbook:
-    """Draw a handbook: a document per entity, a question per fact, and some without an answer."""
+    """Draw a document per entity, a question per fact, and some unanswerable questions."""
     names.forget()
     rng = names.rng
     people = [names.person() for _ in range(dict(_CHAPTERS)["person"])]

@@ -22,7 +22,7 @@ _MONTHS: Final = words_of(
 
 @dataclass
 class Names:
-    """Draws names and values of one split, and repeats no made-up word within a scene."""
+    """A source of names and values of one split. It repeats no made-up word within a scene."""
 
     rng: random.Random
     split: Split
@@ -43,7 +43,7 @@ class Names:
         return word
 
     def value(self, kind: str, low: int, high: int) -> int:
-        """Draw a number in [low, high] of this split, for this kind of value."""
+        """Draw a value of a kind, from ``low`` to ``high``, that belongs to this split."""
         while True:
             value = self.rng.randint(low, high)
             if split_of_value(kind, value) == self.split:
@@ -58,15 +58,15 @@ class Names:
         return self.word("place")
 
     def institution(self) -> str:
-        """Draw a name with a type of institution: ``Jorith Museum``."""
+        """Draw the name of an institution: ``Jorith Museum``."""
         return f"{self.word('proper')} {self.rng.choice(_INSTITUTIONS)}"
 
     def product(self) -> str:
-        """Draw a brand with a type of product: ``Vorlo Lamp``."""
+        """Draw the name of a product: ``Vorlo Lamp``."""
         return f"{self.word('brand')} {self.rng.choice(_GOODS)}"
 
     def event(self) -> str:
-        """Draw a name with a type of event: ``Falori Concert``."""
+        """Draw the name of an event: ``Falori Concert``."""
         return f"{self.word('proper')} {self.rng.choice(_GATHERINGS)}"
 
     def address(self) -> str:
@@ -101,6 +101,6 @@ class Names:
         return f"{minute // 60}:{minute % 60:02d}"
 
     def date(self) -> str:
-        """Draw a day of the year: ``12 May``."""
+        """Draw a day and a month: ``12 May``."""
         day = self.value("date", 0, 12 * 28 - 1)
         return f"{day % 28 + 1} {_MONTHS[day // 28]}"

@@ -1,4 +1,4 @@
-"""Arithmetic: word problems and sums with their steps."""
+"""Arithmetic: word problems and sums, with answers that show each step."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _apply(op: str, a: int, b: int) -> int:
 
 
 def _draw_numbers(names: Names, two_steps: bool) -> tuple[str, str, int, int, int]:
-    """Draw a problem of this split: (first operation, second operation or "", a, b, c)."""
+    """Draw a problem of this split, as (first operation, second operation or "", a, b, c)."""
     rng = names.rng
     while True:
         op = rng.choice(("+", "+", "-", "-", "*"))
@@ -98,7 +98,7 @@ def draw_problem(names: Names) -> Case:
 
 
 def draw_sum(names: Names) -> Case:
-    """Draw a sum such as ``What is 12 + 7 - 4?``, answered like a word problem."""
+    """Draw a sum such as ``What is 12 + 7 - 4?``. Its answer looks like a word problem's."""
     rng = names.rng
     op, then, a, b, c = _draw_numbers(names, rng.random() < 0.3)
     expression = f"{a} {op} {b} {then} {c}" if then else f"{a} {op} {b}"

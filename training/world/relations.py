@@ -1,7 +1,7 @@
 """Relations of each kind of entity, with patterns that state a fact, ask for it and list it.
 
 ``{S}`` is the subject at the start of a sentence, ``{s}`` the subject inside one, and ``{A}`` the
-answer. Patterns with ``{s}`` but no ``{S}`` always name the subject. ``{S}`` may become a pronoun.
+answer. A pronoun may replace ``{S}``. Patterns with ``{s}`` but no ``{S}`` always name the subject.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Scene:
     absent: tuple[tuple[Kind, str], ...]
 
     def ask(self, rng: random.Random, skill: Skill) -> Case | None:
-        """Draw a question for one skill, or None if this scene has none."""
+        """Draw a question for one skill; return None if the scene has no such question."""
         if skill == "not_stated":
             return self._ask_missing(rng)
         facts = [f for e in self.entities for f in e.facts if f.relation.skill == skill]
@@ -78,7 +78,7 @@ def draw_scene(
 
 
 def draw_case(names: Names, skill: Skill, n_passages: int = 3) -> Case:
-    """Draw one case for ``skill``; a reading case has ``n_passages`` passages with distractors."""
+    """Draw one case for ``skill``. Unless it is arithmetic, it has ``n_passages`` passages."""
     if skill == "arithmetic":
         return draw_problem(names)
     while True:

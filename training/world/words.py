@@ -1,7 +1,7 @@
 """Made-up words, and the split that each word and number belongs to.
 
-A made-up word is a start and an ending. A fixed pattern decides which pairs are held out; in it,
-every start and every ending occurs in both splits.
+A made-up word consists of a start and an ending. A fixed pattern decides which of these pairs are
+held out. Every start and every ending occurs in both splits.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ def _syllables() -> dict[str, tuple[str, str]]:
 
 
 def mark_syllables(text: str, boundary: str) -> str:
-    """Mark the syllables of ``text``: put ``boundary`` before each made-up word and inside it.
+    """Put ``boundary`` before each capitalized word, and between the syllables of made-up words.
 
-    Tokenizers are trained on this form, so that no token spans two syllables, or a syllable and the
-    space before it.
+    Tokenizers are trained on such texts. So no token contains two syllables, or a syllable together
+    with the space before it.
     """
     table = _syllables()
 
@@ -82,7 +82,7 @@ def mark_syllables(text: str, boundary: str) -> str:
 
 
 def split_of_value(kind: str, value: int) -> Split:
-    """Return the split of a number, from a fixed hash of its kind and value."""
+    """Return the split of a number. A fixed hash of its kind and value determines the split."""
     mixed = (value * 2654435761 + sum(map(ord, kind)) * 40503) % (1 << 32)
     mixed ^= mixed >> 15
     mixed = mixed * 2246822519 % (1 << 32)
