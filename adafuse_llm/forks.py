@@ -1,4 +1,4 @@
-"""Recreate locks in a forked child, where the parent's threads no longer exist."""
+"""Recreate locks in a forked child process, where the parent's threads no longer exist."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _renewals: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakK
 
 
 def after_fork(renew: Callable[[], None]) -> None:
-    """Call a bound method now, and in every forked child while its owner lives.
+    """Call a bound method now, and in every child process that is forked while its object exists.
 
     Args:
-        renew: the method; an owner has at most one.
+        renew: the bound method. An object can register only one method.
     """
     renew()
     _renewals[renew.__self__] = renew.__func__  # type: ignore[attr-defined]  # a bound method

@@ -1,6 +1,6 @@
 """The token tree: the tokens that one member has evaluated after the committed text of a request.
 
-A node is one token. Algorithm 1 needs two facts about it: its log-probability given the tokens
+A node is one token. Algorithm 1 needs two facts about a node: its log-probability given the tokens
 before it, and the distribution of the token after it. A backend computes both for many nodes at a
 time, and the tree stores them. Committing a span makes its last token the new root. The nodes below
 that token stay valid; all other nodes are dropped.
@@ -18,8 +18,8 @@ class Next:
     """Summary of a member's next-token distribution p.
 
     Attributes:
-        tokens: ids of the most likely tokens, in descending order of probability; the lower id
-            comes first if probabilities are equal.
+        tokens: ids of the most likely tokens, in descending order of probability. If two
+            probabilities are equal, the lower id comes first.
         logprobs: natural logarithms of their probabilities.
         end_logprob: natural logarithm of the total probability of the member's end-of-sequence
             ids.
@@ -47,7 +47,8 @@ class Node:
     Attributes:
         token: the token's id.
         parent: the node of the token before this one; None for the root.
-        length: number of tokens up to and including this one, prompt included (position + 1).
+        length: number of tokens from the start of the prompt up to and including this token
+            (position + 1).
         logprob: natural logarithm of the token's probability given the tokens before it; None
             until it is known.
         next: summary of the distribution of the token after this one; None until the node is
@@ -94,7 +95,7 @@ class TokenTree:
     def child(self, node: Node, token: int) -> Node:
         """Return the child of `node` for `token`, and create it if necessary.
 
-        Its log-probability is set if the distribution after `node` already contains it.
+        The child's log-probability is set if the distribution after `node` already contains it.
         """
         child = node.children.get(token)
         if child is None:
@@ -114,7 +115,7 @@ class TokenTree:
         return node
 
     def path(self, node: Node) -> list[Node]:
-        """Return the nodes from below the root to `node`; the list is empty for the root."""
+        """Return the path from the root to `node` without the root. It is empty for the root."""
         path: list[Node] = []
         current: Node | None = node
         while current is not None and current is not self.root:
@@ -124,18 +125,18 @@ class TokenTree:
         return path
 
     def tokens(self, node: Node) -> list[int]:
-        """Return the token ids from below the root to `node`."""
+        """Return the token ids on the path from the root to `node`, without the root."""
         return [step.token for step in self.path(node)]
 
     def commit(self, node: Node) -> None:
-        """Commit the path to `node` and make it the root; all nodes not below it are dropped."""
+        """Commit the path to `node`, make `node` the root, and drop all nodes not below it."""
         self.ids.extend(self.tokens(node))
         node.parent = None
         self.root = node
         self.cuts += 1
 
     def prune(self, ends: Iterable[Node]) -> None:
-        """Drop every node that is neither on the path to one of `ends` nor below one of them."""
+        """Keep only the nodes on the paths to `ends` and below `ends`."""
         kept = set(ends)
         on_paths = {node for end in kept for node in self.path(end)}
         pending = [self.root]

@@ -1,21 +1,26 @@
 """Lossless drafting: nodes that are evaluated before the algorithm needs them.
 
-A draft is a set of nodes that a pass evaluates in addition, because the algorithm will probably
-need them. If it does, they cost no pass of their own. If not, the pass processed a few tokens too
-many. No result depends on drafts. Passes that the algorithm makes in any case carry these drafts:
+Drafts are additional nodes that a pass evaluates because the algorithm will probably need them
+later. If the algorithm needs a draft, it does not need another pass for it. If not, the pass has
+processed a few tokens too many. Drafts never change a result. Passes that the algorithm makes
+anyway carry three kinds of drafts:
 
-* Spans that other members proposed in this round. The member must score them in any case. If it
-  would propose the same span, its own proposal needs no further pass.
-* Nodes after a candidate that is likely to win: the words that its proposer already knows, and the
-  tokens with which the member would begin the next round.
-* Tokens that followed an earlier occurrence of the last few tokens (`Lookup`). Answers often quote.
+* Spans that other members proposed in this round. The member must score these spans anyway. If the
+  member would propose the same span, its proposal needs no further pass.
+* Nodes after a candidate that is likely to win. These are the words that the candidate's proposer
+  has already decoded after it. If there are none, they are the tokens that would begin the member's
+  next proposal.
+* Tokens that followed an earlier occurrence of the last few tokens (`Lookup`), because answers
+  often quote earlier text.
 
-A losing candidate that extends the winner needs no draft, because its nodes stay in the tree. The
-lead is the member that proposes first. While rounds are unanimous, the lead runs ahead, and the
-other members check several rounds in one pass.
+A losing candidate that extends the winner needs no draft, because its nodes stay in the tree.
 
-The odds of a source of drafts are measured on the committed tokens, whether they were drafted or
-not. A source that is often wrong is therefore not used, and is used again once it would be right.
+The lead is the member that proposes first. While rounds are unanimous, the lead also evaluates
+nodes beyond its proposal (it runs ahead). The other members then check several rounds in one pass.
+
+Each source of drafts has odds, which say how often its guesses agree with the committed tokens. The
+odds are measured even while the source is not used. A source that is often wrong is therefore not
+used until its guesses become right again.
 """
 
 from __future__ import annotations
@@ -41,13 +46,13 @@ from adafuse_llm.text.words import added
 from adafuse_llm.tree import Node
 
 WIN_ODDS = 0.4
-"""Lowest odds of winning at which the last token of a candidate is evaluated before it wins."""
+"""Lowest odds of winning at which a candidate's last token is evaluated before the round ends."""
 
 RUN_AHEAD_ODDS = 0.6
-"""Lowest odds of agreement at which the lead runs ahead. Each unused token costs a pass."""
+"""Lowest odds of a unanimous round at which the lead runs ahead. Each unused token costs a pass."""
 
 MIN_RESPONSE_TOKENS = 4
-"""Smallest number of response tokens that the limit on drafted tokens is computed from."""
+"""Number of response tokens that the limit on drafts assumes while the response is shorter."""
 
 
 class Drafting(Protocol):
@@ -62,12 +67,12 @@ class Drafting(Protocol):
         ...
 
     def observe(self, winner: PoolCandidate) -> None:
-        """Learn from the winner of a round, which is already committed."""
+        """Learn from the winner of a round. The winner is already committed."""
         ...
 
 
 class NoDrafts(Drafting):
-    """Drafting that adds nothing. All members propose at the same time."""
+    """Drafting method that adds no drafts. All members propose at the same time."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         self._members = tuple(members)
@@ -86,16 +91,16 @@ class NoDrafts(Drafting):
 
 
 class Drafts:
-    """Drafting of one request.
+    """Drafting method of one request.
 
-    Members on the same device propose one after another, and each checks the proposals before its
-    own. Members on different devices propose at the same time. While many requests are decoded, all
-    members propose at the same time. A member then answers several requests in one pass, which
-    saves more.
+    Members on the same device propose one after another. The passes of a member also evaluate the
+    spans that earlier members have proposed. Members on different devices propose at the same time.
+    While many requests are being decoded, all members propose at the same time. One pass of a
+    member then serves several requests, which saves more than drafts do.
 
     Args:
-        members: the request's members. Their passes carry drafts from now on.
-        crowded: returns whether many requests are being decoded.
+        members: the request's members. The constructor makes their passes carry drafts.
+        crowded: function that returns whether many requests are being decoded.
     """
 
     def __init__(
@@ -137,7 +142,7 @@ class Drafts:
         self._pool = Pool(first_word=first_word)
         self._proposals: dict[Member, Proposal] = {}
         self._likeliest: dict[Member, PoolCandidate] = {}
-        self._sizes: dict[Member, int] = {}  # tokens of the likeliest span
+        self._sizes: dict[Member, int] = {}  # number of tokens of the likeliest span
         self._seen: list[tuple[Odds, PoolCandidate]] = []
         self._branches, self._threshold = branches, threshold
 
@@ -156,7 +161,7 @@ class Drafts:
                 yield from self._run_ahead(member, config)
 
     def _run_ahead(self, lead: Member, config: AdaFuseConfig) -> Steps[None]:
-        """Continue after the lead's likeliest span while all members are likely to agree."""
+        """Evaluate nodes after the lead's likeliest span while all members are likely to agree."""
         span, size = self._proposals[lead].spans[0], self._sizes[lead]
         rounds = 0 if span.stops else self._unanimous.length(threshold=RUN_AHEAD_ODDS)
         left = config.max_new_tokens - lead.response_tokens - size
@@ -173,7 +178,7 @@ class Drafts:
         return self._odds(self._pool.find(candidate)).value >= WIN_ODDS
 
     def observe(self, winner: PoolCandidate) -> None:
-        """Learn from the winner of a round, which is already committed."""
+        """Learn from the winner of a round. The winner is already committed."""
         won = self._pool.find(winner)
         self._unanimous.learn(all(candidate is won for candidate in self._likeliest.values()))
         for odds, candidate in self._seen:
@@ -189,7 +194,7 @@ class Drafts:
         return self._wins.setdefault((proposed, agreed, likeliest), Odds(prior))
 
     def extra_nodes(self, member: Member, wanted: Sequence[Node]) -> Sequence[Node]:
-        """Return the nodes that a pass of `member` evaluates in addition."""
+        """Return the nodes that a pass of `member` evaluates in addition to `wanted`."""
         root = member.tree.root
         limit = _limit(member, root.length)
         if limit <= root.length:
@@ -220,8 +225,8 @@ class Drafts:
     def _after_prompt(self, member: Member, limit: int) -> list[Node]:
         """Return the nodes of the likeliest spans that other members have proposed.
 
-        The spans keep their proposers' leading whitespace. If the member begins with other
-        whitespace, the nodes are not needed. They cost little compared with the prompt.
+        The spans keep their proposers' leading whitespace. If the member's own proposal begins with
+        different whitespace, the nodes are useless, but they cost little compared with the prompt.
         """
         nodes: dict[Node, None] = {}
         for candidate in dict.fromkeys(self._likeliest.values()):
@@ -231,9 +236,9 @@ class Drafts:
         return list(nodes)
 
     def _may_waste(self, member: Member) -> bool:
-        """Return whether a member may draft nodes that the algorithm possibly never needs.
+        """Return whether a member may draft nodes that the algorithm will perhaps never need.
 
-        It may while it has processed at most 2 + B tokens per committed token.
+        The member may do so while it has processed at most 2 + B tokens per committed token.
         """
         processed = member.tokens + member.reused - member.prompt_tokens
         return processed <= (2 + self._branches) * max(member.response_tokens, MIN_RESPONSE_TOKENS)
@@ -241,7 +246,7 @@ class Drafts:
     def _after(
         self, member: Member, candidate: PoolCandidate, end: Node
     ) -> Iterator[tuple[Node, float]]:
-        """Yield nodes after a candidate that may win, with the odds that it wins."""
+        """Yield nodes to draft after a candidate, each with the odds that the candidate wins."""
         odds = self._odds(candidate).value
         if odds < DRAFT_ODDS:
             return
@@ -275,16 +280,16 @@ class Drafts:
 
 
 def _limit(member: Member, length: int) -> int:
-    """Return the length in tokens up to which drafts may extend a sequence."""
+    """Return the maximum length of a sequence with drafts, in tokens."""
     backend = member.backend
     limit = backend.draft_limit(length) if isinstance(backend, LimitsDrafting) else sys.maxsize
     return min(limit, member.window or sys.maxsize)
 
 
 def _greedy(member: Member, node: Node) -> Node | None:
-    """Return the first unevaluated node on the likeliest path after `node`.
+    """Return the first unevaluated node on the greedy path after `node`.
 
-    Return None if the path ends before such a node, or has `MAX_DRAFT_TOKENS` tokens.
+    Return None if the path ends first, or if its first `MAX_DRAFT_TOKENS` tokens are all evaluated.
     """
     start = node.length
     while node.next is not None:
@@ -300,7 +305,7 @@ def _greedy(member: Member, node: Node) -> Node | None:
 
 
 def _known_after(member: Member, end: Node) -> str:
-    """Return the complete words that `member` writes after `end` on its evaluated greedy path."""
+    """Return the complete words that `member` has already decoded greedily after `end`."""
     node = end
     while node.next is not None and (child := node.children.get(node.next.greedy)) is not None:
         node = child

@@ -1,4 +1,4 @@
-"""Which member of a device proposes first."""
+"""Choice of the member of a device that proposes first."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from adafuse_llm.decoding.odds import PRIOR_ODDS, Odds
 from adafuse_llm.decoding.score import PoolCandidate
 
 SWITCH_COST_RATIO = 0.85
-"""Another member takes the lead if its rounds cost less than this share of the current lead's."""
+"""Another member becomes the lead if the expected cost of a round with this member as the lead is
+below this share of the expected cost with the current lead."""
 
 
 class Lead:
     """Choice of the member that proposes first, among members that propose one after another.
 
-    A round with lead l is expected to take c_l n_l + Σ c_k (1 + (1 - a_kl) n_k) seconds. The sum is
-    over the other members k. c is seconds per pass, n is tokens per proposal, and a is the share of
-    rounds in which two members agree. All three are measured in this request. The first member
-    leads until they are known.
+    The expected time of a round with lead l, in seconds, is c_l n_l + Σ c_k (1 + (1 - a_kl) n_k).
+    The sum is over the other members k. c is seconds per pass, n is tokens per proposal, and a is
+    the share of rounds in which two members agree. All three are measured in this request. The
+    first member leads until c and n are known.
 
     Attributes:
         member: the lead.
@@ -40,7 +41,7 @@ class Lead:
         return [self.member, *(member for member in self._members if member is not self.member)]
 
     def learn(self, likeliest: dict[Member, PoolCandidate], sizes: dict[Member, int]) -> None:
-        """Record the members' likeliest candidates, and the number of tokens of each proposal."""
+        """Learn from the members' likeliest candidates in a round and their numbers of tokens."""
         for pair, odds in self._agree.items():
             one, other = pair
             odds.learn(likeliest[one] is likeliest[other])

@@ -34,7 +34,7 @@ def in_lockstep(steps: Sequence[Steps[T]]) -> Steps[list[T]]:
 def merge_queries(member: Member, steps: Sequence[Steps[T]]) -> Steps[list[T]]:
     """Run computations of one member in lockstep, and merge the queries of each step into one.
 
-    Each merged query costs one pass. Nothing is drafted.
+    Each merged query costs one pass and has no drafts.
 
     Returns:
         The results of the computations, in order.

@@ -1,4 +1,4 @@
-"""Drafts copied from earlier text, because answers often quote."""
+"""Drafts copied from earlier text, because answers often quote it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from adafuse_llm.decoding.odds import PRIOR_ODDS, Odds
 from adafuse_llm.tree import Node
 
 GRAM_SIZES = (4, 3, 2)
-"""Numbers of last tokens to look up. The longest match is used."""
+"""Numbers of last tokens to look up, in this order. The first match is used."""
 
 
 class Lookup:
-    """Index of a member's committed tokens, which finds what followed the last few tokens before.
+    """Index of a member's committed tokens that finds earlier occurrences of the last few tokens.
 
-    The first use builds the index. This takes about a microsecond per token of the prompt.
+    The first use builds the index, which takes about a microsecond per token of the prompt.
     """
 
     def __init__(self) -> None:
@@ -27,9 +27,9 @@ class Lookup:
         """Return nodes that may follow `node`.
 
         Args:
-            member: the member of the index.
+            member: the member whose tokens are indexed.
             node: the node to continue.
-            odds: odds that `node` is reached.
+            odds: odds that the response reaches `node`.
         """
         ids = member.tree.ids
         self._read_on(ids)
@@ -50,7 +50,7 @@ class Lookup:
         return copied
 
     def _read_on(self, ids: Sequence[int]) -> None:
-        """Index the committed tokens that have not been read yet, and update the odds."""
+        """Index the committed tokens that are not in the index yet, and update the odds."""
         if self._read:
             for end in range(self._read, len(ids)):
                 self._learn(ids, end)

@@ -27,8 +27,8 @@ class MemberQuery:
     Attributes:
         member: the member.
         query: the query to its backend.
-        drafts: number of nodes at the end of ``query.evaluate`` that are drafts.
-        scored: nodes of which only the log-probability is needed.
+        drafts: number of drafts. They are the last nodes of ``query.evaluate``.
+        scored: nodes for which only the log-probability is needed.
     """
 
     member: Member
@@ -49,7 +49,7 @@ Steps = Generator[tuple[MemberQuery, ...], None, T]
 class Drafter(Protocol):
     """Interface that chooses the drafts of a pass.
 
-    Drafts change the cost of a decode, never its result.
+    Drafts change the cost of decoding, but never the result.
     """
 
     def extra_nodes(self, member: Member, wanted: Sequence[Node]) -> Sequence[Node]:
@@ -72,22 +72,22 @@ NO_DRAFTER = NoDrafter()
 
 
 class Member:
-    """One member in one request: its token tree, the text of its nodes, and its costs.
+    """State of one member in one request: the token tree, the texts of the nodes, and the costs.
 
     Args:
-        backend: the member's backend. This class reads its properties and makes no passes.
+        backend: the member's backend. This class only reads the backend's properties.
         prompt: the request's prompt in the member's tokens.
         top: number of likeliest next tokens that the strategy needs.
         weight: the member's weight w in the fused score.
         prompt_text: the prompt as plain text, the same for all members.
 
     Attributes:
-        drafter: chooses the nodes that a pass evaluates in addition.
-        passes: forward passes for the request so far.
-        tokens: tokens processed for the request so far.
-        reused: tokens of the prompt that an earlier request had already processed.
-        pass_seconds: average seconds of a pass after the first one, which reads the prompt. None
-            before the second pass.
+        drafter: object that chooses the drafts of each pass.
+        passes: number of forward passes for the request so far.
+        tokens: number of tokens processed for the request so far.
+        reused: number of prompt tokens that an earlier request had already processed.
+        pass_seconds: average seconds per pass. The first pass does not count, because it reads the
+            prompt. None before the second pass.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class Member:
             yield (MemberQuery(self, self.query((), unknown), 0, tuple(unknown)),)
 
     def widen(self, node: Node, top: int) -> Steps[None]:
-        """Get the `top` likeliest tokens after an evaluated node, or all if there are fewer."""
+        """Get the `top` likeliest tokens after an evaluated node, or all if fewer exist."""
         if max(self._top, len(self.next(node).tokens)) < top:
             yield (MemberQuery(self, NodeQuery(self.tree, (node,), (), top)),)
 
@@ -194,7 +194,7 @@ class Member:
     def query(self, nodes: Sequence[Node], scored: Sequence[Node] = ()) -> NodeQuery:
         """Return the query that evaluates `nodes` and scores `scored`.
 
-        It also gets the log-probabilities of `nodes` that are not known.
+        The query also gets those log-probabilities of `nodes` that the tree does not hold yet.
         """
         unknown = dict.fromkeys(
             node for node in (*nodes, *scored) if node.parent is not None and node.logprob is None
@@ -202,7 +202,7 @@ class Member:
         return NodeQuery(self.tree, tuple(nodes), tuple(unknown), self._top)
 
     def learn(self, query: NodeQuery, result: NodeResult, seconds: float = 0.0) -> None:
-        """Write a result into the tree, and add its cost.
+        """Write a result into the tree, and add the cost of the query to the member's counts.
 
         Args:
             query: the query.
@@ -232,7 +232,7 @@ class Member:
 
     @contextmanager
     def _tokenizer_errors(self) -> Iterator[None]:
-        """Raise failures of the tokenizer as a `MemberError` of this member."""
+        """Convert any error of the tokenizer to a `MemberError` of this member."""
         try:
             yield
         except Exception as error:

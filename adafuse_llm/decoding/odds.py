@@ -1,18 +1,18 @@
-"""Share of right guesses of a source of drafts, measured in one request."""
+"""How often the guesses of a source of drafts are right, measured in one request."""
 
 from __future__ import annotations
 
 import math
 
 DRAFT_ODDS = 0.5
-"""Lowest odds of being needed at which a token is drafted. This value weighs the cost of one more
-token in a pass against the pass that it saves."""
+"""A token is drafted if the odds that it is needed are at least this high. The value balances the
+cost of one more token in a pass against the pass that the token may save."""
 
 MAX_DRAFT_TOKENS = 16
 """Maximum number of tokens drafted in a row."""
 
 PRIOR_OBSERVATIONS, MAX_OBSERVATIONS = 4, 20
-"""Number of observations that the initial value counts as, and the largest number in an average."""
+"""Weight of the initial value in observations, and maximum number of observations in an average."""
 
 PRIOR_ODDS = 0.5
 """Initial odds before any observation."""
@@ -37,11 +37,13 @@ class Odds:
         self.value += (right - self.value) / self._seen
 
     def length(self, first: float = 1.0, threshold: float = DRAFT_ODDS) -> int:
-        """Return how many guesses in a row are all right with odds of at least `threshold`.
+        """Return how many guesses to make in a row.
+
+        The odds that all these guesses are right are at least `threshold`.
 
         Args:
             first: odds of the event that the first guess depends on.
-            threshold: lowest odds for the whole row.
+            threshold: lowest odds that all guesses are right.
         """
         if first * self.value < threshold:
             return 0

@@ -13,11 +13,11 @@ from adafuse_llm.tree import Node
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A path in a member's tree that a member proposes.
+    """A path in a member's tree that the member proposes.
 
     Attributes:
-        node: the last node. A span that only ends the response has no tokens, and this is then the
-            node before it.
+        node: the last node of the span. A span that only ends the response has no tokens. Its
+            `node` is the node before the span.
         stops: whether the response ends after the span.
     """
 
@@ -27,17 +27,18 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """The spans of one member in branch order, and its margin Δ at the start of each word."""
+    """The spans of one member in branch order, and the margin Δ at the start of each word."""
 
     spans: tuple[Span, ...]
     margins: tuple[float, ...]
 
 
 def propose(member: Member, config: AdaFuseConfig, start: Node | None = None) -> Steps[Proposal]:
-    """Propose up to M words, and end with B alternatives for the first word that is not confident.
+    """Propose up to M words, and stop at the first word of which the member is not confident.
 
-    The member is confident of a word if Δ >= τ at the start of the word (equation 1). The
-    alternatives start with the B likeliest tokens (equation 2) and grow greedily (equation 3).
+    The member is confident of a word if Δ >= τ at the start of the word (equation 1). It proposes B
+    alternatives for the word of which it is not confident. The alternatives start with the B
+    likeliest tokens (equation 2) and grow greedily (equation 3).
 
     Args:
         member: the member.
@@ -61,7 +62,7 @@ def propose(member: Member, config: AdaFuseConfig, start: Node | None = None) ->
 
 
 def branch(member: Member, start: Node, branches: int, config: AdaFuseConfig) -> Steps[list[Span]]:
-    """Return spans that continue `start` by one word, one span per likeliest next token."""
+    """Return one span of one word after `start` for each of the `branches` likeliest tokens."""
     tokens = member.next(start).tokens[:branches]
     first = {
         token: member.tree.child(start, token) for token in tokens if token not in member.end_ids
@@ -77,7 +78,7 @@ def branch(member: Member, start: Node, branches: int, config: AdaFuseConfig) ->
 def _finish_words(
     member: Member, start: Node, firsts: Sequence[Node], config: AdaFuseConfig
 ) -> Steps[list[Node]]:
-    """Grow one word from each first token, in shared passes, and return the last nodes."""
+    """Grow one word from each first token, and return the last nodes. The words share passes."""
     ends = list(firsts)
     growing = list(range(len(ends)))
     while growing := [i for i in growing if not _is_closed(member, start, ends[i], config)]:
@@ -99,7 +100,7 @@ def _is_closed(member: Member, start: Node, end: Node, config: AdaFuseConfig) ->
 
 
 def _ends_before(member: Member, start: Node, end: Node, token: int) -> bool:
-    """Return whether the word between two nodes is complete because `token` would follow."""
+    """Return whether the word between two nodes is complete if `token` follows it."""
     if token in member.end_ids:
         return True
     before = member.text(start)

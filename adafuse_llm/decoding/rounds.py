@@ -35,7 +35,7 @@ class RoundOutcome:
         pool: the candidates of the round.
         scored: the same candidates with their scores, in the same order.
         winner: index of the winner, which is already committed.
-        margins: margins of each member, by its name.
+        margins: the margins of each member, by member name.
     """
 
     pool: tuple[PoolCandidate, ...]
@@ -45,12 +45,12 @@ class RoundOutcome:
 
 
 PlayRound = Callable[[bool], Steps[RoundOutcome]]
-"""A function that plays one round of one request. Its argument is whether the response is still
-empty. The function holds the state that a request keeps between rounds."""
+"""A function that plays one round of one request. Its argument is True while the response is empty.
+The function holds the state that a request keeps between rounds."""
 
 
 Scorer = Callable[[PoolCandidate, Sequence[Member]], results.Candidate]
-"""A function that scores a candidate that the members have read."""
+"""A function that scores a candidate after the members have read it."""
 
 
 def score(candidate: PoolCandidate, members: Sequence[Member]) -> results.Candidate:
@@ -88,7 +88,7 @@ def commit_best(
     scored: Sequence[results.Candidate],
     margins: dict[str, tuple[float, ...]],
 ) -> RoundOutcome:
-    """Choose the candidate of the lowest score and commit it to every member.
+    """Choose the candidate with the lowest score, and commit it in every member's tree.
 
     Raises:
         DecodingError: no candidate has a score.
@@ -143,11 +143,11 @@ def decode(
 def score_texts(
     members: Sequence[Member], texts: Sequence[str], *, stops: bool
 ) -> Generator[tuple[MemberQuery, ...] | Scores, None, None]:
-    """Score given texts as responses, with one pass per member. Yield the scores last.
+    """Score texts as responses, with one pass per member, and yield the scores at the end.
 
     Args:
         members: all members, each with its prompt.
-        texts: the texts. Each one is scored as a response of its own.
+        texts: the texts. Each text is scored as a separate response.
         stops: whether each score includes the end of the response after the text.
     """
     pool = Pool(first_word=False)
@@ -178,7 +178,7 @@ def to_result(
     nll: Sequence[float],
     score: float | None,
 ) -> results.Candidate:
-    """Return a candidate as a result model, without the NLL of members for which it is infinite."""
+    """Return a candidate as a result model. Infinite NLLs are left out."""
     return results.Candidate(
         text=candidate.text,
         stops=candidate.stops,
@@ -189,7 +189,9 @@ def to_result(
 
 
 def best_candidate(scored: Sequence[results.Candidate]) -> int:
-    """Return the index of the candidate with the lowest score. The earlier of equal ones wins.
+    """Return the index of the candidate with the lowest score.
+
+    If several candidates have the lowest score, the first of them wins.
 
     Raises:
         DecodingError: no candidate has a score.
@@ -197,9 +199,9 @@ def best_candidate(scored: Sequence[results.Candidate]) -> int:
     scores = [(c.score, index) for index, c in enumerate(scored) if c.score is not None]
     if not scores:
         raise DecodingError(
-            "no member with a weight can score any candidate of the round "
+            "no member with a weight above 0 can score any candidate of the round "
             f"({', '.join(repr(c.text) for c in scored)}): every log-likelihood is infinite. "
-            "Check the members' logits, or give weight to members that can score."
+            "Check the members' logits, or give a weight above 0 to a member that can score."
         )
     return min(scores)[1]
 
@@ -233,7 +235,7 @@ def usage(members: Sequence[Member]) -> Usage:
 def cancelled(
     members: Sequence[Member], transcript: Transcript, rounds: Sequence[Round]
 ) -> StreamEvent:
-    """Return the last event of a cancelled decode."""
+    """Return the last event of a cancelled request."""
     shown = transcript.flush()
     generation = summarize(members, transcript, rounds, "cancelled")
     return StreamEvent(text=shown, round=None, generation=generation)
@@ -242,7 +244,7 @@ def cancelled(
 def _finish(
     winner: PoolCandidate, members: Sequence[Member], config: AdaFuseConfig, transcript: Transcript
 ) -> FinishReason | None:
-    """Return why the response ends after this commit, or None if it goes on."""
+    """Return why the response ends after this round, or None if the response continues."""
     if transcript.stopped:
         return "stop_sequence"
     if winner.stops:

@@ -1,4 +1,4 @@
-"""The pool of a round, and each member's score of its candidates (§3.4)."""
+"""The pool of a round, and the members' scores of the candidates in the pool (§3.4)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ class PoolCandidate:
     Attributes:
         text: the text, as its first proposer wrote it.
         stops: whether the response ends after the text.
-        proposers: the members that proposed it, in member order.
-        ends: its last node, by member. Missing for a member that has not placed the text, or whose
-            window has no room for it.
+        proposers: the members that proposed the candidate, in member order.
+        ends: the candidate's last node in each member's tree. A member is missing if it has not
+            placed the text, or if its context window has no room for the text.
         exact: members whose tokens decode to exactly the text. Other members cannot score it.
-        starts: the node before it, by member. A missing member starts at the root.
+        starts: the node before the candidate in each member's tree. For a missing member, this node
+            is the root.
     """
 
     def __init__(self, text: str, stops: bool, starts: Mapping[Member, Node] | None = None) -> None:
@@ -33,13 +34,13 @@ class PoolCandidate:
         self.exact: set[Member] = set()
 
     def terms(self, member: Member) -> int:
-        """Return the number of log-probabilities in the mean `nll`, or 0 without a mean."""
+        """Return the number of terms in the mean `nll`, or 0 if the member cannot score."""
         if member not in self.exact:
             return 0
         return len(self.path(member)) + self.stops
 
     def path(self, member: Member) -> list[Node]:
-        """Return the candidate's nodes in the tree of a member in `ends`."""
+        """Return the candidate's nodes in a member's tree. The member must be in `ends`."""
         root = member.tree.root
         before = self.starts.get(member, root).length - root.length
         return member.tree.path(self.ends[member])[before:]
@@ -47,7 +48,7 @@ class PoolCandidate:
     def nll(self, member: Member) -> float:
         """Return the mean negative log-likelihood per token in nats (equation 5).
 
-        A candidate that stops has one more term, -log of the summed probability of the
+        A candidate that stops has one more term: -log of the total probability of the
         end-of-sequence tokens. The mean is infinite if the member cannot score the candidate.
         """
         if member not in self.exact:
@@ -61,13 +62,14 @@ class PoolCandidate:
 
 
 class Pool:
-    """The union of the members' proposals, in member order, then branch order.
+    """The union of the members' proposals, ordered by member and then by branch.
 
     Args:
-        first_word: whether the response is still empty. Texts that differ only in leading
-            whitespace are then one candidate, and each member reads a candidate with the leading
-            whitespace of its own proposal.
-        starts: the node before all spans, by member. A missing member starts at the root.
+        first_word: whether the response is still empty. If it is, texts that differ only in leading
+            whitespace are one candidate. Each member reads this candidate with the leading
+            whitespace of the member's own proposal.
+        starts: the node before all spans in each member's tree. For a missing member, this node is
+            the root.
     """
 
     def __init__(self, *, first_word: bool, starts: Mapping[Member, Node] | None = None) -> None:
@@ -80,8 +82,8 @@ class Pool:
     def add(self, member: Member, proposal: Proposal) -> PoolCandidate:
         """Add the spans of a member, and return the candidate of its likeliest span.
 
-        If two spans of a member have the same text, the tokens of the earlier, likelier one are
-        used.
+        If two spans of a member have the same text, the earlier one is used, because it is
+        likelier.
         """
         before = member.text(self._start(member))
         texts = [added(before, member.text(span.node)) for span in proposal.spans]
@@ -96,7 +98,7 @@ class Pool:
         return self._by_key[self._key(texts[0], proposal.spans[0].stops)]
 
     def suggest(self, text: str, *, stops: bool = False) -> PoolCandidate:
-        """Return the candidate of a text. Add the candidate if the pool does not have it."""
+        """Return the candidate with this text. If the pool does not have it, add it first."""
         key = self._key(text, stops)
         if key not in self._by_key:
             self._by_key[key] = PoolCandidate(text, stops, self._starts)
@@ -104,7 +106,7 @@ class Pool:
         return self._by_key[key]
 
     def find(self, candidate: PoolCandidate) -> PoolCandidate:
-        """Return this pool's candidate that equals a candidate of another pool."""
+        """Return the candidate of this pool that equals `candidate` from another pool."""
         return self._by_key[self._key(candidate.text, candidate.stops)]
 
     def read(self, member: Member, likely: Callable[[PoolCandidate], bool]) -> Steps[None]:
@@ -125,7 +127,7 @@ class Pool:
         yield from member.evaluate(nodes, ends)
 
     def place(self, member: Member, candidate: PoolCandidate) -> Node | None:
-        """Return a candidate's last node at a member, or None if the member cannot score it."""
+        """Return a candidate's last node for a member, or None if the member cannot score it."""
         if member not in candidate.ends:
             self._place(member, candidate)
         return candidate.ends[member] if member in candidate.exact else None
@@ -159,7 +161,7 @@ class Pool:
 def fuse(nll: Sequence[float], weights: Sequence[float]) -> float | None:
     """Return the fused score F (equation 6): the weighted mean of the finite NLLs.
 
-    Return None if no member with a finite NLL has a weight.
+    Return None if no member with a finite NLL has a weight above 0.
     """
     scored = [(w, value) for w, value in zip(weights, nll, strict=True) if math.isfinite(value)]
     total = math.fsum(w for w, _ in scored)

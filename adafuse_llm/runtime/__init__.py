@@ -1,1 +1,1 @@
-"""How requests run: the scheduler, the cache budget, and heap trimming."""
+"""Execution of requests: the scheduler, the cache budget, and heap trimming."""

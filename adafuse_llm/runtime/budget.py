@@ -15,14 +15,14 @@ Needs = Mapping[str, int]
 
 
 class CacheBudget:
-    """The memory that requests need, and whether several requests fit at the same time.
+    """Budget for the key/value cache, which checks whether requests fit at the same time.
 
     Members without `SupportsPlacement` count as 0 bytes. The budget is thread-safe. It does not
     record which requests run; callers pass the requests.
 
     Args:
-        limit: maximum bytes on each device; None for half of the memory that is free when a
-            request first needs the device.
+        limit: maximum bytes on each device. If it is None, the limit is half of the memory that is
+            free when a request first needs the device.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -30,7 +30,7 @@ class CacheBudget:
         self._limits: dict[str, int] = {}
 
     def needs(self, members: Sequence[Member], config: AdaFuseConfig, spare: int) -> Needs:
-        """Return the maximum bytes that a request holds on each device.
+        """Return the maximum number of cache bytes that a request needs on each device.
 
         Args:
             members: the members that decode.

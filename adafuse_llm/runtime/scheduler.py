@@ -1,21 +1,23 @@
 """The scheduler: runs requests and batches the queries that they send to members.
 
 Any thread can submit requests. One thread, the coordinator, runs the requests' own code (rounds,
-tokenizers). When a device is free, the coordinator picks one of the device's members and has all
-waiting queries to that member evaluated in one call. A request resumes when all its queries are
+tokenizers). When a device is free, the coordinator picks one of the device's members. All queries
+that wait for this member are evaluated in one call. A request resumes when all its queries are
 answered. Synchronous, asynchronous and batched calls all use this one loop.
 
 Choice of member: the scheduler picks the member with the most waiting queries, so that requests
-fall into step and batches stay large. A query that has waited too long goes first (`next_backend`).
+advance together and batches stay large. A query that has waited too long goes first
+(`next_backend`).
 
 Choice of thread: members on different devices (`SupportsPlacement.device`) run at the same time.
 Each device has its own thread, so only one thread ever uses a model. Members on the same device
 take turns. If all members share one device, the coordinator itself evaluates the queries, without a
-second thread. Members on a CPU take turns, too. If they ran at the same time, they would either
-compete for all cores or each use a share of them. With a share of the cores, they gain little if a
-single pass already uses all cores, and they wait for the slowest member. They also need a different
-number of torch threads, which only the caller should set (``benchmarks/members_side_by_side.py``
-measures this).
+second thread.
+
+Members on a CPU take turns, too. If they ran at the same time, they would either compete for all
+cores or each use a share of the cores. Sharing gains little if a single pass already uses all
+cores, because every round waits for the slowest member. Sharing also needs another number of torch
+threads, which only the caller should set. ``benchmarks/members_side_by_side.py`` measures this.
 
 Choice of request: requests start in the order of arrival, within the limits on their number
 (`RuntimeConfig.max_requests`) and on memory (`RuntimeConfig.cache_bytes`). A request that does not
@@ -66,14 +68,14 @@ class Request:
     """One computation: its members, its memory needs and its progress.
 
     Args:
-        members: one `Member` with the encoded prompt per active backend.
+        members: one `Member` per active backend. Each member holds the encoded prompt.
         needs: maximum bytes that the request holds on each device.
         steps: the computation. It yields tuples of queries, and events to deliver.
-        cancelled: returns the last event of a request whose `cancel` is set.
-        cancel: an event that the caller sets to end the request with its result so far.
+        cancelled: function that returns the last event if `cancel` is set.
+        cancel: flag that the caller sets to end the request with its result so far.
 
     Attributes:
-        abandoned: an event that is set when the caller no longer waits for the result.
+        abandoned: flag that is set when the caller no longer waits for the result.
         unanswered: number of queries that wait for an answer.
     """
 
@@ -100,10 +102,10 @@ class Request:
         return self.abandoned.is_set() or (self.cancel is not None and self.cancel.is_set())
 
     def resume(self, deliver: Deliver) -> tuple[MemberQuery, ...]:
-        """Run the computation until it needs answers, and return its queries.
+        """Run the computation until it needs answers to queries, and return these queries.
 
-        The tuple is empty if the request has ended. Its last event or its error has then been
-        delivered, unless it was abandoned.
+        The tuple is empty if the request has ended. In that case, the last event or the error has
+        been delivered, unless the caller had abandoned the request.
         """
         try:
             if self.abandoned.is_set():
@@ -150,7 +152,7 @@ class PendingQuery:
 def next_backend(waiting: Sequence[PendingQuery], begun: int, patience: int) -> Backend:
     """Return the backend to evaluate next: the one with the most waiting queries.
 
-    If several backends have the same number, the one with the oldest query is next. If the oldest
+    If several backends have equally many, the one with the oldest query is next. If the oldest
     query of all has waited for `patience` evaluations, its backend is next in any case.
 
     Args:
@@ -200,7 +202,7 @@ class _Device:
             self._jobs.put(job)
 
     def next_batch(self, patience: int) -> list[PendingQuery]:
-        """Remove the queries to evaluate next, all to one backend, from `waiting`; return them."""
+        """Remove the next batch from `waiting` and return it. It has queries to one backend."""
         backend = next_backend(self.waiting, self.begun, patience)
         batch = [pending for pending in self.waiting if pending.backend is backend]
         self.waiting = [pending for pending in self.waiting if pending.backend is not backend]
@@ -217,17 +219,18 @@ class _Device:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
-            del job  # drop its reference to a request while the thread waits
+            del job  # the job must not keep its request alive while the thread waits
 
 
 @dataclass(frozen=True, slots=True)
 class _BatchDone:
-    """The message that a device has evaluated a batch.
+    """Message to the coordinator that a device has evaluated a batch.
 
     Attributes:
         device: the device.
         batch: the queries of the batch.
-        errors: an error or None for each query, or the defect that made the evaluation impossible.
+        errors: an error or None for each query, or one exception if a defect in this module
+            prevented the evaluation.
     """
 
     device: _Device
@@ -243,18 +246,20 @@ _running: weakref.WeakSet[Scheduler] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """Close all schedulers at exit; a thread that still runs a model would abort the process."""
+    """Close all schedulers at exit. A thread that still runs a model would abort the process."""
     for scheduler in list(_running):
         scheduler.close(timeout=EXIT_SECONDS)
 
 
 class Scheduler:
-    """Runs requests on threads, which start with the first request and end when idle.
+    """Scheduler that runs requests on threads.
+
+    The threads start with the first request and end when they are idle.
 
     Args:
         backends: all backends that requests may query.
-        runtime: options; the maximum number of requests at the same time is used here.
-        budget: decides whether requests fit into memory.
+        runtime: options. The scheduler uses the maximum number of simultaneous requests.
+        budget: object that decides whether requests fit into memory.
     """
 
     def __init__(
@@ -286,10 +291,10 @@ class Scheduler:
         return self._closed
 
     def submit(self, *submissions: Submission) -> None:
-        """Start requests; those of one call start at the same time.
+        """Submit requests. Requests of one call enter the queue together.
 
-        The coordinator calls each request's `Deliver` function with every event, the last of which
-        has the result, or with the error that ended the request.
+        The coordinator calls each request's `Deliver` function with every event. The last event
+        has the result. If an error ends the request, the last call passes the error instead.
 
         Raises:
             EngineClosedError: the scheduler is closed.
@@ -303,7 +308,7 @@ class Scheduler:
                 self._coordinator.start()
 
     def close(self, timeout: float | None = None) -> None:
-        """End running requests with `EngineClosedError` and wait for the threads to finish.
+        """End all requests with `EngineClosedError`, and wait for the threads to finish.
 
         Args:
             timeout: maximum seconds to wait.
@@ -318,13 +323,13 @@ class Scheduler:
 class _Coordinator(threading.Thread):
     """The thread that runs requests; it ends when it is idle or closed.
 
-    Only this thread uses its state. Other threads send messages to the inbox: requests to start,
-    evaluated batches, or None to close.
+    Only this thread changes its requests and devices. Other threads send messages to the inbox:
+    requests to start, evaluated batches, or None to close.
     """
 
     def __init__(self, scheduler: Scheduler, first: Submissions) -> None:
         super().__init__(name="adafuse", daemon=True)
-        self._scheduler = scheduler  # keeps it alive, so that it is closed at interpreter exit
+        self._scheduler = scheduler  # keep it alive until it is closed at exit
         self._accepting = threading.Lock()
         self._ended = False
         self._inbox: queue.SimpleQueue[Submissions | _BatchDone | None] = queue.SimpleQueue()
@@ -347,7 +352,7 @@ class _Coordinator(threading.Thread):
             return True
 
     def close(self, timeout: float | None) -> None:
-        """End running requests and wait up to `timeout` seconds for the thread."""
+        """End all requests, and wait up to `timeout` seconds for the thread to end."""
         self._inbox.put(None)
         if self is not threading.current_thread():
             self.join(timeout)
@@ -368,7 +373,7 @@ class _Coordinator(threading.Thread):
             device.stop()
 
     def _process_messages(self) -> bool:
-        """Process pending messages, blocking until one arrives; return False to stop."""
+        """Wait for a message and process all pending ones. Return False to end the thread."""
         try:
             message = self._inbox.get(timeout=None if self._active else IDLE_SECONDS)
         except queue.Empty:
@@ -389,7 +394,7 @@ class _Coordinator(threading.Thread):
                 return True
 
     def _resume_answered(self, done: _BatchDone) -> None:
-        """Resume the requests whose last query is answered; finish those whose query failed."""
+        """Resume requests that have all answers, and end requests with a failed query."""
         done.device.busy = False
         if isinstance(done.errors, BaseException):
             raise done.errors
@@ -413,7 +418,7 @@ class _Coordinator(threading.Thread):
             request.resume(deliver)
 
     def _admit(self) -> None:
-        """Start waiting requests in order, up to the maximum number and the memory limit."""
+        """Start waiting requests in order, within the limits on their number and memory."""
         runtime, budget = self._scheduler.runtime, self._scheduler.budget
         while self._queue and len(self._active) < runtime.max_requests:
             request, deliver = self._queue[0]
@@ -424,14 +429,14 @@ class _Coordinator(threading.Thread):
             self._resume(request)
 
     def _start_evaluations(self) -> None:
-        """Start to evaluate the next batch on every device that is free."""
+        """Start the evaluation of the next batch on every free device."""
         patience = len(self._scheduler.devices) + 1
         for device in self._devices.values():
             if device.waiting and not device.busy:
                 device.submit(partial(self._run_batch, device, device.next_batch(patience)))
 
     def _run_batch(self, device: _Device, batch: Sequence[PendingQuery]) -> None:
-        """Evaluate a batch; runs on the device's thread."""
+        """Evaluate a batch on the device's thread, and send the outcome to the coordinator."""
         errors: Sequence[AdaFuseError | None] | BaseException
         try:
             errors = _evaluate_batch(batch[0].backend, [pending.query for pending in batch])
@@ -453,7 +458,7 @@ class _Coordinator(threading.Thread):
     def _finish(self, request: Request, error: BaseException | None = None) -> None:
         """End a request and free its resources.
 
-        Each device frees the request's memory before it evaluates a request admitted later.
+        Each device frees the request's memory before it evaluates queries of later requests.
         """
         deliver = self._active.pop(request)
         request.close()
@@ -481,7 +486,7 @@ class _Coordinator(threading.Thread):
 def _release(member: Member) -> None:
     try:
         member.backend.release(member.tree)
-    except BaseException:  # the request has ended; its result must not depend on this
+    except BaseException:  # the request has ended, so its result must not change
         logger.exception("member %r failed to release a request", member.name)
 
 
@@ -489,8 +494,8 @@ def _evaluate_batch(backend: Backend, queries: Sequence[MemberQuery]) -> list[Ad
     """Evaluate queries with a backend; return an error or None for each query.
 
     If the evaluation of several queries fails, each query is evaluated alone, so that only the
-    queries at fault fail. If a query with drafts fails alone, it is evaluated without them, and its
-    member stops drafting.
+    faulty queries fail. If a single query with drafts fails, it is evaluated again without the
+    drafts, and its member stops drafting.
     """
     failure: BaseException | None = None
     try:
@@ -499,8 +504,8 @@ def _evaluate_batch(backend: Backend, queries: Sequence[MemberQuery]) -> list[Ad
         seconds = (time.perf_counter() - started) / len(queries)
         for member_query, result in zip(queries, results, strict=True):
             member_query.member.learn(member_query.query, result, seconds)
-    except BaseException as error:  # some libraries raise these, and the thread must not end
-        traceback.clear_frames(error.__traceback__)  # the frames hold the tensors of the pass
+    except BaseException as error:  # some libraries raise BaseException; the thread must not end
+        traceback.clear_frames(error.__traceback__)  # the frames keep tensors of the pass alive
         failure = error
     if failure is None:
         return [None] * len(queries)

@@ -16,11 +16,11 @@ from adafuse_llm.strategies.base import Strategy, StrategyContext
 class AdaFuse(Strategy):
     """Adaptive ensembling of words (Algorithm 1 of arXiv 2601.06022), the default strategy.
 
-    A member proposes up to M words in a round while it is confident, and alternatives for the first
-    word of which it is not. The score is the fused score F (equation 6). The NLL is the mean in
-    nats per token (equation 5).
+    In a round, each member proposes up to M words. It stops at the first word of which it is not
+    confident, and proposes alternatives for this word. The score is the fused score F (equation 6).
+    The NLL is the mean in nats per token (equation 5).
 
-    Cost: each member processes its own proposal and the other members' proposals. It keeps the
+    Cost: each member processes its own proposal and the other members' proposals. It keeps only the
     key/value rows of the winner. A unanimous round costs each member about one pass per token.
     """
 
@@ -43,7 +43,7 @@ class AdaFuse(Strategy):
 
 
 def rounds_of_words(context: StrategyContext, scorer: Scorer = score) -> PlayRound:
-    """Return the function that plays rounds of Algorithm 1, with drafts if the engine drafts."""
+    """Return the function that plays rounds of Algorithm 1, with drafts if they are turned on."""
     drafting = context.new_drafting(context.members)
     return partial(play_round, context.members, context.config, drafting, scorer=scorer)
 
@@ -52,9 +52,9 @@ def branch_tokens(members: int, config: AdaFuseConfig) -> int:
     """Return the largest number of uncommitted tokens that a member's tree holds for one pool.
 
     Each of K members proposes at most M - 1 confident words, which its branches share, and B
-    alternatives for the next word. Every word counts as `max_word_tokens`. Few words are that long.
-    The difference leaves room for nodes of earlier rounds, and for members that split the words
-    into more tokens.
+    alternatives for the next word. Every word counts as `max_word_tokens` tokens. Most words are
+    shorter. The difference leaves room for nodes of earlier rounds, and for members that split the
+    words into more tokens.
     """
     words = config.max_words - 1 + config.branching_factor
     return members * words * config.max_word_tokens

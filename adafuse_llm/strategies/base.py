@@ -23,8 +23,8 @@ class StrategyContext:
     Attributes:
         members: the request's members, each with its prompt.
         config: the request's options.
-        new_drafting: makes the drafting of these members by the engine's settings. It sets the
-            members' drafter, so call it at most once.
+        new_drafting: function that creates the drafting method for these members from the engine's
+            settings. It sets the members' drafter, so call it at most once.
     """
 
     members: Sequence[Member]
@@ -39,8 +39,8 @@ class Strategy(Protocol):
     A strategy is immutable, and all requests share it. A subclass may omit `check`, `top` and
     `max_extra_tokens`.
 
-    In every strategy the candidate with the lowest score wins a round. The earlier of two equal
-    candidates wins. Each strategy documents its own ``score`` and ``nll``.
+    In every strategy, the candidate with the lowest score wins a round. If two scores are equal,
+    the earlier candidate wins. Each strategy documents its own ``score`` and ``nll``.
     """
 
     @property
@@ -50,7 +50,7 @@ class Strategy(Protocol):
 
     @property
     def options(self) -> frozenset[str]:
-        """Options of `AdaFuseConfig` that the strategy uses, without those of `ALWAYS_USED`."""
+        """Options of `AdaFuseConfig` that the strategy uses in addition to `ALWAYS_USED`."""
         ...
 
     def check(self, members: Sequence[Backend]) -> None:
@@ -79,10 +79,10 @@ ALWAYS_USED = frozenset({"max_new_tokens", "stop", "use"})
 
 
 def refuse_unused_options(strategy: Strategy, config: AdaFuseConfig) -> None:
-    """Check that no option is set that the strategy ignores.
+    """Check that the strategy uses every option that differs from its default.
 
     Raises:
-        InvalidOptionError: an option that the strategy does not use is not at its default.
+        InvalidOptionError: the strategy ignores an option that differs from its default.
     """
     used = ALWAYS_USED | strategy.options
     for name, field in AdaFuseConfig.model_fields.items():
@@ -90,6 +90,6 @@ def refuse_unused_options(strategy: Strategy, config: AdaFuseConfig) -> None:
         if name not in used and given != field.default:
             raise InvalidOptionError(
                 f"option {name!r}: strategy {strategy.name!r} does not use it; got {given!r}. "
-                f"It uses {', '.join(sorted(used))}. Leave the option out, or choose a strategy "
-                "that uses it."
+                f"The strategy uses {', '.join(sorted(used))}. Leave the option out, or choose a "
+                "strategy that uses it."
             )

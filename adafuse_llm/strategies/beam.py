@@ -26,20 +26,20 @@ DEFAULT_BEAMS = 3
 
 @dataclass(frozen=True)
 class BeamSearch(Strategy):
-    """AdaFuse that keeps the best `num_beams` hypotheses of every round instead of one.
+    """AdaFuse with beam search, which keeps `num_beams` hypotheses after a round instead of one.
 
     This follows the beam-search variant of the paper's Appendix F (Figure 7). The paper's scoring
-    is not public. The page "Strategies" lists the choices made here. In every round all members
-    propose continuations of each hypothesis, as in Algorithm 1, and all members score them. The
-    best `num_beams` continuations and finished answers are kept, by the mean of F over their
-    rounds. With one beam the result equals AdaFuse's.
+    is not public. The page "Strategies" lists the choices of this implementation. In every round,
+    all members propose continuations of each hypothesis, as in Algorithm 1, and all members score
+    them. Continuations and finished answers are ranked by the mean of F over their rounds, and the
+    best `num_beams` of them are kept. With one beam, the result is the same as AdaFuse's.
 
     The result has one round, whose pool holds the answers that were kept. The score is the mean of
     F over the rounds of the answer. The NLL is the mean of a member's NLL over these rounds. The
-    proposers are the members that proposed every part. A stream has one event.
+    proposers are the members that proposed every part of the answer. A stream has one event.
 
-    Cost: `num_beams` times AdaFuse's tokens, less the tokens that hypotheses share. All hypotheses
-    share the passes of a member. Nothing is drafted.
+    Cost: `num_beams` times as many tokens as AdaFuse, minus the tokens that hypotheses share. All
+    hypotheses share the passes of a member. There are no drafts.
 
     Args:
         num_beams: number of hypotheses to keep.
@@ -100,7 +100,8 @@ class BeamSearch(Strategy):
     def _best(self, answers: Sequence[Hypothesis]) -> list[Hypothesis]:
         """Return the best answers, the best first.
 
-        Of answers with the same text, the best one is kept. The earlier of equal ones comes first.
+        If several answers have the same text, only the best one is returned. If two scores are
+        equal, the earlier answer comes first.
         """
         best: dict[tuple[str, bool], Hypothesis] = {}
         for answer in sorted(answers, key=lambda answer: answer.score):
@@ -115,7 +116,8 @@ class Hypothesis:
     Attributes:
         text: the text so far.
         stops: whether the answer ends after the text.
-        starts: the last node, by member. A member is missing if its window has no room.
+        starts: the last node in each member's tree. A member is missing if its context window has
+            no room for the text.
         rounds: the candidate of each round.
         fused: F of these candidates, in nats per token.
         margins: margins at the start of each word, by member.
@@ -153,7 +155,7 @@ class Hypothesis:
         return self.starts[member].length - member.prompt_tokens
 
     def candidate(self) -> PoolCandidate:
-        """Return the whole answer as a candidate. Its proposers proposed every part of it."""
+        """Return the answer as a candidate. Its proposers are those that proposed every part."""
         candidate = PoolCandidate(self.text, self.stops)
         candidate.proposers = [
             member
@@ -170,7 +172,7 @@ def _extended(
     config: AdaFuseConfig,
     first_word: bool,
 ) -> Steps[list[Hypothesis]]:
-    """Return every continuation of the answers, by one round, that a member can score."""
+    """Continue the answers by one round, and return the new answers that have a score."""
     pools = [
         Pool(first_word=first_word and not answer.text.strip(), starts=answer.starts)
         for answer in answers

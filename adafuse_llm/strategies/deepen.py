@@ -30,16 +30,16 @@ class DeePEn(Strategy):
     """The members' whole distributions, averaged over anchors (arXiv 2404.12715).
 
     Anchors are the tokens that all vocabularies share. Every member compares its own tokens with
-    the anchors, and so converts its distribution into one over the anchors. These distributions are
-    averaged. The main member moves its own distribution toward the average by a few steps of
-    gradient descent. Its likeliest token is then committed. If the main member's own likeliest
-    token ends the response, the response ends without these steps.
+    the anchors to convert its distribution to a distribution over the anchors. These distributions
+    are averaged. The main member moves its own distribution toward the average by a few steps of
+    gradient descent. The likeliest token after these steps is committed. If the main member's
+    likeliest token ends the response before these steps, the response ends without them.
 
-    The score is -log of the main member's final probability. The NLL is -log of a member's own
-    probability of its first token for the text, in nats.
+    The score is -log of the token's probability after these steps. The NLL of a member is -log of
+    the probability that it gives to its own first token for the text, in nats.
 
-    Cost: one pass per member for each committed token, and products with a matrix. Every member
-    keeps this matrix, of 4 bytes times vocabulary size times number of anchors.
+    Cost: one pass per member for each committed token, and matrix products. Every member keeps a
+    matrix that takes 4 bytes times the vocabulary size times the number of anchors.
 
     Args:
         main: name of the main member. Default: the first member that decodes.
@@ -68,7 +68,7 @@ class DeePEn(Strategy):
         names = [member.name for member in members]
         if self.main is not None and self.main not in names:
             raise InvalidInputError(
-                f"DeePEn(main=...) must be a member that decodes ({', '.join(names)}); "
+                f"DeePEn(main=...) must be one of the members that decode ({', '.join(names)}); "
                 f"got {self.main!r}"
             )
         if lacking := [

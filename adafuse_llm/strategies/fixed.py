@@ -1,4 +1,4 @@
-"""A fixed number of greedy words per round: Figure 2 of the paper."""
+"""AdaFuse with a fixed number of greedy words per round (Figure 2 of the paper)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class GreedyWords(Strategy):
         return rounds_of_words(sure, self.scorer)
 
     def _always_sure(self, config: AdaFuseConfig) -> AdaFuseConfig:
-        """Return the options by which every member proposes all words, without alternatives."""
+        """Return options with which every member proposes all words and no alternatives."""
         return config.override(
             {"margin_threshold": 0.0, "max_words": self.words, "branching_factor": 1}
         )
@@ -50,8 +50,9 @@ class GreedyWords(Strategy):
 class FixedWords(GreedyWords):
     """AdaFuse with the same number of words in every round (the paper's Figure 2).
 
-    Every member proposes its greedy continuation of this length, confident or not. It proposes no
-    alternatives. A span is shorter if the response ends. Score and NLL are those of `AdaFuse`.
+    Every member proposes its greedy continuation of this length, whether it is confident or not. It
+    proposes no alternatives. If the response ends earlier, the span is shorter. The score and the
+    NLL are the same as in `AdaFuse`.
 
     Args:
         words: words per round.

@@ -1,4 +1,4 @@
-"""GaC: the average over the union of the vocabularies."""
+"""GaC: the average of the distributions over the union of the vocabularies."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class GaC(Strategy):
     """The average of the members' distributions over the union of their vocabularies
     (arXiv 2406.12585).
 
-    A member's token for a text is the one among its ten likeliest tokens. If none of these has the
-    text, it is the token of the member's tokenizer. A text of several tokens has probability zero
-    for that member. The text of the highest average is committed.
+    A member looks for a text among its ten likeliest tokens. If none of them has this text, the
+    member's tokenizer encodes it. If the encoding has several tokens, the text has probability zero
+    for this member. The text with the highest average is committed.
 
     With a threshold, one member is the gate. If the probability of its likeliest token reaches the
     threshold, the gate decides alone. The other members read the committed text in their next pass.
@@ -45,18 +45,20 @@ class GaC(Strategy):
 
     The score is -log of the weighted average. The NLL is -log of the member's probability, in nats.
 
-    Cost: one pass per member for each committed token, or one pass of the gate if it decides alone.
+    Cost: one pass per member for each committed token. If the gate decides alone, the cost is only
+    one pass of the gate.
 
-    The result is that of whole distributions, although only the likeliest tokens are listed. The
-    average of any other text is at most the average of the members' least likely listed tokens.
-    While such a text could win, more tokens are listed, which costs no pass.
+    Members list only their likeliest tokens, but the result is the same as with whole
+    distributions. A text that no member lists has at most the average probability of the members'
+    least likely listed tokens. While such a text could win, the members list more tokens. This
+    costs no pass.
 
     Args:
         threshold: lowest probability at which the gate decides alone. None turns the gate off.
         gate: name of the gate. Default: the first member that decodes.
 
     Raises:
-        InvalidOptionError: the threshold is not a probability, or a gate is named without one.
+        InvalidOptionError: the threshold is not a probability, or there is a gate but no threshold.
     """
 
     threshold: float | None = None
@@ -71,8 +73,8 @@ class GaC(Strategy):
             )
         if self.threshold is None and self.gate is not None:
             raise InvalidOptionError(
-                f"GaC(gate={self.gate!r}) has no effect without a threshold. Set one, such as "
-                "threshold=0.5."
+                f"GaC(gate={self.gate!r}) has no effect without a threshold. Set a "
+                "threshold, such as threshold=0.5."
             )
 
     @property
@@ -85,7 +87,7 @@ class GaC(Strategy):
         names = [member.name for member in members]
         if self.gate is not None and self.gate not in names:
             raise InvalidInputError(
-                f"GaC(gate=...) must be a member that decodes ({', '.join(names)}); "
+                f"GaC(gate=...) must be one of the members that decode ({', '.join(names)}); "
                 f"got {self.gate!r}"
             )
 
@@ -134,7 +136,7 @@ class GaC(Strategy):
 
 
 def _unlisted(members: Sequence[Member], listed: int) -> float:
-    """Return the highest average that a text outside the listed tokens can have.
+    """Return the highest average that a text can have if no member lists it.
 
     A member with fewer than `listed` tokens has listed its whole vocabulary.
     """

@@ -1,10 +1,11 @@
 """PairRanker (LLM-Blender, arXiv 2306.02561): a trained model that compares two answers.
 
-Its weights are those of ``llm-blender/PairRM-hf`` on the Hugging Face hub (0.4 B parameters,
-DeBERTa v3 large). They are read from a local folder. Nothing is downloaded.
+The model is ``llm-blender/PairRM-hf`` on the Hugging Face hub (0.4 B parameters, DeBERTa v3 large).
+Its weights are read from a local folder. Nothing is downloaded.
 
 The model reads the question and two answers, each after its own marker. A small head computes a
-score from the last hidden states at two markers. The score of (question, first answer) minus the
+score for each answer from the last hidden states at two markers: those of the question and of the
+answer. The score of (question, first answer) minus the
 score of (question, second answer) is the logit that the first answer is better.
 """
 
@@ -32,8 +33,8 @@ _IDS: Final = {
 }
 
 LONGEST_QUESTION, LONGEST = 1224, 2048
-"""Most tokens of the question, and of the question with both answers, in the training of the
-published model. Longer texts are cut at their end."""
+"""Maximum number of tokens of the question, and of the question with both answers. The published
+model was trained with these limits. The end of a longer text is cut off."""
 
 _HEAD: Final = ("head_layer.1", "head_layer.4")
 _BODY: Final = "pretrained_model."
@@ -85,7 +86,7 @@ class PairRanker:
             raise _not_pair_rm(path, f"its model type is {config.model_type!r}, not 'deberta-v2'")
         ids = tokenizer.convert_tokens_to_ids(list(_IDS))
         if ids != [getattr(config, name, None) for name in _IDS.values()]:
-            raise _not_pair_rm(path, f"tokenizer and configuration disagree on {', '.join(_IDS)}")
+            raise _not_pair_rm(path, f"config and tokenizer differ in the ids of {', '.join(_IDS)}")
         weights = _weights(path)
         self._tokenizer, self._ids = tokenizer, ids
         after_fork(self._renew)
@@ -111,13 +112,13 @@ class PairRanker:
             part.to(device=device, dtype=kind).eval().requires_grad_(False)
 
     def _renew(self) -> None:
-        self._lock = threading.Lock()  # the tokenizer stores the limit of its truncation
+        self._lock = threading.Lock()  # the tokenizer stores its truncation limit
 
     def compare(self, question: str, answers: Sequence[str]) -> list[list[float]]:
         """Return the comparison matrix of the answers.
 
-        Row i, column j holds the logit that answer i, read first, is better than answer j, read
-        second. The diagonal is 0. All ordered pairs take one pass.
+        Row i, column j holds the logit that answer i is better than answer j if the model reads
+        answer i first. The diagonal is 0. One pass evaluates all ordered pairs.
 
         Raises:
             InvalidInputError: there are no answers.
@@ -143,7 +144,7 @@ class PairRanker:
         return [*start, *self._cut(FIRST, first, room), *self._cut(SECOND, second, room)]
 
     def _cut(self, marker: str, text: str, most: int) -> list[int]:
-        for name in _IDS:  # a marker inside a text does not count as a marker
+        for name in _IDS:  # the text itself must not contain markers
             text = text.replace(name, " ")
         return list(self._tokenizer.encode(marker + text, max_length=most, truncation=True))
 

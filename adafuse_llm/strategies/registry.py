@@ -37,9 +37,9 @@ NAMED: Mapping[str, Callable[[], Strategy]] = {
 
 
 def find_strategy(strategy: Strategy | str) -> Strategy:
-    """Return the strategy of a name, or the given strategy object.
+    """Return the strategy with a given name. Return a strategy object unchanged.
 
-    The names ``fixed-N`` and ``beam-N`` take any N of up to three digits.
+    The names ``fixed-N`` and ``beam-N`` allow any number N of up to three digits.
 
     Raises:
         InvalidOptionError: the name is unknown, or the object is not a strategy.

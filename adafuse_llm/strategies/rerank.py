@@ -1,4 +1,4 @@
-"""Choice of the best of the members' answers, by the members or a trained ranker."""
+"""Choice of the best among the members' answers, by the members or by a trained ranker."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Ranker(Protocol):
     """Interface that compares answers. An engine calls it on the thread that runs all requests."""
 
     def compare(self, question: str, answers: Sequence[str]) -> Sequence[Sequence[float]]:
-        """Return a matrix of one row and one column per answer.
+        """Return a matrix with one row and one column per answer.
 
-        Row i, column j holds the logit that answer i is better than answer j if answer i is read
-        first. The diagonal is ignored.
+        Row i, column j holds the logit that answer i is better than answer j if the ranker reads
+        answer i first. The diagonal is ignored.
         """
         ...
 
@@ -42,20 +42,22 @@ class Ranker(Protocol):
 class Rerank(WholeAnswers):
     """The best of the members' answers: the likeliest one, or the one that a ranker prefers.
 
-    Every member answers greedily and alone. The result has one round, whose pool holds each
+    Every member writes its own answer greedily. The result has one round, whose pool holds each
     different answer once. An answer that a length limit cut off is a candidate, too.
 
-    Without a ranker each member reads the other members' answers in one pass. Score and NLL are
-    those of `AdaFuse` for whole answers.
+    Without a ranker, each member reads the other members' answers in one pass. The score and the
+    NLL are the same as in `AdaFuse`, for whole answers.
 
-    With a ranker, such as `PairRanker`, every answer is compared with every other one in both
-    orders. The score is the mean logit that the other answers are better. The NLL of a member is
-    its mean in nats per token, and only its proposers have one. Weights have no effect.
+    With a ranker, such as `PairRanker`, every answer is compared with every other answer in both
+    orders. The score of an answer is the mean logit that the other answers are better. Only the
+    members that proposed an answer have an NLL, which is the mean in nats per token. Weights have
+    no effect.
 
-    Cost: each member's own decoding, and one pass over the other answers or the ranker's pass.
+    Cost: each member's own decoding. Without a ranker, each member also makes one pass over the
+    other answers. With a ranker, the ranker makes one pass.
 
     Args:
-        ranker: compares answers. Without one, the members score them.
+        ranker: object that compares the answers. Without a ranker, the members score them.
     """
 
     name = "rerank"
@@ -63,8 +65,8 @@ class Rerank(WholeAnswers):
     def __init__(self, ranker: Ranker | None = None) -> None:
         if ranker is not None and not isinstance(ranker, Ranker):
             raise InvalidOptionError(
-                "Rerank(ranker=...) must have a method compare, like PairRanker(folder); "
-                f"got {ranker!r}"
+                "Rerank(ranker=...) must be an object with a method compare, such as "
+                f"PairRanker(folder); got {ranker!r}"
             )
         self.ranker = ranker
         if ranker is not None:
@@ -98,9 +100,9 @@ class Rerank(WholeAnswers):
 
 
 def _mean_logits(ranker: Ranker, question: str, answers: Sequence[str]) -> list[float]:
-    """Return the mean logit, over both orders, that the other answers are better than each answer.
+    """Return each answer's mean logit, over both orders, that the other answers are better.
 
-    The value is 0 for a single answer.
+    If there is only one answer, its value is 0.
 
     Raises:
         DecodingError: the ranker fails, or does not return a square matrix of finite numbers.
@@ -128,7 +130,7 @@ def _mean_logits(ranker: Ranker, question: str, answers: Sequence[str]) -> list[
 
 
 class _Answers(NoDrafts):
-    """Drafting by which every member proposes its whole answer."""
+    """Drafting method with which every member proposes a whole answer."""
 
     @override
     def propose(self, config: AdaFuseConfig, *, first_word: bool) -> Steps[list[Proposal]]:

@@ -14,9 +14,9 @@ from adafuse_llm.strategies.fixed import GreedyWords
 class Single(GreedyWords):
     """One member alone, which decodes greedily. This is the baseline of every ensemble.
 
-    Its tokens equal those of the model's own greedy ``generate()``. A round has one word. If the
-    engine has several members, choose one with the option ``use=("name",)``. Score and NLL are the
-    mean in nats per token of the word.
+    The tokens are the same as those of the model's own greedy ``generate()``. A round has one word.
+    If the engine has several members, choose one with the option ``use=("name",)``. The score and
+    the NLL are both the word's mean negative log-likelihood per token, in nats.
     """
 
     name = "single"

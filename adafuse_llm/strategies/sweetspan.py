@@ -18,15 +18,16 @@ from adafuse_llm.strategies.fixed import GreedyWords
 class SweetSpan(GreedyWords):
     """Spans of a fixed number of words, chosen by perplexity (arXiv 2409.18583).
 
-    Every member proposes a greedy span, and computes its perplexity of every span. If the highest
-    perplexity of a span is more than `ratio` times the lowest, both are ignored. Of only two
-    perplexities the lower one is kept. The NLL is the mean in nats per token, the logarithm of the
-    perplexity. The score is the mean of the NLLs that are kept. The span with the lowest geometric
-    mean of perplexities wins.
+    Every member proposes a greedy span, and computes the perplexity of every proposed span. If the
+    highest perplexity of a span is more than `ratio` times the lowest, both are ignored. If no
+    other perplexities exist, the lowest one is kept. The NLL is the mean in nats per token, which
+    is the logarithm of the perplexity. The score is the mean of the NLLs that are kept. The span
+    with the lowest score therefore has the lowest geometric mean of perplexities.
 
     Args:
         words: words per span.
-        ratio: highest ratio of the extremes at which both are kept. Infinity keeps all values.
+        ratio: maximum ratio of the highest to the lowest perplexity at which both are kept.
+            Infinity keeps all values.
 
     Raises:
         InvalidOptionError: `words` or `ratio` is less than one.
@@ -48,9 +49,9 @@ class SweetSpan(GreedyWords):
 
 
 def _without_extremes(nll: Sequence[float], most: float) -> list[float]:
-    """Return the NLLs, with infinity in place of the extremes if they differ by more than `most`.
+    """Replace the lowest and the highest NLL with infinity if they differ by more than `most`.
 
-    If all values are extremes, the lowest ones are kept.
+    If no other values exist, keep the lowest ones.
     """
     finite = [value for value in nll if math.isfinite(value)]
     if not finite or max(finite) - min(finite) <= most:

@@ -1,10 +1,10 @@
 """Common parts of the strategies that choose token by token.
 
 Members have different vocabularies, so the text of a token is the candidate. The other members
-score this text, and continue with it, in their own tokens. A token that ends inside a UTF-8
-character is completed greedily, like a word. All end-of-sequence tokens of a member are one
-candidate, whose probability is their sum. At the start of the response, texts that differ only in
-leading whitespace are one candidate, as for words.
+score this text with their own tokens, and commit these tokens if the text wins. A token that ends
+inside a UTF-8 character is completed greedily, like a word. All end-of-sequence tokens of a member
+are one candidate, whose probability is the sum of theirs. At the start of the response, texts that
+differ only in leading whitespace are one candidate, as in strategies that choose words.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from adafuse_llm.text.words import CHARACTER_TOKENS, is_incomplete
 from adafuse_llm.tree import Node
 
 LISTED = 10
-"""Number of a member's likeliest tokens that are searched for its token of a text."""
+"""Number of likeliest next tokens that each member lists."""
 
 
 def offer(member: Member, count: int) -> Steps[Proposal]:
@@ -33,7 +33,7 @@ def offer(member: Member, count: int) -> Steps[Proposal]:
 
 
 def offer_tokens(member: Member, tokens: Sequence[int]) -> Steps[Proposal]:
-    """Return given next tokens of a member as spans."""
+    """Return the given next tokens of a member as spans."""
     root = member.tree.root
     starts = {t: member.tree.child(root, t) for t in tokens if t not in member.end_ids}
     ends = yield from _complete(member, list(starts.values()))
@@ -43,7 +43,7 @@ def offer_tokens(member: Member, tokens: Sequence[int]) -> Steps[Proposal]:
 
 
 def _complete(member: Member, starts: Sequence[Node]) -> Steps[list[Node]]:
-    """Extend tokens greedily to the end of a character, and return the last nodes."""
+    """Extend each token greedily to the end of its last character. Return the last nodes."""
     ends = list(starts)
     growing = list(range(len(ends)))
     for _ in range(CHARACTER_TOKENS):
@@ -82,14 +82,14 @@ def first_logprobs(
 ) -> Steps[list[list[float]]]:
     """Return the natural log of each member's probability of each candidate, [member, candidate].
 
-    This is the probability of the member's first token for the candidate. The token is the member's
-    own if it proposed the candidate, else the first of its encoding. The value is minus infinity if
-    the member cannot write the text.
+    This is the probability of the member's first token for the candidate. If the member proposed
+    the candidate, this is the token that it proposed. Otherwise, it is the first token of its
+    encoding of the text. The value is minus infinity if the member cannot write the text.
 
     Args:
         members: the members, whose roots are evaluated.
         pool: the candidates.
-        whole: give a text that the member encodes in several tokens the probability zero.
+        whole: whether the probability is zero if the member encodes the text in several tokens.
     """
     nodes = [[_first(m, pool, c, whole=whole) for c in pool.candidates] for m in members]
     yield from in_lockstep(

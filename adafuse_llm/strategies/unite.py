@@ -22,9 +22,10 @@ from adafuse_llm.strategies.token_level import averaged, first_logprobs, offer, 
 class UniTE(Strategy):
     """The union of the members' k likeliest next tokens (arXiv 2410.03777).
 
-    Every member gives each text of the union the probability of its own token for the text, or of
-    the first token of its encoding. Each member's probabilities are normalized over the union, and
-    then averaged. The likeliest text is committed.
+    Every member gives a probability to every text of the union. If the member proposed the text,
+    this is the probability of the proposed token. Otherwise, it is the probability of the first
+    token of the member's encoding of the text. Each member's probabilities are normalized over the
+    union, and then the members' probabilities are averaged. The likeliest text is committed.
 
     The score is -log of the weighted average. The NLL is -log of the member's normalized
     probability, in nats.
@@ -66,7 +67,7 @@ class UniTE(Strategy):
 
 
 def _normalized(logprobs: Sequence[float]) -> list[float]:
-    """Return log-probabilities shifted so that the probabilities sum to one."""
+    """Shift log-probabilities so that the probabilities sum to one."""
     highest = max(logprobs)
     total = highest + math.log(math.fsum(math.exp(value - highest) for value in logprobs))
     return [value - total for value in logprobs]

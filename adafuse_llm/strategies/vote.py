@@ -25,18 +25,19 @@ from adafuse_llm.strategies.whole_answers import (
 
 
 class MajorityVote(WholeAnswers):
-    """The answer with the highest sum of its members' weights.
+    """The answer whose members have the highest sum of weights.
 
-    Every member answers greedily and alone. Answers with equal keys are the same answer, and the
-    text of the earliest member is used. The earlier member's answer wins a tie. The score is the
-    share of the votes for other answers. The NLL of a member is its mean in nats per token, and
-    only the answer's proposers have one.
+    Every member writes its own answer greedily. Answers with the same key count as one answer, with
+    the text of the earliest member. The earlier member's answer wins a tie. The score is the share
+    of the votes for other answers. Only the members that proposed an answer have an NLL, which is
+    the mean in nats per token.
 
     Cost: each member's own decoding.
 
     Args:
-        key: returns the text by which answers are compared. Its argument is the answer up to the
-            first stop sequence. Default: the words without case and punctuation.
+        key: function that returns the text by which answers are compared. Its argument is the
+            answer up to the first stop sequence. Default: a function that ignores case and
+            punctuation.
     """
 
     name = "vote"
@@ -71,5 +72,5 @@ class MajorityVote(WholeAnswers):
 
 
 def plain(text: str) -> str:
-    """Return the words of a text, without case and punctuation."""
+    """Return the words of a text in lower case, without punctuation."""
     return " ".join(re.findall(r"\w+", text.casefold()))

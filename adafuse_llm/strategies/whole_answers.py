@@ -51,6 +51,6 @@ def text_until_stop(text: str, config: AdaFuseConfig) -> str:
 def to_result_by_proposers(
     candidate: PoolCandidate, members: Sequence[Member], score: float
 ) -> results.Candidate:
-    """Return a candidate with the NLL of its proposers, because no other member has read it."""
+    """Return a candidate with the NLLs of its proposers. No other member has read it."""
     own = [candidate.nll(m) if m in candidate.proposers else math.inf for m in members]
     return to_result(candidate, members, own, score)

@@ -1,7 +1,8 @@
 """Conversion of messages to a form that a member's chat template accepts.
 
-A member without a template uses a plain format. It has the system text first, then one paragraph
-per turn that begins with the role, and ends where the assistant's reply begins::
+A member without a chat template uses a plain format. The plain format begins with the system text.
+One paragraph per turn follows. Each paragraph begins with the role. The text ends where the
+assistant's reply begins::
 
     Answer briefly.
 
@@ -40,8 +41,8 @@ class Tool:
     """A tool that members can call.
 
     Attributes:
-        name: what a call names.
-        description: what the tool does, in words.
+        name: name by which a call selects the tool.
+        description: text that describes what the tool does.
         parameters: a JSON schema of the arguments.
     """
 
@@ -51,7 +52,7 @@ class Tool:
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Return messages with the roles in `ROLES` and plain text; content of None becomes empty.
+    """Return messages with roles in `ROLES` and plain text. Content of None becomes empty text.
 
     Raises:
         InvalidInputError: the list is empty, or a message has an invalid form, role or content.
@@ -78,8 +79,8 @@ def _check_message(number: int, message: Any) -> Message:
     unknown = [str(key) for key in message if key not in ("role", "content")]
     if any(message[key] is not None for key in unknown):
         raise InvalidInputError(
-            f"message {number} has {', '.join(map(repr, unknown))}; allowed: 'role' and 'content'. "
-            "Put all text for the models into 'content'."
+            f"message {number} has {', '.join(map(repr, unknown))}; only 'role' and 'content' are "
+            "allowed. Put all text for the models into 'content'."
         )
     return {"role": role, "content": check_content(message.get("content"), f"message {number}")}
 
@@ -88,8 +89,8 @@ def check_role(role: Any, what: str) -> str:
     """Return the role in `ROLES` that a role or an alias stands for.
 
     Args:
-        role: one of `ROLES`, or another framework's name for one.
-        what: a name for the message in errors.
+        role: one of `ROLES`, or another framework's name for one of them.
+        what: name of the message in error messages, such as ``"message 0"``.
 
     Raises:
         InvalidInputError: the role is unknown.
@@ -107,10 +108,10 @@ def check_content(content: Any, what: str) -> str:
 
     Args:
         content: text, a list of text parts, or None for no text.
-        what: a name for the message in errors.
+        what: name of the message in error messages, such as ``"message 0"``.
 
     Raises:
-        InvalidInputError: the content is something else, or not valid Unicode.
+        InvalidInputError: the content has another type, or is not valid Unicode.
     """
     if content is None:
         content = ""
@@ -118,7 +119,7 @@ def check_content(content: Any, what: str) -> str:
         content = "".join(_part_text(part, what) for part in content)
     if not isinstance(content, str):
         raise InvalidInputError(
-            f"{what} has content of type {type(content).__name__}; allowed: text"
+            f"{what} has content of type {type(content).__name__}; only text is allowed"
         )
     check_text(content, what)
     return content
@@ -147,14 +148,14 @@ def merge_turns(messages: Iterable[Message]) -> list[Message]:
 
 
 def fold_system(messages: Iterable[Message], *, but_first: bool = False) -> list[Message]:
-    """Turn system messages and tool results into user messages, and merge consecutive ones.
+    """Turn system messages and tool results into user messages, and merge consecutive messages.
 
-    This is for templates that do not support these roles, or that require strictly alternating
-    turns. The returned conversation begins with a user message.
+    Some templates do not support these roles, or require strictly alternating turns. The returned
+    conversation begins with a user message, or with the system message that `but_first` keeps.
 
     Args:
         messages: checked messages.
-        but_first: whether to keep a system message at the beginning as it is.
+        but_first: whether to leave a system message at the beginning unchanged.
     """
     turns = merge_turns(messages)
     kept = turns[:1] if but_first and turns[0]["role"] == "system" else []
@@ -179,29 +180,31 @@ def render_plain(messages: Iterable[Message]) -> str:
 
 
 def as_plain_text(messages: Sequence[Message]) -> str:
-    """Return the text of a single message, or several messages in the plain format."""
+    """Return the text of a single message. Return several messages in the plain format."""
     if len(messages) == 1:
         return messages[0]["content"]
     return render_plain(messages)
 
 
 def fit(messages: Sequence[Message], template: Template) -> list[dict[str, Any]]:
-    """Change messages as little as necessary to a form that a template accepts.
+    """Convert messages to a form that a template accepts, with as few changes as possible.
 
     These forms are tried in order:
 
-    1. the messages without changes,
-    2. with consecutive messages of the same role merged,
-    3. with system messages, except a first one, and tool results folded into the user's turns,
-    4. with the first system message folded, too,
-    5. the same four forms with content as a list of parts.
+    1. The messages do not change.
+    2. Consecutive messages of the same role are merged.
+    3. System messages and tool results become user messages, but a system message at the beginning
+       does not change.
+    4. All system messages and tool results become user messages.
+    5. The same four forms are tried with content as a list of parts.
 
     The result is the first form from which the template omits no message. If the template omits
     messages from every form, the result is the form with the fewest omitted messages.
 
     Args:
         messages: checked messages.
-        template: renders messages; it may raise any exception for a form that it does not accept.
+        template: function that renders messages. If it does not accept a form, it may raise any
+            exception.
 
     Raises:
         InvalidInputError: the template accepts none of the forms, or omits all messages.
@@ -231,7 +234,9 @@ def fit(messages: Sequence[Message], template: Template) -> list[dict[str, Any]]
             break
     if best:
         return best
-    reason = f"{type(first_error).__name__}: {first_error}" if first_error else "it omits them all"
+    reason = (
+        f"{type(first_error).__name__}: {first_error}" if first_error else "it omits every message"
+    )
     raise InvalidInputError(
         f"the chat template does not accept these messages in any form ({reason}). Roles given: "
         f"{', '.join(message['role'] for message in messages)}."
@@ -243,7 +248,7 @@ def _as_text(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _as_parts(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return content as lists of parts, as some templates of multimodal models require."""
+    """Return messages with content as a list of parts, which some multimodal models require."""
     return [
         {"role": m["role"], "content": [{"type": "text", "text": m["content"]}]} for m in messages
     ]
@@ -252,8 +257,8 @@ def _as_parts(messages: Sequence[Message]) -> list[dict[str, Any]]:
 def _with_marks(messages: Sequence[Message]) -> list[Message]:
     """Replace each text with a unique word, to detect which messages a template omits.
 
-    This does not detect omitted parts of texts. Some templates omit parts on purpose, such as
-    earlier reasoning.
+    This does not detect a template that omits only parts of texts. Some templates do so on purpose,
+    for example with earlier reasoning.
     """
     return [
         {"role": m["role"], "content": f"word{number}word" if m["content"].strip() else ""}

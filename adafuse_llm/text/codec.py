@@ -2,7 +2,7 @@
 
 Committed tokens are never tokenized again. New tokens are therefore decoded, and new text is
 encoded, *as a continuation* of the tokens before them. Some tokenizers add or strip a space at the
-start of a string, or merge characters across the boundary. An encoding is therefore exact only if
+start of a string, or merge characters of old and new text into one token. An encoding is exact if
 its tokens, decoded after the context, give exactly the text.
 """
 
@@ -18,12 +18,12 @@ from adafuse_llm.text.chat import check_messages, fit, render_plain
 from adafuse_llm.text.words import REPLACEMENT, added
 
 CONTEXT_TOKENS = 8
-"""Tokens of context with which a continuation is decoded. More tokens are used if the context would
-begin inside a character."""
+"""Number of context tokens that are decoded together with a continuation. More tokens are used if
+the context would begin inside a character."""
 
 ANCHORS = ("", "\n", "a", ".", " a")
-"""Texts to encode in front of a continuation, so that it is not encoded as the start of a text. The
-first one with an exact encoding is used."""
+"""Texts to put before a continuation, so that the tokenizer does not encode the continuation as the
+start of a text. The first of these texts that gives an exact encoding is used."""
 
 
 @runtime_checkable
@@ -39,7 +39,7 @@ class TextCodec(Protocol):
         ...
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return the tokens of a prompt, with the special tokens that the member expects around it.
+        """Return the tokens of a prompt, including the special tokens that the member expects.
 
         Control tokens in `text` are treated as plain text.
         """
@@ -82,12 +82,13 @@ class TokenizerCodec:
         template = str(getattr(tokenizer, "chat_template", None) or "")
         markers = {int(i): str(t) for i, t in added_tokens if str(t).strip() and str(t) in template}
         # Text in a prompt must not become a special token or a marker of the template. Text in a
-        # response must not become a special token; the member itself writes others (<think>).
+        # response must not become a special token. It may become a marker, because members write
+        # some markers themselves, such as <think>.
         self._in_prompt = _ControlTokens({**markers, **special})
         self._in_response = _ControlTokens(special)
 
     def _create_lock(self) -> None:
-        self._lock = threading.Lock()  # tokenizers store the settings of a call
+        self._lock = threading.Lock()  # a call stores its settings in the tokenizer
 
     @property
     def has_chat_template(self) -> bool:
@@ -124,7 +125,7 @@ class TokenizerCodec:
     def _encode_text(
         self, context: Sequence[int], text: str, control: _ControlTokens
     ) -> tuple[list[int], bool]:
-        """Encode like `encode_continuation`, but without the tokens of `control`."""
+        """Encode `text` as a continuation of `context`, and avoid the tokens of `control`."""
         inexact: list[int] = []
         for anchor in ANCHORS:
             before = self._encode(anchor) if anchor else []
@@ -135,7 +136,7 @@ class TokenizerCodec:
             if self.decode_continuation(context, tokens) == text:
                 return tokens, True
             inexact = inexact or tokens
-        if match := control.pattern.search(text):  # split it, so that it cannot be one token
+        if match := control.pattern.search(text):  # split it, so that it does not become one token
             cut = match.start() + 1
             head, head_exact = self._encode_text(context, text[:cut], control)
             tail, tail_exact = self._encode_text([*context, *head], text[cut:], control)
@@ -146,7 +147,8 @@ class TokenizerCodec:
         size = CONTEXT_TOKENS
         before = self._decode(context[-size:])
         while before.startswith(REPLACEMENT) and size < len(context):
-            size *= 2  # the context begins inside a character, or inside bytes decoded together
+            # the context begins inside a character, or between bytes that belong together
+            size *= 2
             before = self._decode(context[-size:])
         return added(before, self._decode([*context[-size:], *tokens]))
 
@@ -173,15 +175,15 @@ class TokenizerCodec:
 
 
 class _ControlTokens:
-    """Tokens that plain text must not be encoded to.
+    """Tokens that the encoding of plain text must not contain.
 
     Args:
         tokens: spellings of the tokens by id.
 
     Attributes:
         ids: ids of the tokens.
-        pattern: matches the spelling of a token, or of a byte such as ``<0x0A>``, which Unigram
-            vocabularies have as a piece.
+        pattern: matches the spelling of one of these tokens, or of a byte, such as ``<0x0A>``.
+            Unigram vocabularies contain such spellings of bytes as pieces.
     """
 
     def __init__(self, tokens: Mapping[int, str]) -> None:

@@ -10,8 +10,8 @@ class Transcript:
 
     Args:
         stops: the stop sequences.
-        drop_spaces: maximum number of leading spaces (U+0020) to drop from the response, such as
-            those at the end of the prompt.
+        drop_spaces: maximum number of leading spaces (U+0020) to drop from the response. A
+            member may write spaces that were removed from the end of the prompt.
 
     Attributes:
         text: the response so far, up to the first stop sequence.
@@ -44,7 +44,7 @@ class Transcript:
         return span, self._release(visible)
 
     def flush(self) -> str:
-        """Release the text that was held back, at the end of the response."""
+        """Release the text that was held back. The response has ended."""
         return self._release(len(self.text))
 
     def _release(self, end: int) -> str:
@@ -61,7 +61,7 @@ class Transcript:
         return min(starts, default=None)
 
     def _held_back(self) -> int:
-        """Return the length of the longest suffix of the text that begins a stop sequence."""
+        """Return the length of the longest end of the text that could begin a stop sequence."""
         return max(
             (
                 size

@@ -2,8 +2,8 @@
 
 A word is optional leading whitespace followed by non-whitespace, and ends at the next whitespace.
 A member writes a word token by token, but these functions see only text. A text that ends in U+FFFD
-may end inside a UTF-8 character. The word does not end there as long as another token can complete
-the character.
+may end inside a UTF-8 character. Such a word is not complete while another token can complete the
+character.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from adafuse_llm.errors import InvalidInputError
 
 REPLACEMENT = "\ufffd"
 CHARACTER_TOKENS = 3
-"""Tokens by which a word may exceed its limit to complete a UTF-8 character of up to four bytes."""
+"""Number of tokens that a word may have above its limit to complete a UTF-8 character."""
 
 
 def check_text(text: str, what: str) -> None:
-    """Raise an error if no tokenizer can encode a text.
+    """Raise an error if a text is not valid Unicode, which no tokenizer can encode.
 
     Args:
         text: the text.
-        what: a name for the text in the error message.
+        what: name of the text in the error message.
 
     Raises:
         InvalidInputError: the text contains half of a surrogate pair, which is typical of badly
@@ -56,10 +56,10 @@ def is_incomplete(text: str) -> bool:
 
 
 def is_closed(word: str, tokens: int, limit: int) -> bool:
-    """Return whether a word is complete, no matter which token follows.
+    """Return whether a word is complete, whichever token follows.
 
-    A word is complete if it ends in whitespace or has `limit` tokens. If it ends inside a
-    character, it may have `CHARACTER_TOKENS` more.
+    A word is complete if it ends in whitespace or has `limit` tokens. A word that ends inside a
+    character may have up to `CHARACTER_TOKENS` more tokens.
     """
     if tokens >= limit and (not is_incomplete(word) or tokens >= limit + CHARACTER_TOKENS):
         return True

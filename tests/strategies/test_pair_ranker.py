@@ -267,7 +267,7 @@ def test_what_is_no_ranker_is_refused_before_anything_is_computed(folder, tmp_pa
     ("change", "message"),
     [
         ({"model_type": "deberta"}, "its model type is 'deberta'"),
-        ({"cand2_prefix_id": 3}, "tokenizer and configuration disagree"),
+        ({"cand2_prefix_id": 3}, "config and tokenizer differ in the ids of"),
         ({"num_hidden_layers": 3}, "is not a PairRM model .*Missing key"),
         ({"hidden_size": 32}, "is not a PairRM model .*size mismatch"),
     ],

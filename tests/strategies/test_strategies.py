@@ -280,7 +280,7 @@ def test_deepen_refuses_members_that_tell_no_distributions() -> None:
         ):
             engine.generate("x")
         assert engine.generate("x", use=PAIR[0].name, max_new_tokens=3).text
-    with pytest.raises(InvalidInputError, match="must be a member that decodes"):
+    with pytest.raises(InvalidInputError, match="must be one of the members that decode"):
         run(DeePEn(main="nobody"), PAIR)
 
 
@@ -660,6 +660,6 @@ def test_settings_of_strategies_are_checked(make: Any) -> None:
 def test_a_gate_that_does_not_decode_is_refused() -> None:
     with (
         AdaFuseEngine([saying("a", "Yes")], strategy=GaC(threshold=0.5, gate="b")) as engine,
-        pytest.raises(InvalidInputError, match="must be a member that decodes"),
+        pytest.raises(InvalidInputError, match="must be one of the members that decode"),
     ):
         engine.generate("x")

@@ -150,5 +150,5 @@ def test_a_template_that_takes_nothing_is_an_error_with_its_reason() -> None:
 
 
 def test_extra_fields_of_a_message_are_refused_not_dropped() -> None:
-    with pytest.raises(InvalidInputError, match=r"message 0 has 'tool_calls'; allowed"):
+    with pytest.raises(InvalidInputError, match=r"message 0 has 'tool_calls'; only"):
         check_messages([{"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}])

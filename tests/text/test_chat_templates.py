@@ -187,5 +187,5 @@ def test_turns_are_merged_only_if_necessary():
 def test_a_template_that_renders_no_message_is_an_error():
     known = copy.deepcopy(family_tokenizer("qwen"))
     known.chat_template = "Hello"
-    with pytest.raises(InvalidInputError, match="omits them all"):
+    with pytest.raises(InvalidInputError, match="omits every message"):
         TokenizerCodec(known).encode_messages(turns("uu"))
