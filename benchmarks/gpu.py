@@ -6,9 +6,9 @@
 The members have the configurations of Llama-3.1-8B and Mistral-7B v0.3 and random weights in
 bfloat16, created on the device. A script (``benchmarks.speed.script``) determines which text
 they write and how many words they agree on in each round, so that they agree as often as trained
-members do. The benchmark compares the time of the engine with two other times: that of the members'
-own ``generate()``, with a dynamic and with a static cache, and the time that the device needs to
-read the weights once for each token.
+members do. The benchmark compares the engine's time with three other times: the time of the
+members' own ``generate()`` with a dynamic cache, the same with a static cache, and the time that
+the device needs to read the weights once for each token.
 """
 
 from __future__ import annotations

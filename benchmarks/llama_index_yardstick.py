@@ -265,7 +265,9 @@ def _silent_threads() -> Iterator[None]:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=0.01, help="seconds of a forward pass")
+    parser.add_argument(
+        "--seconds", type=float, default=0.01, help="duration of a forward pass in seconds"
+    )
     parser.add_argument("--output", type=Path, help="also write the table to this file")
     args = parser.parse_args(arguments)
     text = table(args.seconds)

@@ -18,7 +18,8 @@ from training.tokenizers import build_tokenizer, copy_tokenizer
 from training.world import SKILLS
 
 TOKENS_PER_STEP: Final = 4096
-# Tokens in a step of the tools part: first while prompts only name the tools, then afterwards.
+# Tokens per step in the tools part: the first number holds while prompts only name the tools, and
+# the second number holds later, when prompts describe them.
 READING_TOKENS: Final = (640, 1280)  # passages and arithmetic
 AGENT_TOKENS: Final = (1280, 1920)  # agents' turns
 

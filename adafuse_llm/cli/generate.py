@@ -30,7 +30,7 @@ def generate(
         str,
         typer.Argument(
             metavar="PROMPT",
-            help="Text to continue. With -, the text comes from stdin, without one final newline.",
+            help="Text to continue. With -, read the text from stdin and remove one final newline.",
         ),
     ],
     chat: Annotated[

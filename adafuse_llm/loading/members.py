@@ -247,7 +247,7 @@ def _check_tokenizer(tokenizer: Any, name: str, path: str) -> None:
     if not usable:
         raise LoadError(
             f"member {name!r}: {path} has no usable tokenizer ({reason}). Put the tokenizer's "
-            "files in the folder of the weights. A SentencePiece tokenizer.model needs the "
+            "files in the same folder as the weights. A SentencePiece tokenizer.model needs the "
             "packages sentencepiece and protobuf."
         )
 

@@ -64,7 +64,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
         )
     checked = [_check_message(number, message) for number, message in enumerate(messages)]
     if not checked:
-        raise InvalidInputError("messages are empty: pass at least one user message")
+        raise InvalidInputError("the list of messages is empty: pass at least one user message")
     if not any(message["content"].strip() for message in checked):
         raise InvalidInputError("messages have no text: pass at least one message with content")
     return checked

@@ -6,7 +6,7 @@ syllables and sentence patterns. No made-up word, number, year, price, date, tim
 arithmetic problem occurs in both, so a model can answer a held-out question only by reading.
 
     words        made-up words, and the split of a word or number
-    names        draws names and values of one split
+    names        draws names and values for one split
     cases        questions with their passages and exact answers, and the check of an answer
     relations    patterns that state a fact, ask for it and list it
     entities     institutions, persons, products, places and events, with passages and questions

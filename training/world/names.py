@@ -1,4 +1,4 @@
-"""Draw names and values of one split."""
+"""Draw names and values for one split."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MONTHS: Final = words_of(
 
 @dataclass
 class Names:
-    """A source of names and values of one split. It repeats no made-up word within a scene."""
+    """A source of names and values for one split. It repeats no made-up word within a scene."""
 
     rng: random.Random
     split: Split

@@ -17,7 +17,10 @@ Kind = Literal["institution", "person", "product", "place", "event"]
 
 @dataclass(frozen=True)
 class Relation:
-    """A relation: its label in lists, and the patterns that state it and ask for it."""
+    """A relation between an entity and a value.
+
+    ``label`` names the relation in lists. ``statements`` and ``questions`` are sentence patterns.
+    """
 
     name: str
     skill: Skill

@@ -144,7 +144,7 @@ class StaticPool:
         self.moves = 0
         self._used: list[weakref.ref[SlotRows]] = []
         self._needed = 0  # most rows that the requests have needed at the same time
-        self._left = 0  # requests that have left since the last new buffers
+        self._left = 0  # requests that have left since the buffers were last replaced
 
     @property
     def row_bytes(self) -> int:

@@ -94,7 +94,7 @@ class ModelFields(DecodeOptions, total=False):
 class EnsembleModel(Serializable):
     """The base class of `AdaFuseLLM` and `ChatAdaFuse`. Creating a model loads nothing.
 
-    A decoding option that is None has the engine's value (see `AdaFuseConfig`). Every call can
+    If a decoding option is None, the engine's value applies (see `AdaFuseConfig`). Every call can
     override the decoding options, `model`, `timeout`, `round_detail` and `trace_rounds`.
     """
 
