@@ -4,13 +4,14 @@
     python benchmarks/embedded_skills.py --per-skill 50 --output skills.json
     python benchmarks/embedded_skills.py --seed 2             # other questions
 
-Every question has the standard prompt (``question_messages``) and three passages, two of them
-distractors. Arithmetic questions have no passages. Names, values and problems come from the
-held-out split and do not occur in the training data. The package includes the questions. Another
-``--seed`` or number of ``--passages`` draws other questions with `training.freeze`. A member alone
-decodes greedily with the same engine class, as an ensemble of one with ``branching_factor=1``. The
-cost is what the engine reports: forward passes and tokens of each member, per whitespace-separated
-word of the answer. The tokens of the prompt are reported separately.
+Every question has the standard prompt (``question_messages``). It has three passages, of which two
+are distractors; arithmetic questions have no passages. Names, values and problems come from the
+held-out split and do not occur in the training data. The package includes the default questions.
+With another ``--seed`` or number of ``--passages``, `training.freeze` draws other questions. A
+single member decodes greedily with the same engine class, as an ensemble of one member with
+``branching_factor=1``. The cost consists of the forward passes and tokens that the engine reports
+for each member, per whitespace-separated word of the answer. The tokens of the prompt are reported
+separately.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def choose_questions(per_skill: int, seed: int, n_passages: int) -> list[Questio
     """Return ``per_skill`` questions of every skill, grouped by skill.
 
     Raises:
-        InvalidInputError: the package has fewer questions.
+        InvalidInputError: the package has fewer questions than requested.
     """
     most = per_skill * len(SKILLS)
     shipped = (seed, n_passages) == (SEED, PASSAGES)
@@ -69,7 +70,7 @@ def _start_worker(threads: int) -> None:
 
 
 def _answer(job: tuple[str, int, Question]) -> dict[str, Any]:
-    """Ask one engine a question, and return the answer, its correctness and its cost by member."""
+    """Answer a question with one engine. Return the answer, whether it is right, and its cost."""
     system, index, question = job
     request = TASK.request(question, TASK.header, TASK.form)
     start = time.perf_counter()
@@ -179,7 +180,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--passages", type=int, default=PASSAGES, help="number of passages in every prompt"
     )
-    parser.add_argument("--seed", type=int, default=SEED, help="seed of the questions")
+    parser.add_argument("--seed", type=int, default=SEED, help="seed for drawing the questions")
     parser.add_argument(
         "--workers", type=int, default=2, help="number of processes, with one thread each"
     )

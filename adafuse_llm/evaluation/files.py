@@ -12,7 +12,7 @@ from typing import Any
 from adafuse_llm.errors import CacheMemoryError, ContextWindowError, InvalidInputError
 
 LASTING = (ContextWindowError.__name__, CacheMemoryError.__name__)
-"""Errors that a question always causes with the same members."""
+"""Errors that occur again whenever the same members answer the question."""
 
 QUESTION_FORM = "Question: {question}\nAnswer:"
 """The default template of a question."""
@@ -48,7 +48,7 @@ def read_text(path: Path) -> str:
 
 
 def question_form(header: str, default: str = QUESTION_FORM) -> str:
-    """Return the template of a question that fits the examples of a prompt.
+    """Return a question template in the form of the examples in a prompt.
 
     The last example determines the template. Without examples, the result is `default`.
     """
@@ -62,12 +62,12 @@ def question_form(header: str, default: str = QUESTION_FORM) -> str:
 
 
 def put(prompt: str, *, chat: bool) -> dict[str, Any]:
-    """Return the arguments of an engine's call: the prompt, or the prompt as a user message."""
+    """Return the engine's arguments: the prompt, or if `chat`, a user message with the prompt."""
     return {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
 
 
 def read_lines(content: bytes) -> list[Line]:
-    """Return the lines of a test set without blank ones.
+    """Return the lines of a test set that are not blank.
 
     Raises:
         InvalidInputError: all lines are blank.
@@ -75,14 +75,16 @@ def read_lines(content: bytes) -> list[Line]:
     raw = enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1)
     lines = [_read_line(number, line) for number, line in raw if line.strip()]
     if not lines:
-        raise InvalidInputError("the test set is empty: it needs lines with question and answer")
+        raise InvalidInputError(
+            'the test set is empty; every line needs a "question" and an "answer"'
+        )
     return lines
 
 
 def _read_line(number: int, raw: bytes) -> Line:
     try:
         item = json.loads(raw)
-        json.dumps(item, ensure_ascii=False).encode()  # fails on half a surrogate pair
+        json.dumps(item, ensure_ascii=False).encode()  # raises an error for half a surrogate pair
     except (ValueError, RecursionError) as error:
         return Line(number, problem=f"not JSON: {error}")
     if not isinstance(item, dict) or not isinstance(item.get("question"), str):
@@ -97,11 +99,11 @@ def _read_line(number: int, raw: bytes) -> Line:
 def is_lost(error: str | None) -> bool:
     """Return whether an error is due to the run and not to the question.
 
-    Examples are lack of memory, a closed engine or a defect. The question may succeed in another
-    run.
+    Examples of such errors are lack of memory, a closed engine and a defect of the program. The
+    question may succeed in another run.
 
     Args:
-        error: the error's type, a colon and its message; None if there was no error.
+        error: the error as ``TYPE: MESSAGE``; None if there was no error.
     """
     return error is not None and error.partition(":")[0] not in LASTING
 
@@ -109,12 +111,12 @@ def is_lost(error: str | None) -> bool:
 class Results:
     """An output file, with a second file that describes its run.
 
-    Only complete lines count; text after the last newline is incomplete and is dropped. A question
-    that failed may be answered again. Its later result then replaces the earlier one.
+    Only complete lines count. Text after the last newline is dropped. A failed question may be
+    answered again; the later result then replaces the earlier one.
 
     Args:
         path: path of the output file.
-        remedy: advice in the error if the file belongs to another run.
+        remedy: advice at the end of the error message if the file belongs to another run.
     """
 
     def __init__(
@@ -132,7 +134,7 @@ class Results:
         """Return the results that the file already has, in order, without changing the file.
 
         Args:
-            identity: values that must be the same for a run to be resumed.
+            identity: values that must equal those of the run that began the file.
             numbers: the line numbers that the run will write, in ascending order.
 
         Raises:
@@ -149,11 +151,11 @@ class Results:
         except (ValueError, TypeError, KeyError) as error:
             raise self._error("has lines that are not results") from error
         if done != list(numbers[: len(done)]):
-            raise self._error("has different lines than this run would have written")
+            raise self._error("has different lines than this run would write")
         return [last[number] for number in done]
 
     def begin(self, identity: dict[str, Any], *, afresh: bool) -> None:
-        """Prepare the file for appending: empty it if `afresh`, or else drop an incomplete line."""
+        """Prepare the file for appending: drop an incomplete line, or all lines if `afresh`."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         content = b"" if afresh or not self.path.exists() else self.path.read_bytes()
         with self.path.open("ab") as file:
@@ -172,7 +174,7 @@ class Results:
             other.replace(self.path)
 
     def append(self, record: dict[str, Any]) -> None:
-        """Append a result to the file and close the file."""
+        """Append a result to the file, and close the file."""
         with self.path.open("ab") as file:
             file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
 
@@ -180,7 +182,9 @@ class Results:
         try:
             theirs = json.loads(self._identity.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise self._error(f"was not written by this command (no {self._identity})") from error
+            raise self._error(
+                f"was not written by this command (cannot read {self._identity})"
+            ) from error
         ours = json.loads(json.dumps(identity))
         for key in {**ours, **theirs}:
             if theirs.get(key) != ours.get(key):

@@ -6,25 +6,29 @@ the harness with this model:
     python -m adafuse_llm.evaluation.lm_eval run --model adafuse \
         --model_args "models=path/one;path/two,max_words=3" --tasks gsm8k --batch_size 16
 
-The harness sends these requests:
+The harness sends three kinds of requests:
 
-generate_until         Returns the ensemble's response up to the first stop sequence.
-loglikelihood          Returns `ScoredText.loglikelihood` and `is_greedy`. The log-likelihood is
-                       equation 6 over whole log-likelihoods: the weighted mean over members of the
-                       log-likelihood of the continuation, in nats. It is the logarithm of a
-                       weighted geometric mean of the members' probabilities. (F is a mean per
-                       token. Members split the same text into different numbers of tokens, so F
-                       cannot be summed.) Members that cannot write exactly this text are left out
-                       of the mean. If no member can, the result is minus infinity.
-is_greedy              Whether the ensemble writes the continuation when it decodes the context,
-                       that is, whether its response begins with the continuation, apart from
-                       leading whitespace. The scores do not show this, because a round may reject a
-                       token that is the most likely one for every member. The ensemble therefore
-                       decodes until the response differs from all continuations of the context.
-loglikelihood_rolling  Returns the sum over the pieces of a text. Each piece has at most half the
-                       tokens of the smallest context window, and follows as much of the preceding
-                       text as fits. The first piece follows the special tokens at the beginning of
-                       a member's prompts, or the member's end-of-sequence token.
+generate_until         asks for the ensemble's response up to the first stop sequence.
+loglikelihood          asks for the log-likelihood of a continuation in nats
+                       (`ScoredText.loglikelihood`), and for `is_greedy`.
+loglikelihood_rolling  asks for the log-likelihood of a whole text in nats.
+
+The log-likelihood of the ensemble is the weighted mean of the members' log-likelihoods of the whole
+continuation, as in equation 6. It equals the logarithm of a weighted geometric mean of the members'
+probabilities. The fused score F cannot be used, because it is a mean per token, and members split
+the same text into different numbers of tokens. Members that cannot write exactly this text are left
+out of the mean. If no member can write it, the log-likelihood is minus infinity.
+
+`is_greedy` is true if the ensemble's response to the context begins with the continuation. Leading
+whitespace is ignored. The scores do not show this, because a round may reject a token that is the
+most likely one for every member. The ensemble therefore decodes the context until the response
+differs from all continuations.
+
+For ``loglikelihood_rolling``, a text is split into pieces, and their log-likelihoods are added. A
+piece has at most half the tokens of the smallest context window. Its context is as much of the
+preceding text as fits. The first piece follows the special tokens with which a member's prompts
+begin. If a member's prompts begin with no special token, the first piece follows the member's
+end-of-sequence token.
 
 If a context is too long for a member, its beginning is removed up to a word boundary, and a warning
 is logged. With ``--apply_chat_template``, every member gets the conversation in its own template.
@@ -60,38 +64,40 @@ except ImportError as missing:
 logger = logging.getLogger(__name__)
 
 CONVERSATION = "\x02adafuse messages\x03"
-"""Prefix of a conversation in JSON, because the harness passes prompts as text."""
+"""Prefix that marks a prompt as a conversation in JSON. The harness passes prompts as text."""
 
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-"""Names of `max_new_tokens` in the harness."""
+"""Names that the harness uses for `max_new_tokens`."""
 
 OF_SAMPLING = frozenset({"top_p", "top_k", "min_p", "typical_p"})
-"""Sampling options, which are ignored because decoding does not sample."""
+"""Sampling options. They are ignored because decoding does not sample."""
 
 AUTOMATIC = 16
-"""Number of simultaneous requests for the batch size "auto"."""
+"""Default number of simultaneous requests if the batch size is "auto"."""
 
 
 @register_model("adafuse")
 class AdaFuseLM(LM):  # type: ignore[misc]
-    """A model for lm-evaluation-harness that is an ensemble.
+    """An ensemble as a model of lm-evaluation-harness.
 
     Args:
-        engine: a loaded ensemble; in this case, pass neither `models` nor `config`.
+        engine: a loaded ensemble. With it, pass neither `models` nor `config`.
         models: paths or hub ids, in a list or separated by ";". Default: the models of the
             configuration file, or else the embedded members.
         config: path of a configuration file (`adafuse_llm.loading.config_file`); other arguments
             override it.
-        strategy: name of the strategy with which loaded members decode. It does not affect
+        strategy: name of the decoding strategy, not used if `engine` is given. It does not affect
             likelihoods.
-        batch_size: number of simultaneous requests, which share forward passes; "auto" for 16.
+        batch_size: number of simultaneous requests, which share forward passes. "auto" stands for
+            `max_batch_size`, or for 16 if that is not given.
         max_batch_size: number of simultaneous requests if `batch_size` is "auto".
         device_map, dtype, revision, trust_remote_code: as for `AdaFuseEngine.from_pretrained`.
         device: the device that the harness passes ("cuda:0" by default). All members are placed
-            on it if there is no `device_map` and torch finds the device.
+            on this device, unless there is a `device_map` or torch cannot use the device.
         check_greedy: whether to compute `is_greedy`, which costs at least one round per context.
-            If not, `is_greedy` is always False. Multiple-choice tasks do not use it.
-        **options: options of `AdaFuseConfig`; ";" separates several members or weights.
+            If False, `is_greedy` is always False. Multiple-choice tasks do not use `is_greedy`.
+        **options: options of `AdaFuseConfig`. In the text of ``use`` or ``weights``, ";" separates
+            the values.
 
     Raises:
         InvalidOptionError: an option is unknown or cannot be used.
@@ -144,7 +150,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         )
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """Return responses to ``(context, generation options)`` without the stop sequences."""
+        """Return the response to each ``(context, options)``, up to the first stop sequence."""
 
         def respond(request: Any) -> str:
             context, arguments = request.args
@@ -159,7 +165,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
     def loglikelihood(
         self, requests: list[Any], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        """Return the log-likelihood in nats and `is_greedy` of ``(context, continuation)``."""
+        """Return log-likelihood in nats and `is_greedy` for each ``(context, continuation)``."""
         by_context: dict[str, list[int]] = {}
         for index, request in enumerate(requests):
             by_context.setdefault(request.args[0], []).append(index)
@@ -196,11 +202,11 @@ class AdaFuseLM(LM):  # type: ignore[misc]
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """Encode a conversation as text for this model, because members have different templates.
+        """Encode a conversation as text, to which every member later applies its own template.
 
         Raises:
-            InvalidInputError: the task begins the reply, which is not possible with different
-                templates.
+            InvalidInputError: the task gives the beginning of the reply. Members with different
+                templates cannot continue it.
         """
         if not add_generation_prompt:
             raise InvalidInputError(
@@ -210,7 +216,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         return CONVERSATION + json.dumps(chat_history)
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """Return the description of the template that the harness records."""
+        """Return a description of the chat template, which the harness records."""
         if isinstance(chat_template, str):
             raise InvalidInputError(
                 "a chat template cannot be chosen: every member uses its own; got "
@@ -220,7 +226,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
 
     @property
     def tokenizer_name(self) -> str:
-        """A name that identifies prompts of this ensemble in the harness's caches."""
+        """A name with which the harness identifies prompts of this ensemble in its caches."""
         return "adafuse:" + ",".join(self.engine.members)
 
     def _all(
@@ -235,13 +241,13 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         scores = self.engine.score(**prompt, continuations=continuations, **self.options)
         for text in scores.texts:
             if text.loglikelihood is None:
-                logger.warning("no member can write %r after its context", text.text[:80])
+                logger.warning("no member can write %r after the context", text.text[:80])
         return [
             -math.inf if text.loglikelihood is None else text.loglikelihood for text in scores.texts
         ]
 
     def _are_greedy(self, context: str, continuations: Sequence[str]) -> list[bool]:
-        """Return for each continuation whether the ensemble's response begins with it."""
+        """Return, for each continuation, whether the ensemble's response begins with it."""
         if not self.check_greedy or not context.strip():
             return [False] * len(continuations)
         room = max(map(self._tokens, continuations)) + 1
@@ -255,7 +261,10 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         return [_begins(response, each) for each in continuations]
 
     def _prompt(self, context: str, room: int) -> dict[str, Any]:
-        """Return a prompt, shortened so that `room` tokens fit after it, or a conversation."""
+        """Return the engine's arguments for a context.
+
+        A text is shortened to leave room for `room` tokens. A conversation is not shortened.
+        """
         if not context.startswith(CONVERSATION):
             return {"prompt": self._shortened(context, room)}
         text = context.removeprefix(CONVERSATION)
@@ -272,7 +281,8 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         if self._fits(context, room):
             return context
         starts = [match.start() for match in re.finditer(r"\S+", context)]
-        low, high = 0, len(starts)  # search the first start that fits; no words at all fit
+        # find the first start that fits; one always exists, because an empty text fits
+        low, high = 0, len(starts)
         while low < high:
             middle = (low + high) // 2
             if self._fits(context[starts[middle] :], room):
@@ -295,13 +305,13 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         )
 
     def _tokens(self, text: str) -> int:
-        """Return the number of tokens of a continuation, as the maximum over members."""
+        """Return the largest number of tokens that a member needs for a continuation."""
         return max(
             len(backend.codec.encode_continuation((), text)[0]) for backend in self.engine.backends
         )
 
     def _pieces(self, text: str) -> Iterator[str]:
-        """Split a text into pieces of whole words, of at most half the smallest window."""
+        """Split a text at words into pieces of at most half the tokens of the smallest window."""
         window = self.engine.context_window
         limit = math.inf if window is None else window // 2
         piece, tokens = "", 0
@@ -319,7 +329,7 @@ def generation_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Convert generation options of the harness to options of `AdaFuseConfig`.
 
     Raises:
-        InvalidOptionError: the options request sampling, or one does not exist in AdaFuse.
+        InvalidOptionError: the options request sampling, or AdaFuse does not have one of them.
     """
     rest = {name: value for name, value in given.items() if name not in OF_SAMPLING}
     until = rest.pop("until", None) or ()
@@ -335,7 +345,7 @@ def generation_options(given: Mapping[str, Any]) -> dict[str, Any]:
             "AdaFuse decoding is deterministic and cannot sample; got do_sample=True. Run the task "
             "with --gen_kwargs do_sample=False,temperature=0"
         )
-    rest.pop("temperature", None)  # a sampling option, and sampling is off
+    rest.pop("temperature", None)  # has no effect without sampling
     if rest:
         raise InvalidOptionError(
             f"AdaFuse does not have the generation options {', '.join(sorted(rest))}. Allowed: "
@@ -353,7 +363,7 @@ def _available(device: str | None) -> str | None:
 
 
 def _typed(name: str, value: Any) -> Any:
-    """Split values that ``--model_args`` of the harness passes as one text."""
+    """Split the members or weights that ``--model_args`` of the harness passes as one text."""
     if not isinstance(value, str) or name not in ("use", "weights"):
         return value
     parts = value.split(";")
@@ -361,9 +371,9 @@ def _typed(name: str, value: Any) -> Any:
 
 
 def _begins(text: str, beginning: str) -> bool:
-    """Return whether a text begins with another one, apart from leading whitespace.
+    """Return whether a text begins with `beginning`.
 
-    Whitespace counts if the other text has nothing else.
+    Leading whitespace of both is ignored, unless `beginning` is nothing but whitespace.
     """
     if not beginning.strip():
         return text.startswith(beginning)
@@ -371,7 +381,7 @@ def _begins(text: str, beginning: str) -> bool:
 
 
 def _is_possible(continuation: str, response: str) -> bool:
-    """Return whether more text could make a response begin with a continuation."""
+    """Return whether a response is only the beginning of a continuation so far."""
     if not response.strip():
         return True
     return continuation.lstrip().startswith(response.lstrip()) and response != continuation

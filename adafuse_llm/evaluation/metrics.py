@@ -4,8 +4,8 @@
     f1              overlap of words after the same normalization
     verbatim        equality character by character
     number          equality of the final numbers
-    lenient_match   the paper's match, which accepts some of the words
-    lenient_number  the paper's match of numbers, which accepts some of the digits
+    lenient_match   the paper's match, which accepts answers with only some of the words
+    lenient_number  the paper's match of numbers, which accepts only some of the digits
     spbleu, chrf    sacrebleu's metrics over the whole test set
 
 The two lenient metrics allow a comparison with the paper's tables. They accept "war" for "World War
@@ -40,13 +40,13 @@ __all__ = [
 
 Statistics = tuple[float, ...]
 """The numbers that a metric computes for one answer. The score of many answers depends only on
-their sums."""
+the sums of these numbers over the answers."""
 
 Sums = Sequence[float] | NDArray[np.float64]
 
 
 class Metric(Protocol):
-    """A score of many answers that depends only on sums over the answers.
+    """A score of many answers, computed from the sums of their statistics.
 
     Attributes:
         name: the metric's name in `METRICS`.
@@ -60,11 +60,11 @@ class Metric(Protocol):
     def binary(self) -> bool: ...
 
     def statistics(self, prediction: str, accepted: Sequence[str]) -> Statistics:
-        """Return the statistics of one answer; their number is the same for every answer."""
+        """Return the statistics of one answer. Every answer has the same number of them."""
         ...
 
     def score(self, sums: Sums) -> float:
-        """Return the score in percent of answers whose statistics have these sums."""
+        """Return the score in percent, given the sums of the answers' statistics."""
         ...
 
 
@@ -80,7 +80,8 @@ FUNCTION_WORDS = frozenset(
 """Words that the lenient match ignores."""
 
 SLACK = 1
-"""Maximum difference in length, in words, of a lenient match of three words or more."""
+"""Maximum difference in words between the lengths of texts that match leniently. The limit applies
+if the shorter text has three words or more."""
 
 
 def normalize(text: str) -> str:
@@ -90,9 +91,9 @@ def normalize(text: str) -> str:
 
 
 def _normal(text: str) -> str:
-    """Normalize a text; if nothing is left ("A", "---"), return it in lower case instead.
+    """Normalize a text. If nothing is left, return the text in lower case instead.
 
-    Such a text must not count as an empty answer.
+    Otherwise a text such as "A" or "---" would count as an empty answer.
     """
     return normalize(text) or " ".join(text.lower().split())
 
@@ -100,7 +101,7 @@ def _normal(text: str) -> str:
 def exact_match(prediction: str, accepted: Iterable[str]) -> bool:
     """Return whether an answer equals an accepted one after normalization.
 
-    If normalization leaves nothing of a text, such as "A" or "---", the text itself is compared.
+    A text of which normalization leaves nothing, such as "A" or "---", is compared in lower case.
     """
     normal = _normal(prediction)
     return any(normal == _normal(each) for each in accepted)
@@ -130,14 +131,15 @@ def verbatim(prediction: str, accepted: Iterable[str]) -> bool:
 def lenient_match(prediction: str, accepted: Iterable[str]) -> bool:
     """Return whether an answer matches an accepted one by the paper's rule.
 
-    Both texts are converted to lower case, without ASCII punctuation and `FUNCTION_WORDS` (unless
-    nothing is left, as of "The Who"). They match if they are equal, or if every word of the shorter
-    one occurs in the longer one. If the shorter one has three words or more, the lengths must also
-    differ by at most `SLACK`. For example, "war" matches "World War I" and "the war of the worlds".
+    Both texts are converted to lower case, and ASCII punctuation and `FUNCTION_WORDS` are removed.
+    If nothing is left of a text, such as "The Who", it is only converted to lower case. The texts
+    match if they are equal, or if every word of the shorter one occurs in the longer one. If the
+    shorter one has three words or more, the lengths must also differ by at most `SLACK`. For
+    example, "war" matches "World War I" and "the war of the worlds".
 
-    The authors' scripts differ from each other in the words that they remove and in the slack (5
-    for SQuAD). Some also treat number words as digits and plurals as singulars. This function does
-    neither.
+    The authors' scripts remove different words, and use different values of the slack (5 for
+    SQuAD). Some of them also treat number words as digits, or plurals as singulars. This function
+    does neither.
     """
     return any(_lenient(_content(prediction), _content(each)) for each in accepted)
 
@@ -156,8 +158,8 @@ def _lenient(left: list[str], right: list[str]) -> bool:
 
 _ANNOUNCED = re.compile(r"\\boxed\s*\{|\bthe answer is\b|####", re.IGNORECASE)
 _NUMBER = re.compile(
-    r"""((?<![\w).])[-\u2212])?         # a minus, not between the terms of a difference
-    (?:\\?[$\u20ac\u00a3\u00a5])?       # a currency
+    r"""((?<![\w).])[-\u2212])?         # a minus sign, unless it subtracts two terms
+    (?:\\?[$\u20ac\u00a3\u00a5])?       # a currency sign
     ((?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)""",
     re.VERBOSE,
 )
@@ -166,11 +168,11 @@ _NUMBER = re.compile(
 def final_number(text: str) -> Decimal | None:
     r"""Return the final number of a solution, or None if the text has no number.
 
-    The text may announce the number with "The answer is", ``####`` or ``\boxed{``. After the last
-    announcement, the result is the first number after the last "=" in that line, or else the first
-    number in that line. Without an announcement, or if no number follows it, the result is the last
-    number of the text. A number may have commas between thousands, a currency sign, decimals and a
-    minus sign. Fractions are not supported.
+    The text may announce the number with "The answer is", ``####`` or ``\boxed{``. The
+    result is then read from the rest of the line after the last announcement: it is the first
+    number after the last "=", or else the first number. Without an announcement, or if no number
+    follows it, the result is the last number of the text. A number may have commas between
+    thousands, a currency sign, decimals and a minus sign. Fractions are not supported.
     """
     text = text.replace("{,}", ",")
     announced = list(_ANNOUNCED.finditer(text))
@@ -190,7 +192,7 @@ def _numbers(text: str) -> list[Decimal]:
 
 
 def number(prediction: str, accepted: Iterable[str]) -> bool:
-    """Return whether the final number equals that of an accepted answer (GSM8K)."""
+    """Return whether the final number of an answer equals that of an accepted one (GSM8K)."""
     value = final_number(prediction)
     return value is not None and any(value == final_number(each) for each in accepted)
 
@@ -198,8 +200,8 @@ def number(prediction: str, accepted: Iterable[str]) -> bool:
 def lenient_number(prediction: str, accepted: Iterable[str]) -> bool:
     """Return whether an answer matches an accepted one by the paper's rule for numbers.
 
-    The final numbers are written with two decimals and without a sign. They match if one is part of
-    the other, so 3 matches 13.
+    The final numbers are written with two decimals and without a sign. They match if the
+    digits of one contain those of the other, so 3 matches 13.
     """
     digits = _digits(prediction)
     others = [_digits(each) for each in accepted]
@@ -220,7 +222,7 @@ class MeanMetric:
 
     Attributes:
         name: the metric's name in `METRICS`.
-        value: a function of an answer and its accepted answers.
+        value: function that returns the value of an answer, given the accepted answers.
         binary: whether every answer is either right or wrong.
     """
 
@@ -229,7 +231,7 @@ class MeanMetric:
     binary: bool = True
 
     def statistics(self, prediction: str, accepted: Sequence[str]) -> Statistics:
-        """Return the value, and 1 for the number of answers."""
+        """Return the value of the answer, and 1, whose sum is the number of answers."""
         return float(self.value(prediction, accepted)), 1.0
 
     def score(self, sums: Sums) -> float:
@@ -252,7 +254,7 @@ class CorpusMetric:
     binary: bool = False
 
     def statistics(self, prediction: str, accepted: Sequence[str]) -> Statistics:
-        """Return the n-gram counts; each accepted answer is a reference."""
+        """Return the n-gram counts. Each accepted answer is a reference."""
         references = [[each] for each in accepted]
         (counts,) = self.scorer._extract_corpus_statistics([prediction], references)
         return tuple(map(float, counts))
@@ -277,8 +279,8 @@ def _spbleu() -> Metric:
         url = tokenizer_spm.SPM_MODELS[SPBLEU_TOKENIZER]["url"]
         raise MissingDependencyError(
             "spBLEU tokenizes text with a SentencePiece file that sacrebleu downloads when it is "
-            f"first needed, and the download failed ({type(error).__name__}: {error}). Put {url} "
-            f"into {SACREBLEU_DIR}/models/, or avoid spBLEU with --metric chrf."
+            f"first needed, and the download failed ({type(error).__name__}: {error}). Put "
+            f"the file {url} into {SACREBLEU_DIR}/models/, or avoid spBLEU with --metric chrf."
         ) from error
 
 

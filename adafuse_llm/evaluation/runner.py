@@ -1,4 +1,4 @@
-"""Answer questions with an engine, many at a time, and summarize the recorded answers.
+"""Answer questions with an engine, several at the same time, and summarize the records.
 
 answer_all   returns records in the order of the questions
 Evaluation   has scores with intervals, and the cost of an answer
@@ -45,8 +45,9 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 AHEAD = 2
-"""Questions per worker that are submitted before the oldest result is awaited. More than one keeps
-all workers busy during a slow answer. A small number loses few answers in an interruption.
+"""Number of questions per worker that are submitted before `in_order` waits for the oldest result.
+With more than one, all workers stay busy during a slow answer. With a small number, few answers are
+lost if the run is interrupted.
 """
 
 
@@ -64,7 +65,7 @@ class System:
 
     @classmethod
     def alone(cls, member: str) -> System:
-        """Return a system of one member, for use with the engine that `singly` returns."""
+        """Return the system of one member. Use it with the engine that `singly` returns."""
         return cls(f"{member} alone", {"use": (member,)})
 
 
@@ -81,8 +82,8 @@ class Record(BaseModel):
         metrics: score in percent by metric; for spBLEU and chrF, the score of this sentence.
         finish_reason: why the response ended; "error" if the request failed.
         error: type and message of the error if the request failed; the answer then counts as wrong.
-        seconds: wall-clock seconds since the previous record. Requests run at the same time, so
-            the sum over records is the duration of the run.
+        seconds: wall-clock seconds since the previous record. The sum over all records is the
+            duration of the run, also if requests overlap.
         latency: wall-clock seconds from the start of the request to its end.
         usage: forward passes and tokens by member; None if the request failed.
         rounds: the rounds as JSON data, if requested.
@@ -106,16 +107,16 @@ class Record(BaseModel):
 
     @property
     def is_lost(self) -> bool:
-        """Whether it failed due to the run, not the question; a resumed run answers it again."""
+        """Whether the question failed due to the run. A resumed run answers it again."""
         return is_lost(self.error)
 
     def statistics(self, metric: Metric) -> Statistics:
-        """Return a metric's statistics of the answer."""
+        """Return the statistics of the answer for a metric."""
         return metric.statistics(self.answer, self.label)
 
 
 def singly(engine: AdaFuseEngine) -> AdaFuseEngine:
-    """Return an engine with the same loaded members, of which one at a time answers greedily.
+    """Return an engine with the same loaded members, in which one member answers greedily.
 
     Stop sequences and `max_new_tokens` are those of the given engine.
     """
@@ -139,11 +140,11 @@ def answer_all(
     """Answer questions, and yield a record for each in the order of the questions.
 
     `RuntimeConfig.max_requests` of the engine sets how many requests run at the same time. If a
-    question fails, its record has the error, and the others continue. The members' prefix caches
-    are cleared first, so that no system benefits from prompts that an earlier system has read.
+    question fails, its record has the error, and the other questions continue. The members' prefix
+    caches are cleared first. Otherwise a system could reuse prompts that an earlier one has read.
 
     Args:
-        engine: the engine that answers. Its options are used without the task's options.
+        engine: the engine that answers. `Task.options` are not applied to it.
         task: the task, which defines prompts and reads answers from responses.
         questions: questions of the task.
         metrics: metrics to compute for every record.
@@ -152,11 +153,12 @@ def answer_all(
         form: template of a question; None for the task's template.
         chat: whether the prompt is sent as a message.
         rounds: whether records include their rounds.
-        cancel: an event that any thread can set to stop; only complete records are yielded.
+        cancel: an event that any thread can set to stop the run. Unfinished questions then have no
+            record.
     """
     options = dict(system.options) if system is not None else {}
     cancel = cancel or threading.Event()
-    engine.config.override(options)  # raise an error for wrong options here, not per question
+    engine.config.override(options)  # a wrong option is an error here, not in every record
 
     def ask(question: Question) -> tuple[Question, Generation | Exception, float]:
         request = task.request(question, header, form or task.form, chat=chat)
@@ -176,7 +178,7 @@ def answer_all(
             times = {"seconds": round(now - before, 4), "latency": round(latency, 4)}
             before = now
             yield _record(task, question, outcome, metrics, rounds).model_copy(update=times)
-    except BaseException:  # end the running requests, whose results are not needed any more
+    except BaseException:  # cancel the running requests, because their results are not needed
         cancel.set()
         raise
 
@@ -195,7 +197,7 @@ def respond(
     cancel: threading.Event | None = None,
     **options: Any,
 ) -> Generation | Exception:
-    """Return the response to a request, or its error, which must not stop other requests."""
+    """Return the response to a request, or its error, so that other requests continue."""
     try:
         return engine.generate(**request, cancel=cancel, **options)
     except Exception as error:
@@ -205,7 +207,7 @@ def respond(
 def in_order(
     function: Callable[[Item], Result], items: Iterable[Item], workers: int
 ) -> Iterator[Result]:
-    """Call a function for every item in `workers` threads; yield the results in order."""
+    """Call a function for every item in `workers` threads. Yield the results in item order."""
     waiting: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(workers, thread_name_prefix="adafuse eval") as pool:
         try:
@@ -259,7 +261,7 @@ def _record(
 
 
 class Evaluation(BaseModel):
-    """A summary of a system's answers. JSON-safe.
+    """A summary of a system's answers. It can be written as JSON.
 
     Attributes:
         task: name of the task.
@@ -267,7 +269,7 @@ class Evaluation(BaseModel):
         answers: number of questions.
         failed: number of answers with an error; they count as wrong.
         lost: number of answers that failed due to the run and not the question, such as lack of
-            memory. Before these are answered again, the score allows no conclusion.
+            memory. Until these are answered again, the score allows no conclusion.
         scores: score by metric, starting with the main metric.
         groups: score of the main metric by group, if the task has groups.
         finish_reasons: number of answers by finish reason.
@@ -294,7 +296,7 @@ class Evaluation(BaseModel):
 
     @property
     def tokens(self) -> float:
-        """Tokens per answer over all members, counted like the function `tokens`."""
+        """Mean tokens per answer, summed over members as in the function `tokens`."""
         return sum(self.tokens_processed.values()) + sum(self.cached_tokens.values())
 
     @classmethod
@@ -345,8 +347,8 @@ def compared(
     """Compare two systems by every metric on the questions that both have answered.
 
     Raises:
-        InvalidInputError: the systems have no question in common, or a line is not the same
-            question in both.
+        InvalidInputError: the systems have no question in common, or a line number belongs to
+            different questions.
     """
     by_line = {record.line: record for record in theirs}
     pairs = [(record, by_line[record.line]) for record in ours if record.line in by_line]
@@ -366,7 +368,7 @@ def compared(
 
 
 def read_records(path: Path) -> list[Record]:
-    """Return the records of a results file; an incomplete last line is ignored.
+    """Return the records of a results file. An incomplete last line is ignored.
 
     Raises:
         InvalidInputError: the file is not a results file, or has no records.
@@ -377,16 +379,16 @@ def read_records(path: Path) -> list[Record]:
 def tokens(usage: Usage) -> int:
     """Return the number of tokens that an answer needs, summed over members.
 
-    It includes prompt tokens from the prefix cache, as if they had been processed. A system that
-    runs later is therefore not counted as cheaper.
+    The number includes prompt tokens from the prefix cache, as if they had been processed.
+    Otherwise a system that runs later would look cheaper.
     """
     return sum(usage.tokens_processed.values()) + sum(usage.cached_tokens.values())
 
 
 def lost(records: Iterable[Record]) -> int:
-    """Return how many records failed due to the run and not the question.
+    """Return how many questions failed due to the run.
 
-    These records allow no conclusion about a system.
+    If a system has such records, no conclusion about it is valid.
     """
     return sum(record.is_lost for record in records)
 
@@ -394,14 +396,14 @@ def lost(records: Iterable[Record]) -> int:
 def unanswered(questions: Sequence[Question], done: Iterable[Record]) -> list[Question]:
     """Return the questions that a resumed run must answer.
 
-    They are the new questions, and those that failed due to the earlier run.
+    These are the questions without a record, and those that failed due to the earlier run.
     """
     answered = {record.line for record in done if not record.is_lost}
     return [question for question in questions if question.number not in answered]
 
 
 def merged(done: Iterable[Record], new: Iterable[Record]) -> list[Record]:
-    """Merge records in the order of their lines; new records replace those of the same line."""
+    """Merge and sort records by line. A new record replaces an earlier one of the same line."""
     by_line = {record.line: record for record in (*done, *new)}
     return [by_line[line] for line in sorted(by_line)]
 

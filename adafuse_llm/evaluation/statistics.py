@@ -1,9 +1,10 @@
 """Intervals and paired tests over recorded answers. A seed makes the results reproducible.
 
 `interval` is a percentile bootstrap over questions. `compare` compares two systems on the same
-questions. It computes the difference with a paired bootstrap interval, and a two-sided p-value. The
-p-value comes from McNemar's exact test if every answer is either right or wrong. Otherwise it comes
-from approximate randomization, which swaps the two answers to a question at random.
+questions. It returns the difference of their scores with a paired bootstrap interval, and a
+two-sided p-value. The p-value comes from McNemar's exact test if every answer is either right or
+wrong. Otherwise it comes from approximate randomization, which swaps the two answers to a question
+at random.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Score(BaseModel):
     high: float
 
     def shown(self, sign: str = "") -> str:
-        """Format the score like ``81.7 [78.0, 85.1]``; with sign ``+``, as a difference."""
+        """Format the score like ``81.7 [78.0, 85.1]``. Use sign ``+`` for a difference."""
         return f"{self.value:{sign}.1f} [{self.low:{sign}.1f}, {self.high:{sign}.1f}]"
 
 
@@ -60,8 +61,8 @@ class Comparison(BaseModel):
         questions: number of questions that both systems answered.
         ours, theirs: the scores of the two systems.
         difference: ours minus theirs, with its 95 % paired bootstrap interval.
-        p_value: two-sided p-value: the probability of a difference at least this large if both
-            systems were equally good.
+        p_value: two-sided p-value, that is, the probability of a difference at least this large if
+            both systems were equally good.
         test: name of the test that gave the p-value.
     """
 
@@ -77,7 +78,7 @@ class Comparison(BaseModel):
 
     @property
     def verdict(self) -> Literal["above", "not shown", "below"]:
-        """Whether our score is significantly above or below theirs, at p < `SIGNIFICANT`."""
+        """The result of the test: whether ``ours`` is above or below ``theirs`` at p < 0.05."""
         if self.p_value >= SIGNIFICANT:
             return "not shown"
         return "above" if self.difference.value > 0 else "below"
@@ -124,7 +125,7 @@ def compare(
         metric: the metric of the scores.
         ours: statistics of one system's answers.
         theirs: statistics of the other system's answers, in the same order.
-        samples: number of samples of the bootstrap, and of the randomization.
+        samples: number of samples in the bootstrap, and in the randomization.
         seed: seed of the random draws.
 
     Raises:
@@ -132,7 +133,7 @@ def compare(
     """
     if len(ours) != len(theirs):
         raise InvalidInputError(
-            "a paired test needs two answers to every question; the systems have "
+            "a paired test needs an answer of both systems to every question; they have "
             f"{len(ours)} and {len(theirs)} answers"
         )
     left, right = _table(ours), _table(theirs)
@@ -163,9 +164,10 @@ def mcnemar(
 ) -> float:
     """Return the two-sided p-value of McNemar's exact test.
 
-    The test uses the questions that only one system answers right. If the systems are equally good,
-    each of these is equally likely to be right for either system. The p-value is the smaller tail
-    of this binomial distribution, doubled, but at most 1.
+    The test uses the questions that only one of the systems answers right. If the systems are
+    equally good, the first one answers each of these right with probability one half, so its number
+    of right answers has a binomial distribution. The p-value is twice the smaller tail of this
+    distribution, but at most 1.
     """
     pairs = list(zip(ours, theirs, strict=True))
     only_ours = sum(1 for left, right in pairs if left and not right)
@@ -178,8 +180,9 @@ def mcnemar(
 def _randomization(metric: Metric, left: Table, right: Table, samples: int, seed: int) -> float:
     """Return the p-value of approximate randomization.
 
-    Every sample swaps each pair of answers with probability one half. The p-value is the share of
-    samples with at least the observed difference; the observation itself counts as one sample.
+    Every sample swaps the two answers to each question with probability one half. The p-value is
+    the share of samples whose difference is at least as large as the observed one. The observed
+    difference itself counts as one sample.
     """
     both = left.sum(axis=0) + right.sum(axis=0)
     observed = abs(metric.score(left.sum(axis=0)) - metric.score(right.sum(axis=0)))
@@ -194,7 +197,7 @@ def _randomization(metric: Metric, left: Table, right: Table, samples: int, seed
 
 
 def _resampled(table: Table, samples: int, seed: int) -> Iterator[NDArray[np.float64]]:
-    """Yield the sums of the rows of each bootstrap sample, drawn with replacement."""
+    """Draw bootstrap samples of rows with replacement, and yield the sums of each sample."""
     rng = np.random.default_rng(seed)
     rows = len(table)
     for _ in range(samples):
@@ -216,8 +219,8 @@ def _with_bounds(value: float, drawn: Sequence[float]) -> Score:
 def holm(p_values: Sequence[float]) -> list[float]:
     """Adjust the p-values of several tests by Holm's method.
 
-    The probability that any true null hypothesis has an adjusted p-value below a level is at most
-    that level.
+    If null hypotheses with an adjusted p-value below a level are rejected, the probability that any
+    of the rejected ones is true is at most that level.
     """
     order = sorted(range(len(p_values)), key=lambda index: p_values[index])
     adjusted = [0.0] * len(p_values)

@@ -1,13 +1,13 @@
 """The benchmark tasks: their prompts, the extraction of answers, and their metrics.
 
     nq, squad, triviaqa   questions with short answers; strict exact match
-    gsm8k                 word problems, step by step; the final number
+    gsm8k                 word problems, solved step by step; equality of the final number
     flores_en_de, _de_en  translation; spBLEU and chrF
     embedded              held-out questions about the world of the embedded members
 
-All tasks but the last read JSON Lines with ``question`` and ``answer``, which is a text or a list
-of accepted texts. They take a header, which is a text with instructions and examples before every
-question.
+All tasks except ``embedded`` read JSON Lines with ``question`` and ``answer``. An answer is a text
+or a list of accepted texts. These tasks have a header before every question: a text with
+instructions and examples.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Question:
     """A question with its accepted answers.
 
     Attributes:
-        number: line in its file, or place in the series, from 1.
+        number: number of its line in the file, or of the embedded question, from 1.
         text: the question.
         accepted: accepted answers, at least one.
         group: group of the question, such as a skill. None if the task has no groups.
@@ -55,7 +55,7 @@ class Question:
         """Convert a held-out question of the embedded members.
 
         Args:
-            number: its place in the series, from 1.
+            number: number of the question in the series, from 1.
             question: the held-out question.
         """
         accepted = (question.answer,)
@@ -71,7 +71,7 @@ class Task:
         about: description in one line.
         metrics: names of the metrics, the main one first.
         options: default options of `AdaFuseConfig`.
-        read: extracts the answer from the text of a response.
+        read: function that extracts the answer from the text of a response.
         header: default text before every question.
         form: template of a question, with ``{question}``, for a header without examples.
         reads_file: whether the questions come from a file.
@@ -87,12 +87,12 @@ class Task:
     reads_file: bool = field(default=True)
 
     def questions(self, data: bytes | None = None, limit: int | None = None) -> list[Question]:
-        """Return the first questions of the task.
+        """Return the questions of the task, or the first `limit` of them.
 
         Args:
-            data: JSON Lines. None for a task that does not read a file.
-            limit: largest number of questions. None for all, or for `EMBEDDED_QUESTIONS` of
-                ``embedded``.
+            data: content of a JSON Lines file. None for a task that does not read a file.
+            limit: largest number of questions. None stands for all questions of a file, or for
+                `EMBEDDED_QUESTIONS` in the task ``embedded``.
 
         Raises:
             InvalidInputError: the data are missing, not allowed or malformed, or ``embedded`` has
@@ -129,12 +129,12 @@ class Task:
         """Return the text before every question, and the template of a question.
 
         Args:
-            header: the text before every question. None for the task's own.
-            template: the template, with ``{question}``. None for the form of the header's examples,
-                or for the task's form if there are no examples.
+            header: the text before every question. If None, the header of the task is used.
+            template: the template, with ``{question}``. If None, the form of the examples in the
+                header is used, or the form of the task if the header has no examples.
 
         Raises:
-            InvalidInputError: the task takes no header and no template, or the template lacks
+            InvalidInputError: the task does not accept a header or template, or the template lacks
                 ``{question}``.
         """
         if not self.reads_file and (header is not None or template is not None):
@@ -148,17 +148,17 @@ class Task:
         return (f"{header.rstrip()}\n\n" if header.strip() else ""), form
 
     def same(self, text: str) -> str:
-        """Return the key of a text, which is equal for texts that give the same answer.
+        """Return a key that is equal for all texts with the same answer.
 
-        The key is the answer without case and punctuation, or its number if the task has numeric
-        answers. If the text has no answer, the key is all its words.
+        The key is the answer in lower case without punctuation, or the number of the answer if the
+        task has numeric answers. If the text has no answer, the key consists of all its words.
         """
         answer = self.read(text)
         number = final_number(answer) if "number" in self.metrics else None
         return plain(answer) or plain(text) if number is None else str(number.normalize())
 
     def fitted(self, strategy: Strategy) -> Strategy:
-        """Return the strategy for this task. A majority vote compares answers instead of texts."""
+        """Adapt a strategy to this task: a majority vote compares answers instead of texts."""
         if isinstance(strategy, MajorityVote) and strategy.key is plain:
             return MajorityVote(key=self.same)
         return strategy
@@ -181,7 +181,9 @@ class Task:
 
 
 def strategy_identity(name: str) -> dict[str, str]:
-    """Return the fields that identify the answers of a strategy, after `Task.fitted`.
+    """Return the fields that must be equal for recorded answers of a strategy to be reused.
+
+    They include how a majority vote compares answers (`Task.fitted`).
 
     Raises:
         InvalidOptionError: the strategy does not exist.
@@ -203,12 +205,12 @@ def embedded_questions(limit: int = EMBEDDED_QUESTIONS) -> list[Question]:
 
 
 def first_line(text: str) -> str:
-    """Return the first line that is not blank, because base models continue after their answer."""
+    """Return the first line that is not blank. Base models write more after their answer."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
 def read_number(text: str) -> str:
-    """Return the final number as digits, or an empty text without a number."""
+    """Return the final number as digits, or an empty text if there is no number."""
     number = final_number(text)
     return "" if number is None else f"{number:f}"
 
@@ -266,7 +268,7 @@ TASKS: Mapping[str, Task] = MappingProxyType({task.name: task for task in _ALL})
 
 
 def load_task(name: str) -> Task:
-    """Return the task of a name.
+    """Return the task with the given name.
 
     Raises:
         InvalidInputError: the name is unknown.

@@ -2,8 +2,8 @@
 
 The labeled questions are divided at random. On the *search* part, every member answers alone, and
 an optimizer (optuna's TPE) tries settings of the ensemble. The search selects the best setting and
-the best single member. On the *held-out* part, which the search never sees, these two are compared.
-Only this comparison shows whether fusing pays.
+the best single member. These two are compared on the *held-out* part, which the search never sees.
+Only this comparison shows whether the ensemble is better than its best member.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ WEIGHTS: Final = (0.25, 0.5, 1.0)
 """Values that the search tries for each option."""
 
 SEARCHED: Final = ("margin_threshold", "max_words", "branching_factor", "weights")
-"""Options that are searched unless they are fixed. The members that decode are always searched."""
+"""Options that the search varies unless they are fixed. It always varies which members decode."""
 
 
 class Trial(BaseModel):
     """A setting and its result on the search part.
 
     Attributes:
-        options: options of `AdaFuseConfig`; others have their defaults.
+        options: options of `AdaFuseConfig`. Searched options that are absent have their defaults.
         score: score in percent.
         tokens: tokens per answer over all members, counted by `runner.tokens`.
         failed: number of answers with an error; they count as wrong.
-        known: whether the setting had been decoded before, so that it was not decoded again.
+        known: whether the answers come from an earlier decode of the same setting.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -78,19 +78,19 @@ class Trial(BaseModel):
 
 
 class Tuning(BaseModel):
-    """The result of a search. JSON-safe.
+    """The result of a search. It can be written as JSON.
 
     Attributes:
         task, metric, seed: task, metric and seed of the search.
         searched, held_out: numbers of questions in the two parts.
         alone: results of single members on the search part, by name.
         trials: settings of the ensemble, in the order in which they were tried.
-        best_member: name of the best single member on the search part. Of members with the same
-            score, it is the one that processed fewer tokens.
+        best_member: name of the best single member on the search part. If several have the same
+            score, it is the one with the fewest tokens.
         ensemble: the options that the search selected for the ensemble.
-        tested: results of the ensemble and the best member on the held-out part; None if the run
-            was interrupted before.
-        comparison: paired comparison of these two results; None if the run was interrupted before.
+        tested: results of the ensemble and the best member on the held-out part. None if the run
+            was interrupted before they were complete.
+        comparison: paired comparison of these two results. None if ``tested`` is None.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -115,15 +115,18 @@ class Tuning(BaseModel):
 
     @property
     def lost(self) -> int:
-        """Number of held-out answers that failed due to the run; if any, no conclusion is valid."""
+        """Number of held-out answers that failed due to the run.
+
+        If there are any, no conclusion is valid.
+        """
         return sum(evaluation.lost for evaluation in (self.tested or {}).values())
 
     @property
     def options(self) -> dict[str, Any]:
-        """The recommended options: those of the ensemble if it pays, or else of the best member.
+        """The recommended options: those of the ensemble if it pays, else of the best member.
 
-        If the run was interrupted before the held-out questions, they are the better ones on the
-        search part.
+        If the run was interrupted before the comparison on the held-out part, the scores on the
+        search part decide.
         """
         if self.comparison is None:
             ahead = cheapest(self.trials).score > self.alone[self.best_member].score
@@ -166,7 +169,7 @@ class Tuning(BaseModel):
 
 
 class _Stopped(Exception):  # noqa: N818
-    """The search was cancelled."""
+    """Raised if the search is cancelled."""
 
 
 def tune(
@@ -192,18 +195,18 @@ def tune(
     """Search for the members and options that answer best, and test them on held-out questions.
 
     Args:
-        engine: an engine with strategy ``"adafuse"`` and at least two members. Its options that are
-            searched have no effect; to keep an option, pass it as `fixed`.
+        engine: an engine with strategy ``"adafuse"`` and at least two members. The search
+            ignores the engine's values of searched options. To keep a value, pass it as `fixed`.
         task: the task, which defines prompts and reads answers from responses.
         questions: labeled questions, at least `FEWEST` for each part.
         metric: the metric to maximize; None for the task's main metric.
         trials: number of ensemble settings to try. A setting that decodes like an earlier one
             counts as a trial, but is not decoded again.
-        seed: seed of the division and of the search.
+        seed: seed of the division into two parts and of the search.
         held_out: share of the questions that the search does not see.
         within: maximum distance from the best score, in percentage points. Of the settings within
-            it, the one that processes the fewest tokens is selected. With 0, the best setting is
-            selected, and the cheapest one if several are equally good.
+            this distance, the one that processes the fewest tokens is selected. With 0, this is the
+            best setting, or the cheapest of several that are equally good.
         fixed: options of `AdaFuseConfig` that are not searched. ``use`` names the members that may
             take part.
         header: text before every question.
@@ -212,8 +215,9 @@ def tune(
         known: data that `log` received in an earlier call. These answers are not decoded again,
             except those that failed due to the earlier run.
         log: called with the answers of every decoded setting, as JSON-safe data.
-        cancel: an event that any thread can set to stop; the result is based on the trials so far.
-        on_record: called with the members' names and every new record.
+        cancel: an event that any thread can set to stop the search. The result is then based on the
+            trials so far.
+        on_record: called for every new record, with the names of the members and the record.
         on_trial: called with every result on the search part, starting with single members.
 
     Raises:
@@ -285,7 +289,7 @@ def divide(
 ) -> tuple[list[Question], list[Question]]:
     """Divide questions at random into a search part and a held-out part.
 
-    Both parts keep the order of the questions. Equal questions are all in the same part.
+    Both parts keep the order of the questions. Equal questions are never in different parts.
 
     Raises:
         InvalidOptionError: ``held_out`` is not between 0 and 1.
@@ -301,8 +305,8 @@ def divide(
     if min(len(search), len(test)) < FEWEST:
         raise InvalidInputError(
             f"too few questions: {len(questions)} give {len(search)} for the search and "
-            f"{len(test)} held-out ones, and each part needs {FEWEST}. Use another share or more "
-            "questions (several hundred are necessary to detect a difference of a few points)."
+            f"{len(test)} held-out ones, and each part needs {FEWEST}. Change held_out or use "
+            "more questions (several hundred are necessary to detect a difference of a few points)."
         )
     return search, test
 
@@ -312,9 +316,10 @@ def _texts(question: Question) -> tuple[str, ...]:
 
 
 def cheapest(trials: Iterable[Trial], within: float = 0.0) -> Trial:
-    """Return the trial with the fewest tokens, out of those at most `within` points below the best.
+    """Return the trial with the fewest tokens among those at most `within` points below the best.
 
-    Of trials with equally many tokens, it is the one with the higher score, then the earlier one.
+    If several have the same number of tokens, return the one with the highest score. If their
+    scores are equal too, return the earliest one.
     """
     trials = list(trials)
     lowest = max(trial.score for trial in trials) - within - 1e-9
@@ -325,10 +330,10 @@ def cheapest(trials: Iterable[Trial], within: float = 0.0) -> Trial:
 
 
 def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the same form for all settings that decode alike.
+    """Return the form of a setting that is equal for all settings that decode alike.
 
-    Weights are relative to the largest one, and are left out if all are equal. Options that have no
-    effect in combination with the others are left out, too.
+    Weights are divided by the largest one, and are left out if all are equal. Options that have no
+    effect together with the other options are left out, too.
     """
     kept = dict(options)
     weights = kept.pop("weights", None)
@@ -337,18 +342,19 @@ def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
         relative = {name: weight / largest for name, weight in weights.items()}
         if set(relative.values()) != {1.0}:
             kept["weights"] = relative
-    if kept.get("margin_threshold") == 0:  # members are always confident
+    if kept.get("margin_threshold") == 0:  # every margin reaches the threshold
         kept.pop("branching_factor", None)
-    if kept.get("max_words") == kept.get("branching_factor") == 1:  # always one span of one word
+    if kept.get("max_words") == kept.get("branching_factor") == 1:  # each span is one word
         kept.pop("margin_threshold", None)
     return kept
 
 
 def _by_name(engine: AdaFuseEngine, fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fixed options with weights by name.
+    """Return the fixed options, with weights as a mapping from member names.
 
     Raises:
-        InvalidOptionError: an option is out of range, or a member has no weight.
+        InvalidOptionError: an option is out of range, a member that may take part has no weight, or
+            all of them have weight 0.
     """
     weights = engine.config.override(fixed).weights
     if weights is None or "weights" not in fixed:
@@ -363,7 +369,7 @@ def _by_name(engine: AdaFuseEngine, fixed: Mapping[str, Any]) -> dict[str, Any]:
         )
     if not any(weights[name] for name in taking_part):
         raise InvalidOptionError(
-            f"weights leave no weight for the members that may take part ({', '.join(taking_part)})"
+            f"all members that may take part ({', '.join(taking_part)}) have weight 0"
         )
     return {**fixed, "weights": weights}
 
@@ -371,10 +377,11 @@ def _by_name(engine: AdaFuseEngine, fixed: Mapping[str, Any]) -> dict[str, Any]:
 def candidates(
     members: Sequence[str], allowed: Sequence[str] | None = None, strategy: str = "adafuse"
 ) -> tuple[str, ...]:
-    """Return the members that may take part, in member order.
+    """Return the members that may take part, in the order of `members`.
 
     Raises:
-        InvalidInputError: there are fewer than two, or the strategy has no options to search.
+        InvalidInputError: fewer than two members may take part, or the strategy has no options to
+            search.
     """
     if strategy != "adafuse":
         raise InvalidInputError(f"only strategy 'adafuse' has options to tune; got {strategy!r}")
@@ -414,7 +421,7 @@ def _warnings_only(optuna: Any) -> Iterator[None]:
 
 
 class _SearchSpace:
-    """The settings among which the search selects.
+    """The settings from which the search selects.
 
     Args:
         members: names of the members that may take part.
@@ -434,8 +441,8 @@ class _SearchSpace:
     def starts(self, ranked: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Yield the first settings to try.
 
-        They are the defaults with all members and with the best two (the paper's Top-2), and both
-        with a branching factor of 1.
+        They have the default options, first unchanged and then with a branching factor of 1. Each
+        is tried with all members and with the best two (the paper's Top-2).
         """
         defaults = AdaFuseConfig()
         best = set(ranked[:2])
@@ -496,12 +503,12 @@ class _Progress:
 
     @property
     def ranked(self) -> list[str]:
-        """Names of the members, best first; of equal scores, the one with fewer tokens first."""
+        """Names of the members, best first. With equal scores, fewer tokens come first."""
         return sorted(self.alone, key=lambda n: (-self.alone[n].score, self.alone[n].tokens))
 
 
 class _AnswerCache:
-    """The answers of every setting, each of which is decoded once.
+    """The answers of every setting. Each setting is decoded only once.
 
     Attributes:
         log, on_record, cancel: as for `tune`.
@@ -585,7 +592,7 @@ class _AnswerCache:
 
 
 _DEFAULTS = AdaFuseConfig().model_dump(include={*SEARCHED})
-"""Defaults of the searched options. They override the engine's own options in every setting."""
+"""Defaults of the searched options. They replace the engine's values in every ensemble setting."""
 
 
 def _key(questions: Sequence[Question], options: Mapping[str, Any]) -> str:

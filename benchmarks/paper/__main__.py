@@ -1,4 +1,4 @@
-"""The command that makes the paper's tables and figures, in a clone.
+"""The command that makes the paper's tables and figures. Run it in a clone of the repository.
 
 python -m benchmarks.paper --output results/embedded
 python -m benchmarks.paper --data BENCHMARKS --model ONE --model TWO --output results/mine

@@ -75,7 +75,7 @@ def run_suite(
     setup: Setup,
     *,
     suite: Annotated[
-        str, typer.Argument(help="Name of the suite (paper), or a YAML file.", metavar="SUITE")
+        str, typer.Argument(help="The suite: paper, or the path of a YAML file.", metavar="SUITE")
     ] = "paper",
     output: Annotated[Path, typer.Option(help="Folder for answers, suite.json and suite.html.")],
     data: Annotated[
@@ -94,7 +94,7 @@ def run_suite(
     ] = None,
     metric: Annotated[
         list[str] | None,
-        typer.Option(help="Main metric. Repeatable. Default: the metrics of each task."),
+        typer.Option(help="Main metric. Repeatable. Default: the main metric of each task."),
     ] = None,
     limit: Annotated[
         int | None,
@@ -104,12 +104,12 @@ def run_suite(
         int | None,
         typer.Option(
             min=1,
-            help="Number of concurrent questions. Default: the suite's number, usually 16.",
+            help="Number of concurrent questions. Default: the number in the suite, usually 16.",
         ),
     ] = None,
     chat: Annotated[
         bool,
-        typer.Option("--chat", help="Send the prompt as a message. The task embedded always does."),
+        typer.Option("--chat", help="Send prompts as messages. The task embedded always does."),
     ] = False,
     html: Annotated[
         Path | None,
@@ -117,18 +117,18 @@ def run_suite(
             help="HTML file to write. Default: suite.html in the output folder.", dir_okay=False
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> int:
     """Make the AdaFuse paper's tables and figures, with paired tests.
 
-    The command runs single members, other strategies and AdaFuse. It tests whether AdaFuse scores
-    higher. The questions are the embedded ones, or come from a folder of the paper's benchmarks
-    (--data). The output folder holds every answer, suite.json and suite.html. The same command
-    resumes after an interruption, and prints the tables again when all answers are complete.
+    The command answers questions with single members, other strategies and AdaFuse. It tests
+    whether AdaFuse scores higher. The questions are the embedded ones, or come from a folder of the
+    paper's benchmarks (--data). The output folder holds every answer, suite.json and suite.html.
+    Run the same command again to resume after an interruption, or to print the tables again.
 
     Exit codes: 0 all questions answered; 1 some failed; 2 nothing could be run; 130 interrupted. A
-    failed answer counts as wrong. If the run caused the failure, such as out of memory, the same
-    command repeats the question, and the system is not compared until then.
+    failed answer counts as wrong. If the run caused the failure, for example because memory ran
+    out, the same command repeats the question. Until then the system is not compared.
     """
     arguments, setup = _check_arguments(
         setup,
@@ -184,7 +184,7 @@ def run_suite(
                     with notes.run():
                         answers[job.name] = runner.records(job, cancel=cancel, on_record=on_record)
                 except Cancelled:
-                    typer.echo("interrupted: the same command resumes", err=True)
+                    typer.echo("interrupted: the same command resumes the run", err=True)
                     return INTERRUPTED
     about = _about(arguments, setup, members) | notes.provenance
     about["processor_seconds"] = notes.processor_seconds
@@ -227,8 +227,8 @@ def _check_arguments(
     for option, value in setup.options.items():
         if option not in OF_TASKS and value != getattr(defaults, option):
             raise InvalidInputError(
-                f"--{option.replace('_', '-')} is not allowed, because the rows of a suite set it; "
-                f"allowed are {allowed}. Write a suite file to set it."
+                f"--{option.replace('_', '-')} is not allowed, because the rows of a suite set it. "
+                f"To change it, write a suite file. Allowed options: {allowed}."
             )
     if setup.strategy != "adafuse":
         raise InvalidInputError("--strategy is not allowed, because the rows of a suite set it")
@@ -250,7 +250,7 @@ def _check_arguments(
 
 
 class _LazyEngine:
-    """The engine with all members, loaded on the first call."""
+    """The engine with all members. It is loaded on the first call."""
 
     def __init__(self, setup: Setup, stack: ExitStack) -> None:
         plain = dataclasses.replace(setup, config=AdaFuseConfig())
@@ -282,7 +282,7 @@ class Notes:
 
     @property
     def processor_seconds(self) -> float:
-        """Processor seconds of decoding in all runs."""
+        """Processor time of decoding in all runs, in seconds."""
         return float(self._notes.get("processor_seconds", 0.0))
 
     def note(self, **notes: Any) -> None:
@@ -293,7 +293,7 @@ class Notes:
 
     @contextmanager
     def run(self) -> Iterator[None]:
-        """Add the processor time of the ``with`` block, and note its date, version and machine."""
+        """Add the processor time of the ``with`` block. Note date, version and machine."""
         before = time.process_time()
         try:
             yield
@@ -310,13 +310,13 @@ class Notes:
 
     @property
     def _made(self) -> list[dict[str, str]]:
-        """Version, machine and last date of the runs that decoded answers."""
+        """The versions and machines of runs that decoded answers, each with its last date."""
         made: list[dict[str, str]] = self._notes.get("made", [])
         return made
 
     @property
     def provenance(self) -> dict[str, str]:
-        """The date of the last answer, and every version and machine of the answers."""
+        """The date of the last answer, and all versions and machines that decoded answers."""
         made = self._made or [
             {"version": version("adafuse-llm"), "machine": _machine(), "date": _now()}
         ]
@@ -341,7 +341,8 @@ def _machine() -> str:
 def _members(notes: Notes, setup: Setup, engine: _LazyEngine) -> tuple[str, ...]:
     """Return the names of the members that take part.
 
-    The notes of an earlier run have them, so that showing its report again loads no models.
+    They come from the notes of an earlier run if possible. Then no model is loaded to show its
+    report again.
     """
     request = {"models": list(setup.models), "members": setup.config.use}
     known = notes.members(request)
@@ -352,7 +353,7 @@ def _members(notes: Notes, setup: Setup, engine: _LazyEngine) -> tuple[str, ...]
 
 
 def _possible(runner: Runner, jobs: Sequence[Job]) -> tuple[list[Job], dict[str, str]]:
-    """Return the jobs that can run, and the reasons of the rows that cannot, by row key."""
+    """Return the jobs that can run, and the reasons why other rows cannot, by row key."""
     refused = {}
     for job in jobs:
         if job.row.key not in refused and (reason := runner.refusal(job)) is not None:

@@ -1,7 +1,7 @@
 """The systems in each table and figure.
 
-A system is a row: the name of a strategy, options of `AdaFuseConfig`, and members. A new strategy
-or option needs only a row here or in a suite file.
+A system is a row: the name of a strategy, options of `AdaFuseConfig`, and members. To add a
+strategy or an option, add a row here or in a suite file.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ PAPER_TASKS = ("nq", "squad", "triviaqa", "gsm8k", "flores_en_de", "flores_de_en
 """Tasks of the paper's Table 1."""
 
 ALL_SUBSETS = 3
-"""Largest number of members for which Table 2 has every subset. For more members, Table 2 has the
-first 1, 2, … of them in order."""
+"""Largest number of members for which Table 2 has every subset. With more members, it
+has each member alone, and the first 2, the first 3, … members together."""
 
 BRANCHES = (1, 2, 3, 4, 5)
 THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
 WIDTHS = (2, 3, 5)
 
 OF_TASKS = ("max_new_tokens", "stop", "use")
-"""Options that tasks and flags set unless a row sets them."""
+"""Options that tasks and command-line options may set. A value in a row overrides them."""
 
 Kind = Literal["member", "peer", "adafuse"]
 Size = Literal["table", "sweep", "time"]
@@ -45,7 +45,7 @@ class _Plain(BaseModel):
 
 
 class Row(_Plain):
-    """A system.
+    """A system: a strategy, its options and its members.
 
     Attributes:
         name: name in the tables.
@@ -54,9 +54,9 @@ class Row(_Plain):
         use: names of the members that take part. None for all.
         kind: kind of system, which decides the comparisons of Table 1.
         at: position on a figure's axis.
-        series: name of its line in a figure.
-        optional: whether to leave the row out, with the reason, if this installation lacks the
-            strategy or an option. If False, this is an error.
+        series: name of the line of a figure to which the row belongs.
+        optional: what happens if this installation lacks the strategy or an option. If True, the
+            row is left out, and the report gives the reason. If False, an error is raised.
     """
 
     name: str
@@ -70,9 +70,9 @@ class Row(_Plain):
 
     @property
     def key(self) -> str:
-        """Key of the answers. Rows with the same key are decoded once.
+        """Key of the row's answers. Rows with the same key share their answers.
 
-        The key omits an option at its default, unless a task or a flag can set the option.
+        The key omits options that have their default value, except those in `OF_TASKS`.
         """
         fields = AdaFuseConfig.model_fields
         given = [
@@ -92,7 +92,7 @@ class Part(_Plain):
         title: heading.
         about: note on the contents.
         rows: the systems.
-        size: field of `Sizes` with the number of questions.
+        size: name of the field of `Sizes` that holds the number of questions.
         reference: name of the row that the other rows are tested against.
         axis: label of the axis of `Row.at`. None for a part without a line chart.
         absent: names of rows that are left out, with the reason.
@@ -108,14 +108,14 @@ class Part(_Plain):
     absent: Mapping[str, str] = Field(default_factory=dict)
 
     def without(self, names: Sequence[str]) -> Part:
-        """Return the part without the rows of these names."""
+        """Return the part without the rows that have these names."""
         kept = tuple(row for row in self.rows if row.name not in names)
         left = {row.name: "the suite file leaves it out" for row in self.rows if row not in kept}
         return self.model_copy(update={"rows": kept, "absent": {**self.absent, **left}})
 
 
 class Sizes(_Plain):
-    """Number of questions per task, from the first, for each kind of part.
+    """Number of questions per task, for each kind of part. A part uses the first questions.
 
     Attributes:
         table: for Table 1.
@@ -134,16 +134,16 @@ class Suite(_Plain):
     Attributes:
         models: folders or hub ids. Empty for the embedded members.
         dtype: data type of the weights.
-        device_map: placement of the weights by accelerate.
+        device_map: how accelerate places the weights on devices.
         chat: whether to send prompts as messages.
         tasks: names of tasks. Empty for all tasks with data, or ``embedded`` without data.
-        metrics: metrics by task, the main one first, in place of the task's own.
+        metrics: metrics by task, the main one first. They replace the task's own metrics.
         questions: numbers of questions.
         max_requests: number of concurrent questions, except in parts that measure time.
-        max_new_tokens: length limit by task, in place of the task's own.
+        max_new_tokens: length limit by task. It replaces the task's own limit.
         parts: names of parts. Empty for all.
         without: names of rows to leave out.
-        rows: more systems, for an additional part ``more``.
+        rows: further systems. They make up the additional part ``more``.
     """
 
     models: tuple[str, ...] = ()
@@ -181,7 +181,8 @@ def load_suite(name: str) -> Suite:
     path = Path(name)
     if not path.is_file():
         raise InvalidInputError(
-            f"there is no suite {name!r}.{nearest(name, ['paper'])} Pass paper or a YAML file."
+            f"there is no suite {name!r}.{nearest(name, ['paper'])} Pass 'paper' or "
+            "the path of a YAML file."
         )
     import yaml
 
@@ -190,10 +191,12 @@ def load_suite(name: str) -> Suite:
     except ValidationError as error:
         raise InvalidInputError(f"{path} is not a suite: {_first_problem(error)}") from error
     except TypeError as error:
-        raise InvalidInputError(f"{path} is not a suite: it must hold names and values") from error
+        raise InvalidInputError(
+            f"{path} is not a suite: it must contain names and values"
+        ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
-        raise InvalidInputError(f"{path} is not a suite: it is not YAML: {reason}") from error
+        raise InvalidInputError(f"{path} is not YAML: {reason}") from error
     _check(suite, path)
     return suite
 
@@ -223,7 +226,7 @@ def settled(row: Row, options: Mapping[str, Any] | None = None) -> tuple[Strateg
 
     Args:
         row: the system.
-        options: options of the task, which those of the row override.
+        options: options of the task. The options of the row override them.
 
     Raises:
         InvalidOptionError: the strategy or an option does not exist, or the strategy does not use
@@ -236,7 +239,7 @@ def settled(row: Row, options: Mapping[str, Any] | None = None) -> tuple[Strateg
 
 
 def parts_of(suite: Suite, members: Sequence[str]) -> tuple[Part, ...]:
-    """Return the parts of a suite for members of these names.
+    """Return the parts of a suite for members with these names.
 
     Raises:
         InvalidInputError: the suite names a part or a row that does not exist.
@@ -255,7 +258,7 @@ def _check_names(what: str, given: Sequence[str], known: Sequence[str]) -> None:
         if name not in known:
             raise InvalidInputError(
                 f"there is no {what} {name!r} in the suite.{nearest(name, known)} "
-                f"It has {', '.join(known)}."
+                f"The suite has {', '.join(known)}."
             )
 
 
@@ -386,7 +389,7 @@ def paper(members: Sequence[str], more: Sequence[Row] = ()) -> tuple[Part, ...]:
 
 
 def _subsets(members: Sequence[str]) -> Iterator[Row]:
-    """Yield ensembles of two or more members. The key of the full ensemble is that of Table 1."""
+    """Yield ensembles of two or more members. The full ensemble has the same key in Table 1."""
     every = len(members) <= ALL_SUBSETS
     for size in range(2, len(members) + 1):
         for chosen in combinations(members, size) if every else [tuple(members[:size])]:
@@ -400,7 +403,10 @@ def _subsets(members: Sequence[str]) -> Iterator[Row]:
 
 
 def _beams() -> list[Row]:
-    """Return the rows of beam search, or none without that strategy. One beam is AdaFuse itself."""
+    """Return the rows of beam search, or no rows if that strategy does not exist.
+
+    The row with one beam is AdaFuse itself.
+    """
     wider = [
         Row(name=count(width, "beam"), strategy=f"beam-{width}", at=float(width))
         for width in WIDTHS

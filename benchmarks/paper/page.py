@@ -18,12 +18,12 @@ from benchmarks.paper.sheets import Sheet, shares, sheets
 HERE = Path(__file__).parent
 
 SHADES = {"member": COLORS[1], "peer": None, "adafuse": COLORS[0]}
-"""Colors of bars, by the kind of a row."""
+"""Colors of the bars by kind of row."""
 
 
 @cache
 def _templates() -> Environment:
-    """Return the templates of this folder and of the package's reports."""
+    """Load the templates of this folder and those of the package's reports."""
     shared = environment()
     assert shared.loader is not None
     return shared.overlay(loader=ChoiceLoader([FileSystemLoader(HERE), shared.loader]))
@@ -112,7 +112,7 @@ def _time(line: Line, task: str) -> Bar:
 
 
 def _lines(report: Report, section: Section) -> Iterator[dict[str, Any]]:
-    """Yield a chart per task of the score over the part's axis, with a line per series."""
+    """Yield one chart per task: the score over the part's axis, with one line per series."""
     if section.axis is None:
         return
     names = list(dict.fromkeys(line.series for line in section.lines))

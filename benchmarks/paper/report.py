@@ -26,14 +26,14 @@ class _Plain(BaseModel):
 
 
 class Cell(_Plain):
-    """A system on a task.
+    """The results of a system on a task.
 
     Attributes:
         evaluation: scores, seconds and counts per answer.
         tokens: tokens per answer of all members together, as in `Evaluation.tokens`.
-        decoding_tokens: those of these tokens that are not in the prompt.
+        decoding_tokens: tokens per answer, without the tokens of the prompt.
         versus: tests against the best member, the best peer, or the part's reference. A test is
-            missing if the run lost an answer of either system.
+            missing if an answer of either system is lost (`Record.is_lost`).
     """
 
     evaluation: Evaluation
@@ -43,7 +43,7 @@ class Cell(_Plain):
 
     @property
     def score(self) -> Score:
-        """The main metric."""
+        """The score by the main metric."""
         return next(iter(self.evaluation.scores.values()))
 
     @property
@@ -65,7 +65,7 @@ class Line(_Plain):
 
 
 class Section(_Plain):
-    """A part with its results. `absent` holds the rows that are left out, with the reason."""
+    """A part with its results. `absent` names the rows that are left out, with the reason."""
 
     name: str
     title: str
@@ -78,7 +78,7 @@ class Section(_Plain):
     absent: dict[str, str]
 
     def best(self, task: str, kind: Kind) -> Line | None:
-        """Return the line of a kind with the highest score, or the cheapest of equal ones.
+        """Return the line of a kind with the highest score. With equal scores, the cheapest wins.
 
         Lines with lost answers do not count. Return None if no line is left.
         """
@@ -101,8 +101,8 @@ class Claim(_Plain):
         theirs: name of the rival.
         kind: kind of the rival.
         tokens: tokens per answer of AdaFuse and of the rival.
-        lost: number of answers that the run lost, of AdaFuse and of the rival. If any answer is
-            lost, the claim has no comparison.
+        lost: numbers of lost answers (`Record.is_lost`) of AdaFuse and of the rival. If there are
+            any, the claim has no comparison.
         comparison: the paired test.
         adjusted: the p-value, adjusted by Holm's method over the rivals of this row and task.
         verdict: the result at p < 0.05, before the adjustment.
@@ -120,7 +120,10 @@ class Claim(_Plain):
 
 
 class Trace(_Plain):
-    """An answer by rounds (the paper's Example 1), each with its text and its member."""
+    """An answer round by round, as in the paper's Example 1.
+
+    Each item of `rounds` has the text of a round and the name of its member, or "all".
+    """
 
     task: str
     system: str
@@ -152,10 +155,10 @@ class Report(_Plain):
         absent: tasks that are left out, with the reason.
         sections: tables and figures.
         claims: comparisons of AdaFuse with the best member and with every peer.
-        words: number of rounds by the number of words that they committed, by task and row.
-        sure: percent of the words whose proposer began them with a margin of at least τ, by task
-            and row.
-        traces: one answer by rounds per task.
+        words: by task and row, how many rounds committed each number of words.
+        sure: by task and row, the percentage of proposed words at whose start the margin was at
+            least τ.
+        traces: one answer per task, round by round.
     """
 
     suite: str
@@ -182,7 +185,7 @@ class Report(_Plain):
         return f"{_minutes(self.seconds)}, {_minutes(self.processor_seconds)} of processor time"
 
     def section(self, name: str) -> Section | None:
-        """Return the part of a name, or None."""
+        """Return the part with this name, or None."""
         return next((section for section in self.sections if section.name == name), None)
 
 
@@ -199,14 +202,14 @@ def make_report(
     refused: Mapping[str, str],
     about: Mapping[str, Any],
 ) -> Report:
-    """Make the report of recorded answers.
+    """Make the report from recorded answers.
 
     Args:
         suite: the suite.
         parts: the parts of the suite.
         works: the tasks of the suite, by name.
         answers: records by job.
-        refused: reasons of the rows that cannot be decoded, by row key.
+        refused: reasons why rows cannot be decoded, by row key.
         about: the fields of `Report` that this function does not compute.
     """
     sections = [
@@ -377,7 +380,7 @@ def _rounds(record: Record) -> tuple[Round, ...]:
 
 
 def _sure(records: Sequence[Record], threshold: float) -> float:
-    """Return the percentage of proposed words that began with at least this margin."""
+    """Return the percentage of proposed words that began with a margin of at least this value."""
     margins = [
         margin
         for record in records
@@ -389,10 +392,10 @@ def _sure(records: Sequence[Record], threshold: float) -> float:
 
 
 def _trace(task: str, system: str, records: Sequence[Record], members: Sequence[str]) -> Trace:
-    """Choose an answer to show by rounds.
+    """Choose the answer to show round by round.
 
-    Right answers come first, then answers in which more members won a round, then answers with more
-    rounds. The first of equal ones is chosen.
+    A right answer is preferred to a wrong one. Then the number of members that won a round decides,
+    then the number of rounds. If several answers are equal, the first one is chosen.
     """
 
     def rank(record: Record) -> tuple[bool, int, int]:
@@ -415,7 +418,7 @@ def _with_owners(rounds: Sequence[Round], members: Sequence[str]) -> list[tuple[
 
 
 def verdicts(report: Report) -> list[str]:
-    """Return the results of the claims, one sentence per AdaFuse row, kind of rival and task."""
+    """Return the results of the claims: a sentence per AdaFuse row, kind of rival and task."""
     sentences = []
     for task, ours in dict.fromkeys((claim.task, claim.ours) for claim in report.claims):
         where = f", {task}" if len(report.tasks) > 1 else ""
@@ -442,7 +445,7 @@ ABOVE, DEARER, UNSHOWN, BELOW, UNTESTED = OUTCOMES = (
     "below",
     "not compared with",
 )
-"""Possible results of a claim at p < 0.05, as text."""
+"""Texts of the possible results of a claim, at p < 0.05."""
 
 
 def _outcome(claim: Claim) -> str:

@@ -1,7 +1,7 @@
-"""Decoding of a suite, each answer once, resumable.
+"""Decode the answers of a suite, each of them once. An interrupted run can be resumed.
 
 Every system has one file of records per task. Rows with the same strategy, options and members are
-one system. A part with fewer questions reads the first records of the file.
+one system. A part with fewer questions uses the first records of the file.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from adafuse_llm.strategies.base import Strategy
 from benchmarks.paper.layout import PAPER_TASKS, Part, Row, Suite, settled
 
 ENDLESS = range(1, 10**9)
-"""Numbers of the embedded questions. A file may hold answers to any of them."""
+"""Numbers of the embedded questions. A file of records may contain any of them."""
 
 WARM_UP = 1
-"""Number of questions that run before the timed ones."""
+"""Number of questions that are answered before the timed ones, and not counted."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Job:
-    """A system on the first questions of a task.
+    """The first questions of a task, to be answered by one system.
 
     Attributes:
         task: name of the task.
@@ -74,7 +74,7 @@ class Job:
 
     @property
     def rounds(self) -> bool:
-        """Whether records include their rounds."""
+        """Whether the records include the rounds."""
         return self.row.strategy == "adafuse" and not self.timed
 
     @property
@@ -86,7 +86,7 @@ class Job:
         """Return the file of the job's records."""
         key = self.row.key
         safe = re.sub(r"[^\w.=+-]+", "_", key)
-        if re.search(r"[^\w.=+ -]", key):  # distinguishes keys that become the same name
+        if re.search(r"[^\w.=+ -]", key):  # distinguishes keys with equal safe names
             safe += f"_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
         return folder / self.task / f"{safe}{'_timed' if self.timed else ''}.jsonl"
 
@@ -108,12 +108,12 @@ def load_work(
     Args:
         suite: the suite.
         data: folder of ``TASK.jsonl`` and ``TASK.prompt.txt``. None for the embedded questions.
-        tasks: names of tasks, in place of the suite's.
+        tasks: names of tasks. If given, they replace the tasks of the suite.
         metrics: metrics to put first for the tasks that have them.
-        options: options of `AdaFuseConfig`, which override those of every task.
+        options: options of `AdaFuseConfig`. They override those of every task.
 
     Returns:
-        The tasks by name, and the reasons of tasks that are left out, by name.
+        The tasks by name, and the reasons why other tasks are left out, by name.
 
     Raises:
         InvalidInputError: a folder, task or metric does not exist, or a file is invalid.
@@ -126,8 +126,8 @@ def load_work(
         load_metric(name)
         if not any(name in _metric_names(suite, load_task(each)) for each in names):
             raise InvalidInputError(
-                f"--metric {name}: none of the tasks of this suite ({', '.join(names)}) has it. A "
-                "suite file can set other metrics for a task."
+                f"--metric {name}: none of the tasks of this suite ({', '.join(names)}) has this "
+                "metric. A suite file can set other metrics for a task."
             )
     if data is not None and not any(load_task(each).reads_file for each in names):
         raise InvalidInputError(
@@ -145,7 +145,7 @@ def load_work(
         works[name] = _work(suite, task, data, metrics, options or {})
     if not works:
         files = " or ".join(f"{each}.jsonl" for each in names)
-        raise InvalidInputError(f"--data {data} holds no task; it must have {files}")
+        raise InvalidInputError(f"--data {data} contains no test set; it must contain {files}")
     return works, absent
 
 
@@ -196,7 +196,7 @@ def _metric_names(suite: Suite, task: Task) -> tuple[str, ...]:
 
 
 def _metrics(names: Sequence[str], preferred: Sequence[str]) -> list[Metric]:
-    """Load metrics. If the caller chose the main one, leave out others that cannot be loaded."""
+    """Load metrics. If some are preferred, leave out later ones that cannot be loaded."""
     metrics = []
     for place, name in enumerate(names):
         try:
@@ -208,7 +208,7 @@ def _metrics(names: Sequence[str], preferred: Sequence[str]) -> list[Metric]:
 
 
 def jobs_of(parts: Sequence[Part], suite: Suite, works: Mapping[str, Work]) -> list[Job]:
-    """Return the jobs of the parts, so that each answer is decoded once."""
+    """Return the jobs of the parts. Parts that use the same answers share a job."""
     jobs: dict[tuple[str, str, bool], Job] = {}
     for part in parts:
         for task, work in works.items():
@@ -234,14 +234,16 @@ class Cancelled(Exception):  # noqa: N818
 
 
 class Runner:
-    """Runner of jobs, which reads existing records and decodes the missing ones.
+    """A runner of jobs, which reads existing records and decodes the missing ones.
 
     Args:
-        engine: returns the engine with all members. It is called when the engine is first needed.
+        engine: function that returns the engine with all members. It is called when the engine is
+            first needed.
         folder: folder of the records.
         works: the tasks, by name.
         suite: the suite, for its number of concurrent questions.
-        identity: fields, in addition to task and options, that must be equal to resume a run.
+        identity: further fields that must be equal to resume a run. The fields of the task and the
+            options are always compared.
         members: names of the members that take part. None for all.
     """
 
@@ -259,7 +261,7 @@ class Runner:
         self._suite, self._identity, self._members = suite, identity, members
 
     def refusal(self, job: Job) -> str | None:
-        """Return the reason to leave out a row, or None.
+        """Return the reason to leave out the row of a job, or None.
 
         A row is left out if its strategy cannot decode with these members, or if it is optional and
         invalid.
@@ -326,7 +328,7 @@ class Runner:
         }
 
     def missing(self, job: Job) -> int:
-        """Return the number of questions of a job without an answer."""
+        """Return the number of questions of a job that have no answer yet."""
         return len(self._done(job, self._settled(job)[1])[1])
 
     def records(
@@ -336,7 +338,7 @@ class Runner:
         cancel: threading.Event | None = None,
         on_record: Callable[[Record], object] = lambda _: None,
     ) -> list[Record]:
-        """Return the records of a job, and decode those that are missing.
+        """Decode the missing records of a job, and return all its records.
 
         Args:
             job: the job.
@@ -392,7 +394,7 @@ def chosen_members(engine: AdaFuseEngine, names: Sequence[str] | None) -> tuple[
     """Return the names of the members that take part, in the engine's order.
 
     Raises:
-        InvalidInputError: a name is not that of a member.
+        InvalidInputError: no member has one of the names.
     """
     for name in names or ():
         if name not in engine.members:

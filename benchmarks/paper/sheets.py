@@ -24,7 +24,7 @@ class Sheet:
         columns: headings of the columns.
         rows: cells of each row.
         note: text below the table.
-        names: number of first columns that hold names. The other columns hold numbers.
+        names: number of columns that hold names. They come first; the others hold numbers.
     """
 
     section: str
@@ -66,7 +66,7 @@ def _escaped(text: str) -> str:
 
 
 def _scores(report: Report, section: Section) -> Sheet:
-    """Return the table of scores, with the paper's layout of Table 1: one column per task."""
+    """Return the table of scores in the layout of the paper's Table 1: one column per task."""
     columns = ["system"]
     for task in report.tasks:
         groups = _groups(section, task)
@@ -142,7 +142,7 @@ def _tests(report: Report, section: Section) -> Iterator[Sheet]:
 
 
 def _failed_column(section: Section, task: str) -> tuple[str, ...]:
-    """Return the heading of the column of failed answers, if any answer failed."""
+    """Return the heading of the column of failed answers, or no heading if none failed."""
     return ("failed",) if any(line.cells[task].evaluation.failed for line in section.lines) else ()
 
 
@@ -154,8 +154,8 @@ def _about_failures(section: Section, task: str) -> str:
     if not any(line.cells[task].evaluation.lost for line in section.lines):
         return " Failed answers count as wrong." if _failed_column(section, task) else ""
     return (
-        " Failed answers count as wrong. If the run caused the failure, such as out of memory, the "
-        "same command repeats the question. Until then the row is not tested."
+        " Failed answers count as wrong. If the run caused the failure, for example because memory "
+        "ran out, the same command repeats the question. Until then the row is not tested."
     )
 
 
@@ -275,7 +275,7 @@ def _words(report: Report) -> Iterator[Sheet]:
 
 
 def shares(rounds: Mapping[int, int], sizes: Sequence[int]) -> list[float]:
-    """Return the percentage of rounds for each number of words."""
+    """Return the percentage of rounds that committed each number of words."""
     total = sum(rounds.values()) or 1
     return [100 * rounds.get(size, 0) / total for size in sizes]
 

@@ -300,7 +300,7 @@ def test_settings_that_decode_differently_keep_different_forms():
         (
             {"fixed": {"use": ("even", "idle"), "weights": (1, 0, 0)}},
             InvalidOptionError,
-            r"leave no weight for the members that may take part \(even, idle\)",
+            r"all members that may take part \(even, idle\) have weight 0",
         ),
         ({"fixed": {"use": ("odd",)}}, InvalidInputError, "at least two members; got odd"),
     ],

@@ -248,7 +248,7 @@ def test_ctrl_c_while_members_load_ends_the_command(paper, job, interrupted_whil
     ("flags", "message"),
     [
         (["--data", "nowhere"], "nowhere"),
-        (["--data", "."], "holds no task; it must have nq.jsonl or squad.jsonl"),
+        (["--data", "."], "contains no test set; it must contain nq.jsonl or squad.jsonl"),
         (["--task", "nqq"], "Did you mean 'nq'"),
         (["--max-words", "2"], "--max-words is not allowed, because the rows of a suite set it"),
         (["--strategy", "unite"], "--strategy is not allowed, because the rows of a suite set it"),
@@ -374,7 +374,7 @@ def test_ctrl_c_keeps_what_is_there(paper, short, asked, monkeypatch):
         patch.setattr(AdaFuseEngine, "generate", generate)
         result = paper(*short)
     assert result.exit_code == 130
-    assert "interrupted: the same command resumes" in result.stderr
+    assert "interrupted: the same command resumes the run" in result.stderr
     assert not (Path(short[short.index("--output") + 1]) / "suite.json").exists()
     done = len(asked)
     assert paper(*short).exit_code == 0
