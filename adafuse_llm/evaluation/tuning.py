@@ -203,7 +203,7 @@ def tune(
         trials: number of ensemble settings to try. A setting that decodes like an earlier one
             counts as a trial, but is not decoded again.
         seed: seed of the division into two parts and of the search.
-        held_out: share of the questions that the search does not see.
+        held_out: share of the questions to keep from the search, for the test.
         within: maximum distance from the best score, in percentage points. Of the settings within
             this distance, the one that processes the fewest tokens is selected. With 0, this is the
             best setting, or the cheapest of several that are equally good.
