@@ -110,8 +110,8 @@ class AdaFuseConfig(Options):
     max_new_tokens: int = Field(
         256,
         ge=1,
-        description="Maximum number of tokens of the response. Decoding ends once the response has "
-        "this many tokens in the vocabulary of any member.",
+        description="Maximum number of tokens of the response. Decoding ends once any member "
+        "counts this many tokens.",
     )
     stop: tuple[str, ...] = Field(
         (),

@@ -84,7 +84,9 @@ def _files(root: Path) -> Iterator[tuple[Path, str]]:
         and not any(part.startswith(".") for part in path.relative_to(root).parts)
     ]
     if not files:
-        raise InvalidInputError(f"no documents in {root}: it has no files {', '.join(SUFFIXES)}")
+        raise InvalidInputError(
+            f"no documents in {root}: no file name ends in {', '.join(SUFFIXES)}"
+        )
     for path in files:
         yield path, path.relative_to(root).as_posix()
 

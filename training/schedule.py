@@ -7,7 +7,9 @@ from typing import Final
 from training.recipes import Recipe
 
 DEFAULT_STEPS: Final = 2200
-MAIN_SHARE: Final = 9 / 11  # the main part's share of the steps in the first two parts
+MAIN_SHARE: Final = (
+    9 / 11
+)  # fraction of the first two parts' steps that belongs to the first, main part
 FINISH_PEAK: Final = 0.6  # peak learning rate of the later parts, relative to the main part's
 DEFAULT_AGENT_STEPS: Final = 650
 SHORT_SHARE: Final = 0.3  # until this share of the tools part, prompts only name the tools

@@ -364,8 +364,8 @@ def _by_name(engine: AdaFuseEngine, fixed: Mapping[str, Any]) -> dict[str, Any]:
     taking_part = fixed.get("use") or engine.config.use or engine.members
     if isinstance(weights, tuple) or any(name not in weights for name in taking_part):
         raise InvalidOptionError(
-            f"fixed weights must have one number per member ({', '.join(taking_part)}), by name or "
-            f"in the order of all members; got {fixed['weights']!r}"
+            f"fixed weights must give a number to each of {', '.join(taking_part)}: by name, or as "
+            f"one number per member of the ensemble, in order; got {fixed['weights']!r}"
         )
     if not any(weights[name] for name in taking_part):
         raise InvalidOptionError(

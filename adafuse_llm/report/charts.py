@@ -79,7 +79,7 @@ def line_chart(
                 "name": line.name,
                 "color": line.color,
                 "dashes": line.dashes,
-                "offset": 4 * (2 * index - len(series) + 1),  # in pixels; separates intervals
+                "offset": 4 * (2 * index - len(series) + 1),  # in pixels; keeps the intervals apart
                 "points": " ".join(f"{across(p.x)},{down(p.y)}" for p in line.points),
                 "dots": [
                     {

@@ -52,7 +52,7 @@ class Display:
         return f"{look.color} {TYPES[look.number % len(TYPES)]}".strip()
 
     def name(self, member: str | None) -> Text:
-        """Return a member's mark and name. For None, return that all members agree."""
+        """Return a member's mark and name, or the words for agreement if `member` is None."""
         if member is None:
             return Text("= all agree", AGREED)
         mark = self._looks[member].mark

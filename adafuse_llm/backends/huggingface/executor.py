@@ -16,7 +16,7 @@ from adafuse_llm.backends.huggingface.tree_form import TreeForm
 from adafuse_llm.tree import Node, TokenTree
 
 Passes = StaticPasses | PackedPasses | SinglePasses
-"""A runner of passes for requests in the tree form."""
+"""Any class that runs passes for requests in the tree form."""
 
 
 class Executor:

@@ -48,7 +48,7 @@ class PackedPasses:
 
 
 class SinglePasses:
-    """A runner of passes over a single piece. The model gets the mask of the piece.
+    """Run passes over a single piece each. The model gets the mask of the piece.
 
     Args:
         decoder: the model.

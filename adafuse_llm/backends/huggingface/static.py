@@ -215,7 +215,7 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
 
 
 class StaticPasses:
-    """A runner of passes over pieces of many requests. Short pieces share a pass of fixed size.
+    """Run passes over pieces of many requests. Short pieces share a pass of fixed size.
 
     Args:
         decoder: the model.
@@ -252,7 +252,7 @@ class StaticPasses:
         self._record = record or (CudaGraphs(decoder.device) if decoder.on_one_gpu else direct)
         self._recorded: dict[Size, tuple[Inputs, Call]] = {}  # least recently used first
         self._moves = 0
-        self._logits: torch.Tensor | None = None  # of the last pass: [largest S * n so far, v]
+        self._logits: torch.Tensor | None = None  # reused by every pass: [largest S * n so far, v]
 
     def run(self, pieces: Sequence[Piece]) -> torch.Tensor:
         """Return the logits after the kept tokens of all pieces, in order, [kept tokens, v]."""

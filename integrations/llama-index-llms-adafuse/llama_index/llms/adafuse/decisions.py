@@ -28,7 +28,7 @@ KEY = "adafuse"
 _COMPLETE_RESPONSES = (Response, PydanticResponse, AgentChatResponse)
 
 _ACTIVE_LISTS: ContextVar[tuple[list[AdaFuseRaw], ...]] = ContextVar("adafuse_readers", default=())
-"""The lists of decisions for the streamed responses that the current context is reading."""
+"""One list of decisions for each streamed response that is being read in this context."""
 
 
 class DecisionSpan(BaseSpan):
