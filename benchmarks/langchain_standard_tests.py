@@ -34,7 +34,7 @@ def pipeline() -> Any:
     """Make a text-generation pipeline with a scripted member."""
     from langchain_huggingface import HuggingFacePipeline
 
-    from tests.support.obliging import answer
+    from tests.support.instruction_follower import answer
     from tests.support.scripted import save_scripted
 
     return HuggingFacePipeline.from_model_id(

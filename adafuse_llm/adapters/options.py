@@ -35,7 +35,7 @@ def check_option_names(given: Mapping[str, Any], *, extra: Iterable[str] = ()) -
     for keyword, value in given.items():
         option = keyword if keyword in extra else ALIASES.get(keyword, keyword)
         if option not in (*options, *extra):
-            allowed = [*options, *ALIASES, *extra]
+            allowed = list(dict.fromkeys((*options, *ALIASES, *extra)))
             raise TypeError(
                 f"unknown option {keyword!r}.{hint(keyword, allowed)} The options are: "
                 f"{', '.join(allowed)}."

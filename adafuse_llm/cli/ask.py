@@ -24,8 +24,8 @@ from adafuse_llm.cli.common import (
     stdout_console,
 )
 from adafuse_llm.documents import Passage, Retriever, question_messages, read_documents
-from adafuse_llm.report.looks import printable
 from adafuse_llm.report.page import page
+from adafuse_llm.report.styles import printable
 from adafuse_llm.report.terminal import Display
 
 

@@ -44,7 +44,7 @@ from adafuse_llm import (
     StreamEvent,
 )
 from adafuse_llm.loading.config_file import LOADING, ConfigFile, read_config
-from adafuse_llm.report.looks import printable
+from adafuse_llm.report.styles import printable
 from adafuse_llm.strategies.registry import NAMED
 
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130

@@ -46,8 +46,8 @@ from adafuse_llm.evaluation.runner import (
 )
 from adafuse_llm.evaluation.statistics import Comparison, p_value
 from adafuse_llm.evaluation.tasks import Question, Task, load_task, strategy_identity
-from adafuse_llm.report.looks import printable
 from adafuse_llm.report.page import count
+from adafuse_llm.report.styles import printable
 
 OPEN: dict[str, Any] = {"stop": None, "max_new_tokens": None}
 """Options that the task sets unless a flag sets them."""

@@ -19,7 +19,7 @@ from adafuse_llm.cli.common import (
     print_json,
     stdout_console,
 )
-from adafuse_llm.report.looks import printable
+from adafuse_llm.report.styles import printable
 from adafuse_llm.report.terminal import Display
 
 

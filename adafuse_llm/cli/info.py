@@ -12,7 +12,7 @@ from rich.text import Text
 
 from adafuse_llm import AdaFuseEngine, AdaFuseError, LoadError
 from adafuse_llm.cli.common import FAILED, Setup, one_line, print_json, stdout_console
-from adafuse_llm.report.looks import printable
+from adafuse_llm.report.styles import printable
 
 PROBES = {"plain text": "\nTwo  spaces, 3.5 lines.", "emoji": " 🙂", "Chinese": " 你好"}
 """Texts that a tokenizer must preserve. A member cannot score a candidate that its tokenizer

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from adafuse_llm.cli.common import Setup, print_json, stdout_console
-from adafuse_llm.report.looks import printable
 from adafuse_llm.report.run import RunSummary, read_results, run_page
+from adafuse_llm.report.styles import printable
 
 
 def report(

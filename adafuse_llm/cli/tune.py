@@ -32,7 +32,7 @@ from adafuse_llm.evaluation.runner import Record
 from adafuse_llm.evaluation.tuning import Trial, Tuning, candidates, cheapest, divide, optimizer
 from adafuse_llm.loading.config_file import write_config
 from adafuse_llm.loading.specs import as_spec, member_names
-from adafuse_llm.report.looks import printable
+from adafuse_llm.report.styles import printable
 
 OPEN: dict[str, Any] = dict.fromkeys(
     (*tuning.SEARCHED, "max_word_tokens", "max_new_tokens", "stop")

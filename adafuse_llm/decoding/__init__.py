@@ -4,4 +4,14 @@ Every function in this package that needs a model is a generator. It yields `Mem
 objects, each with a member and the nodes to evaluate. The driver (`adafuse_llm.runtime.scheduler`)
 decides when to evaluate the queries and which of them to batch. It resumes the generator once the
 trees hold the results.
+
+    rounds    one round of Algorithm 1, and rounds until the response ends: start here
+    propose   a member's spans: greedy words, and branches where it is not confident
+    score     the pool of candidates, and the fused score
+    member    one member's side of one request
+    lockstep  run computations together, so that their queries are batched
+    draft     lossless drafting: what a forward pass evaluates in addition
+    lead      which member proposes first
+    odds      how often the guesses of a source of drafts are right
+    lookup    drafts copied from earlier text of the prompt or the response
 """

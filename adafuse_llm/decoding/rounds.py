@@ -68,6 +68,9 @@ def play_round(
 ) -> Steps[RoundOutcome]:
     """Play one round of Algorithm 1: propose, pool, score, choose, commit.
 
+    ``drafts`` calls `adafuse_llm.decoding.propose.propose` for every member. It decides the
+    order, and what else the members' passes evaluate, which changes no result.
+
     Raises:
         DecodingError: no member can score any candidate.
     """

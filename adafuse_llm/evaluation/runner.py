@@ -26,7 +26,7 @@ from adafuse_llm.evaluation.files import is_lost
 from adafuse_llm.evaluation.metrics import Metric, Statistics
 from adafuse_llm.evaluation.statistics import Comparison, Score, compare, interval
 from adafuse_llm.evaluation.tasks import Question, Task
-from adafuse_llm.report.lines import read_json_lines
+from adafuse_llm.report.json_lines import read_json_lines
 from adafuse_llm.results import Generation, Usage
 
 __all__ = [

@@ -1,1 +1,9 @@
-"""Displays of one or many generations and their decisions, in a terminal and as HTML."""
+"""Displays of one or many generations and their decisions.
+
+terminal    tables and spans in a terminal
+page        HTML pages and notebook output, from the ``.jinja`` templates
+charts      charts of the pages
+run         the figures of a whole run
+styles      the mark and the color of each member
+json_lines  read results that commands wrote
+"""

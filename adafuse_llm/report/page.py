@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from adafuse_llm.report.charts import Bar, Point, Series, bar_chart, line_chart
-from adafuse_llm.report.looks import (
+from adafuse_llm.report.styles import (
     ENDINGS,
     Look,
     looks,

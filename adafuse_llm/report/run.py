@@ -11,9 +11,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from adafuse_llm.errors import InvalidInputError
-from adafuse_llm.report.lines import read_json_lines
-from adafuse_llm.report.looks import looks
+from adafuse_llm.report.json_lines import read_json_lines
 from adafuse_llm.report.page import Shown, bars, count, environment, figures, style, whole
+from adafuse_llm.report.styles import looks
 from adafuse_llm.results import Round, Usage
 from adafuse_llm.summary import Summary
 

@@ -8,8 +8,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from adafuse_llm.report import looks
-from adafuse_llm.report.looks import printable
+from adafuse_llm.report import styles
+from adafuse_llm.report.styles import printable
 from adafuse_llm.results import Candidate, Generation, Round
 from adafuse_llm.summary import is_unanimous
 
@@ -33,7 +33,7 @@ class Display:
     def __init__(self, members: Sequence[str], console: Console) -> None:
         self.members = tuple(members)
         self.console = console
-        self._looks = looks.looks(self.members)
+        self._looks = styles.looks(self.members)
         self._brackets = console.is_terminal and (console.no_color or not console.color_system)
         initials = [name[0] for name in self.members]
         if len(set(initials)) < len(initials):
@@ -42,7 +42,7 @@ class Display:
 
     def owner(self, decided: Round) -> str | None:
         """Return the member that owns the text of a round, or None if the round is unanimous."""
-        return looks.owner(decided, self.members)
+        return styles.owner(decided, self.members)
 
     def style(self, member: str | None) -> str:
         """Return the style of a member's spans."""
@@ -84,7 +84,7 @@ class Display:
                 str(decided.index + 1),
                 self.name(owner),
                 Text(quoted(winner), self.style(owner)),
-                looks.number(winner.score),
+                styles.number(winner.score),
                 Text(_preferred_to(decided), "dim"),
             )
         return table
@@ -103,8 +103,8 @@ class Display:
             table.add_row(
                 ">" if won else "",
                 Text(quoted(candidate)),
-                *(looks.number(candidate.nll.get(member)) for member in self.members),
-                looks.number(candidate.score),
+                *(styles.number(candidate.nll.get(member)) for member in self.members),
+                styles.number(candidate.score),
                 Text(", ".join(candidate.proposers)),
                 style="bold" if won else None,
             )
@@ -124,14 +124,14 @@ class Display:
             *([f"all agreed in {agreed} of {len(rounds)}"] if len(self.members) > 1 else []),
             f"forward passes: {', '.join(f'{name} {passes[name]}' for name in self.members)}",
             f"{seconds:.1f} s",
-            looks.ENDINGS[generation.finish_reason],
+            styles.ENDINGS[generation.finish_reason],
         ]
         return Text(printable(" · ".join(parts)), "dim")
 
 
 def shown(generation: Generation, console: Console) -> Iterator[RenderableType]:
     """Yield the parts of a generation for display: legend, text, rounds and cost."""
-    display = Display(looks.members_of(generation), console)
+    display = Display(styles.members_of(generation), console)
     text, left = Text(), generation.text
     for decided in generation.rounds:
         part, left = left[: len(decided.text)], left[len(decided.text) :]
@@ -147,7 +147,7 @@ def shown(generation: Generation, console: Console) -> Iterator[RenderableType]:
 
 def quoted(candidate: Candidate) -> str:
     """Return a quoted span that is safe to print in a terminal."""
-    return printable(looks.quoted(candidate))
+    return printable(styles.quoted(candidate))
 
 
 def _preferred_to(decided: Round) -> str:
@@ -160,4 +160,4 @@ def _preferred_to(decided: Round) -> str:
     if not others:
         return ""
     score, index = min(others)
-    return f"over {quoted(decided.candidates[index])} {looks.number(score)}"
+    return f"over {quoted(decided.candidates[index])} {styles.number(score)}"

@@ -36,7 +36,7 @@ from adafuse_llm.cli.common import (
     stdout_console,
 )
 from adafuse_llm.evaluation.runner import Record
-from adafuse_llm.report.looks import printable
+from adafuse_llm.report.styles import printable
 from benchmarks.paper.layout import OF_TASKS, Part, Suite, load_suite, parts_of
 from benchmarks.paper.page import suite_page
 from benchmarks.paper.report import Report, make_report, verdicts

@@ -10,8 +10,8 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader
 
 from adafuse_llm.report.charts import Bar, Point, Series, bar_chart, line_chart
-from adafuse_llm.report.looks import COLORS
 from adafuse_llm.report.page import DASHES, count, environment, style, whole
+from adafuse_llm.report.styles import COLORS
 from benchmarks.paper.report import Line, Report, Section, verdicts
 from benchmarks.paper.sheets import Sheet, shares, sheets
 

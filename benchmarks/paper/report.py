@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.evaluation.runner import Evaluation, Record, compared, lost
 from adafuse_llm.evaluation.statistics import Comparison, Score, holm
-from adafuse_llm.report.looks import owner
 from adafuse_llm.report.page import count
+from adafuse_llm.report.styles import owner
 from adafuse_llm.results import Round
 from adafuse_llm.summary import Summary
 from benchmarks.paper.layout import Kind, Part, Row, Suite

@@ -23,7 +23,7 @@ from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.loading.config_file import write_config
 from adafuse_llm.loading.specs import as_spec
-from adafuse_llm.report.looks import owner
+from adafuse_llm.report.styles import owner
 from adafuse_llm.summary import Summary, is_unanimous, record
 from tests.support.forks import in_child
 

@@ -6,7 +6,7 @@ import pytest
 
 from adafuse_llm import AdaFuseConfig, InvalidOptionError, __version__
 from adafuse_llm.cli.common import one_line, parse_stops, parse_weights
-from adafuse_llm.report.looks import printable
+from adafuse_llm.report.styles import printable
 
 pytestmark = pytest.mark.quick
 

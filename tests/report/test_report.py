@@ -12,8 +12,8 @@ from rich.console import Console
 
 from adafuse_llm import AdaFuseEngine, Generation
 from adafuse_llm.backends import FakeBackend
-from adafuse_llm.report.looks import looks, owner
 from adafuse_llm.report.page import fragment, page
+from adafuse_llm.report.styles import looks, owner
 from adafuse_llm.summary import Summary
 
 pytestmark = pytest.mark.quick

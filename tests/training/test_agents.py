@@ -25,7 +25,7 @@ from adafuse_llm.embedded.tools import (
 )
 from adafuse_llm.text.chat import Message
 from benchmarks import embedded_agents as benchmark
-from tests.support.errands import ERRANDS
+from tests.support.agent_questions import ERRANDS
 from training.agent_prompts import draw_tools
 from training.batches import assemble
 from training.dialogues import FORMS, Form, act, is_same_turn, read, turns_of

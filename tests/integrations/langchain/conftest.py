@@ -6,7 +6,7 @@ import pytest
 import pytest_socket
 
 from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
-from tests.support.obliging import answer
+from tests.support.instruction_follower import answer
 from tests.support.scripted import scripted_engine
 
 

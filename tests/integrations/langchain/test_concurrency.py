@@ -13,7 +13,7 @@ from langchain_core.exceptions import ContextOverflowError
 from adafuse_llm import AdaFuseEngine, ContextWindowError, MemberError
 from adafuse_llm.backends import FakeBackend
 from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
-from tests.support.obliging import answer
+from tests.support.instruction_follower import answer
 from tests.support.scripted import save_scripted, scripted_engine
 
 BOTH = pytest.mark.parametrize("kind", [AdaFuseLLM, ChatAdaFuse])

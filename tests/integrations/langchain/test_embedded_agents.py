@@ -11,7 +11,7 @@ from langgraph.prebuilt import ToolNode, tools_condition
 
 from adafuse_llm.embedded.tools import calculate, look_up
 from langchain_adafuse import ChatAdaFuse
-from tests.support.errands import ERRANDS
+from tests.support.agent_questions import ERRANDS
 
 TOOLS = [look_up, calculate]
 

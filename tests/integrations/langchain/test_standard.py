@@ -13,8 +13,8 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 
 from langchain_adafuse import ChatAdaFuse
+from tests.support.instruction_follower import answer
 from tests.support.models import STRICT
-from tests.support.obliging import answer
 from tests.support.scripted import save_scripted
 
 

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from adafuse_llm import InvalidInputError
 from langchain_adafuse import ChatAdaFuse, get_round_callback
 from langchain_adafuse._schema import problems
-from tests.support.obliging import call
+from tests.support.instruction_follower import call
 from tests.support.scripted import scripted_engine
 
 GOOD: dict[str, Any] = {"name": "Orrin", "people": 1200}

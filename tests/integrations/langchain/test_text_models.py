@@ -17,7 +17,7 @@ from langchain_core.runnables import ConfigurableField
 
 from adafuse_llm import AdaFuseEngine
 from langchain_adafuse import AdaFuseLLM
-from tests.support.obliging import answer
+from tests.support.instruction_follower import answer
 from tests.support.scripted import scripted_engine
 
 PROMPT = "Hello.\nAnswer:"

@@ -19,8 +19,8 @@ from pydantic import BaseModel
 
 from adafuse_llm import AdaFuseEngine
 from langchain_adafuse import ChatAdaFuse, get_round_callback
+from tests.support.instruction_follower import call
 from tests.support.models import CHATML
-from tests.support.obliging import call
 from tests.support.scripted import scripted, scripted_engine
 from tests.support.templates import FAMILIES
 

@@ -8,7 +8,7 @@ from llama_index.core.agent.workflow import ReActAgent, ToolCallResult
 from llama_index.llms.adafuse import AdaFuseLLM
 
 from adafuse_llm.embedded.tools import REACT_HEADER, calculate, look_up
-from tests.support.errands import ERRANDS
+from tests.support.agent_questions import ERRANDS
 
 
 @pytest.fixture(scope="module")
