@@ -137,7 +137,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--members", nargs="+", choices=list(RECIPES), default=list(RECIPES))
     parser.add_argument(
-        "--steps", type=int, default=DEFAULT_STEPS, help="steps of a member in the first two parts"
+        "--steps",
+        type=int,
+        default=DEFAULT_STEPS,
+        help="number of steps that each member runs in the first two parts",
     )
     parser.add_argument(
         "--agent-steps", type=int, default=DEFAULT_AGENT_STEPS, help="steps in the tools part"

@@ -98,7 +98,7 @@ def evaluate(
     data: Annotated[
         Path | None,
         typer.Option(
-            help='JSON lines with "question" and "answer". The task embedded needs no file.', **FILE
+            help='JSON lines with "question" and "answer". Not needed for --task embedded.', **FILE
         ),
     ] = None,
     prompts: Annotated[

@@ -23,7 +23,7 @@ SMALL_WINDOW = 512
 
 
 class Finding(NamedTuple):
-    """A problem or warning about one member. With a problem, the ensemble cannot work."""
+    """A problem or a warning about one member. A problem prevents the ensemble from working."""
 
     level: Literal["problem", "warning"]
     member: str

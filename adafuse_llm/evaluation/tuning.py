@@ -234,7 +234,7 @@ def tune(
     if trials < 1:
         raise InvalidOptionError(f"trials must be 1 or more; got {trials}")
     if not 0 <= within <= 100:
-        raise InvalidOptionError(f"within must be from 0 to 100 points; got {within}")
+        raise InvalidOptionError(f"option 'within' must be between 0 and 100 points; got {within}")
     study = optimizer(seed)
     space = _SearchSpace(members, fixed)
     with singly(engine) as single:
@@ -364,8 +364,9 @@ def _by_name(engine: AdaFuseEngine, fixed: Mapping[str, Any]) -> dict[str, Any]:
     taking_part = fixed.get("use") or engine.config.use or engine.members
     if isinstance(weights, tuple) or any(name not in weights for name in taking_part):
         raise InvalidOptionError(
-            f"fixed weights must give a number to each of {', '.join(taking_part)}: by name, or as "
-            f"one number per member of the ensemble, in order; got {fixed['weights']!r}"
+            f"fixed weights must include {', '.join(taking_part)}. Pass a mapping from names to "
+            "numbers, or one number per member of the ensemble, in order; got "
+            f"{fixed['weights']!r}"
         )
     if not any(weights[name] for name in taking_part):
         raise InvalidOptionError(

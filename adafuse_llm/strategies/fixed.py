@@ -41,7 +41,7 @@ class GreedyWords(Strategy):
         return rounds_of_words(sure, self.scorer)
 
     def _always_sure(self, config: AdaFuseConfig) -> AdaFuseConfig:
-        """Return options with which every member proposes all words and no alternatives."""
+        """Return options that make every member propose all words greedily and never branch."""
         return config.override(
             {"margin_threshold": 0.0, "max_words": self.words, "branching_factor": 1}
         )

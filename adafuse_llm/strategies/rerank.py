@@ -130,7 +130,7 @@ def _mean_logits(ranker: Ranker, question: str, answers: Sequence[str]) -> list[
 
 
 class _Answers(NoDrafts):
-    """Drafting method with which every member proposes a whole answer."""
+    """A drafting method. It makes every member propose a whole answer."""
 
     @override
     def propose(self, config: AdaFuseConfig, *, first_word: bool) -> Steps[list[Proposal]]:

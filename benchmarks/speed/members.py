@@ -88,7 +88,7 @@ Members = tuple[Member, ...]
 def make_member(name: str, model: Any, tokenizer: Any, *, prefix_cache_bytes: int = 0) -> Member:
     """Make a member. By default, its backend keeps nothing between requests.
 
-    The meter does not count the passes with which the new backend tries the model.
+    The meter does not count the test passes that a new backend runs on the model.
     """
     backend = HuggingFaceBackend(model, tokenizer, name, prefix_cache_bytes=prefix_cache_bytes)
     return Member(name, model, tokenizer, backend, Meter(model))

@@ -146,7 +146,7 @@ def test_intervals_and_tests_of_chrf_use_the_corpus_score():
 
 
 def test_answers_that_cannot_be_compared_are_an_error():
-    with pytest.raises(InvalidInputError, match="two answers to every question"):
+    with pytest.raises(InvalidInputError, match="an answer of both systems to every question"):
         compare(EXACT, rights([True]), rights([True, False]))
     with pytest.raises(InvalidInputError, match="no answers"):
         interval(EXACT, [])

@@ -134,7 +134,8 @@ class AdaFuseLLM(CustomLLM):
     )
     emit_events: bool = Field(
         default=True,
-        description="Whether to emit instrumentation events for the rounds, in their own span.",
+        description="Whether to emit instrumentation events for the rounds. Each response has "
+        "its own span.",
     )
     retries: int = Field(
         default=2,
