@@ -21,7 +21,7 @@ PACKAGES = {
     "langchain_adafuse": "langchain_adafuse/",
     "llama_index_llms_adafuse": "llama_index/llms/adafuse/",
 }
-"""What each distribution holds besides its metadata."""
+"""The folder of each distribution. A wheel holds this folder and its metadata."""
 
 FORBIDDEN = {"benchmarks", "suite", "tests", "training"}
 """Names of folders, and of files without their suffix, that no wheel holds at any depth."""

@@ -204,7 +204,7 @@ def test_what_failed_of_the_run_is_asked_again(paper, short, asked, monkeypatch)
 
 
 def test_a_report_says_when_and_by_what_its_answers_were_made(paper, short, tmp_path, monkeypatch):
-    argv = ["/work/__main__.py", "--stop", "a b", "--dtype", "float32"]
+    argv = ["benchmarks/paper/__main__.py", "--stop", "a b", "--dtype", "float32"]
     monkeypatch.setattr("sys.argv", argv)
     monkeypatch.setattr(command, "_now", lambda: "2026-01-01T00:00:00+00:00")
     first = json.loads(paper(*short, "--json").stdout)
