@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self, Unpack
 
-from adafuse_llm.backends.base import Backend
+from adafuse_llm.backends.base import Backend, RestrictsTokens
 from adafuse_llm.config import AdaFuseConfig, DecodeOptions, RuntimeConfig
 from adafuse_llm.decoding.draft import Drafting, Drafts, NoDrafts
 from adafuse_llm.decoding.member import Member
-from adafuse_llm.decoding.rounds import cancelled, decode, score_texts
+from adafuse_llm.decoding.rounds import cancelled, decode, pool_texts, score_texts
 from adafuse_llm.errors import (
     ContextWindowError,
     InvalidInputError,
@@ -32,6 +32,7 @@ from adafuse_llm.runtime.scheduler import Request, Scheduler
 from adafuse_llm.strategies.base import Strategy, StrategyContext, refuse_unused_options
 from adafuse_llm.strategies.registry import find_strategy
 from adafuse_llm.text.chat import as_plain_text, check_messages
+from adafuse_llm.text.opening import Opening, SpaceTokens
 from adafuse_llm.text.stops import Transcript
 from adafuse_llm.text.words import check_text
 
@@ -41,9 +42,6 @@ if TYPE_CHECKING:
     from adafuse_llm.loading.specs import MemberSpec
 
 logger = logging.getLogger(__name__)
-
-SENTENCEPIECE_SPACES = 1
-"""Number of spaces to drop from the start of a reply to messages. SentencePiece members add one."""
 
 CROWD = 2
 """Number of running requests per member above which all members propose at the same time. With so
@@ -104,6 +102,8 @@ class AdaFuseEngine:
         refuse_unused_options(self.strategy, self.config)
         self._active_backends(self.config)
         self._on_round = on_round
+        self._vocabularies: dict[str, SpaceTokens] = {}
+        self._warned: set[str] = set()
         self.runtime = runtime or RuntimeConfig()
         self._budget = CacheBudget(self.runtime.cache_bytes)
         self._scheduler = Scheduler(self._backends, self.runtime, self._budget)
@@ -347,22 +347,15 @@ class AdaFuseEngine:
                 raise InvalidInputError(f"a continuation must be non-empty text; got {text!r}")
             check_text(text, "a continuation")
         config = self.config.override(overrides)
-        members, spaces = self._members(config, prompt, messages, may_be_empty=True)
-        texts = [" " * spaces + text for text in continuations] if prompt else list(continuations)
-        for member in members:
-            for text in texts:
-                member.place(text)
+        members = self._members(config, prompt, messages, to_score=True)
+        pool = pool_texts(members, continuations, stops=stops)
         room = max(sum(1 for _ in member.tree.nodes()) for member in members)
         needs = self._budget.needs(members, config.override({"max_new_tokens": 1}), spare=room)
-        request = Request(members, needs, score_texts(members, texts, stops=stops))
+        request = Request(members, needs, score_texts(members, pool))
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         with self._running([request], lambda _, event: events.put(event)):
             scores: Scores = _raise_error(events.get())
-        results = [
-            scored.model_copy(update={"text": text})
-            for scored, text in zip(scores.texts, continuations, strict=True)
-        ]
-        return scores.model_copy(update={"texts": tuple(results)})
+        return scores
 
     async def agenerate(
         self,
@@ -497,17 +490,17 @@ class AdaFuseEngine:
         config = self.config.override(overrides)
         refuse_unused_options(self.strategy, config)
         self.strategy.check([backend for backend, _ in self._active_backends(config)])
-        members, spaces = self._members(config, prompt, messages)
+        members = self._members(config, prompt, messages)
         needs = self._budget.needs(
             members, config, self.strategy.max_extra_tokens(len(members), config)
         )
         play = self.strategy.begin(StrategyContext(members, config, self._new_drafting))
-        transcript = Transcript(config.stop, spaces)
+        transcript = Transcript(config.stop)
         rounds: list[Round] = []
         return Request(
             members,
             needs,
-            decode(members, config, play, transcript, rounds),
+            decode(members, play, transcript, rounds),
             cancelled=partial(cancelled, members, transcript, rounds),
             cancel=cancel,
         )
@@ -518,35 +511,78 @@ class AdaFuseEngine:
         prompt: str | None,
         messages: Messages | None,
         *,
-        may_be_empty: bool = False,
-    ) -> tuple[list[Member], int]:
-        """Return the active members with their encoded prompts, and the number of leading spaces to
-        drop from the response.
+        to_score: bool = False,
+    ) -> list[Member]:
+        """Return the active members with their encoded prompts.
+
+        Args:
+            config: the request's options.
+            prompt: the prompt, or None.
+            messages: the messages, or None.
+            to_score: whether the members score given texts. The prompt may then be empty, and
+                leading whitespace of the texts counts after messages, too.
         """
         active = self._active_backends(config)
         if (prompt is None) == (messages is None):
             raise InvalidInputError("pass either a prompt or messages")
-        spaces = SENTENCEPIECE_SPACES
         if messages is not None:
             messages = check_messages(messages)
         if prompt is not None:
             if not isinstance(prompt, str):
                 raise InvalidInputError(f"prompt must be text; got {type(prompt).__name__}")
             check_text(prompt, "the prompt")
-            spaces = len(prompt) - len(prompt.rstrip(" "))
-            prompt = prompt.rstrip(" ")
-            if not prompt and not may_be_empty:
-                raise InvalidInputError("the prompt is empty: pass a text to continue")
+            if not prompt.rstrip(" ") and not to_score:
+                raise InvalidInputError(
+                    "the prompt has no text to continue: pass at least one character that is not a "
+                    "space"
+                )
         top = self.strategy.top(config)
-        text = prompt if messages is None else as_plain_text(messages)
+        text = as_plain_text(messages) if messages is not None else (prompt or "").rstrip(" ")
+        spaces = len(prompt or "") - len((prompt or "").rstrip(" "))
+        opening = Opening(spaces, is_reply=messages is not None and not to_score)
         members = []
         for backend, weight in active:
-            ids = _encode(backend, prompt, messages)
-            if prompt == "":
+            space_tokens = self._space_tokens(backend, spaces) if spaces else None
+            started = text if space_tokens and prompt is not None else prompt
+            ids = _encode(backend, started, messages)
+            if started == "":
                 ids = ids or sorted(backend.end_ids)[:1]
             _check_window(backend, len(ids))
-            members.append(Member(backend, ids, top, weight, text or ""))
-        return members, spaces
+            members.append(
+                Member(
+                    backend,
+                    ids,
+                    top,
+                    weight,
+                    text,
+                    limit=config.max_new_tokens,
+                    opening=opening,
+                    space_tokens=space_tokens,
+                )
+            )
+        return members
+
+    def _space_tokens(self, backend: Backend, spaces: int) -> SpaceTokens | None:
+        """Return a member's tokens that continue a prompt without its last spaces.
+
+        Return None if the member cannot restrict its tokens to them.
+        """
+        if backend.name not in self._vocabularies:
+            texts = backend.token_texts if isinstance(backend, RestrictsTokens) else None
+            self._vocabularies[backend.name] = SpaceTokens(texts or (), backend.end_ids)
+        tokens = self._vocabularies[backend.name]
+        if tokens.can_write(spaces):
+            return tokens
+        if backend.name not in self._warned:
+            self._warned.add(backend.name)
+            logger.warning(
+                "member %r reads the %d spaces at the end of a prompt as part of the prompt, "
+                "because it cannot restrict its next tokens to those that begin with them; its "
+                "text after such a prompt may be worse",
+                backend.name,
+                spaces,
+            )
+        return None
 
     def _new_drafting(self, members: Sequence[Member]) -> Drafting:
         if not self.runtime.drafting:

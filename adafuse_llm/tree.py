@@ -19,15 +19,19 @@ class Next:
 
     Attributes:
         tokens: ids of the most likely tokens, in descending order of probability. If two
-            probabilities are equal, the lower id comes first.
+            probabilities are equal, the lower id comes first. If ``Node.allowed`` restricts the
+            tokens, only permitted tokens are listed.
         logprobs: natural logarithms of their probabilities.
         end_logprob: natural logarithm of the total probability of the member's end-of-sequence
             ids.
+        mass: natural logarithm of the total probability of the tokens that ``Node.allowed``
+            permits.
     """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     end_logprob: float
+    mass: float = 0.0
 
     @property
     def greedy(self) -> int:
@@ -36,9 +40,12 @@ class Next:
 
     @property
     def margin(self) -> float:
-        """The margin Δ = p(1) - p(2) (equation 1), or p(1) if the vocabulary has one token."""
-        second = math.exp(self.logprobs[1]) if len(self.logprobs) > 1 else 0.0
-        return math.exp(self.logprobs[0]) - second
+        """The margin Δ = p(1) - p(2) (equation 1), or p(1) if only one token is listed.
+
+        If ``Node.allowed`` restricts the tokens, p is normalized over the permitted tokens.
+        """
+        second = math.exp(self.logprobs[1] - self.mass) if len(self.logprobs) > 1 else 0.0
+        return math.exp(self.logprobs[0] - self.mass) - second
 
 
 class Node:
@@ -53,10 +60,14 @@ class Node:
             until it is known.
         next: summary of the distribution of the token after this one; None until the node is
             evaluated.
+        allowed: the tokens that may follow this one, as a bit mask; None if all may follow. Bit
+            ``i % 8`` of byte ``i // 8`` says whether token ``i`` may follow, where bit 0 is the
+            lowest bit. Tokens beyond the mask may not follow. Log-probabilities do not depend on
+            the mask.
         children: the nodes of the tokens after this one, by token id.
     """
 
-    __slots__ = ("children", "length", "logprob", "next", "parent", "token")
+    __slots__ = ("allowed", "children", "length", "logprob", "next", "parent", "token")
 
     def __init__(self, token: int, parent: Node | None, length: int) -> None:
         self.token = token
@@ -64,10 +75,16 @@ class Node:
         self.length = length
         self.logprob: float | None = None
         self.next: Next | None = None
+        self.allowed: bytes | None = None
         self.children: dict[int, Node] = {}
 
     def __repr__(self) -> str:
         return f"Node({self.token}, length={self.length})"
+
+
+def is_allowed(mask: bytes, token: int) -> bool:
+    """Return whether a mask in the format of ``Node.allowed`` permits a token."""
+    return token // 8 < len(mask) and bool(mask[token // 8] >> token % 8 & 1)
 
 
 class TokenTree:

@@ -13,7 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from tests.reference import UNFINISHED, ReferenceMember, has_ink, leading_whitespace
+from tests.reference import (
+    UNFINISHED,
+    Opening,
+    ReferenceCandidate,
+    ReferenceMember,
+    begin,
+    cap,
+    commit,
+)
 
 NEGLIGIBLE = -25.0
 """Natural log of a probability that never wins."""
@@ -21,10 +29,14 @@ NEGLIGIBLE = -25.0
 
 @dataclass
 class Offer:
-    """A text that somebody may go on with, and what each member makes of it."""
+    """A text that somebody may go on with, and what each member makes of it.
+
+    `firsts` are the texts of the members' likeliest tokens.
+    """
 
     text: str
     stops: bool
+    firsts: dict[str, str] = field(default_factory=dict)
     tokens: dict[str, list[int]] = field(default_factory=dict)
     proposers: list[str] = field(default_factory=list)
     probability: dict[str, float] = field(default_factory=dict)
@@ -32,13 +44,15 @@ class Offer:
 
 
 def offers(
-    member: ReferenceMember, ids: Sequence[int], count: int
+    member: ReferenceMember, ids: Sequence[int], count: int, opening: Opening
 ) -> list[tuple[list[int], str, bool]]:
     """The likeliest tokens, each up to the end of a character."""
     found: list[tuple[list[int], str, bool]] = []
-    for token in member.likeliest(ids, count):
+    held = member.name in opening.held
+    ahead, lacking = (" " * opening.spaces, 0) if held else ("", opening.spaces)
+    for token in member.likeliest(ids, count, lacking):
         if token in member.end_ids:
-            found.append(([], "", True))
+            found.append(([], ahead, True))
             continue
         path = [token]
         for _ in range(3):
@@ -49,7 +63,7 @@ def offers(
             if following in member.end_ids:
                 break
             path.append(following)
-        found.append((path, member.text(ids, path), False))
+        found.append((path, ahead + member.text(ids, path), False))
     return found
 
 
@@ -57,33 +71,37 @@ def union(  # noqa: C901
     members: Sequence[ReferenceMember],
     ids: Mapping[str, Sequence[int]],
     count: int,
+    opening: Opening,
     *,
-    at_start: bool,
     whole: bool,
 ) -> list[Offer]:
     """What any member offers, with every member's probability of it; where `whole`, also the texts
     of all other tokens, and a text of several tokens has no probability.
     """
     found: dict[tuple[str, bool], Offer] = {}
-    leading: dict[str, str] = {}
+    firsts: dict[str, str] = {}
     for member in members:
-        own = offers(member, ids[member.name], count)
-        if at_start and has_ink(own[0][1]):
-            leading[member.name] = leading_whitespace(own[0][1])
+        own = offers(member, ids[member.name], count, opening)
+        firsts[member.name] = own[0][1]
         for path, text, stops in own:
-            key = (text.lstrip() if at_start else text, stops)
-            offer = found.setdefault(key, Offer(text, stops))
+            key = (text.lstrip() if opening.free else text, stops)
+            offer = found.setdefault(key, Offer(text, stops, firsts))
             if member.name not in offer.tokens:
                 offer.tokens[member.name] = path
                 offer.proposers.append(member.name)
     for member in members if whole else ():
         before = ids[member.name]
+        held = member.name in opening.held
+        ahead, lacking = (" " * opening.spaces, 0) if held else ("", opening.spaces)
         for token in np.flatnonzero(member.logprobs(before) > NEGLIGIBLE):
             text = member.text(before, [int(token)])
+            if lacking and token not in member.continuing(before, lacking):
+                continue
             if token not in member.end_ids and not text.endswith(UNFINISHED):
-                key = (text.lstrip() if at_start else text, False)
-                found.setdefault(key, Offer(text, stops=False))
-        found.setdefault(("", True), Offer("", stops=True))
+                key = ((ahead + text).lstrip() if opening.free else ahead + text, False)
+                found.setdefault(key, Offer(ahead + text, False, firsts))
+        if not opening.spaces:
+            found.setdefault(("", True), Offer("", True, firsts))
     for offer in found.values():
         for member in members:
             before = ids[member.name]
@@ -93,9 +111,7 @@ def union(  # noqa: C901
                 continue
             exact = True
             if member.name not in offer.tokens:
-                text = offer.text
-                if member.name in leading:
-                    text = leading[member.name] + text.lstrip()
+                text = opening.form(member, offer.text, firsts[member.name])
                 tokens, exact = member.codec.encode_continuation(list(before), text)
                 if not member.fits(len(before) + len(tokens)):
                     offer.probability[member.name] = 0.0
@@ -107,8 +123,8 @@ def union(  # noqa: C901
     return list(found.values())
 
 
-def _alike(one: str, other: str, at_start: bool) -> bool:
-    return one.lstrip() == other.lstrip() if at_start else one == other
+def _alike(one: str, other: str, opening: Opening) -> bool:
+    return one.lstrip() == other.lstrip() if opening.free else one == other
 
 
 def _own(member: ReferenceMember, offer: Offer) -> bool:
@@ -116,16 +132,16 @@ def _own(member: ReferenceMember, offer: Offer) -> bool:
 
 
 Members = Sequence[ReferenceMember]
-Choose = Callable[[Members, Mapping[str, list[int]], Sequence[float], bool], Offer]
+Choose = Callable[[Members, Mapping[str, list[int]], Sequence[float], Opening], Offer]
 
 
 def unite(top_k: int = 10) -> Choose:
     """The union of the likeliest tokens, normalised and averaged."""
 
     def choose(
-        members: Members, ids: Mapping[str, list[int]], weights: Sequence[float], at_start: bool
+        members: Members, ids: Mapping[str, list[int]], weights: Sequence[float], opening: Opening
     ) -> Offer:
-        found = union(members, ids, top_k, at_start=at_start, whole=False)
+        found = union(members, ids, top_k, opening, whole=False)
         for member, weight in zip(members, weights, strict=True):
             total = sum(offer.probability[member.name] for offer in found)
             for offer in found:
@@ -139,20 +155,25 @@ def gac(threshold: float = math.inf) -> Choose:
     """The average over all tokens of all vocabularies; the first member is the gate."""
 
     def choose(
-        members: Members, ids: Mapping[str, list[int]], weights: Sequence[float], at_start: bool
+        members: Members, ids: Mapping[str, list[int]], weights: Sequence[float], opening: Opening
     ) -> Offer:
         gate = members[0]
         own = ids[gate.name]
-        highest = math.exp(max(gate.logprobs(own)))
-        if highest >= threshold and not at_start:
-            ((path, text, stops),) = offers(gate, own, 1)
-            offer = Offer(text, stops, {gate.name: path}, [gate.name], {}, highest)
+        chances = np.exp(gate.logprobs(own))
+        lacking = 0 if gate.name in opening.held else opening.spaces
+        allowed = gate.continuing(own, lacking) if lacking else range(len(chances))
+        highest = float(max(chances[list(allowed)]))
+        if highest / sum(chances[list(allowed)]) >= threshold and not opening.free:
+            ((path, text, stops),) = offers(gate, own, 1, opening)
+            firsts = dict.fromkeys(ids, text)
+            offer = Offer(text, stops, firsts, {gate.name: path}, [gate.name], {}, highest)
             for member in () if stops else members[1:]:
-                tokens, _ = member.codec.encode_continuation(list(ids[member.name]), text)
+                form = opening.form(member, text, text)
+                tokens, _ = member.codec.encode_continuation(list(ids[member.name]), form)
                 if member.fits(len(ids[member.name]) + len(tokens)):
                     offer.tokens[member.name] = list(tokens)
             return offer
-        found = union(members, ids, 10, at_start=at_start, whole=True)
+        found = union(members, ids, 10, opening, whole=True)
         for offer in found:
             chances = [offer.probability[member.name] for member in members]
             offer.average = float(np.average(chances, weights=weights))
@@ -174,7 +195,7 @@ def deepen(steps: int = 5, rate: float = 0.15) -> Choose:
     """Distributions averaged over anchors; the first member's is moved there by AdamW."""
 
     def choose(
-        members: Members, ids: Mapping[str, list[int]], weights: Sequence[float], at_start: bool
+        members: Members, ids: Mapping[str, list[int]], weights: Sequence[float], opening: Opening
     ) -> Offer:
         known = [
             {token.replace("\u0120", "\u2581"): i for token, i in m.tokenizer.get_vocab().items()}
@@ -190,27 +211,32 @@ def deepen(steps: int = 5, rate: float = 0.15) -> Choose:
             [p @ space for p, space in zip(chances, spaces, strict=True)], axis=0, weights=weights
         )
         main, before = members[0], ids[members[0].name]
-        token = main.greedy(before)
+        token = main.greedy(before, 0 if main.name in opening.held else opening.spaces)
         moved = main.logits(before).copy()
         if token not in main.end_ids:
             moved = descend(moved, spaces[0], target, steps, rate)
-            token = int(np.argmax(moved))
+            lacking = 0 if main.name in opening.held else opening.spaces
+            allowed = main.continuing(before, lacking) if lacking else range(len(moved))
+            token = max(allowed, key=lambda token: moved[token])
         average = float(np.exp(moved - moved.max())[token] / np.exp(moved - moved.max()).sum())
         if token in main.end_ids:
-            return Offer("", True, {}, [main.name], {}, average)
+            ahead = " " * opening.spaces
+            return Offer(ahead, True, {main.name: ahead}, {}, [main.name], {}, average)
         path = [token]
         while len(path) < 4 and main.text(before, path).endswith(UNFINISHED):
             path.append(main.greedy([*before, *path]))
         text = main.text(before, path)
-        offer = Offer(text, False, {main.name: path}, [main.name], {}, average)
+        if main.name in opening.held:
+            text = " " * opening.spaces + text
+        firsts = {main.name: text}
+        offer = Offer(text, False, firsts, {main.name: path}, [main.name], {}, average)
         for member in members[1:]:
-            listed = offers(member, ids[member.name], 10)
+            listed = offers(member, ids[member.name], 10, opening)
+            firsts[member.name] = listed[0][1]
             own = [
-                path for path, said, stops in listed if not stops and _alike(said, text, at_start)
+                path for path, said, stops in listed if not stops and _alike(said, text, opening)
             ]
-            natural = text
-            if at_start and has_ink(listed[0][1]):
-                natural = leading_whitespace(listed[0][1]) + text.lstrip()
+            natural = opening.form(member, text, firsts[member.name])
             tokens, _ = member.codec.encode_continuation(list(ids[member.name]), natural)
             offer.tokens[member.name] = own[0] if own else list(tokens)
         return offer
@@ -254,33 +280,32 @@ def decode(
     max_new_tokens: int,
     weights: Sequence[float] | None = None,
 ) -> Decoded:
-    """The response to a prompt that does not end in a space, or to a conversation."""
-    ids: dict[str, list[int]] = {}
-    for member in members:
-        ids[member.name] = list(
-            member.codec.encode_messages(messages)
-            if prompt is None
-            else member.codec.encode_prompt(prompt)
-        )
-    lengths = {name: len(tokens) for name, tokens in ids.items()}
+    """The response to a prompt or a conversation."""
+    opening, ids = begin(members, prompt, messages)
+    completion = dict.fromkeys(ids, 0)
     response, rounds = "", []
-    droppable = prompt is None
     while True:
-        offer = choose(members, ids, weights or [1.0] * len(members), not has_ink(response))
-        overflow = False
-        for member in members:
-            if offer.stops:
-                continue
-            if member.name in offer.tokens:
-                ids[member.name] += offer.tokens[member.name]
-            else:
-                overflow = True
-        text = offer.text
-        if droppable and not response and text.startswith(" "):
-            text, droppable = text[1:], False
+        offer = choose(members, ids, weights or [1.0] * len(members), opening)
+        placed = [m for m in members if offer.stops or m.name in offer.tokens]
+        tokens = {m.name: [] if offer.stops else offer.tokens[m.name] for m in placed}
+        winner = ReferenceCandidate(
+            offer.text, opening.shown(offer.text), offer.stops, offer.proposers, tokens, set()
+        )
+        if not winner.proposers:
+            winner.proposers.append(placed[0].name)
+        room = {name: max_new_tokens - count for name, count in completion.items()}
+        kept = cap(placed, ids, winner, opening, offer.firsts, room)
+        for member in placed:
+            completion[member.name] += opening.counted(
+                member, ids[member.name], kept.tokens[member.name]
+            )
+        overflow = not commit(placed, ids, kept) or len(placed) < len(members)
+        text = opening.shown(kept.written)
+        opening = opening.after(kept.written)
         response += text
         rounds.append((text, offer.average))
-        new = {name: len(ids[name]) - lengths[name] for name in ids}
         full = overflow or any(member.is_full(len(ids[member.name])) for member in members)
-        if offer.stops or full or max(new.values()) >= max_new_tokens:
-            return Decoded(response, "stop" if offer.stops else "length", rounds, new)
+        if kept.stops:
+            return Decoded(response, "stop", rounds, completion)
+        if kept is not winner or full or max(completion.values()) >= max_new_tokens:
+            return Decoded(response, "length", rounds, completion)

@@ -156,6 +156,26 @@ class LimitsDrafting(Protocol):
 
 
 @runtime_checkable
+class RestrictsTokens(Protocol):
+    """An optional extension of `Backend` that restricts the tokens that may follow a node.
+
+    A backend with this extension lists only tokens that ``Node.allowed`` permits in `Next`, and
+    sets ``Next.mass``. ``Node.allowed`` is set when the engine passes a node to `evaluate`. The
+    engine never restricts the tokens of a backend without this extension. It passes the spaces at
+    the end of a prompt to such a backend as part of the prompt.
+    """
+
+    @property
+    def token_texts(self) -> Sequence[str] | None:
+        """The text of each token in the middle of a text, by token id.
+
+        U+FFFD stands for an incomplete character. The text is empty for ids without a token. None
+        if the texts are not known, so that the engine cannot restrict the tokens.
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsAnchors(Protocol):
     """An optional extension of `Backend` for strategies that fuse whole distributions.
 

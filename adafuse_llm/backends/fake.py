@@ -10,7 +10,7 @@ from typing import Any
 from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.forks import after_fork
 from adafuse_llm.text.chat import check_messages, render_plain
-from adafuse_llm.tree import Next, TokenTree
+from adafuse_llm.tree import Next, TokenTree, is_allowed
 
 END = "<end>"
 Rule = Callable[[str], Mapping[str, float]]
@@ -29,6 +29,8 @@ class FakeBackend:
             probabilities of the next tokens, by their texts. The token ``END`` ends the response.
             The probabilities may sum to less than 1.
         vocabulary: texts of several characters, each of which is a single token.
+        is_complete: whether `vocabulary` lists every token, single characters included. Only then
+            can the engine restrict the next tokens. The backend raises an error for other tokens.
         context_window: maximum number of tokens in a sequence; None for no limit.
         device: device that the backend reports. Members on different devices run at the same time.
         bytes_per_token: size, in bytes, that the backend reports for the cache of one token.
@@ -45,6 +47,7 @@ class FakeBackend:
         vocabulary: Sequence[str] = (),
         context_window: int | None = None,
         *,
+        is_complete: bool = False,
         device: str = "cpu",
         bytes_per_token: int = 0,
         free: int = 2**30,
@@ -56,7 +59,7 @@ class FakeBackend:
         self.free = free
         self.passes = 0
         self._rule = rule
-        self._codec = FakeCodec(vocabulary)
+        self._codec = FakeCodec(vocabulary, is_complete=is_complete)
 
     @property
     def codec(self) -> FakeCodec:
@@ -65,6 +68,10 @@ class FakeBackend:
     @property
     def end_ids(self) -> frozenset[int]:
         return frozenset({self._codec.end_id})
+
+    @property
+    def token_texts(self) -> Sequence[str] | None:
+        return self._codec.texts if self._codec.is_complete else None
 
     def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
         return [self._evaluate_one(query) for query in queries]
@@ -81,7 +88,8 @@ class FakeBackend:
     def _evaluate_one(self, query: NodeQuery) -> NodeResult:
         tree = query.tree
         summaries = tuple(
-            self._next([*tree.ids, *tree.tokens(node)], query.top) for node in query.evaluate
+            self._next([*tree.ids, *tree.tokens(node)], query.top, node.allowed)
+            for node in query.evaluate
         )
         logprobs = []
         for node in query.score:
@@ -99,20 +107,27 @@ class FakeBackend:
         ]
         return sorted(logprobs, key=lambda item: (-item[1], item[0]))
 
-    def _next(self, ids: Sequence[int], top: int) -> Next:
-        likely = self._distribution(ids)
+    def _next(self, ids: Sequence[int], top: int, allowed: bytes | None) -> Next:
+        every = self._distribution(ids)
+        likely = [(t, p) for t, p in every if allowed is None or is_allowed(allowed, t)]
         if not likely:
             raise ValueError(f"the rule returned no tokens after {self._codec.decode(ids)!r}")
         tokens, logprobs = zip(*likely[:top], strict=True)
-        return Next(tokens, logprobs, dict(likely).get(self._codec.end_id, -math.inf))
+        total = math.fsum(math.exp(logprob) for _, logprob in likely)
+        mass = 0.0 if allowed is None else math.log(total) if total > 0 else -math.inf
+        return Next(tokens, logprobs, dict(every).get(self._codec.end_id, -math.inf), mass)
 
 
 class FakeCodec:
-    """A codec whose tokens are strings from a growing vocabulary. Any thread may use it."""
+    """A codec whose tokens are strings. Any thread may use it.
+
+    The vocabulary grows unless it is complete.
+    """
 
     has_chat_template = False
 
-    def __init__(self, vocabulary: Sequence[str] = ()) -> None:
+    def __init__(self, vocabulary: Sequence[str] = (), *, is_complete: bool = False) -> None:
+        self.is_complete = is_complete
         self._texts = [END, *vocabulary]
         self._ids = {text: number for number, text in enumerate(self._texts)}
         self._longest = max(map(len, self._texts))
@@ -130,10 +145,17 @@ class FakeCodec:
         """Return the id of the token `text`. Add the token if the vocabulary does not have it."""
         with self._growing:
             if text not in self._ids:
+                if self.is_complete:
+                    raise ValueError(f"the vocabulary has no token {text!r}")
                 self._texts.append(text)
                 self._ids[text] = len(self._texts) - 1
                 self._longest = max(self._longest, len(text))
             return self._ids[text]
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Texts of all tokens, by token id."""
+        return tuple(self._texts)
 
     def encode_prompt(self, text: str) -> list[int]:
         return self.encode_continuation((), text)[0]

@@ -58,7 +58,7 @@ MIN_RESPONSE_TOKENS = 4
 class Drafting(Protocol):
     """Interface that orders the members' proposals and chooses the drafts of their passes."""
 
-    def propose(self, config: AdaFuseConfig, *, first_word: bool) -> Steps[list[Proposal]]:
+    def propose(self, config: AdaFuseConfig) -> Steps[list[Proposal]]:
         """Return the proposals of a round, in member order."""
         ...
 
@@ -78,7 +78,7 @@ class NoDrafts(Drafting):
         self._members = tuple(members)
 
     @override
-    def propose(self, config: AdaFuseConfig, *, first_word: bool) -> Steps[list[Proposal]]:
+    def propose(self, config: AdaFuseConfig) -> Steps[list[Proposal]]:
         return in_lockstep([propose(member, config) for member in self._members])
 
     @override
@@ -119,18 +119,14 @@ class Drafts:
         self._lookups = {member: Lookup() for member in self._members}
         self._unanimous = Odds(PRIOR_ODDS)
         self._wins: dict[tuple[int, int, bool], Odds] = {}
-        self._start(first_word=True, branches=1, threshold=1.0)
+        self._start(branches=1, threshold=1.0)
 
-    def propose(self, config: AdaFuseConfig, *, first_word: bool) -> Steps[list[Proposal]]:
+    def propose(self, config: AdaFuseConfig) -> Steps[list[Proposal]]:
         """Return the proposals of a round, in member order.
 
         The lead of each device proposes first.
         """
-        self._start(
-            first_word=first_word,
-            branches=config.branching_factor,
-            threshold=config.margin_threshold,
-        )
+        self._start(branches=config.branching_factor, threshold=config.margin_threshold)
         if self._crowded():
             orders = [[member] for member in self._members]
         else:
@@ -138,8 +134,8 @@ class Drafts:
         yield from in_lockstep([self._in_turn(order, config) for order in orders])
         return [self._proposals[member] for member in self._members]
 
-    def _start(self, *, first_word: bool, branches: int, threshold: float) -> None:
-        self._pool = Pool(first_word=first_word)
+    def _start(self, *, branches: int, threshold: float) -> None:
+        self._pool = Pool(self._members[0].opening)
         self._proposals: dict[Member, Proposal] = {}
         self._likeliest: dict[Member, PoolCandidate] = {}
         self._sizes: dict[Member, int] = {}  # number of tokens of the likeliest span
@@ -230,7 +226,7 @@ class Drafts:
         """
         nodes: dict[Node, None] = {}
         for candidate in dict.fromkeys(self._likeliest.values()):
-            placed = member.place(candidate.text)
+            placed = member.place(self._pool.written(member, candidate.text))
             if placed is not None and placed[0].length <= limit:
                 nodes.update(dict.fromkeys(member.tree.path(placed[0])))
         return list(nodes)

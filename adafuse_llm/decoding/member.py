@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing_extensions import override
 from adafuse_llm.backends.base import Backend, NodeQuery, NodeResult
 from adafuse_llm.errors import MemberError
 from adafuse_llm.text.codec import TextCodec
+from adafuse_llm.text.opening import Opening, SpaceTokens
 from adafuse_llm.tree import Next, Node, TokenTree
 
 T = TypeVar("T")
@@ -80,8 +82,14 @@ class Member:
         top: number of likeliest next tokens that the strategy needs.
         weight: the member's weight w in the fused score.
         prompt_text: the prompt as plain text, the same for all members.
+        limit: maximum number of tokens in the response (``max_new_tokens``).
+        opening: the beginning of the response, the same for all members.
+        space_tokens: the member's tokens that continue the spaces of `opening`. None if `prompt`
+            already contains these spaces.
 
     Attributes:
+        prompt_tokens: number of committed tokens of the prompt, which include tokens that consist
+            of spaces of `opening`.
         drafter: object that chooses the drafts of each pass.
         passes: number of forward passes for the request so far.
         tokens: number of tokens processed for the request so far.
@@ -97,6 +105,10 @@ class Member:
         top: int,
         weight: float,
         prompt_text: str = "",
+        *,
+        limit: int = sys.maxsize,
+        opening: Opening | None = None,
+        space_tokens: SpaceTokens | None = None,
     ) -> None:
         self.name: str = backend.name
         self.codec: TextCodec = backend.codec
@@ -105,6 +117,8 @@ class Member:
         self.backend = backend
         self.weight = weight
         self.prompt_text = prompt_text
+        self.limit = limit
+        self.opening = opening or Opening()
         self.tree = TokenTree(prompt)
         self.prompt_tokens = len(self.tree.ids)
         self.drafter: Drafter = NO_DRAFTER
@@ -112,6 +126,7 @@ class Member:
         self.tokens = 0
         self.reused = 0
         self.pass_seconds: float | None = None
+        self._space_tokens = space_tokens
         self._top = top
         self._texts: dict[Node, str] = {}
         self._places: dict[tuple[Node, str], tuple[Node, bool] | None] = {}
@@ -120,6 +135,27 @@ class Member:
     def response_tokens(self) -> int:
         """Number of committed tokens after the prompt."""
         return len(self.tree.ids) - self.prompt_tokens
+
+    @property
+    def holds_spaces(self) -> bool:
+        """Whether the member's prompt already contains the spaces of `opening`."""
+        return self._space_tokens is None
+
+    def room(self, node: Node) -> int:
+        """Return how many tokens the response may have after `node`. It may be negative."""
+        return self.limit - self.response_tokens - self._new_tokens(node)
+
+    def _new_tokens(self, node: Node) -> int:
+        """Return the number of tokens up to `node` that hold more than spaces of the prompt."""
+        spaces = self.opening.spaces
+        if not spaces or self.holds_spaces:
+            return node.length - self.tree.root.length
+        return sum(len(self.text(step)) > spaces for step in self.tree.path(node))
+
+    def shown(self, node: Node) -> str:
+        """Return the part of the text from the root to `node` that belongs to the response."""
+        held = self.opening.spaces if self.holds_spaces else 0
+        return self.opening.shown(" " * held + self.text(node))
 
     def is_full(self, node: Node) -> bool:
         """Return whether the context window has no room for a token after `node`."""
@@ -196,6 +232,8 @@ class Member:
 
         The query also gets those log-probabilities of `nodes` that the tree does not hold yet.
         """
+        for node in nodes:
+            node.allowed = self._allowed(node)
         unknown = dict.fromkeys(
             node for node in (*nodes, *scored) if node.parent is not None and node.logprob is None
         )
@@ -225,6 +263,16 @@ class Member:
         self.tokens += result.tokens
         self.reused += result.reused
 
+    def _allowed(self, node: Node) -> bytes | None:
+        """Return the tokens that may follow `node` while spaces of the prompt are missing."""
+        if self._space_tokens is None or not self.opening.spaces:
+            return None
+        text = self.text(node)
+        missing = self.opening.spaces - len(text)
+        if missing <= 0 or text.strip(" ") or not self._space_tokens.can_write(missing):
+            return None
+        return self._space_tokens.mask(missing)
+
     def next(self, node: Node) -> Next:
         """Return the next-token distribution after an evaluated node."""
         assert node.next is not None, "the node is not evaluated"
@@ -239,8 +287,15 @@ class Member:
             reason = f"its tokenizer failed ({type(error).__name__}: {error})"
             raise MemberError(self.name, reason) from error
 
-    def commit(self, node: Node) -> None:
-        """Commit the path to `node`, which becomes the root."""
+    def commit(self, node: Node, text: str) -> None:
+        """Commit the path to `node`, which becomes the root.
+
+        Args:
+            node: the new root.
+            text: the text of the path, as the first proposer wrote it.
+        """
+        self.prompt_tokens += node.length - self.tree.root.length - self._new_tokens(node)
+        self.opening = self.opening.after(text)
         self.tree.commit(node)
         self._texts.clear()
         self._places.clear()

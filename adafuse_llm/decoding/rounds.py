@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import inf, isfinite
@@ -34,19 +34,22 @@ class RoundOutcome:
     Attributes:
         pool: the candidates of the round.
         scored: the same candidates with their scores, in the same order.
-        winner: index of the winner, which is already committed.
+        winner: index of the winner.
         margins: the margins of each member, by member name.
+        committed: the part of the winner that is committed. This is the winner itself, or a prefix
+            of it if the whole winner has more tokens than ``max_new_tokens`` allows.
     """
 
     pool: tuple[PoolCandidate, ...]
     scored: tuple[results.Candidate, ...]
     winner: int
     margins: dict[str, tuple[float, ...]]
+    committed: PoolCandidate
 
 
-PlayRound = Callable[[bool], Steps[RoundOutcome]]
-"""A function that plays one round of one request. Its argument is True while the response is empty.
-The function holds the state that a request keeps between rounds."""
+PlayRound = Callable[[], Steps[RoundOutcome]]
+"""A function that plays one round of one request. It holds the state that a request keeps between
+rounds."""
 
 
 Scorer = Callable[[PoolCandidate, Sequence[Member]], results.Candidate]
@@ -63,7 +66,6 @@ def play_round(
     members: Sequence[Member],
     config: AdaFuseConfig,
     drafts: Drafting,
-    first_word: bool,
     scorer: Scorer = score,
 ) -> Steps[RoundOutcome]:
     """Play one round of Algorithm 1: propose, pool, score, choose, commit.
@@ -74,8 +76,8 @@ def play_round(
     Raises:
         DecodingError: no member can score any candidate.
     """
-    proposals = yield from drafts.propose(config, first_word=first_word)
-    pool = Pool(first_word=first_word)
+    proposals = yield from drafts.propose(config)
+    pool = Pool(members[0].opening)
     for member, proposal in zip(members, proposals, strict=True):
         pool.add(member, proposal)
     yield from in_lockstep([pool.read(member, drafts.likely) for member in members])
@@ -90,21 +92,38 @@ def commit_best(
     pool: Pool,
     scored: Sequence[results.Candidate],
     margins: dict[str, tuple[float, ...]],
+    prefixes: Callable[[PoolCandidate], Iterable[PoolCandidate]] | None = None,
 ) -> RoundOutcome:
     """Choose the candidate with the lowest score, and commit it in every member's tree.
+
+    If the candidate has more tokens than a member's limit allows, commit its longest prefix that
+    leaves every member within the limit.
+
+    Args:
+        pool: the candidates.
+        scored: the candidates with their scores, in the same order.
+        margins: the margins of each member, by member name.
+        prefixes: function that returns the prefixes of a candidate, the longest first. Default:
+            `Pool.prefixes`.
 
     Raises:
         DecodingError: no candidate has a score.
     """
     winner = best_candidate(scored)
-    for member, end in pool.candidates[winner].ends.items():
-        member.commit(end)
-    return RoundOutcome(tuple(pool.candidates), tuple(scored), winner, margins)
+    committed = pool.candidates[winner]
+    if not _within_limits(committed):
+        committed = next(filter(_within_limits, (prefixes or pool.prefixes)(committed)))
+    for member, end in committed.ends.items():
+        member.commit(end, committed.text)
+    return RoundOutcome(tuple(pool.candidates), tuple(scored), winner, margins, committed)
+
+
+def _within_limits(candidate: PoolCandidate) -> bool:
+    return all(member.room(end) >= 0 for member, end in candidate.ends.items())
 
 
 def decode(
     members: Sequence[Member],
-    config: AdaFuseConfig,
     play: PlayRound,
     transcript: Transcript,
     rounds: list[Round],
@@ -113,28 +132,26 @@ def decode(
 
     Args:
         members: all members, each with its prompt.
-        config: options.
         play: the function that plays a round.
         transcript: an empty transcript. Every round adds to it.
         rounds: an empty list. Every round appends to it.
     """
     for index in count():
         started = time.perf_counter()
-        outcome = yield from play(not transcript.text.strip())
+        outcome = yield from play()
         elapsed = time.perf_counter() - started
-        winner = outcome.pool[outcome.winner]
-        added, shown = transcript.push(winner.text)
+        shown = transcript.push(outcome.committed.shown)
         rounds.append(
             Round(
                 index=index,
                 candidates=outcome.scored,
                 winner=outcome.winner,
-                text=added,
+                text=outcome.committed.shown,
                 margins=outcome.margins,
                 elapsed=elapsed,
             )
         )
-        finish = _finish(winner, members, config, transcript)
+        finish = _finish(outcome, members, transcript)
         if finish is not None:
             shown += transcript.flush()
             generation = summarize(members, transcript, rounds, finish)
@@ -143,18 +160,33 @@ def decode(
         yield StreamEvent(text=shown, round=rounds[-1])
 
 
-def score_texts(
-    members: Sequence[Member], texts: Sequence[str], *, stops: bool
-) -> Generator[tuple[MemberQuery, ...] | Scores, None, None]:
-    """Score texts as responses, with one pass per member, and yield the scores at the end.
+def pool_texts(members: Sequence[Member], texts: Sequence[str], *, stops: bool) -> Pool:
+    """Return a pool of texts, and add the tokens of the texts to every member's tree.
 
     Args:
         members: all members, each with its prompt.
-        texts: the texts. Each text is scored as a separate response.
-        stops: whether each score includes the end of the response after the text.
+        texts: the texts. Each text is a separate response.
+        stops: whether the responses end after the texts.
     """
-    pool = Pool(first_word=False)
-    pool.candidates = [PoolCandidate(text, stops) for text in texts]
+    opening = members[0].opening
+    pool = Pool(opening)
+    for text in texts:
+        candidate = PoolCandidate(" " * opening.spaces + text, text, stops)
+        pool.candidates.append(candidate)
+        for member in members:
+            pool.place(member, candidate)
+    return pool
+
+
+def score_texts(
+    members: Sequence[Member], pool: Pool
+) -> Generator[tuple[MemberQuery, ...] | Scores, None, None]:
+    """Score the texts of a pool with one pass per member, and yield the scores at the end.
+
+    Args:
+        members: all members, each with its prompt.
+        pool: the texts, from `pool_texts`.
+    """
     yield from in_lockstep([pool.read(member, lambda _: False) for member in members])
     weights = [member.weight for member in members]
     scored = []
@@ -165,7 +197,7 @@ def score_texts(
         total = fuse(sums, weights)
         scored.append(
             ScoredText(
-                text=candidate.text,
+                text=candidate.shown,
                 nll=result.nll,
                 tokens={name: terms[name] for name in result.nll},
                 score=result.score,
@@ -183,7 +215,7 @@ def to_result(
 ) -> results.Candidate:
     """Return a candidate as a result model. Infinite NLLs are left out."""
     return results.Candidate(
-        text=candidate.text,
+        text=candidate.shown,
         stops=candidate.stops,
         proposers=tuple(member.name for member in candidate.proposers),
         nll={m.name: value for m, value in zip(members, nll, strict=True) if isfinite(value)},
@@ -245,15 +277,21 @@ def cancelled(
 
 
 def _finish(
-    winner: PoolCandidate, members: Sequence[Member], config: AdaFuseConfig, transcript: Transcript
+    outcome: RoundOutcome, members: Sequence[Member], transcript: Transcript
 ) -> FinishReason | None:
     """Return why the response ends after this round, or None if the response continues."""
+    committed = outcome.committed
     if transcript.stopped:
         return "stop_sequence"
-    if winner.stops:
+    if committed.stops:
         return "stop"
-    if max(member.response_tokens for member in members) >= config.max_new_tokens:
+    if committed is not outcome.pool[outcome.winner]:
         return "length"
-    if any(member not in winner.ends or member.is_full(member.tree.root) for member in members):
+    if any(
+        member not in committed.ends
+        or member.is_full(member.tree.root)
+        or member.room(member.tree.root) == 0
+        for member in members
+    ):
         return "length"
     return None

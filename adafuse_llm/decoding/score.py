@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import Proposal
-from adafuse_llm.text.words import added, leading_space
+from adafuse_llm.text.opening import Opening
+from adafuse_llm.text.words import added, is_incomplete, leading_space
 from adafuse_llm.tree import Node
 
 
@@ -16,6 +17,7 @@ class PoolCandidate:
 
     Attributes:
         text: the text, as its first proposer wrote it.
+        shown: the part of the text that belongs to the response.
         stops: whether the response ends after the text.
         proposers: the members that proposed the candidate, in member order.
         ends: the candidate's last node in each member's tree. A member is missing if it has not
@@ -25,8 +27,11 @@ class PoolCandidate:
             is the root.
     """
 
-    def __init__(self, text: str, stops: bool, starts: Mapping[Member, Node] | None = None) -> None:
+    def __init__(
+        self, text: str, shown: str, stops: bool, starts: Mapping[Member, Node] | None = None
+    ) -> None:
         self.text = text
+        self.shown = shown
         self.stops = stops
         self.starts = starts or {}
         self.proposers: list[Member] = []
@@ -65,17 +70,17 @@ class Pool:
     """The union of the members' proposals, ordered by member and then by branch.
 
     Args:
-        first_word: whether the response is still empty. If it is, texts that differ only in leading
-            whitespace are one candidate. Each member reads this candidate with the leading
+        opening: the beginning of the response. At the start of a reply, texts that differ only in
+            leading whitespace are one candidate. Each member reads this candidate with the leading
             whitespace of the member's own proposal.
         starts: the node before all spans in each member's tree. For a missing member, this node is
             the root.
     """
 
-    def __init__(self, *, first_word: bool, starts: Mapping[Member, Node] | None = None) -> None:
+    def __init__(self, opening: Opening, starts: Mapping[Member, Node] | None = None) -> None:
         self.candidates: list[PoolCandidate] = []
         self._starts = starts or {}
-        self._first_word = first_word
+        self._opening = opening
         self._by_key: dict[tuple[str, bool], PoolCandidate] = {}
         self._leading: dict[Member, str] = {}
 
@@ -85,9 +90,8 @@ class Pool:
         If two spans of a member have the same text, the earlier one is used, because it is
         likelier.
         """
-        before = member.text(self._start(member))
-        texts = [added(before, member.text(span.node)) for span in proposal.spans]
-        if self._first_word and texts[0].strip():
+        texts = [self._text(member, span.node) for span in proposal.spans]
+        if self._opening.is_reply and texts[0].strip():
             self._leading[member] = leading_space(texts[0])
         for span, text in zip(proposal.spans, texts, strict=True):
             candidate = self.suggest(text, stops=span.stops)
@@ -101,9 +105,29 @@ class Pool:
         """Return the candidate with this text. If the pool does not have it, add it first."""
         key = self._key(text, stops)
         if key not in self._by_key:
-            self._by_key[key] = PoolCandidate(text, stops, self._starts)
+            self._by_key[key] = self._candidate(text, stops=stops)
             self.candidates.append(self._by_key[key])
         return self._by_key[key]
+
+    def prefixes(self, candidate: PoolCandidate) -> Iterator[PoolCandidate]:
+        """Yield the prefixes of a candidate, the longest first.
+
+        A prefix ends at a token of the candidate's first proposer, but not inside a character. All
+        members have placed it, except for members whose context window has no room for it. The last
+        prefix has no tokens.
+        """
+        proposer = candidate.proposers[0]
+        for node in reversed(candidate.path(proposer)[:-1]):
+            text = self._text(proposer, node)
+            if not is_incomplete(text):
+                prefix = self._candidate(text)
+                prefix.ends[proposer] = node
+                for member in candidate.ends:
+                    self.place(member, prefix)
+                yield prefix
+        prefix = self._candidate("")
+        prefix.ends = {member: self._start(member) for member in candidate.ends}
+        yield prefix
 
     def find(self, candidate: PoolCandidate) -> PoolCandidate:
         """Return the candidate of this pool that equals `candidate` from another pool."""
@@ -135,7 +159,7 @@ class Pool:
     def expect(self, member: Member) -> None:
         """Assume that a member's spans begin with the whitespace of its likeliest first token."""
         root = member.tree.root
-        if not self._first_word or member in self._leading or root.next is None:
+        if not self._opening.is_reply or member in self._leading or root.next is None:
             return
         if root.next.greedy not in member.end_ids:
             first = member.tree.child(root, root.next.greedy)
@@ -144,14 +168,29 @@ class Pool:
     def _start(self, member: Member) -> Node:
         return self._starts.get(member, member.tree.root)
 
+    def _text(self, member: Member, node: Node) -> str:
+        """Return the text of a span that ends at `node`."""
+        before = member.text(self._start(member))
+        return " " * self._held(member) + added(before, member.text(node))
+
+    def _held(self, member: Member) -> int:
+        """Return the number of spaces of the opening that a member's tree already holds."""
+        return self._opening.spaces if member.holds_spaces else 0
+
+    def _candidate(self, text: str, *, stops: bool = False) -> PoolCandidate:
+        return PoolCandidate(text, self._opening.shown(text), stops, self._starts)
+
     def _key(self, text: str, stops: bool) -> tuple[str, bool]:
-        return text.lstrip() if self._first_word else text, stops
+        return self._opening.key(text), stops
+
+    def written(self, member: Member, text: str) -> str:
+        """Return the tokens' text with which a member continues its tree to write `text`."""
+        if member in self._leading:
+            return self._leading[member] + text.lstrip()
+        return text[self._held(member) :]
 
     def _place(self, member: Member, candidate: PoolCandidate) -> None:
-        text = candidate.text
-        if member in self._leading:
-            text = self._leading[member] + text.lstrip()
-        placed = member.place(text, self._start(member))
+        placed = member.place(self.written(member, candidate.text), self._start(member))
         if placed is not None:
             candidate.ends[member], exact = placed
             if exact:

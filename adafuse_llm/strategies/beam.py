@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -18,6 +18,7 @@ from adafuse_llm.decoding.score import Pool, PoolCandidate
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.strategies.adafuse import branch_tokens
 from adafuse_llm.strategies.base import Strategy, StrategyContext
+from adafuse_llm.text.opening import Opening
 from adafuse_llm.tree import Node
 
 DEFAULT_BEAMS = 3
@@ -78,26 +79,31 @@ class BeamSearch(Strategy):
     def begin(self, context: StrategyContext) -> PlayRound:
         return partial(self._play, context.members, context.config)
 
-    def _play(
-        self, members: Sequence[Member], config: AdaFuseConfig, first_word: bool
-    ) -> Steps[RoundOutcome]:
+    def _play(self, members: Sequence[Member], config: AdaFuseConfig) -> Steps[RoundOutcome]:
+        opening = members[0].opening
         kept = [Hypothesis(starts={member: member.tree.root for member in members})]
-        while running := [answer for answer in kept if not answer.is_done(members, config)]:
+        while running := [
+            answer for answer in kept if not answer.is_done(members, config, opening)
+        ]:
             done = [answer for answer in kept if answer not in running]
-            extended = yield from _extended(running, members, config, first_word)
-            kept = self._best([*done, *extended]) or done
+            extended = yield from _extended(running, members, config, opening)
+            kept = self._best([*done, *extended], opening) or done
             for member in members:
                 member.prune(answer.starts[member] for answer in kept if member in answer.starts)
-        pool = Pool(first_word=False)
-        pool.candidates = [answer.candidate() for answer in kept]
+        pool = Pool(opening)
+        pool.candidates = [answer.candidate(opening) for answer in kept]
         scored = [
             to_result(candidate, members, [answer.nll(member) for member in members], answer.score)
             for candidate, answer in zip(pool.candidates, kept, strict=True)
         ]
         best = kept[0].margins if kept else {}
-        return commit_best(pool, scored, {m.name: tuple(best.get(m, ())) for m in members})
+        margins = {m.name: tuple(best.get(m, ())) for m in members}
+        by_candidate = dict(zip(pool.candidates, kept, strict=True))
+        return commit_best(
+            pool, scored, margins, lambda candidate: by_candidate[candidate].prefixes(opening)
+        )
 
-    def _best(self, answers: Sequence[Hypothesis]) -> list[Hypothesis]:
+    def _best(self, answers: Sequence[Hypothesis], opening: Opening) -> list[Hypothesis]:
         """Return the best answers, the best first.
 
         If several answers have the same text, only the best one is returned. If two scores are
@@ -105,7 +111,7 @@ class BeamSearch(Strategy):
         """
         best: dict[tuple[str, bool], Hypothesis] = {}
         for answer in sorted(answers, key=lambda answer: answer.score):
-            best.setdefault((answer.text.lstrip(), answer.stops), answer)
+            best.setdefault((opening.key(answer.text), answer.stops), answer)
         return list(best.values())[: self.num_beams]
 
 
@@ -114,11 +120,12 @@ class Hypothesis:
     """An answer that beam search has started or finished.
 
     Attributes:
-        text: the text so far.
+        text: the text so far, as its first proposers wrote it.
         stops: whether the answer ends after the text.
         starts: the last node in each member's tree. A member is missing if its context window has
             no room for the text.
         rounds: the candidate of each round.
+        pool: the pool of the last round.
         fused: F of these candidates, in nats per token.
         margins: margins at the start of each word, by member.
     """
@@ -127,6 +134,7 @@ class Hypothesis:
     stops: bool = False
     starts: dict[Member, Node] = field(default_factory=dict)
     rounds: tuple[PoolCandidate, ...] = ()
+    pool: Pool | None = None
     fused: tuple[float, ...] = ()
     margins: dict[Member, tuple[float, ...]] = field(default_factory=dict)
 
@@ -140,23 +148,20 @@ class Hypothesis:
         finite = [nll for nll in (c.nll(member) for c in self.rounds) if math.isfinite(nll)]
         return math.fsum(finite) / len(finite) if finite else math.inf
 
-    def is_done(self, members: Sequence[Member], config: AdaFuseConfig) -> bool:
+    def is_done(self, members: Sequence[Member], config: AdaFuseConfig, opening: Opening) -> bool:
         """Return whether the answer has ended, has a stop sequence, or is at a length limit."""
         if not self.rounds:
             return False
         return (
             self.stops
-            or any(stop in self.text for stop in config.stop)
+            or any(stop in opening.shown(self.text) for stop in config.stop)
             or any(m not in self.starts or m.is_full(self.starts[m]) for m in members)
-            or max(self._written(m) for m in members) >= config.max_new_tokens
+            or any(m.room(self.starts[m]) <= 0 for m in members)
         )
 
-    def _written(self, member: Member) -> int:
-        return self.starts[member].length - member.prompt_tokens
-
-    def candidate(self) -> PoolCandidate:
+    def candidate(self, opening: Opening) -> PoolCandidate:
         """Return the answer as a candidate. Its proposers are those that proposed every part."""
-        candidate = PoolCandidate(self.text, self.stops)
+        candidate = PoolCandidate(self.text, opening.shown(self.text), self.stops)
         candidate.proposers = [
             member
             for member in self.rounds[0].proposers
@@ -165,18 +170,26 @@ class Hypothesis:
         candidate.ends = dict(self.starts)
         return candidate
 
+    def prefixes(self, opening: Opening) -> Iterator[PoolCandidate]:
+        """Yield the answers that end within the last round, the longest first."""
+        assert self.pool is not None, "an answer has at least one round"
+        last = self.rounds[-1]
+        before = self.text.removesuffix(last.text)
+        for prefix in self.pool.prefixes(last):
+            text = before + prefix.text
+            candidate = PoolCandidate(text, opening.shown(text), stops=False)
+            candidate.ends = prefix.ends
+            yield candidate
+
 
 def _extended(
     answers: Sequence[Hypothesis],
     members: Sequence[Member],
     config: AdaFuseConfig,
-    first_word: bool,
+    opening: Opening,
 ) -> Steps[list[Hypothesis]]:
     """Continue the answers by one round, and return the new answers that have a score."""
-    pools = [
-        Pool(first_word=first_word and not answer.text.strip(), starts=answer.starts)
-        for answer in answers
-    ]
+    pools = [Pool(opening.after(answer.text), answer.starts) for answer in answers]
     proposals = yield from in_lockstep(
         [
             merge_queries(
@@ -206,6 +219,7 @@ def _extended(
                         stops=candidate.stops,
                         starts=candidate.ends,
                         rounds=(*answer.rounds, candidate),
+                        pool=pool,
                         fused=(*answer.fused, fused),
                         margins=margins,
                     )

@@ -106,7 +106,6 @@ class DeePEn(Strategy):
         members: Sequence[Member],
         main: Member,
         anchors: Sequence[Sequence[int]],
-        first_word: bool,
     ) -> Steps[RoundOutcome]:
         offers = yield from in_lockstep([offer(member, LISTED) for member in members])
         likeliest = main.next(main.tree.root)
@@ -118,7 +117,6 @@ class DeePEn(Strategy):
         pool = union(
             [main, *(m for m, _ in others)],
             [chosen, *(own for _, own in others)],
-            first_word=first_word,
         )
         del pool.candidates[1:]
         logprobs = yield from first_logprobs(members, pool)

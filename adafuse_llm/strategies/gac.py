@@ -41,7 +41,8 @@ class GaC(Strategy):
 
     With a threshold, one member is the gate. If the probability of its likeliest token reaches the
     threshold, the gate decides alone. The other members read the committed text in their next pass.
-    All members decide the first word, because each one begins a response in its own way.
+    All members decide the first word of a reply to messages, because each one begins a reply in its
+    own way.
 
     The score is -log of the weighted average. The NLL is -log of the member's probability, in nats.
 
@@ -101,16 +102,17 @@ class GaC(Strategy):
         gates = [member for member in members if member.name == self.gate]
         return partial(self._play, members, (gates or members)[0])
 
-    def _play(
-        self, members: Sequence[Member], gate: Member, first_word: bool
-    ) -> Steps[RoundOutcome]:
-        if self.threshold is not None and not first_word:
+    def _play(self, members: Sequence[Member], gate: Member) -> Steps[RoundOutcome]:
+        opening = gate.opening
+        if self.threshold is not None and not opening.is_reply:
             offered = yield from offer(gate, 1)
-            if math.exp(gate.next(gate.tree.root).logprobs[0]) >= self.threshold:
+            likeliest = gate.next(gate.tree.root)
+            if math.exp(likeliest.logprobs[0] - likeliest.mass) >= self.threshold:
                 return self._alone(members, gate, offered)
         proposals = yield from in_lockstep([offer(member, LISTED) for member in members])
-        pool = union(members, proposals, first_word=first_word)
-        pool.suggest("", stops=True)
+        pool = union(members, proposals)
+        if not opening.spaces:
+            pool.suggest("", stops=True)
         listed = LISTED
         while True:
             logprobs = yield from first_logprobs(members, pool, whole=True)
@@ -125,7 +127,7 @@ class GaC(Strategy):
 
     def _alone(self, members: Sequence[Member], gate: Member, offered: Proposal) -> RoundOutcome:
         """Commit the gate's likeliest token to all members."""
-        pool = union([gate], [offered], first_word=False)
+        pool = union([gate], [offered])
         (candidate,) = pool.candidates
         for member in members:
             pool.place(member, candidate)

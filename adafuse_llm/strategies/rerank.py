@@ -80,11 +80,11 @@ class Rerank(WholeAnswers):
         return partial(self._play, self.ranker, context.members, context.config)
 
     def _play(
-        self, ranker: Ranker, members: Sequence[Member], config: AdaFuseConfig, first_word: bool
+        self, ranker: Ranker, members: Sequence[Member], config: AdaFuseConfig
     ) -> Steps[RoundOutcome]:
         proposals = yield from in_lockstep([answer(member, config) for member in members])
-        pool = union(members, proposals, first_word=first_word)
-        texts = [text_until_stop(c.text, config).strip() for c in pool.candidates]
+        pool = union(members, proposals)
+        texts = [text_until_stop(c.shown, config).strip() for c in pool.candidates]
         scores = _mean_logits(ranker, members[0].prompt_text, texts)
         order = sorted(range(len(texts)), key=scores.__getitem__)
         scored = [
@@ -133,5 +133,5 @@ class _Answers(NoDrafts):
     """A drafting method. It makes every member propose a whole answer."""
 
     @override
-    def propose(self, config: AdaFuseConfig, *, first_word: bool) -> Steps[list[Proposal]]:
+    def propose(self, config: AdaFuseConfig) -> Steps[list[Proposal]]:
         return in_lockstep([answer(member, config) for member in self._members])

@@ -3,8 +3,8 @@
 Members have different vocabularies, so the text of a token is the candidate. The other members
 score this text with their own tokens, and commit these tokens if the text wins. A token that ends
 inside a UTF-8 character is completed greedily, like a word. All end-of-sequence tokens of a member
-are one candidate, whose probability is the sum of theirs. At the start of the response, texts that
-differ only in leading whitespace are one candidate, as in strategies that choose words.
+are one candidate, whose probability is the sum of theirs. At the start of a reply to messages,
+texts that differ only in leading whitespace are one candidate, as in strategies that choose words.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def _complete(member: Member, starts: Sequence[Node]) -> Steps[list[Node]]:
     return ends
 
 
-def union(members: Sequence[Member], proposals: Sequence[Proposal], *, first_word: bool) -> Pool:
+def union(members: Sequence[Member], proposals: Sequence[Proposal]) -> Pool:
     """Return the pool of the members' proposals."""
-    pool = Pool(first_word=first_word)
+    pool = Pool(members[0].opening)
     for member, proposal in zip(members, proposals, strict=True):
         pool.add(member, proposal)
     return pool

@@ -56,9 +56,9 @@ class UniTE(Strategy):
     def begin(self, context: StrategyContext) -> PlayRound:
         return partial(self._play, context.members)
 
-    def _play(self, members: Sequence[Member], first_word: bool) -> Steps[RoundOutcome]:
+    def _play(self, members: Sequence[Member]) -> Steps[RoundOutcome]:
         proposals = yield from in_lockstep([offer(member, self.top_k) for member in members])
-        pool = union(members, proposals, first_word=first_word)
+        pool = union(members, proposals)
         logprobs = yield from first_logprobs(members, pool)
         shares = [_normalized(row) for row in logprobs]
         scored = averaged(members, pool.candidates, shares)

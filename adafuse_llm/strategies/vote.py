@@ -49,18 +49,16 @@ class MajorityVote(WholeAnswers):
     def begin(self, context: StrategyContext) -> PlayRound:
         return partial(self._play, context.members, context.config)
 
-    def _play(
-        self, members: Sequence[Member], config: AdaFuseConfig, first_word: bool
-    ) -> Steps[RoundOutcome]:
+    def _play(self, members: Sequence[Member], config: AdaFuseConfig) -> Steps[RoundOutcome]:
         proposals = yield from in_lockstep([answer(member, config) for member in members])
-        pool = Pool(first_word=first_word)
+        pool = Pool(members[0].opening)
         votes: defaultdict[str, float] = defaultdict(float)
         for member, proposal in zip(members, proposals, strict=True):
             candidate = pool.add(member, proposal)
-            votes[self._key(candidate.text, config)] += member.weight
+            votes[self._key(candidate.shown, config)] += member.weight
         scored = []
         for candidate in pool.candidates:
-            share = votes[self._key(candidate.text, config)] / math.fsum(votes.values())
+            share = votes[self._key(candidate.shown, config)] / math.fsum(votes.values())
             scored.append(to_result_by_proposers(candidate, members, 1.0 - share))
             for member in members:
                 pool.place(member, candidate)

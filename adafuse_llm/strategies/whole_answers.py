@@ -28,13 +28,12 @@ class WholeAnswers(Strategy):
 
 def answer(member: Member, config: AdaFuseConfig) -> Steps[Proposal]:
     """Propose a member's greedy answer, up to its end, a stop sequence, or a length limit."""
-    end = start = member.tree.root
-    limit = start.length + config.max_new_tokens - member.response_tokens
+    end = member.tree.root
     margins: list[float] = []
     while True:
-        text = member.text(end)
+        text = member.shown(end)
         yield from member.evaluate([end])
-        if end.length >= limit or member.is_full(end) or any(s in text for s in config.stop):
+        if member.room(end) <= 0 or member.is_full(end) or any(s in text for s in config.stop):
             return Proposal((Span(end, stops=False),), tuple(margins))
         margins.append(member.next(end).margin)
         (span,) = yield from branch(member, end, 1, config)

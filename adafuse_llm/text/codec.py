@@ -152,6 +152,18 @@ class TokenizerCodec:
             before = self._decode(context[-size:])
         return added(before, self._decode([*context[-size:], *tokens]))
 
+    def token_texts(self) -> list[str]:
+        """Return the text of each token in the middle of a text, by token id.
+
+        U+FFFD stands for an incomplete character.
+        """
+        context = self._encode("a")
+        ids = set(self._tokenizer.get_vocab().values())
+        return [
+            self.decode_continuation(context, [token]) if token in ids else ""
+            for token in range(max(ids) + 1)
+        ]
+
     def _encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         with self._lock:
             ids = self._tokenizer.encode(

@@ -10,8 +10,6 @@ class Transcript:
 
     Args:
         stops: the stop sequences.
-        drop_spaces: maximum number of leading spaces (U+0020) to drop from the response. A
-            member may write spaces that were removed from the end of the prompt.
 
     Attributes:
         text: the response so far, up to the first stop sequence.
@@ -19,29 +17,24 @@ class Transcript:
         stopped: whether a stop sequence has appeared.
     """
 
-    def __init__(self, stops: Sequence[str] = (), drop_spaces: int = 0) -> None:
+    def __init__(self, stops: Sequence[str] = ()) -> None:
         self.text = ""
         self.shown = 0
         self.stopped = False
         self._stops = tuple(stops)
-        self._drop = drop_spaces
 
-    def push(self, span: str) -> tuple[str, str]:
-        """Add a span.
+    def push(self, span: str) -> str:
+        """Add a span, and return the text that can be shown now.
 
-        Returns:
-            The span without dropped spaces, and the text that can be shown now. The end of the
-            response is held back while it could be the beginning of a stop sequence.
+        The end of the response is held back while it could be the beginning of a stop sequence.
         """
-        while self._drop and span.startswith(" ") and not self.text:
-            span, self._drop = span[1:], self._drop - 1
         before = len(self.text)
         self.text += span
         cut = self._first_stop(before)
         if cut is not None:
             self.text, self.stopped = self.text[:cut], True
         visible = len(self.text) if self.stopped else len(self.text) - self._held_back()
-        return span, self._release(visible)
+        return self._release(visible)
 
     def flush(self) -> str:
         """Release the text that was held back. The response has ended."""

@@ -204,7 +204,7 @@ def test_a_token_that_ends_a_response_needs_no_text():
 
 def test_who_leads_follows_from_cost_and_agreement():
     members = [Member(Bulk(name, counting), [1], 2, 1.0) for name in "ab"]
-    same, other = PoolCandidate(" w", stops=False), PoolCandidate(" v", stops=False)
+    same, other = PoolCandidate(" w", " w", stops=False), PoolCandidate(" v", " v", stops=False)
     lead = Lead(members)
 
     def after(rounds: int, seconds: Sequence[float], said: Sequence[PoolCandidate]) -> Member:
@@ -251,7 +251,7 @@ def test_members_on_different_devices_propose_side_by_side():
         OnDevice("c", counting, "gpu:0"),
     ]
     members = [Member(each, each.codec.encode_prompt("Go:"), 2, 1.0) for each in backends]
-    steps = Drafts(members).propose(AdaFuseConfig(), first_word=True)
+    steps = Drafts(members).propose(AdaFuseConfig())
     asked = next(steps)
     assert [each.member.name for each in asked] == ["a", "b"]
 

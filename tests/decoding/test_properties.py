@@ -199,21 +199,23 @@ def test_rounds_join_to_the_text_and_streams_show_it(prompt: str, options: dict[
     for event in events:
         assert event.round is not None
         won = event.round.candidates[event.round.winner]
-        assert won.text.endswith(event.round.text)
-        assert won.text.removesuffix(event.round.text).strip(" ") == ""
+        assert won.text.startswith(event.round.text)
+        assert won.text == event.round.text or event.generation is not None
 
 
 @settings(max_examples=40)
-@given(prompt=PROMPTS, spaces=st.integers(0, 3))
-def test_spaces_at_the_end_of_a_prompt_change_nothing_but_the_start(
-    prompt: str, spaces: int
+@given(prompt=PROMPTS, options=OPTIONS)
+def test_spaces_that_a_member_writes_may_as_well_end_the_prompt(
+    prompt: str, options: dict[str, Any]
 ) -> None:
-    ensemble = engine(*PAIR)
-    base = prompt.rstrip(" ")
-    plain = ensemble.generate(base, max_new_tokens=4, margin_threshold=0.2).text
-    spaced = ensemble.generate(base + " " * spaces, max_new_tokens=4, margin_threshold=0.2).text
-    leading = len(plain) - len(plain.lstrip(" "))
-    assert spaced == plain[min(leading, spaces) :]
+    for recipe in PAIR:
+        ensemble = engine(recipe)
+        options |= {"branching_factor": 1, "max_new_tokens": 8, "stop": []}
+        base = prompt.rstrip(" ")
+        plain = ensemble.generate(base, **options)
+        spaces = len(plain.text) - len(plain.text.lstrip(" "))
+        spaced = ensemble.generate(base + " " * spaces, **options)
+        assert spaced.text.startswith(plain.text[spaces:])
 
 
 # Stop sequences -------------------------------------------------------------------------------
@@ -223,17 +225,16 @@ STOPS = st.lists(st.text(st.sampled_from("ab \n"), min_size=1, max_size=4), max_
 
 
 @settings(max_examples=400)
-@given(spans=st.lists(LETTERS, max_size=8), stops=STOPS, drop=st.integers(0, 2))
+@given(spans=st.lists(LETTERS, max_size=8), stops=STOPS)
 def test_a_transcript_shows_the_text_up_to_the_stop_and_nothing_of_it(
-    spans: list[str], stops: list[str], drop: int
+    spans: list[str], stops: list[str]
 ) -> None:
-    transcript = Transcript(stops, drop)
+    transcript = Transcript(stops)
     shown = ""
     whole = ""
     for span in spans:
-        kept, visible = transcript.push(span)
-        whole += kept
-        shown += visible
+        whole += span
+        shown += transcript.push(span)
         ends = [whole.index(stop) for stop in stops if stop in whole]
         assert transcript.stopped == bool(ends)
         assert transcript.text == (whole[: min(ends)] if ends else whole)
@@ -249,9 +250,6 @@ def test_a_transcript_shows_the_text_up_to_the_stop_and_nothing_of_it(
     shown += transcript.flush()
     assert shown == transcript.text
     assert not any(stop in shown for stop in stops)
-    everything = "".join(spans)
-    leading = len(everything) - len(everything.lstrip(" "))
-    assert everything[min(drop, leading) :].startswith(whole)
 
 
 def writes(response: str, prompt: str = ">") -> Any:

@@ -39,7 +39,7 @@ from adafuse_llm.strategies import (
 from adafuse_llm.strategies.registry import NAMED
 from adafuse_llm.tree import Node, TokenTree
 from tests import reference_tokens
-from tests.reference import Options, commit, decode, mean_nll, pool, propose, score
+from tests.reference import Options, begin, commit, decode, mean_nll, pool, propose, score
 from tests.support.compare import TOLERANCE, approximately, as_data, assert_same
 from tests.support.models import CHATML, STRICT, Recipe, backend, model, reference, tokenizer
 
@@ -55,6 +55,7 @@ PROMPTS = (
     "Question: who keeps the light?\nAnswer:",
     "Caf\u00e9 \U0001f600 Orrin",
     "\u4e2d\u6587\u6ca1\u6709\u7a7a\u683c\u3002\u4e2d\u6587",
+    "def f():\n     ",
 )
 
 
@@ -75,7 +76,7 @@ def run(
 # Words ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("prompt", PROMPTS[:-1])
 @pytest.mark.parametrize("recipe", TRIPLE, ids=lambda recipe: recipe.kind)
 def test_a_single_member_writes_what_its_own_generate_writes(recipe: Recipe, prompt: str) -> None:
     for drafting in (False, True):
@@ -318,9 +319,9 @@ def test_a_gate_that_decides_spares_the_others_their_passes() -> None:
     every = run("gac", PAIR, max_new_tokens=24)
     gate, other = (recipe.name for recipe in PAIR)
     assert all(set(each.margins) == {gate, other} for each in gated.rounds)
-    assert [each.margins[other] for each in gated.rounds[1:]] == [()] * (len(gated.rounds) - 1)
+    assert [each.margins[other] for each in gated.rounds] == [()] * len(gated.rounds)
     assert gated.usage.forward_passes[other] <= 3 < every.usage.forward_passes[other]
-    assert gated.usage.forward_passes[gate] > 10
+    assert gated.usage.forward_passes[gate] >= len(gated.rounds)
     named = run(GaC(threshold=0.0, gate=other), PAIR, max_new_tokens=24)
     assert named.usage.forward_passes[gate] <= 3
 
@@ -345,7 +346,7 @@ def beams(
     """Answers a beam ends with, the best first: text, whether it stops, mean F of its rounds."""
     members = [reference(recipe) for recipe in recipes]
     settings = Options(**options)
-    begun = {m.name: list(m.codec.encode_prompt(prompt)) for m in members}
+    start, begun = begin(members, prompt, None)
     kept: list[tuple[str, bool, list[float], dict[str, list[int]], bool]]
     kept = [("", False, [], begun, False)]
     while not all(each[4] for each in kept):
@@ -353,24 +354,26 @@ def beams(
         for text, _, fused, ids, done in kept:
             if done:
                 continue
-            proposals = {m.name: propose(m, ids[m.name], settings)[0] for m in members}
-            candidates = pool(members, ids, proposals, at_start=not fused)
+            opening = start.after(text)
+            proposals = {m.name: propose(m, ids[m.name], settings, opening)[0] for m in members}
+            candidates = pool(members, ids, proposals, opening)
             score(members, ids, candidates, [1.0] * len(members))
             for each in candidates:
                 if each.score is None:
                     continue
                 longer = {name: list(tokens) for name, tokens in ids.items()}
                 fitted = commit(members, longer, each)
-                written = max(len(longer[name]) - len(begun[name]) for name in longer)
+                new = {m.name: longer[m.name][len(begun[m.name]) :] for m in members}
+                written = max(start.counted(m, begun[m.name], new[m.name]) for m in members)
                 full = not fitted or written >= settings.max_new_tokens
-                answer = text + each.text
-                ends = each.stops or full or any(s in answer for s in settings.stop)
+                answer = text + each.written
+                ends = each.stops or full or any(s in start.shown(answer) for s in settings.stop)
                 found.append((answer, each.stops, [*fused, each.score], longer, ends))
         found.sort(key=lambda each: math.fsum(each[2]) / len(each[2]))
-        different = {(each[0].lstrip(), each[1]): each for each in reversed(found)}
-        ordered = [each for each in found if different[each[0].lstrip(), each[1]] is each]
+        different = {(each[0], each[1]): each for each in reversed(found)}
+        ordered = [each for each in found if different[each[0], each[1]] is each]
         kept = ordered[:size]
-    return [(text, stops, math.fsum(f) / len(f)) for text, stops, f, _, _ in kept]
+    return [(start.shown(text), stops, math.fsum(f) / len(f)) for text, stops, f, _, _ in kept]
 
 
 @pytest.mark.parametrize("recipes", [PAIR, TRIPLE, LOSSY, RECURRENT], ids=len)
@@ -398,7 +401,7 @@ def test_a_beam_is_that_of_a_search_without_any_cache(recipes: Sequence[Recipe],
         "max_words": 2,
         "branching_factor": 2,
     }
-    for prompt in PROMPTS[:2]:
+    for prompt in (PROMPTS[0], PROMPTS[1] + "  "):
         expected = beams(recipes, prompt, size, **options)
         (only,) = run(BeamSearch(size), recipes, prompt, **options).rounds
         found = [(each.text, each.stops, each.score) for each in only.candidates]
@@ -413,7 +416,7 @@ def test_partial_answers_share_passes() -> None:
         for size in (1, 6)
     )
     for name, passes in one.forward_passes.items():
-        assert six.forward_passes[name] < 2 * passes
+        assert six.forward_passes[name] < 4 * passes
         assert six.tokens_processed[name] > 2 * one.tokens_processed[name]
 
 
@@ -469,17 +472,21 @@ def test_a_beam_that_begins_with_space_alone_is_still_at_the_first_word() -> Non
     ]
     members = [
         FakeBackend(
-            name, lambda text, known=known: known.get(text[3:], {END: 1.0}),  # type: ignore[misc]
+            name,
+            lambda text, known=known: known.get(  # type: ignore[misc]
+                text.partition("Assistant:")[2], {END: 1.0}
+            ),
             ["\n", "a", "b", " a", " b"],
         )
         for name, known in zip("ab", rules, strict=True)
     ]  # fmt: skip
     options: dict[str, Any] = {"max_words": 1, "branching_factor": 1, "max_word_tokens": 1}
+    question = [{"role": "user", "content": "So?"}]
     with AdaFuseEngine(members, strategy="adafuse") as engine:
-        usual = engine.generate("So:", **options)
+        usual = engine.generate(messages=question, **options)
     assert usual.rounds[1].candidates[0].proposers == ("a", "b")
     with AdaFuseEngine(members, strategy="beam-1") as engine:
-        (only,) = engine.generate("So:", **options).rounds
+        (only,) = engine.generate(messages=question, **options).rounds
     assert (only.text, only.candidates[0].proposers) == (usual.text, ("a", "b"))
 
 

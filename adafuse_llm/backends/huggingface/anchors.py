@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from adafuse_llm.backends.huggingface.readout import likeliest
+from adafuse_llm.backends.huggingface.readout import likeliest, masked
 
 SHARPNESS = 100.0
 """Inverse temperature of the softmax over anchors."""
@@ -73,10 +73,12 @@ class AnchorSpace:
         *,
         steps: int,
         rate: float,
+        allowed: bytes | None = None,
     ) -> tuple[int, float]:
         """Return the likeliest token after gradient descent on `logits`, [v].
 
-        Gradient descent moves the distribution over the anchors towards `target`.
+        Gradient descent moves the distribution over the anchors towards `target`. Only tokens that
+        `allowed` permits are returned. It has the format of ``Node.allowed``.
 
         Returns:
             The token id, and the natural log of its probability.
@@ -98,7 +100,8 @@ class AnchorSpace:
                 optimizer.step()
                 schedule.step()
         logprobs = moved.detach().log_softmax(-1)
-        _, tokens, _ = likeliest(logprobs[None], 1, by_sorting=True)
+        rows = logprobs[None] if allowed is None else masked(logprobs[None], [allowed])
+        _, tokens, _ = likeliest(rows, 1, by_sorting=True)
         token = int(tokens[0, 0])
         return token, float(logprobs[token])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import threading
@@ -179,6 +180,10 @@ class HuggingFaceBackend:
         edge = self._decoder.rope_edge  # beyond the edge, all rows change
         return edge if edge is not None and length <= edge else sys.maxsize
 
+    @functools.cached_property
+    def token_texts(self) -> Sequence[str]:
+        return self._codec.token_texts()
+
     @property
     def vocabulary(self) -> Mapping[str, int]:
         return self._space.vocabulary
@@ -199,7 +204,9 @@ class HuggingFaceBackend:
     ) -> tuple[int, float]:
         with self._lock:
             logits = _logits(tree, node)
-            return self._space.corrected(logits, anchors, target, steps=steps, rate=rate)
+            return self._space.corrected(
+                logits, anchors, target, steps=steps, rate=rate, allowed=node.allowed
+            )
 
     @torch.inference_mode()
     def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:

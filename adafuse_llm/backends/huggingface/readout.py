@@ -5,8 +5,11 @@ Shapes: n nodes, v vocabulary, t likeliest tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import torch
 
 from adafuse_llm.backends.base import NodeQuery, NodeResult
@@ -31,7 +34,8 @@ def read(
     parents = [
         state.rows[node.parent] for query, state in pairs for node in query.score if node.parent
     ]
-    summaries, logprobs = _summarize(evaluated, parents, scored, top, end_ids)
+    allowed = [node.allowed for query in queries for node in query.evaluate]
+    summaries, logprobs = _summarize(evaluated, allowed, parents, scored, top=top, end_ids=end_ids)
     next_summary, next_logprob = iter(summaries), iter(logprobs)
     results = []
     for query, state in pairs:
@@ -46,32 +50,40 @@ def _shortened(summary: Next, top: int) -> Next:
     """Return `summary` with its first `top` tokens."""
     if len(summary.tokens) <= top:
         return summary
-    return Next(summary.tokens[:top], summary.logprobs[:top], summary.end_logprob)
+    return replace(summary, tokens=summary.tokens[:top], logprobs=summary.logprobs[:top])
 
 
 def _summarize(
     evaluated: Sequence[tuple[Logits, int]],
+    allowed: Sequence[bytes | None],
     parents: Sequence[tuple[Logits, int]],
     tokens: Sequence[int],
+    *,
     top: int,
     end_ids: torch.Tensor,
-    *,
     by_sorting: bool = False,
 ) -> tuple[list[Next], list[float]]:
     """Return a summary of each row in `evaluated`, and the log-probabilities of `tokens`.
 
-    The log-probability of a token comes from the row of its parent in `parents`.
+    A summary lists only tokens that the row's mask in `allowed` permits, in the format of
+    ``Node.allowed``. The log-probability of a token comes from the row of its parent in `parents`.
     """
     parts = []
     width = 0
     if evaluated:
         logits, total = gather(evaluated)
-        values, likely, tied = likeliest(logits, top, by_sorting=by_sorting)
+        mass = torch.zeros_like(total)
         ends = logits.index_select(-1, end_ids.to(logits.device))  # [n, end ids]
         ends = ends.logsumexp(-1, keepdim=True)  # -inf if there are no end ids
-        table = torch.cat(
-            [values - total, ends - total, likely.to(logits.dtype), tied.to(logits.dtype)], -1
-        )  # [n, 2t + 2]; float32 represents ids up to 2^24 exactly
+        if any(mask is not None for mask in allowed):
+            logits = masked(logits, allowed)
+            mass = logits.logsumexp(-1, keepdim=True) - total
+        values, likely, tied = likeliest(logits, top, by_sorting=by_sorting)
+        if any(mask is not None for mask in allowed):
+            tied &= values[:, -1:].isfinite()  # the order of forbidden tokens does not matter
+        columns = [values - total, likely, ends - total, mass, tied]
+        table = torch.cat([part.to(logits.dtype) for part in columns], -1)
+        # [n, 2t + 3]; float32 represents ids up to 2^24 exactly
         width = table.shape[1]
         parts.append(table.flatten())
     if parents:
@@ -82,13 +94,38 @@ def _summarize(
         return [], []
     numbers = torch.cat(parts).tolist()
     rows = [numbers[i * width : (i + 1) * width] for i in range(len(evaluated))]
-    count = (width - 2) // 2
     if any(row[-1] for row in rows):
-        return _summarize(evaluated, parents, tokens, top, end_ids, by_sorting=True)
-    summaries = [
-        Next(tuple(map(int, row[count + 1 : -1])), tuple(row[:count]), row[count]) for row in rows
-    ]
+        return _summarize(
+            evaluated, allowed, parents, tokens, top=top, end_ids=end_ids, by_sorting=True
+        )
+    summaries = list(map(_to_next, rows, allowed))
     return summaries, numbers[len(rows) * width :]
+
+
+def _to_next(row: Sequence[float], mask: bytes | None) -> Next:
+    """Return a row of the table in `_summarize` as a summary."""
+    *numbers, ends, mass, _ = row
+    logprobs, tokens = numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
+    count = len(tokens)
+    if mask is not None:  # forbidden tokens are listed if there are fewer permitted ones
+        count = sum(logprob != -math.inf for logprob in logprobs)
+    return Next(tuple(map(int, tokens[:count])), tuple(logprobs[:count]), ends, mass)
+
+
+def masked(logits: torch.Tensor, allowed: Sequence[bytes | None]) -> torch.Tensor:
+    """Return logits, [n, v], in which tokens that a mask does not permit are minus infinity.
+
+    Args:
+        logits: the logits.
+        allowed: for each row, a mask in the format of ``Node.allowed``, or None.
+    """
+    size = logits.shape[-1]
+    permitted = np.ones((len(allowed), size), dtype=np.bool_)
+    for row, mask in zip(permitted, allowed, strict=True):
+        if mask is not None:
+            bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=size, bitorder="little")
+            row[:] = bits  # missing bits are 0
+    return logits.masked_fill(~to_device(torch.from_numpy(permitted), logits.device), -math.inf)
 
 
 def likeliest(

@@ -1,0 +1,92 @@
+"""The beginning of a response.
+
+A prompt often ends in spaces, but tokenizers join a space to the word after it. Such a prompt is
+encoded without its last spaces, and the members write them as the beginning of their next tokens.
+These spaces belong to the prompt, not to the response.
+
+After a chat template, some members begin a reply with whitespace and others do not. Whitespace
+before the first other character is no part of the reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How the next text that the members commit begins.
+
+    Attributes:
+        spaces: number of spaces (U+0020) at the end of the prompt that are not committed yet. The
+            next text begins with them, or consists of some of them.
+        is_reply: whether the response is a reply to messages that has no character other than
+            whitespace yet.
+    """
+
+    spaces: int = 0
+    is_reply: bool = False
+
+    def shown(self, text: str) -> str:
+        """Return the part of the next text that belongs to the response."""
+        return text.lstrip() if self.is_reply else text[self.spaces :]
+
+    def key(self, text: str) -> str:
+        """Return the text by which candidates are compared."""
+        return text.lstrip() if self.is_reply else text
+
+    def after(self, text: str) -> Opening:
+        """Return the opening after `text` has been committed."""
+        return Opening(max(0, self.spaces - len(text)), self.is_reply and not text.strip())
+
+
+class SpaceTokens:
+    """The tokens of a vocabulary that begin with spaces.
+
+    Args:
+        texts: the text of each token in the middle of a text, by token id.
+        excluded: ids of tokens that cannot continue a prompt, such as end-of-sequence tokens.
+    """
+
+    def __init__(self, texts: Sequence[str], excluded: Collection[int] = ()) -> None:
+        self._size = len(texts)
+        self._leading = {
+            token: len(text) - len(text.lstrip(" "))
+            for token, text in enumerate(texts)
+            if text.startswith(" ") and token not in excluded
+        }
+        self._only_spaces = {
+            token: size for token, size in self._leading.items() if size == len(texts[token])
+        }
+        self._writable = [True]
+        self._masks: dict[int, bytes] = {}
+
+    def can_write(self, spaces: int) -> bool:
+        """Return whether some tokens continue a text that still lacks this number of spaces."""
+        longest = max(self._leading.values(), default=0)
+        sizes = set(self._only_spaces.values())
+        for lacking in range(len(self._writable), spaces + 1):
+            self._writable.append(
+                lacking <= longest
+                or any(size < lacking and self._writable[lacking - size] for size in sizes)
+            )
+        return self._writable[spaces]
+
+    def mask(self, spaces: int) -> bytes:
+        """Return the tokens that continue a text that still lacks this number of spaces.
+
+        Such a token begins with these spaces, or consists of some of them.
+
+        Returns:
+            A bit mask in the format of ``Node.allowed``.
+        """
+        if spaces not in self._masks:
+            self.can_write(spaces)
+            bits = bytearray((self._size + 7) // 8)
+            for token, leading in self._leading.items():
+                left = spaces - self._only_spaces.get(token, spaces)
+                if leading >= spaces or (left > 0 and self._writable[left]):
+                    bits[token // 8] |= 1 << token % 8
+            self._masks[spaces] = bytes(bits)
+        return self._masks[spaces]
