@@ -110,8 +110,8 @@ class AdaFuseConfig(Options):
     max_new_tokens: int = Field(
         256,
         ge=1,
-        description="Maximum number of tokens of the response. Decoding ends once any member "
-        "counts this many tokens.",
+        description="Maximum number of tokens of the response in any member's tokens. A span that "
+        "would exceed it is cut at a token.",
     )
     stop: tuple[str, ...] = Field(
         (),
