@@ -419,10 +419,10 @@ def cap(
     own = winner.tokens[proposer.name]
     for size in range(len(own) - 1, -1, -1):
         text = proposer.text(ids[proposer.name], own[:size])
-        if text.endswith(UNFINISHED):
-            continue
         if proposer.name in opening.held:
             text = " " * opening.spaces + text
+        if size and not winner.written.startswith(text):  # it ends inside a character
+            continue
         tokens = {
             member.name: member.codec.encode_continuation(
                 list(ids[member.name]), opening.form(member, text, firsts[member.name])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import Proposal
 from adafuse_llm.text.opening import Opening
-from adafuse_llm.text.words import added, is_incomplete, leading_space
+from adafuse_llm.text.words import added, leading_space
 from adafuse_llm.tree import Node
 
 
@@ -119,7 +119,7 @@ class Pool:
         proposer = candidate.proposers[0]
         for node in reversed(candidate.path(proposer)[:-1]):
             text = self._text(proposer, node)
-            if not is_incomplete(text):
+            if candidate.text.startswith(text):  # the text does not end inside a character
                 prefix = self._candidate(text)
                 prefix.ends[proposer] = node
                 for member in candidate.ends:
