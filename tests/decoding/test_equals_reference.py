@@ -78,7 +78,7 @@ def test_pairs_and_triples_of_every_architecture(number: int) -> None:
         max_words=(3, 1, 2)[number % 3],
         max_new_tokens=24,
     )
-    assert generation.text
+    assert generation.text or generation.finish_reason == "length"
 
 
 PAIR = (
