@@ -22,6 +22,7 @@ from adafuse_llm.report.styles import (
     members_of,
     number,
     owner,
+    proposed_by,
     quoted,
 )
 from adafuse_llm.results import Generation, Round
@@ -30,7 +31,7 @@ from adafuse_llm.summary import Summary
 HERE = Path(__file__).parent
 
 STROKES = ("solid", "dashed", "dotted", "double")
-DASHES = ("", "7 3", "2 3", "10 3 2 3", "5 2", "1 4")
+DASHES = ("", "7 3", "2 3", "10 3 2 3", "5 2", "1 4", "10 3 2 3 2 3")
 """Line styles below spans and in charts. They distinguish members without color."""
 
 
@@ -162,6 +163,7 @@ def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
     """
     names = [member.name for member in members]
     by_name = {member.name: member for member in members}
+    marks = {member.name: member.mark for member in members}
     left = generation.text
     spans = []
     for decided in generation.rounds:
@@ -169,7 +171,7 @@ def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
         name = owner(decided, names)
         look = by_name.get(name or "")
         margins = {
-            member: ", ".join(f"{value:.2f}" for value in values) or "-"
+            marks[member]: ", ".join(f"{value:.2f}" for value in values) or "-"
             for member, values in decided.margins.items()
         }
         spans.append(
@@ -181,14 +183,14 @@ def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
                 "stroke": look.stroke if look else "double",
                 "decided_by": f"{look.mark} {look.name}" if look else "all agree",
                 "milliseconds": 1000 * decided.elapsed,
-                "margins": "; ".join(f"{member} {values}" for member, values in margins.items()),
+                "margins": "; ".join(f"{mark} {values}" for mark, values in margins.items()),
                 "rows": [
                     {
                         "text": quoted(candidate),
                         "won": index == decided.winner,
                         "nll": [number(candidate.nll.get(name)) for name in names],
                         "score": number(candidate.score),
-                        "proposers": ", ".join(candidate.proposers),
+                        "proposers": proposed_by(candidate, marks),
                     }
                     for index, candidate in enumerate(decided.candidates)
                 ],
