@@ -105,11 +105,12 @@ def _body(generation: Generation) -> str:
 
 
 def figures(summary: Summary, members: Sequence[Shown]) -> dict[str, Any]:
-    """Return the data for a summary's charts: words per round, wins by member, agreement."""
+    """Return the data for a summary's charts: words per round, rounds by member, agreement."""
     words = {count(n, "word"): rounds for n, rounds in summary.words_per_round.items()}
     return {
         "words": bars(words),
-        "wins": bars({m.name: summary.wins.get(m.name, 0) for m in members}, members),
+        "backed": bars({m.name: summary.backed.get(m.name, 0) for m in members}, members),
+        "decided": bars({m.name: summary.decided.get(m.name, 0) for m in members}, members),
         "agreement": "-" if summary.agreement is None else f"{summary.agreement:.0%}",
     }
 

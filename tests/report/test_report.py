@@ -13,6 +13,7 @@ from rich.console import Console
 from adafuse_llm import AdaFuseEngine, Generation
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.report.page import fragment, page
+from adafuse_llm.report.run import Answer, run_page
 from adafuse_llm.report.styles import looks, owner
 from adafuse_llm.report.terminal import Display
 from adafuse_llm.summary import Summary
@@ -203,6 +204,47 @@ def test_s3_nothing_is_cut_off_for_eight_members(crowd, tmp_path, scheme, width)
     seen = [box for box in boxes if box is not None]
     assert len(seen) > len(NAMES)
     assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in seen)
+
+
+HEBREW = "1874 הטחנה נוסדה על ידי עדה ברוק ליד הנהר"
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium is not installed")
+def test_s4_text_runs_in_its_own_direction(tmp_path):
+    api = pytest.importorskip("playwright.sync_api")
+    generation = AdaFuseEngine([writes("one", HEBREW), writes("two", HEBREW)]).generate(
+        ">", max_words=1
+    )
+    path, run = tmp_path / "report.html", tmp_path / "run.html"
+    path.write_text(page(generation, title=HEBREW, sources=[("a.md", HEBREW)]))
+    answers = [
+        Answer(
+            line=1,
+            question=HEBREW,
+            pred="left",
+            label=HEBREW,
+            finish_reason="stop",
+            rounds=generation.rounds,
+            usage=generation.usage,
+        )
+    ]
+    run.write_text(run_page(answers, title="Run"))
+    direction = "e => e.map(e => getComputedStyle(e).direction)"
+    with api.sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
+        tab = browser.new_page(viewport={"width": 390, "height": 800})
+        tab.goto(path.as_uri())
+        texts = tab.locator("h1, .answer, .sources .quiet")
+        assert texts.evaluate_all(direction) == ["rtl"] * 3
+        assert tab.locator(".card, .card table").first.evaluate_all(direction) == ["ltr"]
+        first, second = (tab.locator(".span").nth(at).bounding_box() for at in (0, 1))
+        assert first is not None
+        assert second is not None
+        assert first["x"] > second["x"]
+        tab.goto(run.as_uri())
+        assert tab.locator(".stack td div").evaluate_all(direction) == ["rtl", "ltr", "rtl"]
+        browser.close()
 
 
 @pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium is not installed")
