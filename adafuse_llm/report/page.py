@@ -6,16 +6,18 @@ The HTML has no scripts and loads no fonts or images.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from adafuse_llm.report.charts import Bar, Point, Series, bar_chart, line_chart
 from adafuse_llm.report.styles import (
+    COLORS,
     ENDINGS,
     Look,
     looks,
@@ -33,6 +35,10 @@ HERE = Path(__file__).parent
 STROKES = ("solid", "dashed", "dotted", "double")
 DASHES = ("", "7 3", "2 3", "10 3 2 3", "5 2", "1 4", "10 3 2 3 2 3")
 """Line styles below spans and in charts. They distinguish members without color."""
+
+
+POINTS = 60
+"""Maximum number of points of a line. Longer lines show means of neighboring values."""
 
 
 @cache
@@ -97,6 +103,7 @@ def _body(generation: Generation) -> str:
                 ]
             ),
             figures=figures(summary, members),
+            points=POINTS,
             margins=_margins(generation.rounds, members),
             seconds=line_chart([_seconds(generation.rounds)]),
             usage=_usage(generation, members),
@@ -136,11 +143,16 @@ def count(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'s' * (number != 1)}"
 
 
+def color(number: int) -> str:
+    """Return the color of a member, by its number from 0, as a CSS value for light and dark."""
+    return f"var(--color-{number % len(COLORS)})"
+
+
 class Shown:
     """A member's look with its line styles for charts and spans."""
 
     def __init__(self, look: Look) -> None:
-        self.name, self.mark, self.color = look.name, look.mark, look.color
+        self.name, self.mark, self.color = look.name, look.mark, color(look.number)
         self.stroke = STROKES[look.number % len(STROKES)]
         self.dashes = DASHES[look.number % len(DASHES)]
 
@@ -214,16 +226,21 @@ def _usage(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
 
 def _margins(rounds: Sequence[Round], members: Sequence[Shown]) -> dict[str, Any] | None:
     """Return a chart with a line per member: its margin at each word that it considered."""
+    margins = {
+        member.name: [
+            (margin, decided.index + 1)
+            for decided in rounds
+            for margin in decided.margins.get(member.name, ())
+        ]
+        for member in members
+    }
+    size = _size(max(map(len, margins.values()), default=0))
     return line_chart(
         [
             Series(
                 [
-                    Point(place, margin, f"{member.name}, round {number}: {margin:.2f}")
-                    for place, (margin, number) in enumerate(
-                        (margin, decided.index + 1)
-                        for decided in rounds
-                        for margin in decided.margins.get(member.name, ())
-                    )
+                    Point(place, value, f"{member.name}, {where}: {value:.2f}")
+                    for place, value, where in _means(margins[member.name], size)
                 ],
                 member.color,
                 member.dashes,
@@ -235,9 +252,25 @@ def _margins(rounds: Sequence[Round], members: Sequence[Shown]) -> dict[str, Any
 
 
 def _seconds(rounds: Sequence[Round]) -> Series:
-    return Series(
-        [
-            Point(place, decided.elapsed, f"round {decided.index + 1}: {decided.elapsed:.3f} s")
-            for place, decided in enumerate(rounds)
-        ]
-    )
+    seconds = [(decided.elapsed, decided.index + 1) for decided in rounds]
+    means = _means(seconds, _size(len(seconds)))
+    return Series([Point(place, value, f"{where}: {value:.3f} s") for place, value, where in means])
+
+
+def _size(values: int) -> int:
+    """Return how many neighboring values a chart joins to show at most `POINTS` points."""
+    return max(1, -(-values // POINTS))
+
+
+def _means(values: Sequence[tuple[float, int]], size: int) -> Iterator[tuple[int, float, str]]:
+    """Yield the place, the mean value and the rounds of each `size` neighboring values.
+
+    Args:
+        values: values with the numbers of their rounds.
+        size: number of values to join.
+    """
+    for place in range(0, len(values), size):
+        group = values[place : place + size]
+        first, last = group[0][1], group[-1][1]
+        where = f"round {first}" if first == last else f"mean of rounds {first} to {last}"
+        yield place, fmean(value for value, _ in group), where

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from adafuse_llm import AdaFuseEngine, Generation
 from adafuse_llm.backends import FakeBackend
-from adafuse_llm.report.page import fragment, page
+from adafuse_llm.report.page import fragment, page, style
 from adafuse_llm.report.run import Answer, run_page
-from adafuse_llm.report.styles import looks, owner
+from adafuse_llm.report.styles import COLORS, looks, owner
 from adafuse_llm.report.terminal import Display
 from adafuse_llm.summary import Summary
 
@@ -204,6 +204,60 @@ def test_s3_nothing_is_cut_off_for_eight_members(crowd, tmp_path, scheme, width)
     seen = [box for box in boxes if box is not None]
     assert len(seen) > len(NAMES)
     assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in seen)
+
+
+def luminance(color: str) -> float:
+    """The relative luminance of a color such as #56b4e9, as WCAG 2 defines it."""
+    channels = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_s10_the_colors_of_members_have_a_contrast_of_3_to_1():
+    named = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", style())
+    colors = {name: pair for name, *pair in named}
+    members = [name for name in colors if name.startswith("color-")]
+    assert len(members) == len(COLORS)
+    for scheme in (0, 1):
+        for background in ("paper", "raised"):
+            for name in (*members, "quiet"):
+                pair = luminance(colors[name][scheme]), luminance(colors[background][scheme])
+                assert (max(pair) + 0.05) / (min(pair) + 0.05) >= 3, (name, background, scheme)
+
+
+def test_s10_a_long_answer_has_charts_of_few_points():
+    text = " ".join(f"w{number}" for number in range(150))
+    engine = AdaFuseEngine([writes("one", text), writes("two", text)])
+    generation = engine.generate(">", max_words=1, max_new_tokens=2000)
+    assert len(generation.rounds) >= 150
+    made = page(generation)
+    lines = re.findall(r'<polyline points="(.*?)"', made)
+    assert len(lines) == 3
+    assert all(30 < len(line.split()) <= 60 for line in lines)
+    seconds = [decided.elapsed for decided in generation.rounds[:3]]
+    assert f'title="mean of rounds 1 to 3: {sum(seconds) / 3:.3f} s"' in made
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium is not installed")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_s5_a_fragment_follows_the_theme_of_its_site(generation, scheme):
+    api = pytest.importorskip("playwright.sync_api")
+    with api.sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
+        tab = browser.new_page(color_scheme=scheme)
+        papers = {}
+        for theme in ("light", "dark", "auto"):
+            tab.set_content(f'<body data-theme="{theme}">{fragment(generation)}</body>')
+            papers[theme] = tab.locator(".adafuse").evaluate(
+                "e => getComputedStyle(e).backgroundColor"
+            )
+        browser.close()
+    assert papers["light"] == "rgb(255, 255, 255)"
+    assert papers["dark"] == "rgb(21, 24, 28)"
+    assert papers["auto"] == papers[scheme]
 
 
 HEBREW = "1874 הטחנה נוסדה על ידי עדה ברוק ליד הנהר"
