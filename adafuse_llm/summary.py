@@ -1,4 +1,4 @@
-"""Statistics of rounds: wins by member, words per round, agreement."""
+"""Statistics of rounds: rounds by member, words per round, agreement."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ class Summary(BaseModel):
 
     Attributes:
         rounds: number of rounds.
-        wins: number of rounds that each member won. A member wins a round if it proposed the
+        backed: number of rounds that each member backed. A member backs a round if it proposed the
             committed span. A span with several proposers counts for each of them.
+        decided: number of rounds that each member decided. A member decides a round if no other
+            member proposed the committed span. Without this member, the span would not have been a
+            candidate. A span with several proposers counts for none of them.
         words_per_round: number of rounds that committed 0 words, 1 word, 2 words and so on (the
             paper's distribution). A round that only ended the response committed 0 words.
         agreement: share of unanimous rounds (:func:`is_unanimous`). It is 0 for a single member,
@@ -36,7 +39,8 @@ class Summary(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rounds: int
-    wins: dict[str, int]
+    backed: dict[str, int]
+    decided: dict[str, int]
     words_per_round: dict[int, int]
     agreement: float | None
     mean_margin: dict[str, float]
@@ -52,20 +56,25 @@ class Summary(BaseModel):
         """Summarize rounds from the records that :func:`record` returns.
 
         Records with the detail ``"summary"`` have no margins. A summary of such records has an
-        empty `mean_margin`, and its `wins` lacks the members that never won.
+        empty `mean_margin`, and its `backed` and `decided` lack members that backed no round.
         """
         records = list(records)
         margins: dict[str, list[float]] = {}
         for entry in records:
             for name, values in entry.get("margins", {}).items():
                 margins.setdefault(name, []).extend(values)
-        wins = dict.fromkeys(margins, 0)
+        backed = dict.fromkeys(margins, 0)
         for entry in records:
             for name in entry["proposers"]:
-                wins[name] = wins.get(name, 0) + 1
+                backed[name] = backed.get(name, 0) + 1
+        decided = dict.fromkeys(backed, 0)
+        for entry in records:
+            if len(entry["proposers"]) == 1:
+                decided[entry["proposers"][0]] += 1
         return cls(
             rounds=len(records),
-            wins=wins,
+            backed=backed,
+            decided=decided,
             words_per_round=dict(sorted(Counter(len(r["text"].split()) for r in records).items())),
             agreement=fmean(r["unanimous"] for r in records) if records else None,
             mean_margin={name: fmean(values) for name, values in margins.items() if values},

@@ -32,6 +32,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
 from adafuse_llm import (
@@ -400,10 +401,18 @@ class _Rate(ProgressColumn):
 
 
 def progress_bar() -> Progress:
-    """Return a progress bar on stderr. It is hidden unless stderr is a terminal."""
+    """Return a progress bar on stderr. It is hidden unless stderr is a terminal.
+
+    A task's description labels its bar. It is shortened if the terminal is too narrow for it.
+    """
     console = stderr_console()
     return Progress(
-        BarColumn(),
+        TextColumn(
+            "{task.description}",
+            markup=False,
+            table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+        ),
+        BarColumn(bar_width=10),
         MofNCompleteColumn(),
         _Rate(),
         TextColumn("elapsed"),
@@ -411,6 +420,7 @@ def progress_bar() -> Progress:
         TextColumn("left"),
         TimeRemainingColumn(),
         console=console,
+        expand=True,
         speed_estimate_period=3600,  # in seconds; long, because a line may take minutes
         disable=not console.is_terminal,
     )

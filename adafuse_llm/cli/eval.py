@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from threading import Event
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Group
@@ -44,7 +44,7 @@ from adafuse_llm.evaluation.runner import (
     singly,
     unanswered,
 )
-from adafuse_llm.evaluation.statistics import Comparison, p_value
+from adafuse_llm.evaluation.statistics import Comparison, Score, p_value
 from adafuse_llm.evaluation.tasks import Question, Task, load_task, strategy_identity
 from adafuse_llm.report.page import count
 from adafuse_llm.report.styles import printable
@@ -366,30 +366,57 @@ def _shown(
     failed: dict[str, int],
 ) -> Group:
     first = evaluations[0]
-    title = Text(f"{first.task}: {first.answers} questions", "bold")
-    title.append("; seconds, tokens and passes per answer, all members together", "not bold dim")
-    parts: list[Any] = [title, _scores(evaluations)]
-    if first.groups:
-        parts += ["", Text(f"{next(iter(first.scores))} by group", "bold"), _groups(evaluations)]
-    if comparisons:
-        parts += ["", Text(f"{first.system} against", "bold")]
-        parts += [_comparisons(comparisons)] if any(comparisons.values()) else []
-        parts += [
-            Text(verdict(name, found[0]) if found else _not_compared(name, failed[name]))
-            for name, found in comparisons.items()
-        ]
+    title = Text(f"{first.task}: {count(first.answers, 'question')}", "bold")
+    title.append("; scores in percent, with 95 % intervals", "not bold dim")
+    scores = [
+        (name, each.system, each.scores[name]) for name in first.scores for each in evaluations
+    ]
+    groups = [
+        (name.replace("_", " "), each.system, each.groups[name])
+        for name in first.groups
+        for each in evaluations
+    ]
+    parts: list[Any] = [title, _scores("metric", scores)]
+    if groups:
+        title = Text(f"{next(iter(first.scores))} by group", "bold")
+        parts += ["", title, _scores("group", groups)]
+    costs = Text("Cost of an answer", "bold").append("; all members together", "not bold dim")
+    parts += ["", costs, _costs(evaluations)]
+    for name, found in comparisons.items():
+        parts += ["", Text(f"{first.system} against {printable(name)}", "bold")]
+        if found:
+            parts += [*_comparison(found), Text(verdict(name, found[0]))]
+        else:
+            parts.append(Text(_not_compared(name, failed[name])))
     return Group(*parts)
 
 
-def _scores(evaluations: Sequence[Evaluation]) -> Table:
+def _table(*columns: tuple[str, Literal["left", "right"]]) -> Table:
+    """Return an empty table. Only the column of the systems wraps."""
     table = Table(box=None, padding=(0, 2, 0, 0))
-    names = list(evaluations[0].scores)
-    for column in ("", *names, "seconds", "tokens", "passes", "failed"):
-        table.add_column(column, justify="left" if not column else "right")
+    for name, justify in columns:
+        system = name == "system"
+        table.add_column(name, justify=justify, no_wrap=not system, overflow="fold")
+    return table
+
+
+def _scores(what: str, scores: Sequence[tuple[str, str, Score]]) -> Table:
+    """Return a table of scores with their labels and systems. `what` is the name of the labels."""
+    table = _table((what, "left"), ("system", "left"), ("score", "left"))
+    last = None
+    for label, system, score in scores:
+        shown = "" if label == last else printable(label)
+        table.add_row(shown, printable(system), score.shown())
+        last = label
+    return table
+
+
+def _costs(evaluations: Sequence[Evaluation]) -> Table:
+    numbers = ("seconds", "tokens", "passes", "failed")
+    table = _table(("system", "left"), *((name, "right") for name in numbers))
     for each in evaluations:
         table.add_row(
             printable(each.system),
-            *(each.scores[name].shown() for name in names),
             f"{each.seconds:.2f}",
             f"{each.tokens:.0f}",
             f"{sum(each.forward_passes.values()):.1f}",
@@ -398,35 +425,18 @@ def _scores(evaluations: Sequence[Evaluation]) -> Table:
     return table
 
 
-def _groups(evaluations: Sequence[Evaluation]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("")
-    for each in evaluations:
-        table.add_column(printable(each.system), justify="right")
-    for group in evaluations[0].groups:
-        row = [each.groups[group].shown() for each in evaluations]
-        table.add_row(printable(group).replace("_", " "), *row)
-    return table
-
-
-def _comparisons(comparisons: dict[str, list[Comparison]]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("", "metric", "ours", "theirs", "difference", "p", "test", "questions"):
-        left = column in ("", "metric", "test")
-        table.add_column(column, justify="left" if left else "right")
-    for name, found in comparisons.items():
-        for each in found:
-            table.add_row(
-                printable(name),
-                each.metric,
-                f"{each.ours:.1f}",
-                f"{each.theirs:.1f}",
-                each.difference.shown("+"),
-                p_value(each.p_value),
-                each.test,
-                str(each.questions),
-            )
-    return table
+def _comparison(found: Sequence[Comparison]) -> list[Any]:
+    """Return a table of the comparisons with one system, and the tests that were used."""
+    numbers = ("ours", "theirs", "difference", "p")
+    table = _table(("metric", "left"), *((name, "right") for name in numbers))
+    tests: dict[str, list[str]] = {}
+    for each in found:
+        difference = each.difference.shown("+")
+        values = f"{each.ours:.1f}", f"{each.theirs:.1f}", difference, p_value(each.p_value)
+        table.add_row(each.metric, *values)
+        tests.setdefault(each.test, []).append(each.metric)
+    used = "; ".join(f"{test} for {', '.join(metrics)}" for test, metrics in tests.items())
+    return [table, Text(f"{count(found[0].questions, 'question')}; {used}", "dim")]
 
 
 def _not_compared(name: str, failed: int) -> str:

@@ -120,8 +120,9 @@ def _print_trace(display: Display, events: Iterator[StreamEvent]) -> Generation:
 
     def show(event: StreamEvent) -> None:
         if event.round is not None:
-            display.console.print(display.trace(event.round))
+            display.console.print(display.trace(event.round), "", sep="\n")
 
+    display.console.print(display.legend(), "", sep="\n")
     generation = last(events, show)
     display.console.print(Text(printable(generation.text)), soft_wrap=True)
     return generation

@@ -117,7 +117,7 @@ def run(
     if todo:
         with setup.engine() as engine, cancel_on_interrupt() as cancel, progress_bar() as progress:
             results.begin(identity, afresh=not done)
-            task = progress.add_task("", total=len(lines), completed=len(answered))
+            task = progress.add_task(test_set.name, total=len(lines), completed=len(answered))
             for line in todo:
                 prompt = before + form.replace("{question}", line.question or "")
                 record = _answer(engine, line, put(prompt, chat=chat), rounds, cancel)

@@ -189,7 +189,7 @@ class _Watch:
 
     def __init__(self, progress: Progress, total: int, searched: int, within: float) -> None:
         self._progress, self._searched, self._within = progress, searched, within
-        self._bar = progress.add_task("", total=total)
+        self._bar = progress.add_task("answers", total=total)
         self._tried: list[Trial] = []
 
     def trial(self, trial: Trial) -> None:

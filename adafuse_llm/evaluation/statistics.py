@@ -1,10 +1,21 @@
 """Intervals and paired tests over recorded answers. A seed makes the results reproducible.
 
 `interval` is a percentile bootstrap over questions. `compare` compares two systems on the same
-questions. It returns the difference of their scores with a paired bootstrap interval, and a
-two-sided p-value. The p-value comes from McNemar's exact test if every answer is either right or
-wrong. Otherwise it comes from approximate randomization, which swaps the two answers to a question
-at random.
+questions. It returns the difference of their scores with an interval and a two-sided p-value. Both
+come from one test, so they always agree: the interval excludes 0 if and only if p < 0.05.
+
+The test is exact or sampled:
+
+McNemar's exact test   if every answer is either right or wrong.
+random subsets         otherwise. A random subset contains each question with probability one half.
+
+The two are the same test. If both systems are equally good, the difference on a random subset of
+the questions is as likely to be above as below the true difference (Hartigan, "Using Subsample
+Values as Typical Values", 1969). The one-sided p-value of a difference is therefore the share of
+the subsets with a difference at least as far to the other side. For a score that is a mean, this
+share equals the p-value of the test that swaps the two answers to each question at random. If every
+answer is right or wrong, that is McNemar's exact test, and the share is computed without sampling.
+The interval contains all differences that the test does not reject.
 """
 
 from __future__ import annotations
@@ -27,6 +38,11 @@ SIGNIFICANT = 0.05
 """The significance level: a difference is significant if its p-value is below this."""
 
 SAMPLES = 2000
+"""Number of samples of the bootstrap."""
+
+SUBSETS = 4000
+"""Number of random subsets of the paired test."""
+
 SEED = 1
 
 Table = NDArray[np.float64]
@@ -60,10 +76,12 @@ class Comparison(BaseModel):
         metric: name of the metric.
         questions: number of questions that both systems answered.
         ours, theirs: the scores of the two systems.
-        difference: ours minus theirs, with its 95 % paired bootstrap interval.
+        difference: ours minus theirs, with its 95 % interval: all differences that the test does
+            not reject. With five questions or fewer, the test rejects nothing, and the interval is
+            -100 to 100.
         p_value: two-sided p-value, that is, the probability of a difference at least this large if
             both systems were equally good.
-        test: name of the test that gave the p-value.
+        test: name of the test that gave the p-value and the interval.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -116,7 +134,7 @@ def compare(
     ours: Sequence[Statistics],
     theirs: Sequence[Statistics],
     *,
-    samples: int = SAMPLES,
+    samples: int = SUBSETS,
     seed: int = SEED,
 ) -> Comparison:
     """Compare two systems on the same questions.
@@ -125,7 +143,7 @@ def compare(
         metric: the metric of the scores.
         ours: statistics of one system's answers.
         theirs: statistics of the other system's answers, in the same order.
-        samples: number of samples in the bootstrap, and in the randomization.
+        samples: number of random subsets. McNemar's exact test draws none.
         seed: seed of the random draws.
 
     Raises:
@@ -137,23 +155,19 @@ def compare(
             f"{len(ours)} and {len(theirs)} answers"
         )
     left, right = _table(ours), _table(theirs)
-    width = left.shape[1]
     values = metric.score(left.sum(axis=0)), metric.score(right.sum(axis=0))
-    drawn = [
-        metric.score(sums[:width]) - metric.score(sums[width:])
-        for sums in _resampled(np.hstack([left, right]), samples, seed)
-    ]
     if metric.binary:
-        p_value, test = mcnemar(left[:, 0] > 0, right[:, 0] > 0), "McNemar's exact test"
+        p_value, low, high = _mcnemar(left[:, 0] > 0, right[:, 0] > 0)
+        test = "McNemar's exact test"
     else:
-        p_value = _randomization(metric, left, right, samples, seed)
-        test = "approximate randomization"
+        p_value, low, high = _random_subsets(metric, left, right, samples, seed)
+        test = "random subsets"
     return Comparison(
         metric=metric.name,
         questions=len(left),
         ours=values[0],
         theirs=values[1],
-        difference=_with_bounds(values[0] - values[1], drawn),
+        difference=Score(value=values[0] - values[1], low=low, high=high),
         p_value=p_value,
         test=test,
     )
@@ -177,23 +191,89 @@ def mcnemar(
     return float(min(1.0, 2 * tail / 2**total))
 
 
-def _randomization(metric: Metric, left: Table, right: Table, samples: int, seed: int) -> float:
-    """Return the p-value of approximate randomization.
+def _mcnemar(ours: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> tuple[float, float, float]:
+    """Return the p-value of McNemar's exact test and the bounds of its interval, in percent."""
+    p_value = mcnemar(ours, theirs)
+    wins, losses = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
+    ties = len(ours) - wins - losses
+    significant = p_value < SIGNIFICANT
+    low = _lower_bound(wins, losses, ties, positive=significant and wins > losses)
+    high = -_lower_bound(losses, wins, ties, positive=significant and losses > wins)
+    return p_value, _percent(low), _percent(high)
 
-    Every sample swaps the two answers to each question with probability one half. The p-value is
-    the share of samples whose difference is at least as large as the observed one. The observed
-    difference itself counts as one sample.
+
+def _percent(share: float) -> float:
+    return round(100 * share, 9) + 0.0  # the sum turns -0.0 into 0.0
+
+
+def _lower_bound(wins: int, losses: int, ties: int, *, positive: bool) -> float:
+    """Return the smallest difference that McNemar's exact test does not reject.
+
+    It is the smallest difference such that at least 2.5 % of all subsets of the questions have a
+    mean difference of at most this value. The empty subset counts.
+
+    Args:
+        wins: number of questions with a difference of 1.
+        losses: number of questions with a difference of -1.
+        ties: number of questions with a difference of 0.
+        positive: whether the bound is above 0.
     """
-    both = left.sum(axis=0) + right.sum(axis=0)
-    observed = abs(metric.score(left.sum(axis=0)) - metric.score(right.sum(axis=0)))
+    odds = np.outer(_binomial(wins), _binomial(losses))
+    won, lost = np.nonzero(odds > 1e-15)
+    odds = odds[won, lost]
+    tied_below = np.concatenate([[0.0], np.cumsum(_binomial(ties))])
+
+    def share(difference: float) -> float:
+        """Return the share of subsets with a mean difference of at most `difference`, not 0."""
+        limit = (won * (1 - difference) - lost * (1 + difference)) / difference
+        # a subset counts if it has at least (or, below 0, at most) this number of ties
+        edge = np.ceil(limit) if difference > 0 else np.floor(limit) + 1
+        below = tied_below[np.clip(edge, 0, ties + 1).astype(int)]
+        return float((odds * (1 - below if difference > 0 else below)).sum())
+
+    tail = (1 - LEVEL) / 2
+    if share(-1.0) >= tail:
+        return -1.0
+    low, high = (0.0, 1.0) if positive else (-1.0, 0.0)
+    for _ in range(40):
+        middle = (low + high) / 2
+        if share(middle) < tail:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _binomial(count: int) -> NDArray[np.float64]:
+    """Return the probability of each size of a random subset of `count` questions."""
+    logs = np.array([math.lgamma(size + 1) for size in range(count + 1)])
+    odds: NDArray[np.float64] = np.exp(logs[-1] - logs - logs[::-1] - count * math.log(2))
+    return odds
+
+
+def _random_subsets(
+    metric: Metric, left: Table, right: Table, samples: int, seed: int
+) -> tuple[float, float, float]:
+    """Return the p-value and the bounds of the interval from random subsets of the questions.
+
+    An empty subset agrees with every difference. One empty subset is added to the drawn ones, so
+    that the p-value is never 0.
+    """
     rng = np.random.default_rng(seed)
-    change = right - left
-    as_large = 0
+    differences = []
     for _ in range(samples):
-        sums = left.sum(axis=0) + change[rng.random(len(left)) < 0.5].sum(axis=0)
-        difference = abs(metric.score(sums) - metric.score(both - sums))
-        as_large += difference >= observed - 1e-9
-    return (as_large + 1) / (samples + 1)
+        chosen = rng.random(len(left)) < 0.5
+        if chosen.any():
+            ours, theirs = left[chosen].sum(axis=0), right[chosen].sum(axis=0)
+            differences.append(metric.score(ours) - metric.score(theirs))
+    found = np.sort(np.round(differences, 9))  # rounded, because equal scores may differ by 1e-14
+    empty = samples + 1 - len(found)
+    tail = empty + min(np.count_nonzero(found <= 0), np.count_nonzero(found >= 0))
+    p_value = min(1.0, 2 * tail / (samples + 1))
+    outside = math.ceil((1 - LEVEL) / 2 * (samples + 1)) - empty
+    if outside <= 0:
+        return p_value, -100.0, 100.0
+    return p_value, float(found[outside - 1]), float(found[-outside])
 
 
 def _resampled(table: Table, samples: int, seed: int) -> Iterator[NDArray[np.float64]]:

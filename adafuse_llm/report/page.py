@@ -6,22 +6,25 @@ The HTML has no scripts and loads no fonts or images.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from adafuse_llm.report.charts import Bar, Point, Series, bar_chart, line_chart
 from adafuse_llm.report.styles import (
+    COLORS,
     ENDINGS,
     Look,
     looks,
     members_of,
     number,
     owner,
+    proposed_by,
     quoted,
 )
 from adafuse_llm.results import Generation, Round
@@ -30,8 +33,12 @@ from adafuse_llm.summary import Summary
 HERE = Path(__file__).parent
 
 STROKES = ("solid", "dashed", "dotted", "double")
-DASHES = ("", "7 3", "2 3", "10 3 2 3", "5 2", "1 4")
+DASHES = ("", "7 3", "2 3", "10 3 2 3", "5 2", "1 4", "10 3 2 3 2 3")
 """Line styles below spans and in charts. They distinguish members without color."""
+
+
+POINTS = 60
+"""Maximum number of points of a line. Longer lines show means of neighboring values."""
 
 
 @cache
@@ -96,6 +103,7 @@ def _body(generation: Generation) -> str:
                 ]
             ),
             figures=figures(summary, members),
+            points=POINTS,
             margins=_margins(generation.rounds, members),
             seconds=line_chart([_seconds(generation.rounds)]),
             usage=_usage(generation, members),
@@ -104,11 +112,12 @@ def _body(generation: Generation) -> str:
 
 
 def figures(summary: Summary, members: Sequence[Shown]) -> dict[str, Any]:
-    """Return the data for a summary's charts: words per round, wins by member, agreement."""
+    """Return the data for a summary's charts: words per round, rounds by member, agreement."""
     words = {count(n, "word"): rounds for n, rounds in summary.words_per_round.items()}
     return {
         "words": bars(words),
-        "wins": bars({m.name: summary.wins.get(m.name, 0) for m in members}, members),
+        "backed": bars({m.name: summary.backed.get(m.name, 0) for m in members}, members),
+        "decided": bars({m.name: summary.decided.get(m.name, 0) for m in members}, members),
         "agreement": "-" if summary.agreement is None else f"{summary.agreement:.0%}",
     }
 
@@ -134,11 +143,16 @@ def count(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'s' * (number != 1)}"
 
 
+def color(number: int) -> str:
+    """Return the color of a member, by its number from 0, as a CSS value for light and dark."""
+    return f"var(--color-{number % len(COLORS)})"
+
+
 class Shown:
     """A member's look with its line styles for charts and spans."""
 
     def __init__(self, look: Look) -> None:
-        self.name, self.mark, self.color = look.name, look.mark, look.color
+        self.name, self.mark, self.color = look.name, look.mark, color(look.number)
         self.stroke = STROKES[look.number % len(STROKES)]
         self.dashes = DASHES[look.number % len(DASHES)]
 
@@ -162,6 +176,7 @@ def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
     """
     names = [member.name for member in members]
     by_name = {member.name: member for member in members}
+    marks = {member.name: member.mark for member in members}
     left = generation.text
     spans = []
     for decided in generation.rounds:
@@ -169,7 +184,7 @@ def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
         name = owner(decided, names)
         look = by_name.get(name or "")
         margins = {
-            member: ", ".join(f"{value:.2f}" for value in values) or "-"
+            marks[member]: ", ".join(f"{value:.2f}" for value in values) or "-"
             for member, values in decided.margins.items()
         }
         spans.append(
@@ -181,14 +196,14 @@ def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
                 "stroke": look.stroke if look else "double",
                 "decided_by": f"{look.mark} {look.name}" if look else "all agree",
                 "milliseconds": 1000 * decided.elapsed,
-                "margins": "; ".join(f"{member} {values}" for member, values in margins.items()),
+                "margins": "; ".join(f"{mark} {values}" for mark, values in margins.items()),
                 "rows": [
                     {
                         "text": quoted(candidate),
                         "won": index == decided.winner,
                         "nll": [number(candidate.nll.get(name)) for name in names],
                         "score": number(candidate.score),
-                        "proposers": ", ".join(candidate.proposers),
+                        "proposers": proposed_by(candidate, marks),
                     }
                     for index, candidate in enumerate(decided.candidates)
                 ],
@@ -211,16 +226,21 @@ def _usage(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
 
 def _margins(rounds: Sequence[Round], members: Sequence[Shown]) -> dict[str, Any] | None:
     """Return a chart with a line per member: its margin at each word that it considered."""
+    margins = {
+        member.name: [
+            (margin, decided.index + 1)
+            for decided in rounds
+            for margin in decided.margins.get(member.name, ())
+        ]
+        for member in members
+    }
+    size = _size(max(map(len, margins.values()), default=0))
     return line_chart(
         [
             Series(
                 [
-                    Point(place, margin, f"{member.name}, round {number}: {margin:.2f}")
-                    for place, (margin, number) in enumerate(
-                        (margin, decided.index + 1)
-                        for decided in rounds
-                        for margin in decided.margins.get(member.name, ())
-                    )
+                    Point(place, value, f"{member.name}, {where}: {value:.2f}")
+                    for place, value, where in _means(margins[member.name], size)
                 ],
                 member.color,
                 member.dashes,
@@ -232,9 +252,25 @@ def _margins(rounds: Sequence[Round], members: Sequence[Shown]) -> dict[str, Any
 
 
 def _seconds(rounds: Sequence[Round]) -> Series:
-    return Series(
-        [
-            Point(place, decided.elapsed, f"round {decided.index + 1}: {decided.elapsed:.3f} s")
-            for place, decided in enumerate(rounds)
-        ]
-    )
+    seconds = [(decided.elapsed, decided.index + 1) for decided in rounds]
+    means = _means(seconds, _size(len(seconds)))
+    return Series([Point(place, value, f"{where}: {value:.3f} s") for place, value, where in means])
+
+
+def _size(values: int) -> int:
+    """Return how many neighboring values a chart joins to show at most `POINTS` points."""
+    return max(1, -(-values // POINTS))
+
+
+def _means(values: Sequence[tuple[float, int]], size: int) -> Iterator[tuple[int, float, str]]:
+    """Yield the place, the mean value and the rounds of each `size` neighboring values.
+
+    Args:
+        values: values with the numbers of their rounds.
+        size: number of values to join.
+    """
+    for place in range(0, len(values), size):
+        group = values[place : place + size]
+        first, last = group[0][1], group[-1][1]
+        where = f"round {first}" if first == last else f"mean of rounds {first} to {last}"
+        yield place, fmean(value for value, _ in group), where

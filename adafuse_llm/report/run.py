@@ -1,9 +1,10 @@
-"""Summary of the answers that ``adafuse run --rounds`` wrote: their cost and their decisions."""
+"""Summary of answers with rounds: how many are right, their cost and their decisions."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Any
@@ -19,13 +20,19 @@ from adafuse_llm.summary import Summary
 
 
 class Answer(BaseModel):
-    """One line of results. The line of a failed question has an error and no rounds."""
+    """One line of results. The line of a failed question has an error and no rounds.
+
+    Results of ``adafuse eval`` also have the `answer` that the task read from the response, and the
+    `metrics` of the answer.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
     line: int
     question: str | None = None
     pred: str = ""
+    answer: str | None = None
+    metrics: dict[str, float] = {}
     label: Any = None
     finish_reason: str
     error: str | None = None
@@ -33,16 +40,52 @@ class Answer(BaseModel):
     usage: Usage | None = None
 
     @property
+    def accepted(self) -> tuple[str, ...]:
+        """The accepted answers; empty if the line has no label."""
+        if self.label is None:
+            return ()
+        return tuple(map(str, self.label if isinstance(self.label, list) else [self.label]))
+
+    @property
     def expected(self) -> str:
         """The label as text. Several accepted answers are separated by slashes."""
-        if self.label is None:
-            return ""
-        return " / ".join(map(str, self.label if isinstance(self.label, list) else [self.label]))
+        return " / ".join(self.accepted)
 
     @property
     def seconds(self) -> float:
         """The wall-clock seconds of all rounds together."""
         return sum(each.elapsed for each in self.rounds)
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Which answers are right.
+
+    Attributes:
+        metric: name of the metric that decides whether an answer is right.
+        right: whether the answer of a line is right, by line number. Lines without a label are
+            absent.
+    """
+
+    metric: str
+    right: Mapping[int, bool]
+
+
+class Accuracy(BaseModel):
+    """How many of the lines with a label have a right answer. Failed lines count as wrong.
+
+    Attributes:
+        metric: name of the metric that decides whether an answer is right.
+        labeled: number of lines with a label.
+        right: number of right answers among them.
+    """
+
+    metric: str
+    labeled: int
+    right: int
+
+    def __str__(self) -> str:
+        return f"{self.right / self.labeled:.1%} ({self.right} of {self.labeled}, {self.metric})"
 
 
 class Cost(BaseModel):
@@ -61,6 +104,7 @@ class RunSummary(BaseModel):
     Attributes:
         answers: number of answers.
         failed: number of lines with an error instead of an answer.
+        accuracy: how many answers are right; None if this is not known.
         finish_reasons: number of answers by finish reason.
         decisions: summary of the rounds of all answers.
         seconds_per_answer: mean, median and 90th percentile of the rounds' wall-clock seconds.
@@ -69,14 +113,20 @@ class RunSummary(BaseModel):
 
     answers: int
     failed: int
+    accuracy: Accuracy | None = None
     finish_reasons: dict[str, int]
     decisions: Summary
     seconds_per_answer: dict[str, float]
     cost: dict[str, Cost]
 
     @classmethod
-    def of(cls, lines: Iterable[Answer]) -> RunSummary:
-        """Summarize answers of one ensemble."""
+    def of(cls, lines: Iterable[Answer], marks: Marks | None = None) -> RunSummary:
+        """Summarize answers of one ensemble.
+
+        Args:
+            lines: the answers.
+            marks: which answers are right; None if this is not known.
+        """
         lines = list(lines)
         answers = [line for line in lines if line.error is None]
         cost: dict[str, Counter[str]] = {}
@@ -88,6 +138,11 @@ class RunSummary(BaseModel):
         return cls(
             answers=len(answers),
             failed=len(lines) - len(answers),
+            accuracy=None
+            if marks is None
+            else Accuracy(
+                metric=marks.metric, labeled=len(marks.right), right=sum(marks.right.values())
+            ),
             finish_reasons=Counter(answer.finish_reason for answer in answers),
             decisions=Summary.of(each for answer in answers for each in answer.rounds),
             seconds_per_answer={
@@ -113,9 +168,15 @@ def read_results(path: Path) -> list[Answer]:
     return lines
 
 
-def run_page(lines: list[Answer], *, title: str) -> str:
-    """Return many answers as one self-contained HTML page."""
-    summary = RunSummary.of(lines)
+def run_page(lines: list[Answer], *, title: str, marks: Marks | None = None) -> str:
+    """Return many answers as one self-contained HTML page.
+
+    Args:
+        lines: the answers.
+        title: heading of the page.
+        marks: which answers are right; None if this is not known.
+    """
+    summary = RunSummary.of(lines, marks)
     members = [Shown(look) for look in looks(list(summary.cost)).values()]
     body = (
         environment()
@@ -148,6 +209,8 @@ def run_page(lines: list[Answer], *, title: str) -> str:
                 for member in members
                 for cost in [summary.cost[member.name]]
             ],
+            accuracy=summary.accuracy,
+            right={} if marks is None else marks.right,
             answers=lines,
         )
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from adafuse_llm.results import Candidate, FinishReason, Generation, Round
@@ -12,7 +12,7 @@ from adafuse_llm.summary import is_unanimous
 COLORS = ("#56b4e9", "#e69f00", "#cc79a7", "#009e73", "#d55e00", "#0072b2")
 """Colors by Okabe and Ito, which color-blind readers can distinguish. They differ in lightness."""
 
-MARKS = "●■▲◆★▼"
+MARKS = "●■▲◆★▼○□△◇☆▽"
 
 ENDINGS: dict[FinishReason, str] = {
     "stop": "ended by the winner",
@@ -36,13 +36,26 @@ class Look:
 
     @property
     def mark(self) -> str:
-        """The member's mark, one of `MARKS`."""
-        return MARKS[self.number % len(MARKS)]
+        """The member's mark: one of `MARKS`, with a number if there are more members than marks."""
+        turn, place = divmod(self.number, len(MARKS))
+        return MARKS[place] + (str(turn + 1) if turn else "")
 
 
 def looks(members: Sequence[str]) -> dict[str, Look]:
     """Return a look for every member, by name."""
     return {name: Look(name, number) for number, name in enumerate(members)}
+
+
+def proposed_by(candidate: Candidate, marks: Mapping[str, str]) -> str:
+    """Return the marks of the members that proposed a span, or "all" if all of several did.
+
+    Args:
+        candidate: the span.
+        marks: the mark of every member that decoded, by name.
+    """
+    if len(marks) > 1 and set(candidate.proposers) == set(marks):
+        return "all"
+    return " ".join(marks[name] for name in candidate.proposers) or "-"
 
 
 def members_of(generation: Generation) -> tuple[str, ...]:

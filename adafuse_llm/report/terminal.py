@@ -90,14 +90,25 @@ class Display:
         return table
 
     def trace(self, decided: Round) -> Table:
-        """Return a table of one round in detail: the candidates and their scores by member."""
-        table = Table(title=f"round {decided.index + 1}", title_justify="left", title_style="bold")
+        """Return a table of one round in detail: the candidates and their scores by member.
+
+        Marks stand for the members. :meth:`legend` explains them.
+        """
+        marks = {member: self._looks[member].mark for member in self.members}
+        table = Table(
+            title=f"round {decided.index + 1}",
+            title_justify="left",
+            title_style="bold",
+            box=None,
+            padding=(0, 1, 0, 0),
+        )
         table.add_column("")
         table.add_column("candidate", overflow="fold")
         for member in self.members:
-            table.add_column(self.name(member), justify="right", overflow="fold")
-        table.add_column("F", justify="right")
-        table.add_column("proposed by", overflow="fold")
+            header = Text(marks[member], self.style(member))
+            table.add_column(header, justify="right", no_wrap=True)
+        table.add_column("F", justify="right", no_wrap=True)
+        table.add_column("proposed by")
         for index, candidate in enumerate(decided.candidates):
             won = index == decided.winner
             table.add_row(
@@ -105,7 +116,7 @@ class Display:
                 Text(quoted(candidate)),
                 *(styles.number(candidate.nll.get(member)) for member in self.members),
                 styles.number(candidate.score),
-                Text(", ".join(candidate.proposers)),
+                styles.proposed_by(candidate, marks),
                 style="bold" if won else None,
             )
         return table

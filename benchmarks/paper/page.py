@@ -10,14 +10,13 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader
 
 from adafuse_llm.report.charts import Bar, Point, Series, bar_chart, line_chart
-from adafuse_llm.report.page import DASHES, count, environment, style, whole
-from adafuse_llm.report.styles import COLORS
+from adafuse_llm.report.page import DASHES, color, count, environment, style, whole
 from benchmarks.paper.report import Line, Report, Section, verdicts
 from benchmarks.paper.sheets import Sheet, shares, sheets
 
 HERE = Path(__file__).parent
 
-SHADES = {"member": COLORS[1], "peer": None, "adafuse": COLORS[0]}
+SHADES = {"member": color(1), "peer": None, "adafuse": color(0)}
 """Colors of the bars by kind of row."""
 
 
@@ -125,7 +124,7 @@ def _lines(report: Report, section: Section) -> Iterator[dict[str, Any]]:
                     for line in section.lines
                     if line.series == name and line.at is not None
                 ],
-                COLORS[place],
+                color(place),
                 DASHES[place],
                 name,
             )

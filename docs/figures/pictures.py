@@ -12,7 +12,7 @@ from adafuse_llm import AdaFuseEngine
 
 QUESTION = "What is 34 + 58 - 7?"
 ROUND = 1
-SIZE = {"width": 780, "height": 460}
+SIZE = {"width": 880, "height": 480}
 
 
 def main() -> None:

@@ -127,18 +127,19 @@ def rounds() -> list[Round]:
 
 
 @pytest.mark.quick
-def test_a_summary_of_rounds():
+def test_s8_a_summary_counts_rounds_backed_and_rounds_decided():
     summary = Summary.of(rounds())
     assert summary.model_dump() == {
         "rounds": 2,
-        "wins": {"x": 2, "y": 1},
+        "backed": {"x": 2, "y": 1},
+        "decided": {"x": 1, "y": 0},
         "words_per_round": {1: 1, 2: 1},
         "agreement": 0,
         "mean_margin": {"x": pytest.approx(0.6), "y": pytest.approx(0.1)},
         "seconds": 0.5,
     }
     nothing = Summary.of([])
-    assert (nothing.rounds, nothing.agreement, nothing.wins) == (0, None, {})
+    assert (nothing.rounds, nothing.agreement, nothing.backed) == (0, None, {})
 
 
 def decided(*spans: tuple[str, tuple[str, ...]], members: tuple[str, ...] = ("x", "y")) -> Round:

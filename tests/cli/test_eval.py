@@ -1,11 +1,17 @@
 """`adafuse eval`: a benchmark answered, scored, compared, resumed."""
 
+import io
 import json
+import re
 import time
 
 import pytest
+from rich.console import Console
 
 from adafuse_llm import AdaFuseEngine, ContextWindowError, MemberError, MemberOutOfMemoryError
+from adafuse_llm.backends import FakeBackend
+from adafuse_llm.backends.fake import END
+from adafuse_llm.cli import common
 
 
 @pytest.fixture
@@ -71,7 +77,7 @@ def test_the_summary_is_a_table(adafuse, job):
     result = adafuse(*job)
     assert "nq: 3 questions" in result.stdout
     assert "100.0 [100.0, 100.0]" in result.stdout
-    assert "tokens and passes per answer" in result.stdout
+    assert "Cost of an answer" in result.stdout
 
 
 def test_resuming_equals_running_through(adafuse, job, tmp_path, fakes):
@@ -119,9 +125,57 @@ def test_members_alone_are_compared_with_the_ensemble(adafuse, job, data, tmp_pa
     assert records(tmp_path / "out.wren.jsonl")[0]["usage"]["forward_passes"].keys() == {"wren"}
     assert len(fakes) == 1
     table = adafuse(*job, "--alone").stdout
-    assert "ensemble against" in table
+    assert "ensemble against heron alone" in table
     assert "The difference from heron alone is not significant (p = 0.250)." in table
     assert len(fakes) == 1
+
+
+NAMES = (
+    "Qwen2.5-7B-Instruct",
+    "Llama-3.1-8B-Instruct",
+    "Mistral-7B-Instruct-v0.3",
+    "gemma-2-9b-it",
+    "DeepSeek-R1-Distill-Llama-8B",
+)
+
+
+def test_s7_tables_of_five_members_fit_80_columns(adafuse, job, tmp_path, monkeypatch):
+    def load(paths, *, config, strategy="adafuse", **options):
+        backends = [FakeBackend(name, lambda _: {" Ada": 0.9, END: 0.1}) for name in NAMES]
+        return AdaFuseEngine(backends, config, strategy=strategy)
+
+    monkeypatch.setattr(AdaFuseEngine, "from_pretrained", load)
+    result = adafuse(*job, "--alone", env={"COLUMNS": "80"})
+    assert result.exit_code == 0, result.output
+    lines = [line.rstrip() for line in result.stdout.splitlines()]
+    assert max(map(len, lines)) <= 80
+    words = [line.split() for line in lines]
+    for metric in ("exact_match", "f1", "lenient_match"):
+        first = next(at for at, line in enumerate(words) if line[:2] == [metric, "ensemble"])
+        for system, line in zip(("ensemble", *NAMES), words[first : first + 6], strict=True):
+            assert system in line
+            assert re.search(r"\d+\.\d \[\d+\.\d, \d+\.\d\]$", " ".join(line))
+    costs = words[words.index(["system", "seconds", "tokens", "passes", "failed"]) + 1 :][:6]
+    assert all(re.fullmatch(r"[\d.]+( [\d.]+){3}", " ".join(line[-4:])) for line in costs)
+    compared = words.index(["metric", "ours", "theirs", "difference", "p"])
+    assert re.fullmatch(
+        r"exact_match( \d+\.\d){2} [+-]\d+\.\d \[[+-]\d+\.\d, [+-]\d+\.\d\] \d\.\d{3}",
+        " ".join(words[compared + 1]),
+    )
+
+
+def test_s7_progress_bars_have_labels_and_fit_80_columns(monkeypatch):
+    console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
+    monkeypatch.setattr(common, "stderr_console", lambda: console)
+    with common.progress_bar() as progress:
+        task = progress.add_task("Mistral-7B-Instruct-v0.3 alone", total=3000)
+        progress.advance(task, 1500)
+        (shown,) = console.render_lines(progress.get_renderable(), pad=False)
+    text = "".join(part.text for part in shown)
+    assert text.startswith("Mistral-7B-")
+    assert "1500/3000" in text
+    assert re.search(r"left \S+:\S+$", text.rstrip())
+    assert len(text) <= 80
 
 
 def test_strategies_are_compared(adafuse, job, tmp_path, fakes):

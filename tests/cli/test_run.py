@@ -1,6 +1,7 @@
 """`adafuse run`: one result per line, in order, whatever happens in between."""
 
 import json
+import re
 
 import pytest
 
@@ -277,6 +278,90 @@ def test_a_report_summarises_a_run(adafuse, fakes, tmp_path):
     assert "Ada &lt;Brook&gt;" in shown
     assert "<Brook>" not in shown
     assert "words per round" in adafuse("report", output).stdout
+
+
+@pytest.fixture
+def labeled(adafuse, fakes, tmp_path, monkeypatch):
+    """Results of four questions: one right, one wrong, one without a label, one that failed."""
+    path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    items = [
+        {"question": "Who founded the mill?", "answer": ["ada brook did!", "x"]},
+        {"question": "Who founded the school?", "answer": "Ada Stone"},
+        {"question": "Who founded the bank?", "answer": None},
+        {"question": "Who founded the inn?", "answer": "Ada Brook did"},
+    ]
+    real = AdaFuseEngine.generate
+
+    def generate(self, prompt, **options):
+        if "the inn" in prompt:
+            raise MemberError("wren", "its logits are NaN")
+        return real(self, prompt, **options)
+
+    monkeypatch.setattr(AdaFuseEngine, "generate", generate)
+    path.write_text("".join(json.dumps(item) + "\n" for item in items))
+    adafuse("run", "--test-set", path, "--output", output, "--rounds")
+    return output
+
+
+@pytest.mark.quick
+def test_s9_a_report_marks_right_and_wrong_answers(adafuse, labeled, tmp_path):
+    html = tmp_path / "report.html"
+    result = adafuse("report", labeled, "--html", html, env={"COLUMNS": "80"})
+    assert result.exit_code == 0, result.output
+    assert "33.3% (1 of 3, exact_match)" in result.stdout
+    rows = re.findall(r'<tr><td data-label="line">(\d)</td>(.*?)</tr>', html.read_text())
+    marks = {line: re.findall("✓ right|✗ wrong", row) for line, row in rows}
+    assert marks == {"1": ["✓ right"], "2": ["✗ wrong"], "3": [], "4": ["✗ wrong"]}
+    assert "33.3%" in html.read_text()
+    strict = json.loads(adafuse("report", labeled, "--metric", "verbatim", "--json").stdout)
+    assert strict["accuracy"] == {"metric": "verbatim", "labeled": 3, "right": 0}
+
+
+@pytest.mark.quick
+def test_s9_a_report_uses_the_metric_that_an_evaluation_recorded(adafuse, fakes, tmp_path):
+    data, output = tmp_path / "set.jsonl", tmp_path / "out.jsonl"
+    data.write_text('{"question": "9+9?", "answer": "It is 18."}\n')
+    adafuse("eval", "--task", "gsm8k", "--data", data, "--output", output, "--rounds")
+    record = json.loads(output.read_text())
+    output.write_text(json.dumps(record | {"metrics": {"number": 100.0}}) + "\n")
+    assert "100.0% (1 of 1, number)" in adafuse("report", output).stdout
+    output.write_text(json.dumps(record | {"metrics": {"chrf": 62.1}}) + "\n")
+    assert "accuracy" not in adafuse("report", output).stdout
+    refused = adafuse("report", output, "--metric", "chrf")
+    assert refused.exit_code == 2
+    assert "--metric chrf gives partial scores" in refused.stderr
+
+
+@pytest.mark.quick
+def test_s9_a_report_without_labels_claims_no_accuracy(adafuse, labeled, tmp_path):
+    lines = [json.loads(line) for line in labeled.read_text().splitlines()]
+    labeled.write_text("".join(json.dumps(line | {"label": None}) + "\n" for line in lines))
+    html = tmp_path / "report.html"
+    result = adafuse("report", labeled, "--html", html)
+    assert result.exit_code == 0
+    assert "accuracy" not in result.stdout
+    assert not re.search("✓|✗|Accuracy", html.read_text())
+
+
+@pytest.mark.quick
+def test_s8_a_report_counts_rounds_backed_and_rounds_decided(adafuse, labeled, tmp_path):
+    html = tmp_path / "report.html"
+    result = adafuse("report", labeled, "--json", "--html", html)
+    decisions = json.loads(result.stdout)["decisions"]
+    rounds = [
+        r for line in labeled.read_text().splitlines() for r in json.loads(line).get("rounds", ())
+    ]
+    winners = [r["candidates"][r["winner"]]["proposers"] for r in rounds]
+    for name in ("wren", "heron"):
+        assert decisions["backed"][name] == sum(name in each for each in winners)
+        assert decisions["decided"][name] == winners.count([name])
+    shown = html.read_text()
+    assert "Rounds backed, by member" in shown
+    assert "Rounds decided, by member" in shown
+    assert "Rounds won" not in shown
+    table = adafuse("report", labeled, env={"COLUMNS": "80"}).stdout
+    (row,) = [line.split() for line in table.splitlines() if line.startswith("wren")]
+    assert row[1:3] == [str(decisions["backed"]["wren"]), str(decisions["decided"]["wren"])]
 
 
 @pytest.mark.quick

@@ -39,3 +39,16 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch) -> Non
     monkeypatch.chdir(tmp_path)
     for block in blocks:
         block.evaluate()
+
+
+def test_s2_the_guide_to_decisions_shows_what_its_code_prints(tmp_path, monkeypatch, capsys):
+    page = ROOT / "docs" / "guides" / "decisions.md"
+    monkeypatch.chdir(tmp_path)
+    for block in examples(page).examples():
+        block.evaluate()
+    printed = capsys.readouterr().out
+    outputs = re.findall(r"```\n\n```text\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(outputs) == 2
+    for output in outputs:
+        assert output in printed
+        assert not re.search(r"(.)\1{9}", output), "the members repeat themselves"

@@ -220,7 +220,7 @@ def test_systems_are_compared_on_their_common_questions():
     exact, f1 = compared(ours, theirs, METRICS)
     assert (exact.questions, exact.ours, exact.theirs) == (10, 100, 50)
     assert exact.p_value == pytest.approx(2 / 2**5)
-    assert f1.test == "approximate randomization"
+    assert f1.test == "random subsets"
 
 
 def test_a_later_result_replaces_the_earlier_one(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from adafuse_llm import InvalidInputError
 from adafuse_llm.evaluation.metrics import load_metric
-from adafuse_llm.evaluation.statistics import compare, interval, mcnemar
+from adafuse_llm.evaluation.statistics import SIGNIFICANT, compare, interval, mcnemar
 
 EXACT, F1 = load_metric("exact_match"), load_metric("f1")
 
@@ -97,11 +97,11 @@ def test_a_system_against_itself_shows_no_difference():
     found = compare(F1, answers, answers)
     assert found.difference.model_dump() == {"value": 0, "low": 0, "high": 0}
     assert found.p_value == 1
-    assert found.test == "approximate randomization"
+    assert found.test == "random subsets"
 
 
 @pytest.mark.quick
-def test_randomization_agrees_with_all_possible_exchanges():
+def test_random_subsets_agree_with_all_possible_exchanges():
     rng = random.Random(3)
     ours = [rng.random() for _ in range(10)]
     theirs = [value - 0.3 + 0.5 * rng.random() for value in ours]
@@ -131,6 +131,76 @@ def test_equal_systems_rarely_differ_significantly():
     assert max(false_alarms.values()) <= 8  # 3 expected
 
 
+def subset_bounds(differences):
+    """The interval by its definition: the means of all subsets, the empty one beyond both ends."""
+    means = [
+        sum(subset) / len(subset)
+        for size in range(1, len(differences) + 1)
+        for subset in itertools.combinations(differences, size)
+    ]
+    outside = math.ceil(0.025 * 2 ** len(differences)) - 1
+    means.sort()
+    return (100 * means[outside - 1], 100 * means[-outside]) if outside > 0 else (-100, 100)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("wins", "losses", "ties"),
+    [(3, 0, 9), (6, 0, 0), (6, 0, 5), (5, 1, 6), (0, 7, 4), (2, 2, 8), (0, 0, 9), (3, 0, 0)],
+)
+def test_s7_the_interval_of_the_exact_test_is_that_of_all_subsets(wins, losses, ties):
+    ours = [True] * wins + [False] * losses + [True] * ties
+    theirs = [False] * wins + [True] * losses + [True] * ties
+    found = compare(EXACT, rights(ours), rights(theirs))
+    low, high = subset_bounds([1] * wins + [-1] * losses + [0] * ties)
+    assert found.difference.low == pytest.approx(low, abs=1e-6)
+    assert found.difference.high == pytest.approx(high, abs=1e-6)
+
+
+@pytest.mark.quick
+def test_s7_the_interval_of_random_subsets_is_that_of_all_subsets():
+    rng = random.Random(2)
+    pairs = [(rng.random(), rng.random()) for _ in range(12)]
+    low, high = subset_bounds([left - right for left, right in pairs])
+    left, right = zip(*pairs, strict=True)
+    found = compare(F1, rights(left), rights(right), samples=8000).difference
+    assert found.low == pytest.approx(low, abs=2)
+    assert found.high == pytest.approx(high, abs=2)
+
+
+@pytest.mark.quick
+def test_s7_an_interval_excludes_0_if_and_only_if_the_test_finds_a_difference():
+    verdicts = set()
+    for seed in range(60):
+        rng = random.Random(seed)
+        count, gain = rng.choice([3, 8, 12, 30, 100]), rng.random() / 2
+        left = [min(1.0, rng.random() + gain) for _ in range(count)]
+        right = [rng.random() for _ in range(count)]
+        for found in (
+            compare(F1, rights(left), rights(right), samples=500, seed=seed),
+            compare(EXACT, *(rights(value > 0.6 for value in side) for side in (left, right))),
+        ):
+            difference = found.difference
+            excluded = difference.low > 0 or difference.high < 0
+            assert excluded == (found.p_value < SIGNIFICANT), found
+            assert difference.low <= difference.value <= difference.high
+            verdicts.add((found.test, excluded))
+    assert len(verdicts) == 4
+
+
+def test_s7_intervals_of_differences_contain_the_true_one_in_about_95_percent_of_samples():
+    for count, gain, loss in ((20, 0.5, 0.0), (60, 0.3, 0.1), (60, 0.1, 0.1)):
+        held = 0
+        for seed in range(200):
+            rng = random.Random(seed)
+            draws = [rng.random() for _ in range(count)]
+            ours = [draw < gain for draw in draws]
+            theirs = [gain <= draw < gain + loss for draw in draws]
+            found = compare(EXACT, rights(ours), rights(theirs)).difference
+            held += found.low <= 100 * (gain - loss) <= found.high
+        assert held / 200 >= 0.91
+
+
 def test_intervals_and_tests_of_chrf_use_the_corpus_score():
     pytest.importorskip("sacrebleu")
     chrf = load_metric("chrf")
@@ -141,7 +211,7 @@ def test_intervals_and_tests_of_chrf_use_the_corpus_score():
     assert score.low <= score.value <= score.high < 100
     found = compare(chrf, better, worse, samples=300)
     assert found.ours == score.value
-    assert found.p_value == pytest.approx(1 / 301)
+    assert found.p_value == pytest.approx(2 / 301)
     assert found.difference.low > 0
 
 

@@ -12,8 +12,10 @@ from rich.console import Console
 
 from adafuse_llm import AdaFuseEngine, Generation
 from adafuse_llm.backends import FakeBackend
-from adafuse_llm.report.page import fragment, page
-from adafuse_llm.report.styles import looks, owner
+from adafuse_llm.report.page import fragment, page, style
+from adafuse_llm.report.run import Answer, run_page
+from adafuse_llm.report.styles import COLORS, looks, owner
+from adafuse_llm.report.terminal import Display
 from adafuse_llm.summary import Summary
 
 pytestmark = pytest.mark.quick
@@ -69,7 +71,7 @@ def test_every_candidate_of_every_round_is_there(generation):
         assert f"Round {decided.index + 1}</strong>" in made
         for candidate in decided.candidates:
             for value in candidate.nll.values():
-                assert f"<td>{max(0, value):.3f}</td>" in made
+                assert f">{max(0, value):.3f}</td>" in made
 
 
 def test_what_a_stop_sequence_cut_off_is_not_shown():
@@ -127,6 +129,176 @@ def test_all_ways_to_show_rounds_count_the_same_ones_as_unanimous():
         assert f"all agreed in {agreed} of {count}" in console.export_text()
         assert Summary.of(generation.rounds).agreement == pytest.approx(agreed / count)
         assert html.unescape(page(generation)).count("all agree ·") == agreed
+
+
+NAMES = (
+    "Qwen2.5-7B-Instruct",
+    "Llama-3.1-8B-Instruct",
+    "Mistral-7B-Instruct-v0.3",
+    "gemma-2-9b-it",
+    "DeepSeek-R1-Distill-Llama-8B",
+    "Phi-3.5-mini-instruct",
+    "OLMo-2-1124-7B-Instruct",
+    "internlm3-8b-instruct",
+)
+
+
+@pytest.fixture(scope="module")
+def crowd() -> Generation:
+    """Eight members with long names. The last one prefers other words."""
+    members = [writes(name, "the mill was founded by Ada Brook") for name in NAMES[:-1]]
+    engine = AdaFuseEngine([*members, writes(NAMES[-1], "the mill stands at the river")])
+    return engine.generate(">", max_words=2)
+
+
+def test_s3_tables_of_candidates_have_marks_and_a_legend_explains_them(crowd):
+    made = html.unescape(page(crowd))
+    cards = re.findall(r'<div class="card".*?</div>\n</div>', made, re.DOTALL)
+    assert len(cards) == len(crowd.rounds)
+    for card, decided in zip(cards, crowd.rounds, strict=True):
+        table, legend = card.split("</table>")
+        shown = re.sub(r"<[^>]*>", " ", table[table.index("<table") :])
+        assert not any(name in shown for name in NAMES)
+        assert all(f"{look.mark} {look.name}" in legend for look in looks(NAMES).values())
+        proposers = re.findall(r'data-label="proposed by">(.*?)<', table)
+        for cell, candidate in zip(proposers, decided.candidates, strict=True):
+            marks = [looks(NAMES)[name].mark for name in candidate.proposers]
+            assert cell == ("all" if len(marks) == len(NAMES) else " ".join(marks))
+    assert 'proposed by">all<' in made
+    assert f'proposed by">{looks(NAMES)[NAMES[-1]].mark}<' in made
+
+
+def test_s3_every_member_has_its_own_mark():
+    assert len({look.mark for look in looks([f"m{number}" for number in range(40)]).values()}) == 40
+
+
+def test_s3_a_trace_of_eight_members_fits_80_columns(crowd):
+    console = Console(width=80, record=True, file=io.StringIO())
+    display = Display(NAMES, console)
+    console.print(*map(display.trace, crowd.rounds))
+    shown = console.export_text()
+    for candidate in (each for decided in crowd.rounds for each in decided.candidates):
+        numbers = [f"{max(0, candidate.nll[name]):.3f}" for name in NAMES if name in candidate.nll]
+        assert re.search(r"\s+".join(map(re.escape, numbers)), shown)
+    assert "…" not in shown
+    assert "all" in shown.split()
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium is not installed")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 860, 1280])
+def test_s3_nothing_is_cut_off_for_eight_members(crowd, tmp_path, scheme, width):
+    api = pytest.importorskip("playwright.sync_api")
+    path = crowd.to_html(tmp_path / "report.html")
+    with api.sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
+        tab = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 800})
+        tab.goto(path.as_uri())
+        tab.locator(".span").first.focus()
+        wide = "e => e.filter(e => e.scrollWidth > e.clientWidth).length"
+        assert tab.locator("html, .scroll, .card, .legend, .bars").evaluate_all(wide) == 0
+        cells = tab.locator(".card:visible td, .card:visible li, .legend li, .stack td")
+        boxes = [cells.nth(at).bounding_box() for at in range(cells.count())]
+        browser.close()
+    seen = [box for box in boxes if box is not None]
+    assert len(seen) > len(NAMES)
+    assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in seen)
+
+
+def luminance(color: str) -> float:
+    """The relative luminance of a color such as #56b4e9, as WCAG 2 defines it."""
+    channels = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_s10_the_colors_of_members_have_a_contrast_of_3_to_1():
+    named = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", style())
+    colors = {name: pair for name, *pair in named}
+    members = [name for name in colors if name.startswith("color-")]
+    assert len(members) == len(COLORS)
+    for scheme in (0, 1):
+        for background in ("paper", "raised"):
+            for name in (*members, "quiet"):
+                pair = luminance(colors[name][scheme]), luminance(colors[background][scheme])
+                assert (max(pair) + 0.05) / (min(pair) + 0.05) >= 3, (name, background, scheme)
+
+
+def test_s10_a_long_answer_has_charts_of_few_points():
+    text = " ".join(f"w{number}" for number in range(150))
+    engine = AdaFuseEngine([writes("one", text), writes("two", text)])
+    generation = engine.generate(">", max_words=1, max_new_tokens=2000)
+    assert len(generation.rounds) >= 150
+    made = page(generation)
+    lines = re.findall(r'<polyline points="(.*?)"', made)
+    assert len(lines) == 3
+    assert all(30 < len(line.split()) <= 60 for line in lines)
+    seconds = [decided.elapsed for decided in generation.rounds[:3]]
+    assert f'title="mean of rounds 1 to 3: {sum(seconds) / 3:.3f} s"' in made
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium is not installed")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_s5_a_fragment_follows_the_theme_of_its_site(generation, scheme):
+    api = pytest.importorskip("playwright.sync_api")
+    with api.sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
+        tab = browser.new_page(color_scheme=scheme)
+        papers = {}
+        for theme in ("light", "dark", "auto"):
+            tab.set_content(f'<body data-theme="{theme}">{fragment(generation)}</body>')
+            papers[theme] = tab.locator(".adafuse").evaluate(
+                "e => getComputedStyle(e).backgroundColor"
+            )
+        browser.close()
+    assert papers["light"] == "rgb(255, 255, 255)"
+    assert papers["dark"] == "rgb(21, 24, 28)"
+    assert papers["auto"] == papers[scheme]
+
+
+HEBREW = "1874 הטחנה נוסדה על ידי עדה ברוק ליד הנהר"
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium is not installed")
+def test_s4_text_runs_in_its_own_direction(tmp_path):
+    api = pytest.importorskip("playwright.sync_api")
+    generation = AdaFuseEngine([writes("one", HEBREW), writes("two", HEBREW)]).generate(
+        ">", max_words=1
+    )
+    path, run = tmp_path / "report.html", tmp_path / "run.html"
+    path.write_text(page(generation, title=HEBREW, sources=[("a.md", HEBREW)]))
+    answers = [
+        Answer(
+            line=1,
+            question=HEBREW,
+            pred="left",
+            label=HEBREW,
+            finish_reason="stop",
+            rounds=generation.rounds,
+            usage=generation.usage,
+        )
+    ]
+    run.write_text(run_page(answers, title="Run"))
+    direction = "e => e.map(e => getComputedStyle(e).direction)"
+    with api.sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
+        tab = browser.new_page(viewport={"width": 390, "height": 800})
+        tab.goto(path.as_uri())
+        texts = tab.locator("h1, .answer, .sources .quiet")
+        assert texts.evaluate_all(direction) == ["rtl"] * 3
+        assert tab.locator(".card, .card table").first.evaluate_all(direction) == ["ltr"]
+        first, second = (tab.locator(".span").nth(at).bounding_box() for at in (0, 1))
+        assert first is not None
+        assert second is not None
+        assert first["x"] > second["x"]
+        tab.goto(run.as_uri())
+        assert tab.locator(".stack td div").evaluate_all(direction) == ["rtl", "ltr", "rtl"]
+        browser.close()
 
 
 @pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium is not installed")

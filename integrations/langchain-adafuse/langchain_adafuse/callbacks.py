@@ -52,11 +52,11 @@ class RoundCallbackHandler(BaseCallbackHandler):
             self.rounds.append({"run_id": str(run_id), **data})
 
     def summary(self) -> Summary:
-        """Summarize the rounds: wins per member, words per round, agreement and mean margins.
+        """Summarize the rounds as figures: by member, words per round, agreement, mean margins.
 
         Agreement is the share of ``unanimous`` rounds. A round is unanimous if it has several
         members and all of them proposed its only candidate. Without ``round_detail="full"``, the
-        summary has no mean margins and omits members that never won.
+        summary has no mean margins and omits members that backed no round.
         """
         return Summary.of_records(self.rounds)
 

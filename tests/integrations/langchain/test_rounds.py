@@ -186,7 +186,8 @@ def test_rounds_in_figures_and_as_a_table(chat):
         chat.batch(["Hi", "Hey"])
     summary = rounds.summary()
     assert summary.rounds == len(rounds.rounds)
-    assert summary.wins == {"ink": summary.rounds, "quill": summary.rounds}
+    assert summary.backed == {"ink": summary.rounds, "quill": summary.rounds}
+    assert summary.decided == {"ink": 0, "quill": 0}
     assert summary.agreement == 1
     assert sum(summary.words_per_round.values()) == summary.rounds
     assert set(summary.mean_margin) == {"ink", "quill"}

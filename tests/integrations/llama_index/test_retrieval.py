@@ -94,7 +94,7 @@ async def test_the_embedded_questions_are_answered_with_sources_and_rounds(llm, 
             assert response.metadata is not None
             (raw,) = response.metadata["adafuse"]
             assert "".join(r.text for r in raw.rounds).strip() == str(response)
-            assert set(raw.summary.wins) == {"wren", "heron", "finch"}
+            assert set(raw.summary.backed) == {"wren", "heron", "finch"}
     assert right >= ENOUGH * len(asked)
 
 
