@@ -25,7 +25,7 @@ class Options(BaseModel):
             try:
                 super().__init__(**options)
             except ValidationError as error:
-                raise InvalidOptionError(_explain(error, list(type(self).model_fields))) from None
+                raise InvalidOptionError(explain(error, list(type(self).model_fields))) from None
 
 
 class RuntimeConfig(Options):
@@ -226,7 +226,7 @@ def hint(name: str, allowed: Iterable[str]) -> str:
     return nearest(name, allowed)
 
 
-def _explain(error: ValidationError, names: list[str]) -> str:
+def explain(error: ValidationError, names: Sequence[str]) -> str:
     """Describe the first problem in one line: the option, what is allowed and what was given."""
     problem = error.errors()[0]
     name = str(problem["loc"][0]) if problem["loc"] else "options"

@@ -112,7 +112,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def nearest(name: str, allowed: Iterable[str]) -> str:
-    """Return `` Did you mean 'x'?`` with the closest allowed name, or an empty string."""
-    close = difflib.get_close_matches(name, list(allowed), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
+def nearest(name: str, allowed: Iterable[str], *, limit: int = 1, similarity: float = 0.6) -> str:
+    """Return `` Did you mean 'x'?`` with the allowed names that are similar to a name.
+
+    The closest name is first. The result is empty if no allowed name is similar.
+
+    Args:
+        name: the unknown name.
+        allowed: the names to choose from.
+        limit: maximum number of names in the result.
+        similarity: lowest similarity, from 0 to 1 (`difflib.get_close_matches`).
+    """
+    close = difflib.get_close_matches(name, list(allowed), n=limit, cutoff=similarity)
+    return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""

@@ -6,11 +6,12 @@ import json
 import threading
 import uuid
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from adafuse_llm import __version__
+from adafuse_llm.backends.windows import stored_window
 from adafuse_llm.config import RuntimeConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
@@ -94,6 +95,28 @@ class Ensemble:
     def is_loaded(self) -> bool:
         """Whether the engine exists."""
         return self.given is not None or self._key in _LOADED.engines
+
+    def context_window(self, names: Collection[str]) -> int | None:
+        """Return the smallest context window of some members, in tokens. This loads nothing.
+
+        Args:
+            names: names of the members.
+
+        Returns:
+            The window; None if no member has a limit. If the ensemble is not loaded, the windows
+            are those in the members' ``config.json``. The result is then also None if one of these
+            files is not on this machine or has no window.
+        """
+        if (engine := self.given or _LOADED.engines.get(self._key)) is not None:
+            windows = [b.context_window for b in engine.backends if b.name in names]
+            return min((window for window in windows if window is not None), default=None)
+        specs = zip(self.names, self.members or _embedded(), strict=True)
+        stored = [
+            stored_window(spec.path, spec.revision or self.revision)
+            for name, spec in specs
+            if name in names
+        ]
+        return min((window or 0 for window in stored), default=0) or None
 
     def engine(self) -> AdaFuseEngine:
         """Return the engine; load the members if they are not loaded.

@@ -6,12 +6,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from adafuse_llm.config import AdaFuseConfig, hint
-from adafuse_llm.errors import InvalidOptionError
+from adafuse_llm.errors import InvalidOptionError, nearest
 
 ALIASES = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}
 
 NULLABLE = ("weights", "use")
 """Options for which None is a valid value."""
+
+SIMILARITY = 0.7
+"""Lowest similarity of a suggested option. With 0.6, ``stop`` would be suggested for ``top_p``."""
 
 
 def check_option_names(given: Mapping[str, Any], *, extra: Iterable[str] = ()) -> dict[str, Any]:
@@ -25,8 +28,8 @@ def check_option_names(given: Mapping[str, Any], *, extra: Iterable[str] = ()) -
         extra: other accepted keywords, returned unchanged.
 
     Raises:
-        TypeError: a keyword is unknown.
-        InvalidOptionError: two names of the same option have different values.
+        InvalidOptionError: a keyword is unknown, or two names of the same option have different
+            values.
     """
     extra = tuple(extra)
     options = (*AdaFuseConfig.model_fields, "temperature")
@@ -36,10 +39,12 @@ def check_option_names(given: Mapping[str, Any], *, extra: Iterable[str] = ()) -
         option = keyword if keyword in extra else ALIASES.get(keyword, keyword)
         if option not in (*options, *extra):
             allowed = list(dict.fromkeys((*options, *ALIASES, *extra)))
-            raise TypeError(
-                f"unknown option {keyword!r}.{hint(keyword, allowed)} The options are: "
-                f"{', '.join(allowed)}."
+            advice = (
+                hint(keyword, ())
+                or nearest(keyword, allowed, limit=3, similarity=SIMILARITY)
+                or f" The options of decoding are: {', '.join(options)}."
             )
+            raise InvalidOptionError(f"unknown option {keyword!r}.{advice}")
         if value is None and option not in (*NULLABLE, *extra):
             continue
         if option in checked and checked[option] != value:

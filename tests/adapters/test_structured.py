@@ -136,11 +136,11 @@ def test_options_have_the_names_that_frameworks_use():
 
 
 def test_options_that_are_none():
-    with pytest.raises(TypeError, match=r"'max_word'.* Did you mean 'max_words'\?.*stop"):
+    with pytest.raises(InvalidOptionError, match=r"'max_word'\. Did you mean 'max_words'\?$"):
         check_option_names({"max_word": 3})
-    with pytest.raises(TypeError, match=r"Did you mean 'max_tokens'"):
+    with pytest.raises(InvalidOptionError, match=r"Did you mean 'max_tokens'"):
         check_option_names({"max_token": 3})
-    with pytest.raises(TypeError, match=r"'tool'.*Did you mean 'tools'.*tools\."):
+    with pytest.raises(InvalidOptionError, match=r"'tool'.*Did you mean 'tools'\?$"):
         check_option_names({"tool": 3}, extra=["tools"])
     with pytest.raises(InvalidOptionError, match="max_tokens=5 and max_new_tokens=6"):
         check_option_names({"max_tokens": 5, "max_new_tokens": 6})
@@ -153,3 +153,24 @@ def test_checked_options_are_the_engines():
         assert engine.generate(messages=messages, **options).text == "one two "
         with pytest.raises(InvalidOptionError, match="temperature"):
             engine.generate(messages=messages, **check_option_names({"temperature": 1}))
+
+
+def test_c14_an_unknown_option_names_at_most_three_options_like_it():
+    fields = [
+        "max_retries",
+        "max_token_count",
+        "stream",
+        "streaming",
+        *(f"x{i}" for i in range(30)),
+    ]
+    for keyword in ("max_token", "max_word_token", "streamin"):
+        with pytest.raises(InvalidOptionError) as caught:
+            check_option_names({keyword: 3}, extra=fields)
+        assert 1 <= str(caught.value).count("'") // 2 - 1 <= 3
+    with pytest.raises(InvalidOptionError, match=r"'streaming' or 'stream'\?$"):
+        check_option_names({"streamin": 3}, extra=fields)
+    with pytest.raises(InvalidOptionError) as caught:
+        check_option_names({"top_p": 0.9}, extra=fields)
+    assert "Did you mean" not in str(caught.value)
+    assert "x7" not in str(caught.value)
+    assert "max_words" in str(caught.value)

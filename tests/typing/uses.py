@@ -102,6 +102,7 @@ def langchain(engine: AdaFuseEngine, path: Path) -> None:
     lc.ChatAdaFuse(engine=engine, weights={"a": 1}, temperature=0, streaming=True)  # ok
     lc.ChatAdaFuse(engine=engine, cache=False, callbacks=[lc.RoundCallbackHandler()])  # ok
     lc.ChatAdaFuse(engine=engine, round_detail="summary", trace_rounds=True, max_retries=2)  # ok
+    lc.ChatAdaFuse(engine=engine, max_words=None, max_new_tokens=None, stop=None)  # ok
     lc.ChatAdaFuse(engine=engine, max_wrods=3)  # error: [call-arg]
     lc.ChatAdaFuse(engine=engine, max_words="three")  # error: [arg-type]
     lc.ChatAdaFuse(engine=engine, round_detail="some")  # error: [arg-type]
@@ -112,6 +113,7 @@ def langchain(engine: AdaFuseEngine, path: Path) -> None:
     lc.ChatAdaFuse.from_config(path, max_word=1)  # error: [call-arg]
     lc.AdaFuseLLM(members=PATHS, use=["a"], max_completion_tokens=5)  # ok
     lc.AdaFuseLLM(engine=engine, max_wrods=3)  # error: [call-arg]
+    lc.AdaFuseLLM(engine=engine, branching_factor=None, margin_threshold=None)  # ok
     lc.AdaFuseLLM(engine=engine, stop=5)  # error: [arg-type]
     lc.AdaFuseLLM.from_embedded(max_words=1)  # ok
     lc.AdaFuseLLM.from_config(path, max_word=1)  # error: [call-arg]
@@ -126,8 +128,8 @@ async def langchain_calls(chat: lc.ChatAdaFuse, llm: lc.AdaFuseLLM) -> None:
     chat.astream("x", anything=1)  # ok
     chat.bind(max_words=1).invoke("x")  # ok
     chat.bind_tools([], tool_choice="any", anything=1)  # ok
-    chat.with_structured_output({"title": "City"}, method="json_mode", anything=1)  # ok
-    chat.with_structured_output({"title": "City"}, method="yaml")  # error: [arg-type]
+    chat.with_structured_output({"type": "object"}, method="json_mode", anything=1)  # ok
+    chat.with_structured_output({"type": "object"}, method="yaml")  # error: [arg-type]
     chat.invoke(5)  # error: [arg-type]
     text: str = llm.invoke("x", anything=1)  # ok
     llm.generate(["x"], anything=1)  # ok

@@ -14,6 +14,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 from adafuse_llm.backends.huggingface.kv import to_device
 from adafuse_llm.backends.huggingface.packing import Piece
+from adafuse_llm.backends.windows import window_in
 
 ROW_COUNTING = ("attention_chunk_size", "attention_types", "alibi", "attn_config")
 """Configuration entries of models (Llama 4, GPT-Neo, Falcon, MPT) whose attention uses the index of
@@ -116,11 +117,7 @@ def rotary_positions(model: Any) -> tuple[frozenset[str], int | None]:
 def context_window(model: Any) -> int | None:
     """Return the maximum number of tokens in a sequence, prompt included; None for no limit."""
     config = model.config.get_text_config(decoder=True)
-    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
-        value = getattr(config, name, None)
-        if isinstance(value, int) and value > 0:
-            return value
-    return None
+    return window_in(lambda entry: getattr(config, entry, None))
 
 
 def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:

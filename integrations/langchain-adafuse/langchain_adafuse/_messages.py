@@ -28,17 +28,38 @@ ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "fun
 SKIPPED_BLOCKS = frozenset(
     {
         *("tool_use", "tool_call", "tool_call_chunk", "invalid_tool_call", "function_call"),
-        *("reasoning", "thinking", "redacted_thinking"),
+        *("reasoning", "thinking", "redacted_thinking", "reasoning_content"),
     }
 )
-"""Types of content blocks to omit from assistant messages: reasoning, and copies of tool calls."""
+"""Types of blocks that are omitted from assistant messages without a note: reasoning, which no
+member reads again, and copies of tool calls."""
 
 ToolLike = dict[str, Any] | type | Callable[..., Any] | BaseTool
 
 
 def to_turns(messages: Iterable[BaseMessage]) -> list[Turn]:
-    """Convert messages to turns. The text of malformed calls becomes part of the turn's content."""
+    """Convert messages to turns.
+
+    In an assistant's message, the text of malformed calls becomes part of the content, and content
+    blocks without text are omitted (see `omitted_blocks`).
+    """
     return [_to_turn(message) for message in messages]
+
+
+def omitted_blocks(messages: Iterable[BaseMessage]) -> list[str]:
+    """Return the types of the content blocks that `to_turns` omits and that `SKIPPED_BLOCKS` lacks.
+
+    Other providers write such blocks, for example images.
+    """
+    blocks = [
+        block
+        for message in messages
+        if isinstance(message, AIMessage)
+        for block in message.content
+        if isinstance(block, dict) and _block_text(block) is None
+    ]
+    types = {str(block.get("type") or next(iter(block), "empty")) for block in blocks}
+    return sorted(types - SKIPPED_BLOCKS)
 
 
 def _to_turn(message: BaseMessage) -> Turn:
@@ -49,7 +70,8 @@ def _to_turn(message: BaseMessage) -> Turn:
     if isinstance(message, AIMessage):
         content = message.content if isinstance(message.content, list) else [message.content]
         malformed = [call["args"] or "" for call in message.invalid_tool_calls]
-        turn["content"] = [*filter(_is_content, content), *malformed]
+        texts = [text for block in content if (text := _block_text(block)) is not None]
+        turn["content"] = [*texts, *malformed]
         turn["tool_calls"] = [
             Call(id=call["id"] or "", name=call["name"], arguments=call["args"])
             for call in message.tool_calls
@@ -57,8 +79,14 @@ def _to_turn(message: BaseMessage) -> Turn:
     return turn
 
 
-def _is_content(block: str | dict[str, Any]) -> bool:
-    return isinstance(block, str) or block.get("type") not in SKIPPED_BLOCKS
+def _block_text(block: str | dict[str, Any]) -> str | None:
+    """Return the text of an assistant's content block; None if the block is to be omitted."""
+    if isinstance(block, str):
+        return block
+    if block.get("type") in SKIPPED_BLOCKS:
+        return None
+    text = block.get("refusal" if block.get("type") == "refusal" else "text")
+    return text if isinstance(text, str) else None
 
 
 def to_tools(tools: Sequence[ToolLike]) -> list[Tool]:

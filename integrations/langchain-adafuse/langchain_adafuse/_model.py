@@ -5,16 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, closing, contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.load.serializable import Serializable
 from langchain_core.messages.ai import UsageMetadata
-from pydantic import ConfigDict, Field, model_validator
-from typing_extensions import Self, Unpack
+from pydantic import ConfigDict, Field, ValidationError, create_model, model_validator
+from typing_extensions import Self, TypedDict, Unpack
 
 from adafuse_llm import (
     AdaFuseConfig,
@@ -26,11 +33,11 @@ from adafuse_llm import (
 )
 from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
 from adafuse_llm.adapters.options import check_option_names
-from adafuse_llm.config import DecodeOptions
+from adafuse_llm.config import Options, explain
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest
-from adafuse_llm.summary import RoundDetail
+from adafuse_llm.summary import RoundDetail, Summary
 from adafuse_llm.text.codec import TextCodec
-from langchain_adafuse._rounds import ModelRun, RoundReporter
+from langchain_adafuse._rounds import SUMMARY_KEY, ModelRun, RoundReporter
 
 if TYPE_CHECKING:
     import torch
@@ -53,14 +60,25 @@ MEMBERS_VARIABLE = "ADAFUSE_MEMBERS"
 ACCEPTED = ("api_key", "stream")
 """Keywords that LangChain passes to every model and that have no effect here."""
 
+TOKEN_KINDS = ("input_tokens", "output_tokens", "total_tokens")
+
 FINISH_REASONS = {"stop_sequence": "stop"}
 
 RoundRecords = list[dict[str, Any]]
 
 
-class ModelFields(DecodeOptions, total=False):
+class ModelFields(TypedDict, total=False):
     """The keyword arguments of `AdaFuseLLM` and `ChatAdaFuse`, for type checkers."""
 
+    margin_threshold: float | None
+    max_words: int | None
+    branching_factor: int | None
+    max_word_tokens: int | None
+    max_new_tokens: int | None
+    stop: str | Sequence[str] | None
+    weights: Mapping[str, float] | Sequence[float] | None
+    use: str | Sequence[str] | None
+    temperature: float | None
     members: Members
     engine: AdaFuseEngine | None
     dtype: str | torch.dtype
@@ -131,13 +149,15 @@ class EnsembleModel(Serializable):
     temperature: float | None = None
     """Must be 0 if set, because decoding is deterministic."""
 
-    timeout: float | None = Field(default=None, gt=0)
+    timeout: float | None = Field(default=None, gt=0, le=threading.TIMEOUT_MAX, allow_inf_nan=False)
     """Time limit of a call in seconds, excluding loading; a longer call raises `TimeoutError`."""
     max_retries: int | None = None
     """Has no effect: decoding is deterministic, so a failed call would fail again."""
     streaming: bool | None = None
-    round_detail: RoundDetail = "full"
-    """Amount of detail about each round in events and messages."""
+    round_detail: RoundDetail = "summary"
+    """What messages contain about the rounds: ``"summary"`` for a summary of all rounds (wins,
+    agreement, margins), ``"full"`` to add a record of each round, or ``"none"``. Events and
+    callbacks receive full records, except with ``"none"``."""
     trace_rounds: bool = False
     """Whether to report each round as a child run. Use it for tracers that do not show custom
     events, such as LangSmith."""
@@ -145,6 +165,14 @@ class EnsembleModel(Serializable):
     if TYPE_CHECKING:
 
         def __init__(self, **fields: Unpack[ModelFields]) -> None: ...
+
+    else:
+
+        def __init__(self, **fields: Any) -> None:
+            try:
+                super().__init__(**fields)
+            except ValidationError as error:
+                raise _one_error(error, type(self)) from None
 
     @model_validator(mode="before")
     @classmethod
@@ -323,7 +351,7 @@ class EnsembleModel(Serializable):
         """Return a copy of the model with the overrides of a call.
 
         Raises:
-            TypeError: a keyword is unknown.
+            InvalidOptionError: a keyword is unknown, or its value cannot be used.
         """
         overrides = {name: value for name, value in overrides.items() if value is not None}
         update = check_option_names(overrides, extra=(*PER_CALL, *ACCEPTED))
@@ -332,10 +360,8 @@ class EnsembleModel(Serializable):
             update["stop"] = [stop] if isinstance(stop, str) else list(stop)
         if "use" in update or "model" in update:  # the call's value replaces both
             update = {"use": None, "model": None, **update}
-        if (detail := update.get("round_detail", "full")) not in get_args(RoundDetail):
-            raise InvalidOptionError(
-                f"option 'round_detail' must be {', '.join(get_args(RoundDetail))}; got {detail!r}"
-            )
+        own = {name: update[name] for name in PER_CALL if name in update}
+        update |= _CallOptions(**own).model_dump(exclude_unset=True)
         copy = self.model_copy(update=update)
         copy._check_choice()
         return copy
@@ -455,7 +481,9 @@ class EnsembleModel(Serializable):
         """Return the metadata of a response, for its last chunk."""
         reason: str = generation.finish_reason
         usage = generation.usage.model_dump()
+        summary = Summary.of(generation.rounds).model_dump(mode="json")
         return {
+            **({} if self.round_detail == "none" else {SUMMARY_KEY: summary}),
             "finish_reason": FINISH_REASONS.get(reason, reason),
             "model_name": self.model_name,
             "usage_by_member": {
@@ -463,6 +491,15 @@ class EnsembleModel(Serializable):
                 for member in generation.usage.prompt_tokens
             },
         }
+
+
+_PER_CALL_FIELDS = {name: EnsembleModel.model_fields[name] for name in PER_CALL}
+_CallOptions: Any = create_model(
+    "_CallOptions",
+    __base__=Options,
+    **cast("Any", {name: (field.annotation, field) for name, field in _PER_CALL_FIELDS.items()}),
+)
+"""The options in `PER_CALL` of one call, with the types and limits of the model's fields."""
 
 
 def usage_of(generation: Generation) -> UsageMetadata:
@@ -476,6 +513,20 @@ def usage_of(generation: Generation) -> UsageMetadata:
         total_tokens=prompt + completion,
         input_token_details={"cache_read": usage.cached_tokens[first]},
     )
+
+
+def output_of(model_name: str, usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return LangChain's ``llm_output``: the model's name and the total of token counts."""
+    total = {kind: sum(usage.get(kind, 0) for usage in usages) for kind in TOKEN_KINDS}
+    return {"model_name": model_name, "token_usage": total}
+
+
+def _one_error(error: ValidationError, kind: type[EnsembleModel]) -> InvalidInputError:
+    """Return the error of this package for the first problem that pydantic found."""
+    cause = error.errors()[0].get("ctx", {}).get("error")
+    if isinstance(cause, InvalidInputError):
+        return cause
+    return InvalidOptionError(explain(error, tuple(kind.model_fields)))
 
 
 def _prompt_field(index: int | None) -> dict[str, int]:

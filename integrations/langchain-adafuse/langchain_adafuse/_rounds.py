@@ -23,6 +23,9 @@ ROUND_EVENT = "adafuse_round"
 ROUNDS_KEY = "adafuse_rounds"
 """Key of the round records in messages and generations."""
 
+SUMMARY_KEY = "adafuse_summary"
+"""Key of the summary of the rounds in the metadata of messages and generations."""
+
 ModelRun = CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun
 
 
@@ -43,7 +46,8 @@ class RoundReporter:
 
     Args:
         run: the model run whose callbacks receive the rounds; None for no callbacks.
-        detail: how much to report about each round.
+        detail: ``"none"`` to report nothing, ``"summary"`` to report full records to callbacks and
+            streams only, ``"full"`` to return them for messages, too.
         traced: whether to report each round as a child run too, because tracers show child runs.
     """
 
@@ -60,8 +64,8 @@ class RoundReporter:
             **extra: keys to add to the record.
 
         Returns:
-            A list with the round's record. The list is empty if the event has no round, or if
-            `detail` is ``"none"``.
+            The records to store in messages: one record if `detail` is ``"full"`` and the event has
+            a round, otherwise none.
         """
         if not (data := self._record(event, extra)):
             return []
@@ -70,7 +74,7 @@ class RoundReporter:
             manager.on_custom_event(ROUND_EVENT, data, run_id=self.run.run_id)
             if self.traced:
                 manager.on_chain_start({}, {}, name=_title(data)).on_chain_end(data)
-        return [data]
+        return self._stored(data)
 
     async def areport(self, event: StreamEvent, **extra: Any) -> list[dict[str, Any]]:
         """Report the round of an event as `report` does, but await the callbacks."""
@@ -82,15 +86,19 @@ class RoundReporter:
             if self.traced:
                 child = await manager.on_chain_start({}, {}, name=_title(data))
                 await child.on_chain_end(data)
-        return [data]
+        return self._stored(data)
 
     def _record(self, event: StreamEvent, extra: dict[str, Any]) -> dict[str, Any]:
-        if event.round is None or not (data := record(event.round, self.detail)):
+        if event.round is None or self.detail == "none":
             return {}
-        data |= extra
+        data = record(event.round) | extra
         if self._write is not None:
-            self._write({"type": ROUND_EVENT, **data})
+            run_id = None if self.run is None else str(self.run.run_id)
+            self._write({"type": ROUND_EVENT, "run_id": run_id, **data})
         return data
+
+    def _stored(self, data: dict[str, Any]) -> list[dict[str, Any]]:
+        return [data] if self.detail == "full" else []
 
     def _manager_fields(self) -> dict[str, Any]:
         run = cast("ModelRun", self.run)

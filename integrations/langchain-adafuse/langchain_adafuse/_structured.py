@@ -25,10 +25,10 @@ from pydantic import ValidationError
 from pydantic.v1 import ValidationError as ValidationErrorV1
 
 from adafuse_llm.adapters.structured import correction, find_json
-from adafuse_llm.errors import InvalidOptionError
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from langchain_adafuse._schema import problems
+from langchain_adafuse._schema_forms import Schema, prepare
 
-Schema = dict[str, Any] | type
 Method = Literal["json_schema", "function_calling", "json_mode"]
 METHODS = ("json_schema", "function_calling", "json_mode")
 
@@ -120,6 +120,8 @@ class StructuredOutput(Runnable[LanguageModelInput, Any]):
 
         Raises:
             InvalidOptionError: `method` is unknown, or `strict` is used with ``"json_mode"``.
+            InvalidInputError: `schema` contains no JSON schema, or `method` is
+                ``"function_calling"`` and the schema is not one of an object.
         """
         if method not in METHODS:
             raise InvalidOptionError(f"method must be one of {', '.join(METHODS)}; got {method!r}")
@@ -127,14 +129,19 @@ class StructuredOutput(Runnable[LanguageModelInput, Any]):
             raise InvalidOptionError(
                 "strict cannot be used with method='json_mode', which adds no schema to the prompt"
             )
-        if isinstance(schema, dict) and not {"title", "name", "function"} & set(schema):
-            schema = {"title": "output", **schema}
+        schema = prepare(schema)
         json_schema = convert_to_json_schema(schema, strict=strict)
         is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
         ls_format = {"kwargs": {"method": method, "strict": strict}, "schema": schema}
         bound["ls_structured_output_format"] = ls_format
         tool = None
         if method == "function_calling":
+            if json_schema.get("type", "object") != "object":
+                raise InvalidInputError(
+                    "method='function_calling' needs a schema of an object, because the arguments "
+                    f"of a tool are an object; got the type {json_schema['type']!r}. Use "
+                    "method='json_schema'"
+                )
             tool = str(json_schema["title"])
             model = chat.bind_tools([schema], tool_choice=tool, strict=strict, **bound)
         elif method == "json_schema":

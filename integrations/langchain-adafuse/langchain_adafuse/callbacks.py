@@ -30,9 +30,9 @@ class RoundCallbackHandler(BaseCallbackHandler):
 
     Attributes:
         rounds: one record per round, in order of arrival. ``adafuse_llm.summary.record`` defines
-            its keys, which depend on the model's `round_detail`. Each record also has the
-            ``run_id`` of the model's run. Records of text models also have the key ``prompt``, the
-            number of the prompt in its batch.
+            its keys. Each record also has the ``run_id`` of the model's run. Records of text models
+            also have the key ``prompt``, the number of the prompt in its batch. A model with
+            ``round_detail="none"`` reports no rounds.
     """
 
     def __init__(self) -> None:
@@ -55,8 +55,7 @@ class RoundCallbackHandler(BaseCallbackHandler):
         """Summarize the rounds as figures: by member, words per round, agreement, mean margins.
 
         Agreement is the share of ``unanimous`` rounds. A round is unanimous if it has several
-        members and all of them proposed its only candidate. Without ``round_detail="full"``, the
-        summary has no mean margins and omits members that backed no round.
+        members and all of them proposed its only candidate.
         """
         return Summary.of_records(self.rounds)
 

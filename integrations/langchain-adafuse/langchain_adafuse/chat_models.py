@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any, cast
@@ -30,10 +31,26 @@ from adafuse_llm.adapters.conversation import to_messages
 from adafuse_llm.adapters.structured import schema_instructions
 from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.text.chat import Message
-from langchain_adafuse._messages import Reply, ToolLike, to_tool_choice, to_tools, to_turns
-from langchain_adafuse._model import EnsembleModel, ModelFields, RoundRecords, usage_of
+from langchain_adafuse._messages import (
+    Reply,
+    ToolLike,
+    omitted_blocks,
+    to_tool_choice,
+    to_tools,
+    to_turns,
+)
+from langchain_adafuse._model import (
+    EnsembleModel,
+    ModelFields,
+    RoundRecords,
+    output_of,
+    usage_of,
+)
 from langchain_adafuse._rounds import ModelRun
-from langchain_adafuse._structured import Method, Schema, StructuredOutput
+from langchain_adafuse._schema_forms import Schema
+from langchain_adafuse._structured import Method, StructuredOutput
+
+logger = logging.getLogger(__name__)
 
 PROMPT_KEYWORDS = ("tools", "tool_choice", "response_format")
 """Keywords of a call that become part of the prompt; all others are options."""
@@ -49,12 +66,18 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
 
     Creating a model loads nothing. The first call, or `warmup`, loads the members. Each member
     reads the messages in the format of its own chat template. A stream has one chunk per committed
-    span. The records of the rounds are in ``additional_kwargs["adafuse_rounds"]``. Token counts are
-    those of the first active member; ``response_metadata["usage_by_member"]`` has the token counts
-    and forward passes of each member. Reasoning between ``<think>`` and ``</think>`` is moved to
+    span. ``response_metadata["adafuse_summary"]`` summarizes the rounds. With
+    ``round_detail="full"``, ``additional_kwargs["adafuse_rounds"]`` has a record of each round.
+    Token counts are those of the first active member; ``response_metadata["usage_by_member"]`` has
+    the token counts and forward passes of each member.
+
+    Reasoning between ``<think>`` and ``</think>`` is moved to
     ``additional_kwargs["reasoning_content"]``, and later calls omit it from the prompt. The system
     message describes tools and schemas to the members. Tools and schemas do not constrain decoding:
     the model parses and checks each reply afterwards.
+
+    In assistant messages of other providers, members read the text. Other content blocks, such as
+    images, are omitted, and one warning per model names their types.
 
     Raises:
         ContextOverflowError: the messages do not fit a member's context window. In this case,
@@ -68,6 +91,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         def __init__(self, **fields: Unpack[ModelFields]) -> None: ...
 
     _run: ModelRun | None = PrivateAttr(default=None)
+    _warnings: set[str] = PrivateAttr(default_factory=set)  # the copies for calls share it
 
     @property
     def _llm_type(self) -> str:
@@ -124,8 +148,10 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         `max_repairs` times.
 
         Args:
-            schema: a pydantic class (v1 or v2), a TypedDict or a JSON schema. For a pydantic class,
-                the output is an instance of the class; otherwise, it is a dict.
+            schema: a pydantic class (v1 or v2), a TypedDict or a JSON schema. A JSON schema can be
+                in a dict ``{"name": ..., "schema": ...}``, or in a ``response_format`` of OpenAI's
+                API. For a pydantic class, the output is an instance of the class; otherwise, it is
+                plain data.
             method: ``"json_schema"`` adds the schema to the prompt; ``"function_calling"`` requests
                 a call of a tool with this schema; ``"json_mode"`` requests any JSON object, which
                 your prompt must describe.
@@ -136,6 +162,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             **kwargs: passed to every call.
 
         Raises:
+            InvalidInputError: `schema` contains no JSON schema.
             OutputParserException: no reply fits the schema, and `include_raw` is False.
         """
         return StructuredOutput.of(
@@ -225,6 +252,11 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     ) -> tuple[Self, list[Message], Reply]:
         """Return a model with the call's options, the prompt, and a converter of the reply."""
         call = self._for_call(stop, {k: v for k, v in keywords.items() if k not in PROMPT_KEYWORDS})
+        if blocks := omitted_blocks(messages):
+            self._warn_once(
+                "assistant messages contain blocks that are not text, which members do not read: "
+                f"{', '.join(blocks)}"
+            )
         tools = to_tools(keywords.get("tools") or ())
         choice = to_tool_choice(keywords.get("tool_choice"), [tool.name for tool in tools])
         prompt = to_messages(
@@ -290,9 +322,10 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return super(ChatAdaFuse, self._with_run(run_manager))._generate_with_cache(
+        result = super(ChatAdaFuse, self._with_run(run_manager))._generate_with_cache(
             messages, stop, run_manager, **kwargs
         )
+        return self._with_output(result)
 
     async def _agenerate_with_cache(
         self,
@@ -301,9 +334,22 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return await super(ChatAdaFuse, self._with_run(run_manager))._agenerate_with_cache(
+        result = await super(ChatAdaFuse, self._with_run(run_manager))._agenerate_with_cache(
             messages, stop, run_manager, **kwargs
         )
+        return self._with_output(result)
+
+    def _with_output(self, result: ChatResult) -> ChatResult:
+        """Fill the ``llm_output`` of a result, which may come from a cache."""
+        message = cast("AIMessage", result.generations[0].message)
+        name = message.response_metadata.get("model_name", self.model_name)
+        result.llm_output = output_of(name, [message.usage_metadata or {}])
+        return result
+
+    def _combine_llm_outputs(self, llm_outputs: list[dict[str, Any] | None], /) -> dict[str, Any]:
+        outputs = [output for output in llm_outputs if output]
+        name = outputs[0]["model_name"] if outputs else self.model_name
+        return output_of(name, [output["token_usage"] for output in outputs])
 
     def _with_run(self, run: ModelRun | None) -> Self:
         """Return a copy of the model that reports its rounds to a run."""
@@ -331,10 +377,11 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         """Return the model's capabilities.
 
         Tools and schemas are only described in the prompt, so the profile claims neither a forced
-        tool choice nor structured output. The context window is included once the members are
-        loaded.
+        tool choice nor structured output. The context window is the smallest of the active members,
+        from their ``config.json``. If one of these files is not on this machine or has no window,
+        the profile includes the window once the members are loaded.
         """
-        window = self._loaded().context_window if self._ensemble.is_loaded else None
+        window = self._ensemble.context_window(self._names)
         profile = ModelProfile(
             text_inputs=True,
             text_outputs=True,
@@ -354,9 +401,27 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
 
     def _loaded(self) -> AdaFuseEngine:
         engine = super()._loaded()
-        if self.profile is not None and engine.context_window is not None:
-            self.profile.setdefault("max_input_tokens", engine.context_window)
+        names = self._names
+        if self.profile is not None and "max_input_tokens" not in self.profile:
+            window = self._ensemble.context_window(names)
+            if window is not None:
+                self.profile["max_input_tokens"] = window
+        if plain := [
+            backend.name
+            for backend in engine.backends
+            if backend.name in names and not backend.codec.has_chat_template
+        ]:
+            self._warn_once(
+                f"members without a chat template: {', '.join(plain)}. They read messages as plain "
+                "text, in which each message begins with 'User:' or 'Assistant:'"
+            )
         return engine
+
+    def _warn_once(self, message: str) -> None:
+        """Log a warning, unless this model or a copy for a call already logged the same one."""
+        if message not in self._warnings:
+            self._warnings.add(message)
+            logger.warning(message)
 
 
 def _run_fields(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForLLMRun,
@@ -18,10 +18,14 @@ from typing_extensions import Unpack
 
 from adafuse_llm import Generation as AdaFuseGeneration
 from adafuse_llm import StreamEvent
-from langchain_adafuse._model import EnsembleModel, ModelFields, RoundRecords, usage_of
+from langchain_adafuse._model import (
+    EnsembleModel,
+    ModelFields,
+    RoundRecords,
+    output_of,
+    usage_of,
+)
 from langchain_adafuse._rounds import ROUNDS_KEY
-
-Kind = Literal["input_tokens", "output_tokens", "total_tokens"]
 
 
 class AdaFuseLLM(EnsembleModel, BaseLLM):
@@ -34,9 +38,10 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
             print(text, end="")
 
     Creating a model loads nothing. The first call, or `warmup`, loads the members. A stream has one
-    chunk per committed span. The records of the rounds are in
-    ``generation_info["adafuse_rounds"]``. The prompts of a `batch` share forward passes. They also
-    share one LangChain run, so each round event has the key ``prompt``, the number of its prompt.
+    chunk per committed span. ``generation_info["adafuse_summary"]`` summarizes the rounds. With
+    ``round_detail="full"``, ``generation_info["adafuse_rounds"]`` has a record of each round. The
+    prompts of a `batch` share forward passes. They also share one LangChain run, so each round
+    event has the key ``prompt``, the number of its prompt.
 
     Raises:
         ContextOverflowError: a prompt does not fit a member's context window. In this case,
@@ -170,12 +175,7 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
             for response, records in responses
         ]
         usages = [usage_of(response) for response, _ in responses]
-        kinds: tuple[Kind, ...] = ("input_tokens", "output_tokens", "total_tokens")
-        total = {kind: sum(usage[kind] for usage in usages) for kind in kinds}
-        return LLMResult(
-            generations=generations,
-            llm_output={"model_name": self.model_name, "token_usage": total},
-        )
+        return LLMResult(generations=generations, llm_output=output_of(self.model_name, usages))
 
     def _generation_info(self, response: AdaFuseGeneration) -> dict[str, Any]:
         return {**self._metadata(response), "usage_metadata": usage_of(response)}

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 import time
 import warnings
 from typing import Any
 
 import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import SummarizationMiddleware
 from langchain_core.caches import InMemoryCache
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.load import dumpd, dumps, load, loads
+from langchain_core.messages import HumanMessage
 from langchain_core.runnables import ConfigurableField
 
-from adafuse_llm import AdaFuseConfig, AdaFuseEngine, MemberSpec, RuntimeConfig
+from adafuse_llm import (
+    AdaFuseConfig,
+    AdaFuseEngine,
+    InvalidInputError,
+    InvalidOptionError,
+    MemberSpec,
+    RuntimeConfig,
+)
 from adafuse_llm.backends import FakeBackend
 from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
 from tests.support.instruction_follower import answer
@@ -93,7 +105,7 @@ def test_what_is_missing_or_unknown_is_said(kind):
         kind()
     with pytest.raises(ValueError, match="pass either"):
         kind(members=[])
-    with pytest.raises(TypeError, match=r"unknown option 'max_word'.*Did you mean 'max_words'"):
+    with pytest.raises(InvalidOptionError, match=r"'max_word'\. Did you mean 'max_words'"):
         kind.from_embedded(max_word=2)
     with pytest.raises(ValueError, match="temperature must be 0"):
         kind.from_embedded(temperature=0.5)
@@ -124,9 +136,9 @@ def test_a_call_overrides_every_option(model):
     assert text(model.invoke("Hi", stop=" day")).endswith("Good")
     assert text(model.bind(stop=" day").invoke("Hi")).endswith("Good")
     assert text(model.invoke("Hi", use=["quill"])) == whole
-    with pytest.raises(TypeError, match=r"pass use=\[...\]"):
+    with pytest.raises(InvalidOptionError, match=r"pass use=\[...\]"):
         model.invoke("Hi", members=["quill"])
-    with pytest.raises(TypeError, match="Did you mean 'max_words'"):
+    with pytest.raises(InvalidOptionError, match="Did you mean 'max_words'"):
         model.invoke("Hi", max_word=1)
     with pytest.raises(ValueError, match="'round_detail'"):
         model.invoke("Hi", round_detail="some")
@@ -236,9 +248,8 @@ def test_what_a_chat_model_can_do_is_told_truthfully(saved):
     assert chat.profile is not None
     assert chat.profile["tool_calling"]
     assert not chat.profile["structured_output"]
-    assert "max_input_tokens" not in chat.profile
-    chat.warmup()
     assert chat.profile["max_input_tokens"] == 8192
+    chat.warmup()
     assert ChatAdaFuse(members=saved).profile == chat.profile
     chat.unload()
 
@@ -266,3 +277,156 @@ def test_model_chooses_among_members_and_says_so_when_it_names_a_model(kind, obl
     assert kind(engine=obliging, use=["quill"]).model_name == "quill"
     both = kind(engine=obliging, model="quill")
     assert text(both.invoke("Hi", use="ink")) == text(kind(engine=obliging, use="ink").invoke("Hi"))
+
+
+TIMEOUTS = ["5 seconds", "", 0, -1, float("nan"), float("inf"), 1e300, [3]]
+
+
+@BOTH
+@pytest.mark.parametrize("timeout", TIMEOUTS, ids=map(str, TIMEOUTS))
+async def test_c7_a_timeout_of_a_call_is_checked_like_the_field(kind, obliging, timeout):
+    model = kind(engine=obliging)
+    with pytest.raises(InvalidOptionError, match="option 'timeout'"):
+        kind(engine=obliging, timeout=timeout)
+    with pytest.raises(InvalidOptionError, match="option 'timeout'"):
+        model.invoke("Hi", timeout=timeout)
+    with pytest.raises(InvalidOptionError, match="option 'timeout'"):
+        await model.ainvoke("Hi", timeout=timeout)
+    with pytest.raises(InvalidOptionError, match="option 'timeout'"):
+        list(model.stream("Hi", timeout=timeout))
+    with pytest.raises(InvalidOptionError, match="option 'timeout'"):
+        [chunk async for chunk in model.astream("Hi", timeout=timeout)]
+    with pytest.raises(InvalidOptionError, match="option 'timeout'"):
+        model.batch(["Hi", "Hey"], timeout=timeout)
+    with pytest.raises(InvalidOptionError, match="option 'timeout'"):
+        await model.abatch(["Hi", "Hey"], timeout=timeout)
+    with pytest.raises(InvalidOptionError, match="option 'timeout'"):
+        model.bind(timeout=timeout).invoke("Hi")
+
+
+@BOTH
+def test_c7_a_timeout_in_digits_is_a_limit(kind):
+    def slow(text):
+        time.sleep(0.002)
+        return {" on": 0.9, " off": 0.1}
+
+    with AdaFuseEngine([FakeBackend("slow", slow)]) as engine:
+        model = kind(engine=engine, max_new_tokens=100_000)
+        with pytest.raises(TimeoutError, match=r"timeout=0\.3"):
+            model.invoke("Go on", timeout="0.3")
+
+
+@BOTH
+def test_options_that_are_wrong_have_one_kind_of_error_with_one_line(kind, obliging):
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"max_word": 2}, "unknown option 'max_word'"),
+        ({"max_words": 0}, "option 'max_words'"),
+        ({"temperature": 0.5}, "temperature must be 0"),
+        ({"round_detail": "some"}, "option 'round_detail'"),
+        ({"trace_rounds": "perhaps"}, "option 'trace_rounds'"),
+        ({"use": "quil"}, "no member 'quil'"),
+    ]
+    for options, said in wrong:
+        for use in (
+            lambda options=options: kind(engine=obliging, **options),
+            lambda options=options: kind(engine=obliging).invoke("Hi", **options),
+        ):
+            with pytest.raises(InvalidOptionError, match=said) as caught:
+                use()
+            assert "\n" not in str(caught.value)
+    with pytest.raises(InvalidInputError, match="pass either members"):
+        kind()
+
+
+def test_c11_a_window_is_known_before_the_members_are_loaded(tmp_path, loads_counted):
+    members = [
+        save_scripted(tmp_path / "ink", answer),
+        save_scripted(tmp_path / "quill", answer, "sentencepiece"),
+    ]
+    _rewrite(tmp_path / "quill", max_position_embeddings=900)
+    chat = ChatAdaFuse(members=members)
+    assert chat.profile is not None
+    assert chat.profile["max_input_tokens"] == 900
+    alone = ChatAdaFuse(members=members, model="ink").profile
+    assert alone is not None
+    assert alone["max_input_tokens"] == 8192
+    assert not loads_counted
+    _rewrite(tmp_path / "quill", max_position_embeddings=None)
+    profile = ChatAdaFuse(members=members).profile
+    assert profile is not None
+    assert "max_input_tokens" not in profile
+    embedded = ChatAdaFuse.from_embedded().profile
+    assert embedded is not None
+    assert embedded["max_input_tokens"] == 4096
+    assert not loads_counted
+
+
+def _rewrite(folder, **entries):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **entries}))
+
+
+def test_c11_summaries_of_long_histories_work_before_the_first_call(saved, loads_counted):
+    chat = ChatAdaFuse(members=saved)
+    middleware = SummarizationMiddleware(chat, trigger=("fraction", 0.5))
+    agent: Any = create_agent(chat, middleware=[middleware])
+    assert not loads_counted
+    assert agent.invoke({"messages": [("user", "Hi")]})["messages"][-1].content
+    chat.unload()
+
+
+def test_c13_the_output_of_a_chat_model_has_its_name_and_its_tokens(obliging):
+    class Listening(BaseCallbackHandler):
+        def __init__(self):
+            self.outputs = []
+
+        def on_llm_end(self, response, **kwargs):
+            self.outputs.append(response.llm_output)
+
+    chat = ChatAdaFuse(engine=obliging, cache=InMemoryCache())
+    heard = Listening()
+    batch: list[Any] = [[HumanMessage("Hi")], [HumanMessage("What is it?")]]
+    result = chat.generate(batch, callbacks=[heard])
+    usages = [row[0].message.usage_metadata for row in result.generations]  # type: ignore[union-attr]
+    kinds = ("input_tokens", "output_tokens", "total_tokens")
+    assert result.llm_output == {
+        "model_name": "ink+quill",
+        "token_usage": {kind: sum(usage[kind] for usage in usages) for kind in kinds},
+    }
+    assert [output["token_usage"] for output in heard.outputs] == [
+        {kind: usage[kind] for kind in kinds} for usage in usages
+    ]
+    again = chat.generate(batch)  # from the cache
+    assert again.llm_output == result.llm_output
+    alone = chat.generate(batch, model="quill").llm_output
+    assert alone is not None
+    assert alone["model_name"] == "quill"
+    assert "token_usage" not in chat.invoke("Hi").response_metadata
+
+
+@pytest.mark.quick
+def test_c14_members_without_a_chat_template_are_named_once(caplog):
+    def plain(name):
+        return FakeBackend(name, lambda text: {" on": 0.9, " off": 0.1})
+
+    with AdaFuseEngine([plain("one"), plain("two")]) as engine:
+        chat = ChatAdaFuse(engine=engine, max_new_tokens=2)
+        chat.invoke("Go", model="two")
+        list(chat.stream("Go", model="two"))
+        assert [(each.levelname, each.name) for each in caplog.records] == [
+            ("WARNING", "langchain_adafuse.chat_models")
+        ]
+        assert "without a chat template: two." in caplog.text
+        chat.batch(["Go", "On"])
+        assert "without a chat template: one, two." in caplog.text
+        assert len(caplog.records) == 2
+        ChatAdaFuse(engine=engine, max_new_tokens=2).invoke("Go", model="two")
+        assert len(caplog.records) == 3
+        AdaFuseLLM(engine=engine, max_new_tokens=2).invoke("Go")
+        assert len(caplog.records) == 3
+
+
+@pytest.mark.quick
+def test_c14_members_with_chat_templates_are_used_without_a_warning(chat, caplog):
+    chat.invoke("Hi")
+    assert not caplog.records

@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 
 import pytest
 from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
+from langchain_core.load import dumps
 from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tracers.context import collect_runs
@@ -17,6 +18,7 @@ from langgraph.graph import END, START, StateGraph
 
 from adafuse_llm import MissingDependencyError
 from langchain_adafuse import AdaFuseLLM, ChatAdaFuse, RoundCallbackHandler, get_round_callback
+from tests.support.scripted import scripted_engine
 
 
 class Recorder(BaseCallbackHandler):
@@ -143,24 +145,24 @@ async def test_events_of_the_second_version_hold_rounds(model):
 @pytest.mark.quick
 def test_records_ride_on_chunks_and_merge_to_the_list(chat):
     with get_round_callback() as rounds:
-        chunks = list(chat.stream("Hi"))
+        chunks = list(chat.stream("Hi", round_detail="full"))
     assert [len(chunk.additional_kwargs["adafuse_rounds"]) for chunk in chunks] == [1] * len(chunks)
     merged = reduce(add, chunks).additional_kwargs["adafuse_rounds"]
     assert merged == [{k: v for k, v in r.items() if k != "run_id"} for r in rounds.rounds]
     assert json.loads(json.dumps(merged, allow_nan=False)) == merged
     assert {"candidates", "margins", "winner", "score"} <= set(merged[0])
-    whole = chat.invoke("Hi").additional_kwargs["adafuse_rounds"]
+    whole = chat.invoke("Hi", round_detail="full").additional_kwargs["adafuse_rounds"]
     assert [each["text"] for each in whole] == [each["text"] for each in merged]
 
 
 @pytest.mark.quick
 def test_records_ride_on_generations(llm):
-    chunks = list(llm._stream("Hi"))
+    chunks = list(llm._stream("Hi", round_detail="full"))
     merged = reduce(add, chunks)
     assert len(merged.generation_info["adafuse_rounds"]) == len(chunks)
     assert merged.generation_info["finish_reason"] == "stop"
     with get_round_callback() as rounds:
-        result = llm.generate(["Hi", "Hey", "Hello"])
+        result = llm.generate(["Hi", "Hey", "Hello"], round_detail="full")
     for number, (generation,) in enumerate(result.generations):
         told = generation.generation_info["adafuse_rounds"]
         assert "".join(each["text"] for each in told) == generation.text
@@ -169,15 +171,14 @@ def test_records_ride_on_generations(llm):
 
 
 def test_how_much_is_told(model):
-    for detail, keys in {"none": None, "summary": {"proposers"}, "full": {"candidates"}}.items():
+    for detail in ("none", "summary", "full"):
         with get_round_callback() as rounds:
             model.invoke("Hi", round_detail=detail)
-        assert bool(rounds.rounds) == (keys is not None)
-        if keys:
-            assert keys <= set(rounds.rounds[0])
-    assert "candidates" in rounds.rounds[0]
-    quiet = ChatAdaFuse(engine=model.engine, round_detail="none")
-    assert "adafuse_rounds" not in quiet.invoke("Hi").additional_kwargs
+        assert bool(rounds.rounds) == (detail != "none")
+        assert all("candidates" in each for each in rounds.rounds)
+        message = ChatAdaFuse(engine=model.engine, round_detail=detail).invoke("Hi")
+        assert ("adafuse_rounds" in message.additional_kwargs) == (detail == "full")
+        assert ("adafuse_summary" in message.response_metadata) == (detail != "none")
 
 
 @pytest.mark.quick
@@ -245,3 +246,79 @@ async def test_graphs_stream_rounds(model, is_async):
     assert len(told) > 1
     assert {each["type"] for each in told} == {"adafuse_round"}
     assert [each["round"] for each in told] == list(range(len(told)))
+
+
+def test_c6_messages_carry_a_summary_and_events_the_rounds(chat):
+    with get_round_callback() as rounds:
+        message = chat.invoke("Hi")
+    assert "adafuse_rounds" not in message.additional_kwargs
+    summary = message.response_metadata["adafuse_summary"]
+    assert summary["rounds"] == len(rounds.rounds) > 1
+    assert (
+        summary["wins"]
+        == rounds.summary().wins
+        == {"ink": len(rounds.rounds)} | {"quill": len(rounds.rounds)}
+    )
+    assert summary["agreement"] == rounds.summary().agreement
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+    assert all({"candidates", "margins", "winner", "score"} <= {*each} for each in rounds.rounds)
+    *chunks, last = chat.stream("Hi")
+    assert all("adafuse_summary" not in chunk.response_metadata for chunk in chunks)
+    assert last.response_metadata["adafuse_summary"]["wins"] == summary["wins"]
+    merged = reduce(add, chunks) + last
+    assert merged.response_metadata["adafuse_summary"]["rounds"] == summary["rounds"]
+
+
+def test_c6_generations_of_text_models_carry_a_summary(llm):
+    for (generation,) in llm.generate(["Hi", "Hey"]).generations:
+        assert "adafuse_rounds" not in generation.generation_info
+        assert generation.generation_info["adafuse_summary"]["rounds"] > 1
+    *chunks, last = llm._stream("Hi")
+    assert not any(chunk.generation_info for chunk in chunks)
+    assert last.generation_info["adafuse_summary"]["rounds"] == len(chunks) + 1
+
+
+def test_c6_a_message_does_not_grow_with_the_rounds():
+    words = " ".join(f"word{number}" for number in range(40))
+    chat = ChatAdaFuse(engine=scripted_engine(lambda prompt: words))
+    sizes = {
+        detail: len(dumps(chat.invoke("Hi", round_detail=detail)))
+        for detail in ("none", "summary", "full")
+    }
+    assert sizes["summary"] - sizes["none"] < 400
+    assert sizes["full"] > 5 * sizes["summary"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_c12_rounds_of_parallel_nodes_name_their_runs(model, is_async):
+    """Two nodes run at the same time, and each of their rounds has the id of its model run."""
+
+    class Both(TypedDict):
+        input: str
+        left: str
+        right: str
+
+    def node(key, words):
+        async def asay(state, config):
+            return {key: str(await model.ainvoke(words, config))}
+
+        return asay if is_async else lambda state: {key: str(model.invoke(words))}
+
+    graph = StateGraph(Both)
+    for key, words in (("left", "Hi"), ("right", "What is it?")):
+        graph.add_node(f"say_{key}", node(key, words))
+        graph.add_edge(START, f"say_{key}")
+        graph.add_edge(f"say_{key}", END)
+    app: Any = graph.compile()
+    recorder = Recorder()
+    config = {"callbacks": [recorder]}
+    if is_async:
+        told = [each async for each in app.astream({"input": ""}, config, stream_mode="custom")]
+    else:
+        told = list(app.stream({"input": ""}, config, stream_mode="custom"))
+    assert len(recorder.models) == 2
+    assert {each["run_id"] for each in told} == {str(run) for run in recorder.models}
+    for run in recorder.models:
+        mine = [each["round"] for each in told if each["run_id"] == str(run)]
+        assert mine == list(range(len(mine)))
+        assert len(mine) > 1

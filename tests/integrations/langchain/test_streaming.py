@@ -67,7 +67,7 @@ async def test_all_ways_give_the_text_of_the_engine(kind, engine, stop):
 
 
 async def test_the_third_version_of_events(engine):
-    chat = ChatAdaFuse(engine=engine)
+    chat = ChatAdaFuse(engine=engine, round_detail="full")
     whole = chat.invoke("Say it.").content
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it is in beta

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pydantic.v1
 import pytest
 from langchain_core.exceptions import OutputParserException
 from langchain_core.prompts import ChatPromptTemplate
 from pydantic import BaseModel
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from adafuse_llm import InvalidInputError
 from langchain_adafuse import ChatAdaFuse, get_round_callback
@@ -202,3 +203,146 @@ def test_problems_of_values(value, schema, wrong):
 def test_a_schema_that_refers_to_what_it_does_not_hold_is_refused(reference):
     with pytest.raises(InvalidInputError, match=f"refers to '{re.escape(reference)}'"):
         problems(1, {"$ref": reference, "type": "object"})
+
+
+class Inner(TypedDict):
+    """An inner object."""
+
+    number: int | None
+
+
+class Nullable(TypedDict):
+    """Everything that can be null."""
+
+    name: str
+    note: str | None
+    choice: Literal["a", None]  # noqa: PYI061
+    many: list[str | None]
+    inner: Inner
+    described: Annotated[str | None, ..., "A description."]
+    absent: NotRequired[str]
+
+
+NULLS: dict[str, Any] = {
+    "name": "Orrin",
+    "note": None,
+    "choice": None,
+    "many": ["x", None],
+    "inner": {"number": None},
+    "described": None,
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_c3_null_fits_what_a_typed_dict_calls_optional(method):
+    prompts = []
+
+    def script(prompt):
+        prompts.append(prompt)
+        return written(NULLS, method, "Nullable")
+
+    chat = ChatAdaFuse(engine=scripted_engine(script))
+    structured = chat.with_structured_output(Nullable, method=method, max_repairs=0)
+    assert structured.invoke("Which?") == NULLS
+    assert list(structured.stream("Which?"))[-1] == NULLS
+    if method != "json_mode":
+        assert any('"null"' in prompt and "A description." in prompt for prompt in prompts)
+
+
+@pytest.mark.parametrize(
+    ("changed", "wrong"),
+    [
+        ({"name": None}, r"\['name'\]"),
+        ({"note": 3}, r"\['note'\]"),
+        ({"choice": "b"}, r"\['choice'\]"),
+        ({"many": [3]}, r"\['many'\]\[0\]"),
+        ({"inner": {}}, "lacks 'number'"),
+    ],
+)
+def test_c3_null_fits_nowhere_else(changed, wrong):
+    chat = ChatAdaFuse(engine=scripted_engine(lambda prompt: json.dumps({**NULLS, **changed})))
+    with pytest.raises(OutputParserException, match=wrong):
+        chat.with_structured_output(Nullable, max_repairs=0).invoke("Which?")
+
+
+class Endless(TypedDict):
+    inner: Endless | None
+
+
+def test_c3_a_typed_dict_that_contains_itself_is_refused(chat):
+    with pytest.raises(InvalidInputError, match="TypedDict Endless contains itself"):
+        chat.with_structured_output(Endless)
+
+
+WANTED = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "people": {"type": "integer"}},
+    "required": ["name", "people"],
+}
+WRAPPED: dict[str, Any] = {
+    "inner": {"name": "City", "schema": WANTED},
+    "strict": {"name": "City", "schema": {**WANTED, "title": "Town"}, "strict": True},
+    "chat completions": {
+        "type": "json_schema",
+        "json_schema": {"name": "City", "description": "A city.", "schema": WANTED},
+    },
+    "responses": {"type": "json_schema", "name": "City", "schema": WANTED},
+    "tool": {"type": "function", "function": {"name": "City", "parameters": WANTED}},
+    "tool of responses": {"type": "function", "name": "City", "parameters": WANTED},
+    "anthropic": {"name": "City", "input_schema": WANTED},
+    "named": {"name": "City", **WANTED},
+}
+
+
+def replying(reply):
+    return ChatAdaFuse(engine=scripted_engine(lambda prompt: reply))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_c4_a_schema_in_a_wrapper_is_the_schema(method, kind):
+    given = copy.deepcopy(WRAPPED[kind])
+    replies = [written({"name": "Orrin"}, method), written(GOOD, method)]
+    wrong, right = (
+        replying(reply).with_structured_output(given, method=method, max_repairs=0)
+        for reply in replies
+    )
+    assert right.invoke("Which?") == GOOD
+    with pytest.raises(OutputParserException, match="lacks 'people'"):
+        wrong.invoke("Which?")
+    assert given == WRAPPED[kind]
+
+
+def test_c4_a_schema_of_a_list_is_kept():
+    schema = {"title": "Cities", "type": "array", "items": {"type": "string"}}
+    for given in (schema, {"name": "Cities", "schema": schema}):
+        for reply, fits in (('["Orrin"]', True), ("[3]", False)):
+            chat = replying(reply)
+            structured = chat.with_structured_output(given, max_repairs=0, include_raw=True)
+            assert (structured.invoke("Which?")["parsing_error"] is None) == fits
+        with pytest.raises(InvalidInputError, match="needs a schema of an object"):
+            chat.with_structured_output(given, method="function_calling")
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"title": "City"},
+        {"name": "City"},
+        {"name": "City", "schema": {}},
+        {"name": "City", "schema": "City"},
+        {"name": "City", "shema": WANTED},
+        {"type": "json_schema"},
+        {"type": "json_schema", "json_schema": {"name": "City"}},
+        {"type": "json_schema", "json_schema": WANTED},
+        {"type": "json_schema", "json_schema": None},
+        {"type": "function", "function": {"name": "City"}},
+    ],
+    ids=str,
+)
+def test_c4_a_dict_without_a_schema_is_refused(chat, schema):
+    for method in METHODS:
+        with pytest.raises(InvalidInputError, match="a schema must be a pydantic class"):
+            chat.with_structured_output(schema, method=method)

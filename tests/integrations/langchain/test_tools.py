@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.structured_output import ProviderStrategy
+from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.graph import END, START, MessagesState, StateGraph
@@ -180,7 +181,7 @@ def test_agents_use_two_tools(make, script, answer, calls):
 
 
 async def test_agents_stream_messages_rounds_and_events():
-    agent: Any = create_agent(chat_that(asks_in_turn), TOOLS)
+    agent: Any = create_agent(chat_that(asks_in_turn, round_detail="full"), TOOLS)
     given = {"messages": [HumanMessage("How many?")]}
     pieces, rounds = [], []
     async for mode, data in agent.astream(given, stream_mode=["messages", "custom"]):
@@ -289,3 +290,58 @@ async def test_reasoning_is_kept_apart():
         assert message.content == "Orrin."
         assert message.additional_kwargs["reasoning_content"] == "It is Orrin."
         assert [block["type"] for block in message.content_blocks] == ["reasoning", "text"]
+
+
+FOREIGN: dict[str, tuple[dict[str, Any], str | None]] = {
+    "text": ({"type": "text", "text": "It is 4."}, "It is 4."),
+    "text without a type": ({"text": "It is 4."}, "It is 4."),
+    "text of the responses API": ({"type": "output_text", "text": "It is 4."}, "It is 4."),
+    "refusal": ({"type": "refusal", "refusal": "I refuse."}, "I refuse."),
+    "thinking": ({"type": "thinking", "thinking": "Hm.", "signature": "x"}, None),
+    "redacted": ({"type": "redacted_thinking", "data": "x"}, None),
+    "reasoning": ({"type": "reasoning", "summary": [{"type": "summary_text", "text": "x"}]}, None),
+    "tool use": ({"type": "tool_use", "id": "1", "name": "f", "input": {}}, None),
+    "image": ({"type": "image_url", "image_url": {"url": "data:x"}}, None),
+    "audio": ({"type": "audio", "base64": "x"}, None),
+    "server tool": ({"type": "server_tool_use", "id": "1", "name": "f", "input": {}}, None),
+    "a part of another API": ({"inline_data": {"data": "x"}}, None),
+    "odd text": ({"type": "text", "text": None}, None),
+}
+NOTED = ("image", "audio", "server tool", "a part of another API", "odd text")
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_c13_assistant_blocks_of_other_providers_are_read_or_dropped(kind, caplog):
+    block, text = FOREIGN[kind]
+    prompts = []
+
+    def script(prompt):
+        prompts.append(prompt)
+        return "Good."
+
+    chat = chat_that(script)
+    history = [HumanMessage("2+2?"), AIMessage([block, "Yes."]), HumanMessage("Sure?")]
+    assert chat.invoke(history).content == "Good."
+    assert list(chat.stream(history, max_words=1))
+    assert any(f"{text or ''}Yes." in prompt for prompt in prompts)
+    assert len(caplog.records) == (kind in NOTED)
+    if kind in NOTED:
+        assert block.get("type", "inline_data") in caplog.text
+    with pytest.raises(ValueError, match="only text is allowed"):
+        chat.invoke([HumanMessage([{"type": "image_url", "image_url": {"url": "data:x"}}])])
+
+
+def test_c13_a_fallback_answers_after_blocks_of_another_provider(caplog):
+    class Failing(GenericFakeChatModel):
+        def _generate(self, *args: Any, **kwargs: Any) -> Any:
+            raise RuntimeError("the provider is down")
+
+    chat = chat_that(lambda prompt: "Good.")
+    both = Failing(messages=iter(())).with_fallbacks([chat])
+    history = [
+        HumanMessage("Draw."),
+        AIMessage([FOREIGN["image"][0], FOREIGN["audio"][0]]),
+        HumanMessage("And?"),
+    ]
+    assert both.invoke(history).content == "Good."
+    assert ["audio, image_url" in each.message for each in caplog.records] == [True]

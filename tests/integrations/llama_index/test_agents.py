@@ -20,7 +20,7 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.adafuse import AdaFuseLLM
 
-from adafuse_llm import AdaFuseEngine, MalformedReplyError, MemberError
+from adafuse_llm import AdaFuseEngine, InvalidOptionError, MalformedReplyError, MemberError
 from adafuse_llm.backends import FakeBackend
 from tests.support.llama_calls import recorded
 from tests.support.scripted import scripted_engine
@@ -174,7 +174,7 @@ async def test_a_step_that_cannot_be_read_is_asked_for_again():
         assert llm.predict_and_call([TOOL], "12 plus 7?").response == "19"
         with pytest.raises(MalformedReplyError, match="in 1 attempts"):
             AdaFuseLLM(engine=engine, retries=0).predict_and_call([TOOL], "12 plus 7?")
-        with pytest.raises(TypeError, match="unknown option"):
+        with pytest.raises(InvalidOptionError, match="unknown option"):
             llm.predict_and_call([TOOL], "12 plus 7?", tool_required=True)
 
 

@@ -233,13 +233,13 @@ def test_what_is_not_text_is_refused(engine):
 @pytest.mark.parametrize("path", PATHS)
 async def test_no_option_is_ignored(engine, path):
     llm = AdaFuseLLM(engine=engine)
-    with pytest.raises(TypeError, match="max_new_token"):
+    with pytest.raises(InvalidOptionError, match="max_new_token"):
         await ask(llm, path, "Where?", max_new_token=3)
     with pytest.raises(InvalidOptionError, match="margin_threshold"):
         await ask(llm, path, "Where?", margin_threshold=3)
     with pytest.raises(InvalidOptionError, match="there is no member 'pen'"):
         await ask(llm, path, "Where?", use=["pen"])
-    with pytest.raises(TypeError, match=r"pass use=\[...\]"):
+    with pytest.raises(InvalidOptionError, match=r"pass use=\[...\]"):
         await ask(llm, path, "Where?", members=["ink"])
     said = await ask(llm, path, prompt_of(path, "Where is it?"), use=["ink"])
     assert said.raw.usage is not None

@@ -102,7 +102,7 @@ def test_wrong_ways_of_making_one():
                 AdaFuseLLM(**wrong)
         with pytest.raises(InvalidInputError, match="cannot be combined with dtype"):
             AdaFuseLLM(engine=engine, dtype="bfloat16")
-        with pytest.raises(TypeError, match=r"unknown option 'max_word'\. Did you mean 'max_word"):
+        with pytest.raises(InvalidOptionError, match=r"'max_word'\. Did you mean 'max_words'\?"):
             AdaFuseLLM(engine=engine, max_word=2)  # type: ignore[call-arg]
         with pytest.raises(InvalidOptionError, match="max_words"):
             AdaFuseLLM(engine=engine, max_words=0)

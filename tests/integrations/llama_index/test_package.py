@@ -16,7 +16,7 @@ from llama_index.llms import adafuse
 from llama_index.llms.adafuse import AdaFuseLLM
 from llama_index.llms.huggingface import HuggingFaceLLM
 
-from adafuse_llm import AdaFuseEngine, InvalidInputError
+from adafuse_llm import AdaFuseEngine, InvalidInputError, InvalidOptionError
 from adafuse_llm.backends import FakeBackend
 from benchmarks import llama_index_yardstick
 from tests.support.paths import ROOT
@@ -105,7 +105,7 @@ def test_the_migration_table_is_true():
         if new == ["same"]:
             assert old in takes
         elif new == ["none"]:
-            with pytest.raises(TypeError, match=f"unknown option '{old}'"):
+            with pytest.raises(InvalidOptionError, match=f"unknown option '{old}'"):
                 unknown: dict[str, Any] = {old: 1}
                 AdaFuseLLM(engine=engine, **unknown)
         else:

@@ -111,9 +111,8 @@ class AdaFuseLLM(CustomLLM):
             `rate_limiter`.
 
     Raises:
-        InvalidInputError: both or neither of `members` and `engine` are given, or an option is out
-            of range.
-        TypeError: a keyword is unknown.
+        InvalidInputError: both or neither of `members` and `engine` are given, or an option is
+            unknown or out of range.
     """
 
     members: tuple[Any, ...] | None = Field(

@@ -1,0 +1,60 @@
+"""Context windows of transformers models, read from their configurations without torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ENTRIES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+"""Configuration entries for the context window, in order of precedence."""
+
+
+def window_in(read: Callable[[str], Any]) -> int | None:
+    """Return the context window in a configuration, in tokens, prompt included.
+
+    Args:
+        read: returns the value of a configuration entry, or None if the entry is missing.
+
+    Returns:
+        The window, or None if the configuration has none.
+    """
+    values = (read(name) for name in ENTRIES)
+    return next((value for value in values if isinstance(value, int) and value > 0), None)
+
+
+def stored_window(source: str, revision: str | None = None) -> int | None:
+    """Return the context window in a model's ``config.json``, without loading the model.
+
+    Args:
+        source: a model folder, or a hub id. Only the local cache of the hub is read.
+        revision: revision of a hub model.
+
+    Returns:
+        The window. None if the file is missing or has no window, which can mean that a default of
+        transformers applies.
+    """
+    try:
+        config = json.loads(_config_path(source, revision).read_text(encoding="utf-8"))
+        text_config = config.get("text_config", config)  # multimodal models have a nested one
+        return window_in(text_config.get)
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _config_path(source: str, revision: str | None) -> Path:
+    """Return the path of a model's ``config.json``.
+
+    Raises:
+        OSError: a hub model is not in the local cache.
+        ValueError: `source` is neither an existing folder nor a valid hub id.
+    """
+    if (folder := Path(source).expanduser()).is_dir():
+        return folder / "config.json"
+    from huggingface_hub import try_to_load_from_cache
+
+    path = try_to_load_from_cache(source, "config.json", revision=revision)
+    if not isinstance(path, str):
+        raise FileNotFoundError(f"{source} is not in the local cache of the hub")
+    return Path(path)
