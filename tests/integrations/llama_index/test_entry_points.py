@@ -15,9 +15,9 @@ from llama_index.core.callbacks import (
     TokenCountingHandler,
 )
 from llama_index.core.prompts import PromptTemplate
-from llama_index.llms.adafuse import AdaFuseLLM
+from llama_index.llms.adafuse import AdaFuseLLM, AdaFuseLLMError
 
-from adafuse_llm import AdaFuseEngine, InvalidInputError, InvalidOptionError
+from adafuse_llm import AdaFuseEngine, InvalidOptionError
 from tests.support.llama_calls import PATHS, ask, prompt_of, recorded
 from tests.support.scripted import scripted, scripted_engine
 
@@ -55,19 +55,22 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str | None]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("path", PATHS)
-async def test_every_path_returns_the_same_text_and_counts_it_once(engine, path, case):
+@pytest.mark.parametrize(
+    ("path", "as_chat"), [*((path, True) for path in PATHS), *((path, False) for path in PATHS[:4])]
+)
+async def test_every_path_returns_the_same_text_and_counts_it_once(engine, path, as_chat, case):
     question, fields, options, expected = CASES[case]
+    fields = fields if as_chat else {**fields, "complete_as_chat": False}
     counter, debug = TokenCountingHandler(), LlamaDebugHandler(print_trace_on_end=False)
     llm = AdaFuseLLM(engine=engine, callback_manager=CallbackManager([counter, debug]), **fields)
-    asked = prompt_of(path, question)
+    asked = question if as_chat else prompt_of(path, question)
     with recorded() as record:
         said = await ask(llm, path, asked, **options)
 
     stop = options.get("stop") or fields.get("stop") or ()
     set_ = {"stop": stop, "max_words": options.get("max_words", fields.get("max_words", 3))}
     set_["max_new_tokens"] = options.get("max_tokens", 256)
-    if "chat" in path:
+    if as_chat:
         system = [{"role": "system", "content": text} for text in (fields.get("system_prompt"),)]
         turns = [
             *(system if fields.get("system_prompt") else []),
@@ -219,11 +222,11 @@ def test_a_member_without_a_template_reads_named_turns():
 def test_what_is_not_text_is_refused(engine):
     llm = AdaFuseLLM(engine=engine)
     picture = ChatMessage(blocks=[ImageBlock(image=b"AAAA")])
-    with pytest.raises(InvalidInputError, match="message 0 contains ImageBlock"):
+    with pytest.raises(AdaFuseLLMError, match="message 0 contains ImageBlock"):
         llm.chat([picture])
-    with pytest.raises(InvalidInputError, match="message 0 contains ImageBlock"):
+    with pytest.raises(AdaFuseLLMError, match="message 0 contains ImageBlock"):
         AdaFuseLLM(engine=engine, query_wrapper_prompt="{query_str}!").chat([picture])
-    with pytest.raises(InvalidInputError, match="empty: pass at least one user"):
+    with pytest.raises(AdaFuseLLMError, match="empty: pass at least one user"):
         llm.chat([])
 
 
@@ -233,14 +236,16 @@ def test_what_is_not_text_is_refused(engine):
 @pytest.mark.parametrize("path", PATHS)
 async def test_no_option_is_ignored(engine, path):
     llm = AdaFuseLLM(engine=engine)
-    with pytest.raises(TypeError, match="max_new_token"):
-        await ask(llm, path, "Where?", max_new_token=3)
-    with pytest.raises(InvalidOptionError, match="margin_threshold"):
-        await ask(llm, path, "Where?", margin_threshold=3)
-    with pytest.raises(InvalidOptionError, match="there is no member 'pen'"):
-        await ask(llm, path, "Where?", use=["pen"])
-    with pytest.raises(TypeError, match=r"pass use=\[...\]"):
-        await ask(llm, path, "Where?", members=["ink"])
+    refusals: list[tuple[dict[str, Any], str, type[Exception]]] = [
+        ({"max_new_token": 3}, "max_new_token", TypeError),
+        ({"margin_threshold": 3}, "margin_threshold", InvalidOptionError),
+        ({"use": ["pen"]}, "there is no member 'pen'", InvalidOptionError),
+        ({"members": ["ink"]}, r"pass use=\[...\]", TypeError),
+    ]
+    for options, message, cause in refusals:
+        with pytest.raises(AdaFuseLLMError, match=message) as caught:
+            await ask(llm, path, "Where?", **options)
+        assert isinstance(caught.value.__cause__, cause)
     said = await ask(llm, path, prompt_of(path, "Where is it?"), use=["ink"])
     assert said.raw.usage is not None
     assert set(said.raw.usage.members.prompt_tokens) == {"ink"}
