@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ from llama_index.llms.adafuse import AdaFuseLLM, AdaFuseLLMError
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, AdaFuseError, ContextWindowError
 from tests.support.hashing import HashingEmbedding
+from tests.support.llama_calls import prompts_read
 from tests.support.models import CHATML
 from tests.support.scripted import scripted, scripted_engine
 
@@ -66,30 +65,6 @@ MARKS = [f"{place}{n}" for place in ("start", "middle", "finish") for n in range
 def engine():
     with scripted_engine(lambda prompt: "Eight parts.", window=WINDOW, max_new_tokens=60) as engine:
         yield engine
-
-
-@contextmanager
-def prompts_read(engine: AdaFuseEngine) -> Iterator[dict[str, list[list[int]]]]:
-    """Record the prompts that members evaluate, as tokens, by the member's name."""
-    trees: dict[tuple[str, int], Any] = {}  # keeps the trees, so that their ids stay unique
-    prompts: dict[str, list[list[int]]] = {name: [] for name in engine.members}
-
-    def spy(backend: Any) -> Any:
-        evaluate = backend.evaluate
-
-        def recorded(queries: Any) -> Any:
-            for query in queries:
-                if (backend.name, id(query.tree)) not in trees:
-                    trees[backend.name, id(query.tree)] = query.tree
-                    prompts[backend.name].append([*query.tree.ids])
-            return evaluate(queries)
-
-        return recorded
-
-    with pytest.MonkeyPatch.context() as patch:
-        for backend in engine.backends:
-            patch.setattr(backend, "evaluate", spy(backend))
-        yield prompts
 
 
 async def ask(query_engine: Any, way: str) -> str:

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import itertools
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from llama_index.core.base.llms.types import ChatMessage, ImageBlock, MessageRole, ThinkingBlock
+from llama_index.core import VectorStoreIndex
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ImageBlock,
+    MessageRole,
+    ThinkingBlock,
+    ToolCallBlock,
+)
 from llama_index.core.callbacks import (
     CallbackManager,
     CBEventType,
@@ -15,10 +25,14 @@ from llama_index.core.callbacks import (
     TokenCountingHandler,
 )
 from llama_index.core.prompts import PromptTemplate
+from llama_index.core.retrievers import QueryFusionRetriever
+from llama_index.core.schema import TextNode
 from llama_index.llms.adafuse import AdaFuseLLM, AdaFuseLLMError
 
 from adafuse_llm import AdaFuseEngine, InvalidOptionError
-from tests.support.llama_calls import PATHS, ask, prompt_of, recorded
+from tests.support.hashing import HashingEmbedding
+from tests.support.llama_calls import PATHS, ask, prompt_of, prompts_read, recorded
+from tests.support.models import CHATML, STRICT
 from tests.support.scripted import scripted, scripted_engine
 
 READS: list[str] = []
@@ -228,6 +242,131 @@ def test_what_is_not_text_is_refused(engine):
         AdaFuseLLM(engine=engine, query_wrapper_prompt="{query_str}!").chat([picture])
     with pytest.raises(AdaFuseLLMError, match="empty: pass at least one user"):
         llm.chat([])
+
+
+@contextmanager
+def reading(*templates: str | None) -> Iterator[tuple[AdaFuseEngine, set[str]]]:
+    """An engine with one member per template, and the prompts that its members have read."""
+    texts: set[str] = set()
+    members = [
+        scripted(lambda prompt: "Yes.", name=f"member{n}", template=template)
+        for n, template in enumerate(templates)
+    ]
+    with AdaFuseEngine(members) as engine, prompts_read(engine) as prompts:
+        yield engine, texts
+        for member in members:
+            texts |= {member.codec.decode_continuation((), ids) for ids in prompts[member.name]}
+
+
+async def prompts_of_call(
+    path: str, *templates: str | None, options: Any = None, **fields: Any
+) -> set[str]:
+    with reading(*templates) as (engine, texts):
+        await ask(AdaFuseLLM(engine=engine, **fields), path, "Is it blue?", **(options or {}))
+    return texts
+
+
+@pytest.mark.parametrize("path", PATHS[:4])
+async def test_l3_a_completion_is_a_chat_with_one_user_message(path):
+    templates = (CHATML, STRICT)
+    fields: dict[str, Any] = {"system_prompt": "SYSTEM", "query_wrapper_prompt": "<{query_str}>"}
+    as_chat = await prompts_of_call(path.replace("complete", "chat"), *templates, **fields)
+    assert all("SYSTEM" in text and "<Is it blue?>" in text for text in as_chat)
+    assert len(as_chat) == 2
+    assert await prompts_of_call(path, *templates, **fields) == as_chat
+    assert await prompts_of_call(path, *templates, complete_as_chat=True, **fields) == as_chat
+
+    continued = await prompts_of_call(path, *templates, complete_as_chat=False, **fields)
+    assert continued == {"<SYSTEM\n\nIs it blue?>"}
+    formatted = await prompts_of_call(path, *templates, options={"formatted": True}, **fields)
+    assert formatted == {"Is it blue?"}
+    own: dict[str, Any] = {"completion_to_prompt": lambda prompt: f"Q: {prompt}"}
+    assert await prompts_of_call(path, *templates, **own) == {"Q: Is it blue?"}
+    both = await prompts_of_call(path, *templates, complete_as_chat=True, **own)
+    assert all("Q: Is it blue?" in text for text in both)
+    assert len(both) == 2
+
+    assert await prompts_of_call(path, CHATML, None) == {"Is it blue?"}
+    (only,) = await prompts_of_call(path, CHATML, None, options={"use": ["member0"]})
+    assert only.startswith("<|im_start|>user\nIs it blue?")
+    wanted = await prompts_of_call(path, CHATML, None, complete_as_chat=True)
+    assert wanted == {only, "User: Is it blue?\n\nAssistant:"}
+
+
+@pytest.mark.quick
+def test_l3_core_sends_templated_completions():
+    """For example, a query fusion retriever completes a prompt."""
+    with reading(CHATML) as (engine, texts):
+        index = VectorStoreIndex([TextNode(text="Orrin.")], embed_model=HashingEmbedding())
+        fusion = QueryFusionRetriever(
+            [index.as_retriever()], llm=AdaFuseLLM(engine=engine), num_queries=2
+        )
+        fusion.retrieve("Where?")
+    (prompt,) = texts
+    assert prompt.startswith("<|im_start|>user\n")
+    assert "Where?" in prompt
+
+
+# Tool calls of other LLMs -----------------------------------------------------------------------
+
+ADD: dict[str, Any] = {
+    "id": "call_1",
+    "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'},
+}
+OPENAI = SimpleNamespace(id="call_1", function=SimpleNamespace(**ADD["function"]))
+BLOCKS = [
+    ToolCallBlock(tool_call_id="call_1", tool_name="add", tool_kwargs='{"a": 1, "b": 2}'),
+    ToolCallBlock(tool_call_id="call_1", tool_name="add", tool_kwargs={"a": 1, "b": 2}),
+]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("blocks", "extras"),
+    [
+        ([BLOCKS[0]], {}),
+        ([BLOCKS[1]], {}),
+        ([], {"tool_calls": [ADD]}),
+        ([], {"tool_calls": [OPENAI]}),
+        ([BLOCKS[0]], {"tool_calls": [OPENAI]}),
+    ],
+)
+def test_l4_tool_calls_of_other_llms_are_read(blocks, extras):
+    with reading(CHATML) as (engine, texts):
+        AdaFuseLLM(engine=engine).chat(
+            [
+                ChatMessage("What is 1 + 2?"),
+                ChatMessage(role="assistant", blocks=blocks, additional_kwargs=extras),
+                ChatMessage("3", role="tool", additional_kwargs={"tool_call_id": "call_1"}),
+            ]
+        )
+    (prompt,) = texts
+    assert prompt.count('{"name": "add", "arguments": {"a": 1, "b": 2}}') == 1
+    assert prompt.count('{"name": "add", "content": "3"}') == 1
+
+
+@pytest.mark.quick
+def test_l4_a_result_without_its_call_is_text_of_the_user():
+    result = ChatMessage("It is 3.", role="tool", additional_kwargs={"tool_call_id": "call_0"})
+    with reading(CHATML) as (engine, texts):
+        AdaFuseLLM(engine=engine).chat([result, ChatMessage("Is that right?")])
+    (prompt,) = texts
+    assert "<|im_start|>user\nIt is 3." in prompt
+    assert "tool_response" not in prompt
+
+
+@pytest.mark.quick
+def test_l4_a_call_without_arguments_is_read_and_a_malformed_one_is_refused():
+    with reading(CHATML) as (engine, texts):
+        llm = AdaFuseLLM(engine=engine)
+        block = ToolCallBlock(tool_call_id="call_1", tool_name="now", tool_kwargs="")
+        llm.chat([ChatMessage("When?"), ChatMessage(role="assistant", blocks=[block])])
+        for wrong, message in (('{"a": 1', "arguments that are not JSON"), ("[1]", "mapping")):
+            block = ToolCallBlock(tool_call_id="call_1", tool_name="add", tool_kwargs=wrong)
+            with pytest.raises(AdaFuseLLMError, match=f"message 0 .*{message}"):
+                llm.chat([ChatMessage(role="assistant", blocks=[block]), ChatMessage("?")])
+    (prompt,) = texts
+    assert '{"name": "now", "arguments": {}}' in prompt
 
 
 # Options ----------------------------------------------------------------------------------------
