@@ -66,13 +66,16 @@ def make_prompt_helper(
         num_output: maximum number of tokens of a response.
     """
     tokenizer = LongestTokenizer(backends)
-    lengths = (
-        len(backend.codec.encode_messages(request["messages"]))
-        if "messages" in request
-        else len(backend.codec.encode_prompt(request["prompt"]))
+    reserved = max(
+        len(_encode(backend, request)) - len(LongestTokenizer([backend])(given))
         for backend in backends
     )
-    reserved = max(lengths) - len(tokenizer(given))
     helper = PromptHelper(window - reserved, num_output, tokenizer=tokenizer)
     helper._token_counter = MemberTokenCounter(tokenizer)
     return helper
+
+
+def _encode(backend: Backend, request: dict[str, Any]) -> list[int]:
+    if "messages" in request:
+        return backend.codec.encode_messages(request["messages"])
+    return backend.codec.encode_prompt(request["prompt"])
