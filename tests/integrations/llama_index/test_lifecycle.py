@@ -224,6 +224,8 @@ def test_metadata_is_true():
         assert not plain.is_function_calling_model
         assert AdaFuseLLM(engine=engine, max_new_tokens=9).metadata.num_output == 9
         assert AdaFuseLLM(engine=engine, use=["oak"]).metadata.context_window == 900
+        with pytest.raises(AdaFuseLLMError, match="there is no member 'ash'"):
+            AdaFuseLLM(engine=engine, use=["ash"]).metadata  # noqa: B018
     with scripted_engine(lambda prompt: "Yes.") as engine:
         assert AdaFuseLLM(engine=engine).metadata.is_chat_model
     mixed = [

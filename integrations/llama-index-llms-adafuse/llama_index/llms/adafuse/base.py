@@ -593,10 +593,14 @@ class AdaFuseLLM(CustomLLM):
         return {**options, **self._fixed_options, **check_option_names(overrides)}
 
     def _active_backends(self, options: Mapping[str, Any]) -> list[Backend]:
-        """Return the members that decode with these options."""
+        """Return the members that decode with these options.
+
+        Raises:
+            InvalidOptionError: an option is out of range or does not match the members.
+        """
         engine = self.engine
-        names = engine.config.override(options).use or engine.members
-        return [backend for backend in engine.backends if backend.name in names]
+        active = engine.config.override(options).member_weights(engine.members)
+        return [backend for backend in engine.backends if backend.name in active]
 
     def _prompt(self, prompt: str, formatted: bool, overrides: Mapping[str, Any]) -> dict[str, Any]:
         """Return the request for a completion.
