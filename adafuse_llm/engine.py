@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import aclosing, closing, contextmanager
 from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -392,9 +392,31 @@ class AdaFuseEngine:
         Cancelling the task, or closing the iterator, stops the decode. The ``on_round`` observers
         run on the event loop.
         """
+        stream = await self._open_astream(
+            prompt, messages=messages, on_round=on_round, cancel=cancel, **overrides
+        )
+        async with aclosing(stream):
+            async for event in stream:
+                yield event
+
+    async def _open_astream(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        on_round: RoundObserver | None = None,
+        cancel: threading.Event | None = None,
+        **overrides: Unpack[DecodeOptions],
+    ) -> AsyncGenerator[StreamEvent, None]:
+        """Check the arguments of `astream` now, and return its iterator."""
+        request = await asyncio.to_thread(self._request, prompt, messages, cancel, overrides)
+        return self._astream_one(request, on_round)
+
+    async def _astream_one(
+        self, request: Request, on_round: RoundObserver | None
+    ) -> AsyncGenerator[StreamEvent, None]:
         loop = asyncio.get_running_loop()
         inbox: asyncio.Queue[Any] = asyncio.Queue()
-        request = await asyncio.to_thread(self._request, prompt, messages, cancel, overrides)
 
         def deliver(_: int, event: Any) -> None:
             try:

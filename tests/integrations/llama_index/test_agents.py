@@ -18,9 +18,9 @@ from llama_index.core.agent.workflow import (
 )
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
 from llama_index.core.tools import FunctionTool
-from llama_index.llms.adafuse import AdaFuseLLM
+from llama_index.llms.adafuse import AdaFuseLLM, AdaFuseLLMError
 
-from adafuse_llm import AdaFuseEngine, InvalidOptionError, MalformedReplyError, MemberError
+from adafuse_llm import AdaFuseEngine, MalformedReplyError, MemberError
 from adafuse_llm.backends import FakeBackend
 from tests.support.llama_calls import recorded
 from tests.support.scripted import scripted_engine
@@ -172,9 +172,10 @@ async def test_a_step_that_cannot_be_read_is_asked_for_again():
     with scripted_engine(clumsy) as engine:
         llm = AdaFuseLLM(engine=engine)
         assert llm.predict_and_call([TOOL], "12 plus 7?").response == "19"
-        with pytest.raises(MalformedReplyError, match="in 1 attempts"):
+        with pytest.raises(AdaFuseLLMError, match="in 1 attempts") as caught:
             AdaFuseLLM(engine=engine, retries=0).predict_and_call([TOOL], "12 plus 7?")
-        with pytest.raises(InvalidOptionError, match="unknown option"):
+        assert isinstance(caught.value.__cause__, MalformedReplyError)
+        with pytest.raises(AdaFuseLLMError, match="unknown option"):
             llm.predict_and_call([TOOL], "12 plus 7?", tool_required=True)
 
 

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import itertools
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from llama_index.core.base.llms.types import ChatMessage, ImageBlock, MessageRole, ThinkingBlock
+from llama_index.core import VectorStoreIndex
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ImageBlock,
+    MessageRole,
+    ThinkingBlock,
+    ToolCallBlock,
+)
 from llama_index.core.callbacks import (
     CallbackManager,
     CBEventType,
@@ -15,10 +25,14 @@ from llama_index.core.callbacks import (
     TokenCountingHandler,
 )
 from llama_index.core.prompts import PromptTemplate
-from llama_index.llms.adafuse import AdaFuseLLM
+from llama_index.core.retrievers import QueryFusionRetriever
+from llama_index.core.schema import TextNode
+from llama_index.llms.adafuse import AdaFuseLLM, AdaFuseLLMError
 
-from adafuse_llm import AdaFuseEngine, InvalidInputError, InvalidOptionError
-from tests.support.llama_calls import PATHS, ask, prompt_of, recorded
+from adafuse_llm import AdaFuseEngine, InvalidOptionError
+from tests.support.hashing import HashingEmbedding
+from tests.support.llama_calls import PATHS, ask, prompt_of, prompts_read, recorded
+from tests.support.models import CHATML, STRICT
 from tests.support.scripted import scripted, scripted_engine
 
 READS: list[str] = []
@@ -55,19 +69,22 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str | None]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("path", PATHS)
-async def test_every_path_returns_the_same_text_and_counts_it_once(engine, path, case):
+@pytest.mark.parametrize(
+    ("path", "as_chat"), [*((path, True) for path in PATHS), *((path, False) for path in PATHS[:4])]
+)
+async def test_every_path_returns_the_same_text_and_counts_it_once(engine, path, as_chat, case):
     question, fields, options, expected = CASES[case]
+    fields = fields if as_chat else {**fields, "complete_as_chat": False}
     counter, debug = TokenCountingHandler(), LlamaDebugHandler(print_trace_on_end=False)
     llm = AdaFuseLLM(engine=engine, callback_manager=CallbackManager([counter, debug]), **fields)
-    asked = prompt_of(path, question)
+    asked = question if as_chat else prompt_of(path, question)
     with recorded() as record:
         said = await ask(llm, path, asked, **options)
 
     stop = options.get("stop") or fields.get("stop") or ()
     set_ = {"stop": stop, "max_words": options.get("max_words", fields.get("max_words", 3))}
     set_["max_new_tokens"] = options.get("max_tokens", 256)
-    if "chat" in path:
+    if as_chat:
         system = [{"role": "system", "content": text} for text in (fields.get("system_prompt"),)]
         turns = [
             *(system if fields.get("system_prompt") else []),
@@ -219,12 +236,137 @@ def test_a_member_without_a_template_reads_named_turns():
 def test_what_is_not_text_is_refused(engine):
     llm = AdaFuseLLM(engine=engine)
     picture = ChatMessage(blocks=[ImageBlock(image=b"AAAA")])
-    with pytest.raises(InvalidInputError, match="message 0 contains ImageBlock"):
+    with pytest.raises(AdaFuseLLMError, match="message 0 contains ImageBlock"):
         llm.chat([picture])
-    with pytest.raises(InvalidInputError, match="message 0 contains ImageBlock"):
+    with pytest.raises(AdaFuseLLMError, match="message 0 contains ImageBlock"):
         AdaFuseLLM(engine=engine, query_wrapper_prompt="{query_str}!").chat([picture])
-    with pytest.raises(InvalidInputError, match="empty: pass at least one user"):
+    with pytest.raises(AdaFuseLLMError, match="empty: pass at least one user"):
         llm.chat([])
+
+
+@contextmanager
+def reading(*templates: str | None) -> Iterator[tuple[AdaFuseEngine, set[str]]]:
+    """An engine with one member per template, and the prompts that its members have read."""
+    texts: set[str] = set()
+    members = [
+        scripted(lambda prompt: "Yes.", name=f"member{n}", template=template)
+        for n, template in enumerate(templates)
+    ]
+    with AdaFuseEngine(members) as engine, prompts_read(engine) as prompts:
+        yield engine, texts
+        for member in members:
+            texts |= {member.codec.decode_continuation((), ids) for ids in prompts[member.name]}
+
+
+async def prompts_of_call(
+    path: str, *templates: str | None, options: Any = None, **fields: Any
+) -> set[str]:
+    with reading(*templates) as (engine, texts):
+        await ask(AdaFuseLLM(engine=engine, **fields), path, "Is it blue?", **(options or {}))
+    return texts
+
+
+@pytest.mark.parametrize("path", PATHS[:4])
+async def test_l3_a_completion_is_a_chat_with_one_user_message(path):
+    templates = (CHATML, STRICT)
+    fields: dict[str, Any] = {"system_prompt": "SYSTEM", "query_wrapper_prompt": "<{query_str}>"}
+    as_chat = await prompts_of_call(path.replace("complete", "chat"), *templates, **fields)
+    assert all("SYSTEM" in text and "<Is it blue?>" in text for text in as_chat)
+    assert len(as_chat) == 2
+    assert await prompts_of_call(path, *templates, **fields) == as_chat
+    assert await prompts_of_call(path, *templates, complete_as_chat=True, **fields) == as_chat
+
+    continued = await prompts_of_call(path, *templates, complete_as_chat=False, **fields)
+    assert continued == {"<SYSTEM\n\nIs it blue?>"}
+    formatted = await prompts_of_call(path, *templates, options={"formatted": True}, **fields)
+    assert formatted == {"Is it blue?"}
+    own: dict[str, Any] = {"completion_to_prompt": lambda prompt: f"Q: {prompt}"}
+    assert await prompts_of_call(path, *templates, **own) == {"Q: Is it blue?"}
+    both = await prompts_of_call(path, *templates, complete_as_chat=True, **own)
+    assert all("Q: Is it blue?" in text for text in both)
+    assert len(both) == 2
+
+    assert await prompts_of_call(path, CHATML, None) == {"Is it blue?"}
+    (only,) = await prompts_of_call(path, CHATML, None, options={"use": ["member0"]})
+    assert only.startswith("<|im_start|>user\nIs it blue?")
+    wanted = await prompts_of_call(path, CHATML, None, complete_as_chat=True)
+    assert wanted == {only, "User: Is it blue?\n\nAssistant:"}
+
+
+@pytest.mark.quick
+def test_l3_core_sends_templated_completions():
+    """For example, a query fusion retriever completes a prompt."""
+    with reading(CHATML) as (engine, texts):
+        index = VectorStoreIndex([TextNode(text="Orrin.")], embed_model=HashingEmbedding())
+        fusion = QueryFusionRetriever(
+            [index.as_retriever()], llm=AdaFuseLLM(engine=engine), num_queries=2
+        )
+        fusion.retrieve("Where?")
+    (prompt,) = texts
+    assert prompt.startswith("<|im_start|>user\n")
+    assert "Where?" in prompt
+
+
+# Tool calls of other LLMs -----------------------------------------------------------------------
+
+ADD: dict[str, Any] = {
+    "id": "call_1",
+    "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'},
+}
+OPENAI = SimpleNamespace(id="call_1", function=SimpleNamespace(**ADD["function"]))
+BLOCKS = [
+    ToolCallBlock(tool_call_id="call_1", tool_name="add", tool_kwargs='{"a": 1, "b": 2}'),
+    ToolCallBlock(tool_call_id="call_1", tool_name="add", tool_kwargs={"a": 1, "b": 2}),
+]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("blocks", "extras"),
+    [
+        ([BLOCKS[0]], {}),
+        ([BLOCKS[1]], {}),
+        ([], {"tool_calls": [ADD]}),
+        ([], {"tool_calls": [OPENAI]}),
+        ([BLOCKS[0]], {"tool_calls": [OPENAI]}),
+    ],
+)
+def test_l4_tool_calls_of_other_llms_are_read(blocks, extras):
+    with reading(CHATML) as (engine, texts):
+        AdaFuseLLM(engine=engine).chat(
+            [
+                ChatMessage("What is 1 + 2?"),
+                ChatMessage(role="assistant", blocks=blocks, additional_kwargs=extras),
+                ChatMessage("3", role="tool", additional_kwargs={"tool_call_id": "call_1"}),
+            ]
+        )
+    (prompt,) = texts
+    assert prompt.count('{"name": "add", "arguments": {"a": 1, "b": 2}}') == 1
+    assert prompt.count('{"name": "add", "content": "3"}') == 1
+
+
+@pytest.mark.quick
+def test_l4_a_result_without_its_call_is_text_of_the_user():
+    result = ChatMessage("It is 3.", role="tool", additional_kwargs={"tool_call_id": "call_0"})
+    with reading(CHATML) as (engine, texts):
+        AdaFuseLLM(engine=engine).chat([result, ChatMessage("Is that right?")])
+    (prompt,) = texts
+    assert "<|im_start|>user\nIt is 3." in prompt
+    assert "tool_response" not in prompt
+
+
+@pytest.mark.quick
+def test_l4_a_call_without_arguments_is_read_and_a_malformed_one_is_refused():
+    with reading(CHATML) as (engine, texts):
+        llm = AdaFuseLLM(engine=engine)
+        block = ToolCallBlock(tool_call_id="call_1", tool_name="now", tool_kwargs="")
+        llm.chat([ChatMessage("When?"), ChatMessage(role="assistant", blocks=[block])])
+        for wrong, message in (('{"a": 1', "arguments that are not JSON"), ("[1]", "mapping")):
+            block = ToolCallBlock(tool_call_id="call_1", tool_name="add", tool_kwargs=wrong)
+            with pytest.raises(AdaFuseLLMError, match=f"message 0 .*{message}"):
+                llm.chat([ChatMessage(role="assistant", blocks=[block]), ChatMessage("?")])
+    (prompt,) = texts
+    assert '{"name": "now", "arguments": {}}' in prompt
 
 
 # Options ----------------------------------------------------------------------------------------
@@ -233,14 +375,16 @@ def test_what_is_not_text_is_refused(engine):
 @pytest.mark.parametrize("path", PATHS)
 async def test_no_option_is_ignored(engine, path):
     llm = AdaFuseLLM(engine=engine)
-    with pytest.raises(InvalidOptionError, match="max_new_token"):
-        await ask(llm, path, "Where?", max_new_token=3)
-    with pytest.raises(InvalidOptionError, match="margin_threshold"):
-        await ask(llm, path, "Where?", margin_threshold=3)
-    with pytest.raises(InvalidOptionError, match="there is no member 'pen'"):
-        await ask(llm, path, "Where?", use=["pen"])
-    with pytest.raises(InvalidOptionError, match=r"pass use=\[...\]"):
-        await ask(llm, path, "Where?", members=["ink"])
+    refusals: list[tuple[dict[str, Any], str, type[Exception]]] = [
+        ({"max_new_token": 3}, "max_new_token", InvalidOptionError),
+        ({"margin_threshold": 3}, "margin_threshold", InvalidOptionError),
+        ({"use": ["pen"]}, "there is no member 'pen'", InvalidOptionError),
+        ({"members": ["ink"]}, r"pass use=\[...\]", InvalidOptionError),
+    ]
+    for options, message, cause in refusals:
+        with pytest.raises(AdaFuseLLMError, match=message) as caught:
+            await ask(llm, path, "Where?", **options)
+        assert isinstance(caught.value.__cause__, cause)
     said = await ask(llm, path, prompt_of(path, "Where is it?"), use=["ink"])
     assert said.raw.usage is not None
     assert set(said.raw.usage.members.prompt_tokens) == {"ink"}

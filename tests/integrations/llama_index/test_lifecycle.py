@@ -12,13 +12,16 @@ from typing import Any
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.llms import CustomLLM
 from llama_index.core.prompts import PromptTemplate
-from llama_index.llms.adafuse import AdaFuseLLM
+from llama_index.core.rate_limiter import TokenBucketRateLimiter
+from llama_index.llms.adafuse import AdaFuseLLM, AdaFuseLLMError
 
 from adafuse_llm import (
     AdaFuseConfig,
     AdaFuseEngine,
+    ContextWindowError,
     InvalidInputError,
     InvalidOptionError,
     LoadError,
@@ -47,7 +50,7 @@ def no_loading(monkeypatch):
 def test_making_copying_and_pickling_load_nothing(no_loading):
     llm = AdaFuseLLM(["no/such-model", MemberSpec(path="other/one", weight=2)], max_words=2)
     assert isinstance(llm, CustomLLM)
-    assert copy.deepcopy(llm) is llm
+    assert copy.deepcopy(llm).to_dict() == llm.to_dict()
     again = pickle.loads(pickle.dumps(llm))
     assert again.to_dict() == llm.to_dict() == AdaFuseLLM.from_dict(llm.to_dict()).to_dict()
     assert again.max_words == 2
@@ -114,10 +117,93 @@ def test_wrong_ways_of_making_one():
         AdaFuseLLM("gpt2")
 
 
+@pytest.mark.quick
+def test_l2_a_deep_copy_has_its_own_configuration_and_the_same_engine():
+    manager = CallbackManager([TokenCountingHandler()])
+    with scripted_engine(lambda prompt: "One two three four.") as engine:
+        llm = AdaFuseLLM(
+            engine=engine,
+            max_words=1,
+            weights={"ink": 1.0, "quill": 1.0},
+            system_prompt="Be brief.",
+            callback_manager=manager,
+            rate_limiter=TokenBucketRateLimiter(requests_per_minute=6000),
+        )
+        for copied in (copy.deepcopy(llm), llm.model_copy(deep=True)):
+            assert copied is not llm
+            assert copied.to_dict() == llm.to_dict()
+            assert copied.engine is llm.engine is engine
+            assert copied.callback_manager is manager
+            assert copied.rate_limiter is llm.rate_limiter
+            copied.max_words, copied.system_prompt, copied.stop = 3, None, (" two",)
+            assert isinstance(copied.weights, dict)
+            copied.weights["ink"] = 0.0
+            assert (llm.max_words, llm.system_prompt, llm.stop) == (1, "Be brief.", None)
+            assert llm.weights == {"ink": 1.0, "quill": 1.0}
+            assert copied.complete("Count!").text == "One"
+            assert llm.complete("Count!").text == "One two three four."
+    shipped = AdaFuseLLM.from_embedded(max_new_tokens=3)
+    assert copy.deepcopy(shipped).engine is shipped.engine
+
+
+@pytest.mark.quick
+def test_l6_an_assigned_option_is_checked():
+    with counting_engine(3) as engine:
+        llm = AdaFuseLLM(engine=engine, max_new_tokens=4)
+        wrongs: list[tuple[str, Any]] = [
+            ("max_new_tokens", -5),
+            ("margin_threshold", 7),
+            ("stop", ("",)),
+            ("weights", {"oak": -1.0}),
+        ]
+        for name, value in wrongs:
+            with pytest.raises(InvalidOptionError, match=f"option '{name}'"):
+                setattr(llm, name, value)
+        for name, value in (("retries", -1), ("emit_events", "perhaps"), ("max_new_token", 3)):
+            with pytest.raises(ValueError, match=name):
+                setattr(llm, name, value)
+        assert (llm.max_new_tokens, llm.retries) == (4, 2)
+        llm.stop = " one"  # type: ignore[assignment]
+        assert llm.stop == (" one",)
+        llm.stop, llm.max_new_tokens = None, 2
+        assert llm.metadata.num_output == 2
+        assert llm.complete("Count!").text == " one one"
+
+
+@pytest.mark.quick
+def test_l6_wrong_names_of_members_are_hinted_at():
+    for name in ("model", "models", "model_name"):
+        wrong: dict[str, Any] = {name: "gpt2"}
+        message = rf"unknown option '{name}'\. Did you mean 'members'\?"
+        with pytest.raises(InvalidOptionError, match=message):
+            AdaFuseLLM(**wrong)
+    for wrong in ({"members": ["gpt2"]}, {"engine": object()}):
+        (name,) = wrong
+        with pytest.raises(InvalidInputError, match=rf"from_embedded has .*AdaFuseLLM\({name}="):
+            AdaFuseLLM.from_embedded(**wrong)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("path", PATHS)
+async def test_l6_a_prompt_that_is_too_long_fails_at_the_call(path):
+    """Also for streams, and without any computation."""
+    members = [FakeBackend(name, lambda text: {"a": 1.0}, context_window=90) for name in "ab"]
+    with AdaFuseEngine(members) as engine, recorded() as record:
+        asked: Any = "long " * 40
+        asked = [ChatMessage(asked)] if "chat" in path else asked
+        with pytest.raises(AdaFuseLLMError, match="context window") as caught:
+            given = getattr(AdaFuseLLM(engine=engine), path)(asked)
+            if path.startswith("a"):
+                await given
+        assert isinstance(caught.value.__cause__, ContextWindowError)
+        assert [member.passes for member in members] == [0, 0]
+    assert len(record.closed("AdaFuse.decode")) == 1
+
+
 def test_a_given_engine_is_no_part_of_pickles_or_dictionaries():
     with counting_engine(3) as engine:
         llm = AdaFuseLLM(engine=engine)
-        assert copy.deepcopy({"llm": llm})["llm"] is llm
+        assert copy.deepcopy({"llm": llm})["llm"].engine is engine
         with pytest.raises(TypeError, match=r"cannot be pickled.*members="):
             pickle.dumps(llm)
         with pytest.raises(InvalidInputError, match="pass either"):
@@ -138,6 +224,9 @@ def test_metadata_is_true():
         assert (plain.is_chat_model, plain.model_name) == (False, "oak+elm")
         assert not plain.is_function_calling_model
         assert AdaFuseLLM(engine=engine, max_new_tokens=9).metadata.num_output == 9
+        assert AdaFuseLLM(engine=engine, use=["oak"]).metadata.context_window == 900
+        with pytest.raises(AdaFuseLLMError, match="there is no member 'ash'"):
+            AdaFuseLLM(engine=engine, use=["ash"]).metadata  # noqa: B018
     with scripted_engine(lambda prompt: "Yes.") as engine:
         assert AdaFuseLLM(engine=engine).metadata.is_chat_model
     mixed = [
@@ -146,6 +235,7 @@ def test_metadata_is_true():
     ]
     with AdaFuseEngine(mixed) as engine:
         assert not AdaFuseLLM(engine=engine).metadata.is_chat_model
+        assert AdaFuseLLM(engine=engine, use=["a"]).metadata.is_chat_model
 
 
 # Together ---------------------------------------------------------------------------------------
@@ -299,7 +389,7 @@ def test_prompts_that_cannot_be_used_are_refused_before_anything_is_computed():
     with counting_engine(3) as engine:
         llm = AdaFuseLLM(engine=engine)
         for ask_ in (llm.complete, llm.stream_complete):  # a stream, too, at the call
-            with pytest.raises(InvalidInputError, match="the prompt is empty"):
+            with pytest.raises(AdaFuseLLMError, match="the prompt is empty"):
                 ask_("")
         assert [getattr(backend, "passes", None) for backend in engine.backends] == [0, 0]
         wrapped = AdaFuseLLM(engine=engine, query_wrapper_prompt=PromptTemplate("{query_str}!"))

@@ -9,7 +9,7 @@ import pytest
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.bridge.pydantic import BaseModel, Field
 from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
-from llama_index.llms.adafuse import AdaFuseLLM
+from llama_index.llms.adafuse import AdaFuseLLM, AdaFuseLLMError
 
 from adafuse_llm import AdaFuseEngine, MalformedReplyError
 from tests.support.llama_calls import recorded
@@ -101,10 +101,14 @@ async def test_a_wrong_reply_is_asked_for_again_with_what_is_wrong(way):
 async def test_attempts_are_bounded(way):
     with AdaFuseEngine([scripted(lambda prompt: "A ship is a ship.")]) as engine:
         llm = AdaFuseLLM(engine=engine, retries=1)
-        with recorded() as record, pytest.raises(MalformedReplyError, match="Ship in 2 attempts"):
+        with (
+            recorded() as record,
+            pytest.raises(AdaFuseLLMError, match="Ship in 2 attempts") as caught,
+        ):
             await predict(llm, way, "none")
+        assert isinstance(caught.value.__cause__, MalformedReplyError)
         assert len(record.named("LLMChatStartEvent")) == 2
-        with pytest.raises(ValueError, match=r"in 1 attempts.*cut off"):
+        with pytest.raises(AdaFuseLLMError, match=r"in 1 attempts.*cut off"):
             cut = AdaFuseEngine([scripted(lambda prompt: WRITTEN)])
             await predict(AdaFuseLLM(engine=cut, retries=0), way, "cut", max_new_tokens=9)
 

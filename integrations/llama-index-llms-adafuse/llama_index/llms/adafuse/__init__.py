@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llama_index.llms.adafuse.base import AdaFuseLLM
 from llama_index.llms.adafuse.decisions import DecisionHandler
+from llama_index.llms.adafuse.errors import AdaFuseLLMError
 from llama_index.llms.adafuse.events import (
     AdaFuseGenerationEndEvent,
     AdaFuseGenerationStartEvent,
@@ -15,6 +16,7 @@ __all__ = [
     "AdaFuseGenerationEndEvent",
     "AdaFuseGenerationStartEvent",
     "AdaFuseLLM",
+    "AdaFuseLLMError",
     "AdaFuseRaw",
     "AdaFuseRoundEvent",
     "DecisionHandler",

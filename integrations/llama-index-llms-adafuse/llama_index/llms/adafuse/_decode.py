@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 from llama_index.core.instrumentation.span import active_span_id
+from llama_index.llms.adafuse.errors import aadapter_errors, adapter_errors
 from llama_index.llms.adafuse.events import (
     AdaFuseGenerationEndEvent,
     AdaFuseGenerationStartEvent,
@@ -73,7 +74,7 @@ class Decode:
 
     async def aresult(self) -> Chunk:
         """Return the whole response without blocking the event loop."""
-        async for event in self._aevents():
+        async for event in self._aevents(await self._astream()):
             final = event
         return _final_chunk(final)
 
@@ -82,10 +83,10 @@ class Decode:
         _register(self)
         return self._chunks(self._stream())
 
-    def achunks(self) -> AsyncGenerator[Chunk, None]:
+    async def achunks(self) -> AsyncGenerator[Chunk, None]:
         """Return the chunks of the response without blocking the event loop."""
         _register(self)
-        return self._achunks()
+        return self._achunks(await self._astream())
 
     def end(self, error: BaseException | None = None, generation: Generation | None = None) -> None:
         """Stop the decode and close its span. Further calls have no effect."""
@@ -105,9 +106,11 @@ class Decode:
             text += event.text
             yield Chunk(text, event.text, AdaFuseRaw.of_chunk(event))
 
-    async def _achunks(self) -> AsyncGenerator[Chunk, None]:
+    async def _achunks(
+        self, stream: AsyncGenerator[StreamEvent, None]
+    ) -> AsyncGenerator[Chunk, None]:
         text = ""
-        async with aclosing(self._aevents()) as events:
+        async with aclosing(self._aevents(stream)) as events:
             async for event in events:
                 text += event.text
                 yield Chunk(text, event.text, AdaFuseRaw.of_chunk(event))
@@ -116,6 +119,14 @@ class Decode:
         """Return the engine's stream. An invalid request raises an error before any computation."""
         try:
             return self._engine.stream(**self._request, cancel=self._cancel)
+        except BaseException as error:
+            self.end(error)
+            raise
+
+    async def _astream(self) -> AsyncGenerator[StreamEvent, None]:
+        """Return the engine's stream. An invalid request raises an error before any computation."""
+        try:
+            return await self._engine._open_astream(**self._request, cancel=self._cancel)
         except BaseException as error:
             self.end(error)
             raise
@@ -129,11 +140,14 @@ class Decode:
             self.end(error)
             raise
 
-    async def _aevents(self) -> AsyncGenerator[StreamEvent, None]:
+    async def _aevents(
+        self, stream: AsyncGenerator[StreamEvent, None]
+    ) -> AsyncGenerator[StreamEvent, None]:
         try:
-            async for event in self._engine.astream(**self._request, cancel=self._cancel):
-                self._emit(event)
-                yield event
+            async with aclosing(stream):
+                async for event in stream:
+                    self._emit(event)
+                    yield event
         except BaseException as error:
             self.end(error)
             raise
@@ -204,9 +218,13 @@ def _register(decode: Decode) -> None:
 def ends_when_closed(
     method: Callable[P, Generator[T, None, None]],
 ) -> Callable[P, Generator[T, None, None]]:
-    """Decorate a streaming method to end its decode when its generator is closed or deleted."""
+    """Decorate a streaming method to end its decode when its generator is closed or deleted.
+
+    The method and its generator raise the errors of `adapter_errors`.
+    """
 
     @functools.wraps(method)
+    @adapter_errors()
     def streaming(*args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
         started: list[Decode] = []
         token = _STARTED.set(started)
@@ -225,6 +243,7 @@ def aends_when_closed(
     """Decorate an asynchronous streaming method in the same way as `ends_when_closed`."""
 
     @functools.wraps(method)
+    @aadapter_errors
     async def streaming(*args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[T, None]:
         started: list[Decode] = []
         token = _STARTED.set(started)
@@ -239,16 +258,18 @@ def aends_when_closed(
 
 def _relay(stream: Generator[T, None, None], decode: Decode) -> Generator[T, None, None]:
     try:
-        yield from stream
+        with adapter_errors():
+            yield from stream
     finally:
         decode.end()
 
 
 async def _arelay(stream: AsyncGenerator[T, None], decode: Decode) -> AsyncGenerator[T, None]:
     try:
-        async with aclosing(stream):
-            async for item in stream:
-                yield item
+        with adapter_errors():
+            async with aclosing(stream):
+                async for item in stream:
+                    yield item
     finally:
         decode.end()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llama_index.core.base.llms.types import (
@@ -16,6 +16,7 @@ from llama_index.core.prompts import BasePromptTemplate
 
 from adafuse_llm import InvalidInputError
 from adafuse_llm.adapters.conversation import Call, Turn
+from adafuse_llm.adapters.reply import read_json
 
 _ROLES = {"chatbot": "assistant", "model": "assistant", "function": "tool", "developer": "system"}
 _IGNORED_BLOCKS = (ThinkingBlock, CachePoint)
@@ -25,10 +26,21 @@ _IGNORED_BLOCKS = (ThinkingBlock, CachePoint)
 def to_turns(messages: Sequence[ChatMessage]) -> list[Turn]:
     """Convert messages to turns with a role, text and tool calls.
 
+    Calls may come from other LLMs: as blocks, or in the form of OpenAI in ``additional_kwargs``. If
+    no earlier message has the call that a result belongs to, the result becomes a user message.
+
     Raises:
-        InvalidInputError: a message has content that is not text.
+        InvalidInputError: a message has content that is not text, or a call that cannot be read.
     """
-    return [_turn(number, message) for number, message in enumerate(messages)]
+    turns: list[Turn] = []
+    call_ids: set[str] = set()
+    for number, message in enumerate(messages):
+        turn = _turn(number, message)
+        call_ids |= {call["id"] for call in turn.get("tool_calls") or () if call["id"]}
+        if turn["role"] == "tool" and turn.get("tool_call_id") not in call_ids:
+            turn["role"] = "user"
+        turns.append(turn)
+    return turns
 
 
 def add_prompts(
@@ -67,31 +79,45 @@ def _turn(number: int, message: ChatMessage) -> Turn:
         if isinstance(block, TextBlock):
             texts.append(block.text)
         elif isinstance(block, ToolCallBlock):
-            calls.append(_call(number, block))
+            calls.append(_call(number, block.tool_call_id, block.tool_name, block.tool_kwargs))
         elif not isinstance(block, _IGNORED_BLOCKS):
             raise InvalidInputError(
                 f"message {number} contains {type(block).__name__}, but members accept only text"
             )
     role = message.role.value
     turn = Turn(role=_ROLES.get(role, role), content="\n".join(texts))
-    if calls:
-        turn["tool_calls"] = calls
     extras = message.additional_kwargs
-    if turn["role"] == "tool":
-        if isinstance(call_id := extras.get("tool_call_id"), str):
-            turn["tool_call_id"] = call_id
-        else:  # a tool's result from an agent that writes calls as plain text
-            turn["role"] = "user"
+    if calls := calls or [_openai_call(number, each) for each in extras.get("tool_calls") or ()]:
+        turn["tool_calls"] = calls
+    if isinstance(call_id := extras.get("tool_call_id"), str):
+        turn["tool_call_id"] = call_id
     if isinstance(name := extras.get("name"), str):
         turn["name"] = name
     return turn
 
 
-def _call(number: int, block: ToolCallBlock) -> Call:
-    arguments: Any = block.tool_kwargs
-    if not isinstance(arguments, dict):
+def _openai_call(number: int, call: Any) -> Call:
+    """Convert a call in the form of OpenAI: an object of its library, or the same as dicts."""
+    function = _get(call, "function")
+    return _call(number, _get(call, "id"), _get(function, "name"), _get(function, "arguments"))
+
+
+def _get(value: Any, key: str) -> Any:
+    return value.get(key) if isinstance(value, Mapping) else getattr(value, key, None)
+
+
+def _call(number: int, call_id: str | None, name: Any, arguments: Any) -> Call:
+    """Convert a call. The arguments may be JSON text; no text means no arguments."""
+    if isinstance(arguments, str):
+        try:
+            arguments = read_json(arguments or "{}")
+        except ValueError as error:
+            raise InvalidInputError(
+                f"message {number} calls {name!r} with arguments that are not JSON: {error}"
+            ) from error
+    if not isinstance(name, str) or not isinstance(arguments, dict):
         raise InvalidInputError(
-            f"message {number} calls {block.tool_name!r} with arguments that are not a mapping: "
-            f"{arguments!r}"
+            f"message {number} has a tool call without a name or a mapping of arguments: "
+            f"{name!r} with {arguments!r:.80}"
         )
-    return Call(id=block.tool_call_id or "", name=block.tool_name, arguments=arguments)
+    return Call(id=call_id or "", name=name, arguments=arguments)

@@ -24,25 +24,37 @@ from llama_index.core.base.llms.types import (
     LLMMetadata,
     MessageRole,
 )
-from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_serializer
+from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_serializer
+from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.instrumentation.events.llm import (
     LLMStructuredPredictEndEvent,
     LLMStructuredPredictStartEvent,
 )
 from llama_index.core.llms import CustomLLM
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index.core.llms.llm import default_completion_to_prompt
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from llama_index.core.types import PydanticProgramMode
 from llama_index.llms.adafuse._decode import Chunk, Decode, aends_when_closed, ends_when_closed
 from llama_index.llms.adafuse._messages import add_prompts, to_turns
 from llama_index.llms.adafuse._structured import Attempts, Model, Partial
+from llama_index.llms.adafuse._tokens import LongestTokenizer, make_prompt_helper
+from llama_index.llms.adafuse.errors import aadapter_errors, adapter_errors
 from llama_index_instrumentation import get_dispatcher
 from typing_extensions import Self, Unpack
 
-from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidInputError, MemberSpec, RuntimeConfig
+from adafuse_llm import (
+    AdaFuseConfig,
+    AdaFuseEngine,
+    InvalidInputError,
+    InvalidOptionError,
+    MemberSpec,
+    RuntimeConfig,
+)
 from adafuse_llm.adapters.conversation import to_messages
 from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
 from adafuse_llm.adapters.options import check_option_names
+from adafuse_llm.backends import Backend
 from adafuse_llm.config import DecodeOptions
 
 if TYPE_CHECKING:
@@ -60,6 +72,7 @@ OBSERVATION = "\nObservation:"
 
 _PROGRAM_MODES = (PydanticProgramMode.DEFAULT, PydanticProgramMode.LLM)
 _LOADING = ("dtype", "device_map", "revision", "trust_remote_code", "runtime")
+_OTHER_NAMES_OF_MEMBERS = ("member", "model", "models", "model_id", "model_name", "model_path")
 
 
 def _option(name: str) -> Any:
@@ -77,6 +90,7 @@ class LLMOptions(DecodeOptions, total=False):
     runtime: RuntimeConfig
     emit_events: bool
     retries: int
+    complete_as_chat: bool | None
     max_tokens: int | None
     max_completion_tokens: int | None
     system_prompt: str | None
@@ -93,8 +107,12 @@ class AdaFuseLLM(CustomLLM):
     """A LlamaIndex LLM backed by an ensemble of local language models.
 
     The members are loaded on first use. LLMs with the same members share one engine. An LLM is
-    thread-safe. `copy.deepcopy` returns the same object. A pickled LLM contains the list of its
-    members and its options, but no weights.
+    thread-safe. A copy by `copy.deepcopy` has options of its own and shares the engine, the
+    callback manager and the rate limiter. A pickled LLM contains the list of its members and its
+    options, but no weights.
+
+    Calls raise an `AdaFuseLLMError` where other code of this package raises a `ValueError` or
+    `TypeError`, because LlamaIndex's response synthesizers ignore errors of these types.
 
     Args:
         members: folders, hub ids or `MemberSpec` objects; an empty list for the three small models
@@ -105,6 +123,11 @@ class AdaFuseLLM(CustomLLM):
         emit_events: whether to emit instrumentation events for the rounds.
         retries: how many times structured prediction and `predict_and_call` request another reply
             if a reply is malformed.
+        complete_as_chat: whether completions send the prompt as a user message, which each member
+            formats with its own chat template. `complete` then returns what `chat` returns for one
+            user message. Default: true if every active member has a chat template and
+            `completion_to_prompt` is not set. A call with ``formatted=True`` always continues the
+            prompt as it is.
         **kwargs: options of `AdaFuseConfig`, which each call can override, and the arguments of
             every LlamaIndex LLM: `system_prompt`, `completion_to_prompt`, `messages_to_prompt`,
             `query_wrapper_prompt`, `callback_manager`, `output_parser`, `pydantic_program_mode`,
@@ -114,6 +137,8 @@ class AdaFuseLLM(CustomLLM):
         InvalidInputError: both or neither of `members` and `engine` are given, or an option is
             unknown or out of range.
     """
+
+    model_config = ConfigDict(validate_assignment=True)
 
     members: tuple[Any, ...] | None = Field(
         default=None,
@@ -141,6 +166,11 @@ class AdaFuseLLM(CustomLLM):
         ge=0,
         description="How many times to request another reply if a reply is malformed.",
     )
+    complete_as_chat: bool | None = Field(
+        default=None,
+        description="Whether completions go through the members' chat templates. Default: whether "
+        "every active member has one and completion_to_prompt is not set.",
+    )
     margin_threshold: float | None = _option("margin_threshold")
     max_words: int | None = _option("max_words")
     branching_factor: int | None = _option("branching_factor")
@@ -162,6 +192,12 @@ class AdaFuseLLM(CustomLLM):
     ) -> None:
         fields = {*type(self).model_fields} - {*AdaFuseConfig.model_fields}
         given: dict[str, Any] = {**kwargs}
+        for name in _OTHER_NAMES_OF_MEMBERS:
+            if name in given:
+                raise InvalidOptionError(
+                    f"unknown option {name!r}. Did you mean 'members'? It takes a list of folders, "
+                    "hub ids or MemberSpec objects: members=[...]"
+                )
         base = {key: given.pop(key) for key in fields & {*given}}
         options = check_option_names(given, extra=sorted(fields))
         config = AdaFuseConfig(**options)
@@ -193,7 +229,18 @@ class AdaFuseLLM(CustomLLM):
 
     @classmethod
     def from_embedded(cls, **kwargs: Unpack[LLMOptions]) -> Self:
-        """Create an LLM from the three small members that ship with adafuse-llm."""
+        """Create an LLM from the three small members that ship with adafuse-llm.
+
+        Raises:
+            InvalidInputError: `members` or `engine` is given.
+            InvalidOptionError: an option is unknown or out of range.
+        """
+        if given := [name for name in ("members", "engine") if name in kwargs]:
+            raise InvalidInputError(
+                f"from_embedded has no argument {given[0]!r}, because its members ship with "
+                f"adafuse-llm. For other members, call AdaFuseLLM({given[0]}=...); to choose among "
+                "the three, pass use=[...]"
+            )
         return cls(members=[], **kwargs)
 
     @classmethod
@@ -235,14 +282,49 @@ class AdaFuseLLM(CustomLLM):
         self._ensemble.unload()
 
     @property
+    @adapter_errors()
     def metadata(self) -> LLMMetadata:
         """Context window, output limit and model name. Reading it loads the members."""
-        engine = self.engine
+        options = self._options({})
+        backends = self._active_backends(options)
+        windows = [b.context_window for b in backends if b.context_window is not None]
         return LLMMetadata(
-            context_window=engine.context_window or LLMMetadata().context_window,
-            num_output=engine.config.override(self._options({})).max_new_tokens,
-            is_chat_model=all(backend.codec.has_chat_template for backend in engine.backends),
+            context_window=min(windows, default=LLMMetadata().context_window),
+            num_output=self.engine.config.override(options).max_new_tokens,
+            is_chat_model=all(backend.codec.has_chat_template for backend in backends),
             model_name=self._model_name,
+        )
+
+    @property
+    @adapter_errors()
+    def tokenizer(self) -> Callable[[str], list[int]]:
+        """A function from a text to its tokens, for ``Settings.tokenizer``.
+
+        It returns the tokens of the active member that needs the most tokens for the text. A text
+        that fits by this count fits every member. Only the number of tokens is meaningful. Reading
+        the property loads the members.
+        """
+        return LongestTokenizer(self._active_backends(self._options({})))
+
+    @adapter_errors()
+    def prompt_helper(self) -> PromptHelper:
+        """Return a prompt helper that packs prompts by the members' own token counts.
+
+        Set ``Settings.prompt_helper`` to it, or pass it to `get_response_synthesizer`. Without it,
+        LlamaIndex counts tokens with a tokenizer of its own. If the members need more tokens, the
+        prompts of a query engine may not fit, and the query fails. The helper also reserves space
+        for the markers of the members' chat templates. It loads the members.
+        """
+        metadata, backends = self.metadata, self._active_backends(self._options({}))
+        system = self.system_prompt or ""
+        if metadata.is_chat_model:
+            messages = [ChatMessage(role=role, content="x") for role in ("system", "user")]
+            request = self._messages(self._extend_messages(messages), {})  # as in `predict`
+            given = f"{system}x\nx"
+        else:
+            request, given = self._prompt("x", False, {}), f"{system}x"
+        return make_prompt_helper(
+            backends, request, given, metadata.context_window, metadata.num_output
         )
 
     def to_payload(self) -> dict[str, Any]:
@@ -252,6 +334,7 @@ class AdaFuseLLM(CustomLLM):
 
     # The eight entry points -------------------------------------------------------------------
 
+    @adapter_errors()
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         decode = self._decode(self._prompt(prompt, formatted, kwargs))
@@ -265,11 +348,13 @@ class AdaFuseLLM(CustomLLM):
         decode = self._decode(self._prompt(prompt, formatted, kwargs))
         return (_completion_response(chunk) for chunk in decode.chunks())
 
+    @aadapter_errors
     @llm_completion_callback()
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
-        decode = await self._adecode(self._prompt(prompt, formatted, kwargs))
+        await self._aload()
+        decode = self._decode(self._prompt(prompt, formatted, kwargs))
         return _completion_response(await decode.aresult())
 
     @aends_when_closed
@@ -277,9 +362,11 @@ class AdaFuseLLM(CustomLLM):
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
-        decode = await self._adecode(self._prompt(prompt, formatted, kwargs))
-        return (_completion_response(chunk) async for chunk in decode.achunks())
+        await self._aload()
+        chunks = await self._decode(self._prompt(prompt, formatted, kwargs)).achunks()
+        return (_completion_response(chunk) async for chunk in chunks)
 
+    @adapter_errors()
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         decode = self._decode(self._messages(messages, kwargs))
@@ -291,9 +378,11 @@ class AdaFuseLLM(CustomLLM):
         decode = self._decode(self._messages(messages, kwargs))
         return (_chat_response(chunk) for chunk in decode.chunks())
 
+    @aadapter_errors
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        decode = await self._adecode(self._messages(messages, kwargs))
+        await self._aload()
+        decode = self._decode(self._messages(messages, kwargs))
         return _chat_response(await decode.aresult())
 
     @aends_when_closed
@@ -301,11 +390,13 @@ class AdaFuseLLM(CustomLLM):
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
-        decode = await self._adecode(self._messages(messages, kwargs))
-        return (_chat_response(chunk) async for chunk in decode.achunks())
+        await self._aload()
+        chunks = await self._decode(self._messages(messages, kwargs)).achunks()
+        return (_chat_response(chunk) async for chunk in chunks)
 
     # Structured prediction --------------------------------------------------------------------
 
+    @adapter_errors()
     def structured_predict(
         self,
         output_cls: type[Model],
@@ -320,7 +411,8 @@ class AdaFuseLLM(CustomLLM):
         times.
 
         Raises:
-            MalformedReplyError: no reply is a valid object.
+            AdaFuseLLMError: no reply is a valid object (the cause is a `MalformedReplyError`), or
+                the prompt or an option cannot be used.
         """
         attempts = self._attempts(output_cls, prompt, prompt_args)
         for messages in attempts:
@@ -328,6 +420,7 @@ class AdaFuseLLM(CustomLLM):
         dispatcher.event(LLMStructuredPredictEndEvent(output=attempts.output))
         return attempts.output
 
+    @aadapter_errors
     async def astructured_predict(
         self,
         output_cls: type[Model],
@@ -351,17 +444,19 @@ class AdaFuseLLM(CustomLLM):
         **prompt_args: Any,
     ) -> Generator[Any, None, None]:
         """Yield partial objects during decoding, then the complete and valid object."""
-        conversation = prompt.format_messages(llm=self, **prompt_args)
-        attempts = Attempts(output_cls, conversation, self.retries)
-        for messages in attempts:
-            partial, text = Partial(output_cls), ""
-            for chunk in self.stream_chat(messages, **(llm_kwargs or {})):
-                text = chunk.message.content or ""
-                if (obj := partial.take(text)) is not None:
-                    yield obj
-            attempts.take(text)
-        yield attempts.output
+        with adapter_errors():
+            conversation = prompt.format_messages(llm=self, **prompt_args)
+            attempts = Attempts(output_cls, conversation, self.retries)
+            for messages in attempts:
+                partial, text = Partial(output_cls), ""
+                for chunk in self.stream_chat(messages, **(llm_kwargs or {})):
+                    text = chunk.message.content or ""
+                    if (obj := partial.take(text)) is not None:
+                        yield obj
+                attempts.take(text)
+            yield attempts.output
 
+    @aadapter_errors
     async def _structured_astream_call(
         self,
         output_cls: type[Model],
@@ -373,21 +468,23 @@ class AdaFuseLLM(CustomLLM):
         attempts = Attempts(output_cls, conversation, self.retries)
 
         async def objects() -> AsyncGenerator[Any, None]:
-            for messages in attempts:
-                partial, text = Partial(output_cls), ""
-                stream = await self.astream_chat(messages, **(llm_kwargs or {}))
-                async with aclosing(stream):
-                    async for chunk in stream:
-                        text = chunk.message.content or ""
-                        if (obj := partial.take(text)) is not None:
-                            yield obj
-                attempts.take(text)
-            yield attempts.output
+            with adapter_errors():
+                for messages in attempts:
+                    partial, text = Partial(output_cls), ""
+                    stream = await self.astream_chat(messages, **(llm_kwargs or {}))
+                    async with aclosing(stream):
+                        async for chunk in stream:
+                            text = chunk.message.content or ""
+                            if (obj := partial.take(text)) is not None:
+                                yield obj
+                    attempts.take(text)
+                yield attempts.output
 
         return objects()
 
     # Tools ------------------------------------------------------------------------------------
 
+    @adapter_errors()
     def predict_and_call(
         self,
         tools: Sequence[BaseTool],
@@ -411,12 +508,14 @@ class AdaFuseLLM(CustomLLM):
                 options of `AdaFuseConfig`.
 
         Raises:
-            MalformedReplyError: no step can be parsed.
+            AdaFuseLLMError: no step can be parsed (the cause is a `MalformedReplyError`), or an
+                option cannot be used.
         """
         step = self._step_and_call(tools, user_msg, chat_history, verbose, kwargs)
         with ThreadPoolExecutor(max_workers=1) as pool:  # this thread may have a running event loop
             return pool.submit(copy_context().run, asyncio.run, step).result()
 
+    @aadapter_errors
     async def apredict_and_call(
         self,
         tools: Sequence[BaseTool],
@@ -455,7 +554,15 @@ class AdaFuseLLM(CustomLLM):
     # Copies and pickles -----------------------------------------------------------------------
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        return self
+        memo = {} if memo is None else memo
+        for shared in (self._passed_engine, self.callback_manager, self.rate_limiter):
+            memo[id(shared)] = shared
+        return super().__deepcopy__(memo)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in AdaFuseConfig.model_fields and value is not None:
+            value = getattr(AdaFuseConfig().override({name: value}), name)
+        super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
         if self._passed_engine is not None:
@@ -491,17 +598,39 @@ class AdaFuseLLM(CustomLLM):
         options = {name: value for name, value in fields.items() if value is not None}
         return {**options, **self._fixed_options, **check_option_names(overrides)}
 
+    def _active_backends(self, options: Mapping[str, Any]) -> list[Backend]:
+        """Return the members that decode with these options.
+
+        Raises:
+            InvalidOptionError: an option is out of range or does not match the members.
+        """
+        engine = self.engine
+        active = engine.config.override(options).member_weights(engine.members)
+        return [backend for backend in engine.backends if backend.name in active]
+
     def _prompt(self, prompt: str, formatted: bool, overrides: Mapping[str, Any]) -> dict[str, Any]:
         """Return the request for a completion.
 
-        If the prompt is not `formatted`, apply `completion_to_prompt`, the system prompt and the
-        query wrapper to it, in the same order as `predict`.
+        If the prompt is not `formatted`, apply `completion_to_prompt` to it. The result becomes a
+        user message, or the system prompt and the query wrapper are applied to it in the same order
+        as in `predict`.
         """
+        options = self._options(overrides)
         if not formatted:
             if self.completion_to_prompt is not None:
                 prompt = self.completion_to_prompt(prompt)
+            if self._completes_as_chat(options):
+                message = ChatMessage(role=MessageRole.USER, content=prompt)
+                return self._messages([message], overrides)
             prompt = self._extend_prompt(prompt)
-        return {"prompt": prompt, **self._options(overrides)}
+        return {"prompt": prompt, **options}
+
+    def _completes_as_chat(self, options: Mapping[str, Any]) -> bool:
+        if self.complete_as_chat is not None:
+            return self.complete_as_chat
+        if self.completion_to_prompt not in (None, default_completion_to_prompt):
+            return False
+        return all(b.codec.has_chat_template for b in self._active_backends(options))
 
     def _messages(
         self, messages: Sequence[ChatMessage], overrides: Mapping[str, Any]
@@ -520,11 +649,11 @@ class AdaFuseLLM(CustomLLM):
     def _decode(self, request: dict[str, Any]) -> Decode:
         return Decode(self.engine, request, emit_events=self.emit_events)
 
-    async def _adecode(self, request: dict[str, Any]) -> Decode:
+    async def _aload(self) -> None:
+        """Load the members without blocking the event loop."""
         ensemble = self._ensemble
         if not ensemble.is_loaded:
             await asyncio.to_thread(ensemble.engine)
-        return self._decode(request)
 
     def _attempts(
         self, output_cls: type[Model], prompt: BasePromptTemplate, prompt_args: dict[str, Any]
