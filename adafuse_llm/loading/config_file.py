@@ -22,7 +22,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from adafuse_llm.config import AdaFuseConfig, Options
-from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
 
 __all__ = ["ConfigFile", "read_config", "write_config"]
 
@@ -60,6 +60,9 @@ class ConfigFile(Options):
         return AdaFuseConfig(**self.options)
 
 
+MAX_ALIASES = 20
+"""Maximum number of YAML aliases in a file. Nested aliases multiply the size of the contents."""
+
 LOADING = ("strategy", "dtype", "device_map", "revision")
 """Names that a file may set in addition to ``models`` and the options of `AdaFuseConfig`."""
 
@@ -68,18 +71,28 @@ def read_config(path: str | PathLike[str]) -> ConfigFile:
     """Read a configuration file.
 
     Raises:
-        InvalidInputError: the file is missing, or is not a mapping in YAML or JSON.
+        InvalidInputError: the file is missing, is not a mapping in YAML or JSON, or has more than
+            `MAX_ALIASES` aliases.
         InvalidOptionError: an option is unknown or out of range.
     """
     import yaml
 
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8-sig"))
+        text = Path(path).read_text(encoding="utf-8-sig")
+        aliases = sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text))
+        values = yaml.safe_load(text) if aliases <= MAX_ALIASES else None
     except OSError as error:
         raise InvalidInputError(f"configuration file {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise InvalidInputError(f"configuration file {path} is nested too deeply") from error
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the latter two: invalid dates
         reason = " ".join(str(error).split())
         raise InvalidInputError(f"configuration file {path} is not YAML: {reason}") from error
+    if aliases > MAX_ALIASES:
+        raise InvalidInputError(
+            f"configuration file {path} has {aliases} YAML aliases; at most {MAX_ALIASES} are "
+            "allowed. Write the values out."
+        )
     return _parse(path, values)
 
 
@@ -117,7 +130,7 @@ def _parse(path: str | PathLike[str], values: Any) -> ConfigFile:
     for name in values:
         if name not in allowed:
             raise InvalidOptionError(
-                f"configuration file {path}: unknown option {name!r}."
+                f"configuration file {path}: unknown option {short_repr(name)}."
                 f"{nearest(str(name), allowed)} The options are: {', '.join(allowed)}."
             )
     try:
