@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path, PureWindowsPath
 from typing import Any, Final
 
@@ -59,8 +59,9 @@ def check_files(
         if (file := _find(path, revision, name)) is not None:
             names = _files_of(file, f"{label}: {name}")
             _check_names(names, folder, f"{label}: {name}", allow_pickle=allow_pickle)
-    if folder is not None and not allow_pickle and not any(folder.glob("*.safetensors")):
-        if any(file.suffix in (".bin", ".pt", ".pth") for file in folder.iterdir()):
+    if folder is not None and not allow_pickle:
+        suffixes = {file.suffix for file in folder.iterdir()}
+        if ".safetensors" not in suffixes and suffixes & {".bin", ".pt", ".pth"}:
             raise LoadError(f"{label} has weights in pickle format only. {PICKLE_ADVICE}")
 
 
@@ -86,8 +87,9 @@ def check_weights(model: Any, loading_info: Mapping[str, Any], label: str) -> No
     ]:
         problems.append(f"{_tensors(mismatched)} of the wrong shape")
     if loading_info["unexpected_keys"]:
-        layers = _more_layers(loading_info["unexpected_keys"], model.state_dict())
-        if layers:
+        base = f"{model.base_model_prefix}."  # checkpoints of base models leave it out
+        known = [name for full in model.state_dict() for name in (full, full.removeprefix(base))]
+        if layers := _more_layers(loading_info["unexpected_keys"], known):
             problems.append(f"{_tensors(layers)} of layers that config.json does not have")
     if problems:
         raise LoadError(
@@ -148,7 +150,7 @@ def _is_inside(name: str, folder: Path) -> bool:
 
 
 def _check_adapter(path: str, revision: str | None, label: str, *, allow_pickle: bool) -> None:
-    if importlib.util.find_spec("peft") is None:
+    if find_spec("peft") is None:
         raise LoadError(
             f"{label} has an adapter (adapter_config.json), which needs the package peft. Run: pip "
             "install peft. Or merge the adapter into the model with merge_and_unload() of peft."
