@@ -63,6 +63,9 @@ class ConfigFile(Options):
 MAX_ALIASES = 20
 """Maximum number of YAML aliases in a file. Nested aliases multiply the size of the contents."""
 
+MAX_DEPTH = 20
+"""Maximum number of lists and mappings inside each other. PyYAML is slow with deeper ones."""
+
 LOADING = ("strategy", "dtype", "device_map", "revision")
 """Names that a file may set in addition to ``models`` and the options of `AdaFuseConfig`."""
 
@@ -71,29 +74,41 @@ def read_config(path: str | PathLike[str]) -> ConfigFile:
     """Read a configuration file.
 
     Raises:
-        InvalidInputError: the file is missing, is not a mapping in YAML or JSON, or has more than
-            `MAX_ALIASES` aliases.
+        InvalidInputError: the file is missing, is not a mapping in YAML or JSON, has more than
+            `MAX_ALIASES` aliases, or is nested deeper than `MAX_DEPTH`.
         InvalidOptionError: an option is unknown or out of range.
     """
     import yaml
 
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
-        aliases = sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text))
-        values = yaml.safe_load(text) if aliases <= MAX_ALIASES else None
+        if reason := _excess(text):
+            raise InvalidInputError(f"configuration file {path} {reason}")
+        values = yaml.safe_load(text)
     except OSError as error:
         raise InvalidInputError(f"configuration file {path}: {error.strerror}") from error
-    except RecursionError as error:
-        raise InvalidInputError(f"configuration file {path} is nested too deeply") from error
-    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the latter two: invalid dates
+    except InvalidInputError:
+        raise
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # ValueError: an invalid date
         reason = " ".join(str(error).split())
         raise InvalidInputError(f"configuration file {path} is not YAML: {reason}") from error
-    if aliases > MAX_ALIASES:
-        raise InvalidInputError(
-            f"configuration file {path} has {aliases} YAML aliases; at most {MAX_ALIASES} are "
-            "allowed. Write the values out."
-        )
     return _parse(path, values)
+
+
+def _excess(text: str) -> str | None:
+    """Return why a YAML text may be too large to read, or None. Do not expand aliases."""
+    import yaml
+
+    aliases = depth = 0
+    for event in yaml.parse(text):
+        aliases += isinstance(event, yaml.AliasEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if aliases > MAX_ALIASES:
+            return f"has more than {MAX_ALIASES} YAML aliases; write the values out"
+        if depth > MAX_DEPTH:
+            return f"is nested more than {MAX_DEPTH} levels deep"
+    return None
 
 
 def write_config(
