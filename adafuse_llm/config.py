@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from typing_extensions import Unpack
 
-from adafuse_llm.errors import InvalidOptionError, nearest
+from adafuse_llm.errors import InvalidOptionError, nearest, short_repr
 
 __all__ = ["AdaFuseConfig", "DecodeOptions", "RuntimeConfig"]
+
+MAX_WEIGHT = 1e12
+"""The highest weight of a member. Sums of weighted scores stay far below the float limit."""
 
 
 class Options(BaseModel):
@@ -26,6 +28,12 @@ class Options(BaseModel):
                 super().__init__(**options)
             except ValidationError as error:
                 raise InvalidOptionError(explain(error, list(type(self).model_fields))) from None
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            raise InvalidOptionError(
+                f"option {name!r}: {type(self).__name__} is frozen; create another one with the "
+                "new value"
+            )
 
 
 class RuntimeConfig(Options):
@@ -93,19 +101,23 @@ class AdaFuseConfig(Options):
     max_words: int = Field(
         3,
         ge=1,
-        description="M: maximum number of words in a span of a confident member (§3.2).",
+        le=100,
+        description="M: maximum number of words in a span of a confident member (§3.2). At most "
+        "100.",
     )
     branching_factor: int = Field(
         3,
         ge=1,
+        le=100,
         description="B: number of alternatives for the first word that a member is not confident "
-        "of (§3.3).",
+        "of (§3.3). At most 100, because each alternative needs memory at every member.",
     )
     max_word_tokens: int = Field(
         16,
         ge=1,
+        le=256,
         description="Maximum number of tokens in a word, for scripts without spaces. A longer word "
-        "is cut.",
+        "is cut. At most 256.",
     )
     max_new_tokens: int = Field(
         256,
@@ -120,11 +132,10 @@ class AdaFuseConfig(Options):
     weights: dict[str, float] | tuple[float, ...] | None = Field(
         None,
         description="Weight of each member in the fused score, by name or in member order. Weights "
-        "are non-negative and not all zero. Default: equal weights (§3.4, equation 6).",
+        "are from 0 to 1e12 and not all zero. Default: equal weights (§3.4, equation 6).",
     )
     use: tuple[str, ...] | None = Field(
         None,
-        min_length=1,
         description="Names of the members that decode, in any order. Default: all members.",
     )
 
@@ -133,7 +144,7 @@ class AdaFuseConfig(Options):
         if temperature not in (0, None):
             raise InvalidOptionError(
                 f"temperature must be 0, because AdaFuse decoding is deterministic; got "
-                f"{temperature!r}. Omit the option."
+                f"{short_repr(temperature)}. Omit the option."
             )
         values: dict[str, Any] = {**options}
         super().__init__(**values)
@@ -155,7 +166,21 @@ class AdaFuseConfig(Options):
     @field_validator("use", mode="before")
     @classmethod
     def _one_member_or_many(cls, names: Any) -> Any:
+        if isinstance(names, Sequence) and not names:
+            raise ValueError("name at least one member, or omit the option to use all members")
         return (names,) if isinstance(names, str) else names
+
+    @field_validator("weights", mode="before")
+    @classmethod
+    def _by_name_or_in_order(cls, weights: Any) -> Any:
+        if weights is not None and (
+            isinstance(weights, (str, bytes)) or not isinstance(weights, Iterable)
+        ):
+            raise ValueError(
+                "weights must be a number per member, in member order, or a dict of numbers by "
+                "member name"
+            )
+        return weights
 
     @field_validator("weights")
     @classmethod
@@ -165,8 +190,10 @@ class AdaFuseConfig(Options):
         if weights is None:
             return None
         values = list(weights.values()) if isinstance(weights, dict) else list(weights)
-        if any(not math.isfinite(value) or value < 0 for value in values) or not any(values):
-            raise ValueError("weights must be finite, non-negative and not all zero")
+        if not all(0 <= value <= MAX_WEIGHT for value in values) or not any(values):
+            raise ValueError(
+                f"weights must be finite, non-negative, at most {MAX_WEIGHT:g} and not all zero"
+            )
         return weights
 
     def override(self, options: Mapping[str, Any]) -> AdaFuseConfig:
@@ -204,8 +231,8 @@ class AdaFuseConfig(Options):
             for name in used:
                 if name not in members:
                     raise InvalidOptionError(
-                        f"option {option!r}: there is no member {name!r}.{nearest(name, members)} "
-                        f"Members: {', '.join(members)}."
+                        f"option {option!r}: there is no member {short_repr(name)}."
+                        f"{nearest(name, members)} Members: {', '.join(members)}."
                     )
         if missing := [name for name in names if name not in weights]:
             raise InvalidOptionError(
@@ -228,10 +255,16 @@ def hint(name: str, allowed: Iterable[str]) -> str:
 
 def explain(error: ValidationError, names: Sequence[str]) -> str:
     """Describe the first problem in one line: the option, what is allowed and what was given."""
-    problem = error.errors()[0]
-    name = str(problem["loc"][0]) if problem["loc"] else "options"
-    if problem["type"] == "extra_forbidden":
-        return f"unknown option {name!r}.{hint(name, names)} The options are: {', '.join(names)}."
+    problems = error.errors(include_url=False, include_context=False)
+    name = str(problems[0]["loc"][0]) if problems[0]["loc"] else "options"
+    if problems[0]["type"] == "extra_forbidden":
+        return (
+            f"unknown option {short_repr(name)}.{hint(name, names)} The options are: "
+            f"{', '.join(names)}."
+        )
+    # a value that fits none of several types has a problem for each; the deepest fits best
+    same = [problem for problem in problems if problem["loc"][:1] == problems[0]["loc"][:1]]
+    problem = max(same, key=lambda each: len(each["loc"]))
     allowed = problem["msg"].removeprefix("Value error, ")
     allowed = allowed[:1].lower() + allowed[1:]
-    return f"option {name!r}: {allowed}; got {problem['input']!r}"
+    return f"option {name!r}: {allowed}; got {short_repr(problem['input'])}"

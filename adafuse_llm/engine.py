@@ -6,7 +6,15 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, closing, contextmanager
 from functools import partial
 from os import PathLike
@@ -23,6 +31,7 @@ from adafuse_llm.errors import (
     ContextWindowError,
     InvalidInputError,
     MemberError,
+    short_repr,
 )
 from adafuse_llm.loading.config_file import read_config
 from adafuse_llm.results import Generation, Round, Scores, StreamEvent
@@ -303,11 +312,9 @@ class AdaFuseEngine:
         The iterator yields the events of all decodes as they arrive, each with the index of its
         prompt. Closing the iterator stops all decodes after at most one more round.
         """
-        if (prompts is None) == (messages is None) or isinstance(prompts, str):
-            raise InvalidInputError("pass a list of prompts, or a list of conversations")
         requests = [
-            *(self._request(prompt, None, cancel, overrides) for prompt in prompts or ()),
-            *(self._request(None, turns, cancel, overrides) for turns in messages or ()),
+            self._request(prompt, conversation, cancel, overrides)
+            for prompt, conversation in _split_batch(prompts, messages)
         ]
         return self._stream_all(requests, on_round)
 
@@ -344,7 +351,9 @@ class AdaFuseEngine:
             raise InvalidInputError("continuations must be a list of at least one text")
         for text in continuations:
             if not isinstance(text, str) or not text:
-                raise InvalidInputError(f"a continuation must be non-empty text; got {text!r}")
+                raise InvalidInputError(
+                    f"a continuation must be non-empty text; got {short_repr(text)}"
+                )
             check_text(text, "a continuation")
         config = self.config.override(overrides)
         members = self._members(config, prompt, messages, to_score=True)
@@ -622,6 +631,34 @@ class AdaFuseEngine:
         """
         weights = config.member_weights(self.members)
         return [(b, weights[b.name]) for b in self._backends if b.name in weights]
+
+
+def _split_batch(prompts: Any, messages: Any) -> list[tuple[str | None, Messages | None]]:
+    """Return the prompt or the conversation of each request of a batch.
+
+    Raises:
+        InvalidInputError: neither argument is a list of the right things, or both are given.
+    """
+    given = prompts if messages is None else messages
+    if (
+        (prompts is None) == (messages is None)
+        or isinstance(given, (str, bytes, Mapping))
+        or not isinstance(given, Iterable)
+    ):
+        raise InvalidInputError("pass a list of prompts, or a list of conversations")
+    batch = list(given)
+    for each in batch:
+        if messages is None and not isinstance(each, str):
+            raise InvalidInputError(
+                f"each prompt must be text; got {short_repr(each)}. Pass conversations as "
+                "messages=[conversation, ...]."
+            )
+        if messages is not None and isinstance(each, Mapping):
+            raise InvalidInputError(
+                "messages must be a list of conversations, and each conversation a list of "
+                "messages; got one conversation. Pass messages=[conversation]."
+            )
+    return [(each, None) if messages is None else (None, each) for each in batch]
 
 
 def _raise_error(event: Any) -> Any:

@@ -20,6 +20,7 @@ A message states what is wrong, what is allowed, what was given and what to do.
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
 
 __all__ = [
@@ -110,6 +111,31 @@ def is_out_of_memory(error: BaseException) -> bool:
         or type(error).__name__ == "OutOfMemoryError"
         or "can't allocate memory" in str(error)  # the message of torch on a CPU
     )
+
+
+class _ShortRepr(reprlib.Repr):
+    """A `repr` that reads only the beginning of a value, however large the value is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 3
+        self.maxlist = self.maxtuple = self.maxdict = 6
+        self.maxstring = self.maxother = 80
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Return the number, or its size if it is too long to convert to text."""
+        bits = x.bit_length()
+        return super().repr_int(x, level) if bits < 1000 else f"an integer of {bits:,} bits"
+
+
+_SHORT_REPR = _ShortRepr()
+MAX_SHOWN = 200
+
+
+def short_repr(value: object) -> str:
+    """Return `repr(value)` for an error message, shortened to at most `MAX_SHOWN` characters."""
+    text = _SHORT_REPR.repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
 def nearest(name: str, allowed: Iterable[str], *, limit: int = 1, similarity: float = 0.6) -> str:

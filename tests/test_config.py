@@ -49,6 +49,11 @@ def test_defaults() -> None:
         ("weights", [0.0, 0.0], "not all zero"),
         ("weights", {"a": math.inf}, "finite"),
         ("weights", (), "not all zero"),
+        ("weights", "x", "number per member"),
+        ("weights", [1.0, "x"], "valid number"),
+        ("weights", {"a": "x"}, "valid number"),
+        ("use", [], "at least one member"),
+        ("use", (), "at least one member"),
     ],
 )
 def test_an_option_out_of_range_is_named_with_what_is_allowed_and_given(
@@ -59,7 +64,8 @@ def test_an_option_out_of_range_is_named_with_what_is_allowed_and_given(
     message = str(caught.value)
     assert name in message
     assert allowed in message
-    assert repr(value) in message or repr(value[0]) in message
+    given = [*value.values()] if isinstance(value, dict) else value
+    assert repr(value) in message or any(repr(part) in message for part in given)
     assert "\n" not in message
     assert isinstance(caught.value, ValueError)
 
@@ -100,3 +106,61 @@ def test_the_options_of_the_reference_are_the_options_of_the_engine() -> None:
     from tests.reference import Options
 
     assert vars(Options()) == AdaFuseConfig().model_dump(exclude={"use"})
+
+
+@pytest.mark.parametrize(
+    ("name", "highest"), [("max_words", 100), ("branching_factor", 100), ("max_word_tokens", 256)]
+)
+def test_e12_options_that_need_memory_have_an_upper_bound(name: str, highest: int) -> None:
+    options: dict[str, Any] = {name: highest}
+    assert getattr(AdaFuseConfig(**options), name) == highest
+    options[name] += 1
+    with pytest.raises(InvalidOptionError, match=f"'{name}'.*less than or equal to {highest}"):
+        AdaFuseConfig(**options)
+    assert f"At most {highest}" in (AdaFuseConfig.model_fields[name].description or "")
+
+
+@pytest.mark.parametrize("weights", [[1e308, 1e308], {"a": 1e13}, [math.nan, 1.0]])
+def test_e12_weights_have_an_upper_bound(weights: Any) -> None:
+    with pytest.raises(InvalidOptionError, match=r"weights must be finite.*at most 1e\+12"):
+        AdaFuseConfig(weights=weights)
+    assert AdaFuseConfig(weights=[1e12, 0]).weights == (1e12, 0.0)
+
+
+def nested(value: Any = "lol") -> Any:
+    """Return lists in lists whose `repr` has a hundred thousand parts."""
+    for _ in range(5):
+        value = [value] * 10
+    return value
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_words": nested()},
+        {"max_words": "x" * 10_000},
+        {"max_words": 10**5000},
+        {"stop": {"x" * 10_000: nested()}},
+        {"weights": nested()},
+        {"use": nested()},
+        {"temperature": nested()},
+        {"x" * 10_000: 1},
+    ],
+)
+def test_e8_values_in_errors_are_short(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOptionError) as caught:
+        AdaFuseConfig(**options)
+    assert len(str(caught.value)) < 600
+
+
+def test_e8_names_of_unknown_members_are_short() -> None:
+    with pytest.raises(InvalidOptionError) as caught:
+        AdaFuseConfig(use="x" * 10_000).member_weights(["a", "b"])
+    assert len(str(caught.value)) < 400
+
+
+def test_s11_an_assignment_raises_an_error_of_one_line() -> None:
+    config = AdaFuseConfig()
+    with pytest.raises(InvalidOptionError, match=r"^option 'max_words'.* frozen.*$"):
+        config.max_words = 3
+    assert config == AdaFuseConfig()

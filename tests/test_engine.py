@@ -45,7 +45,7 @@ def pair() -> AdaFuseEngine:
             r"members that decode \(one\) have weight 0",
         ),
         ({"prompt": "x", "use": ["one", "tow"]}, "no member 'tow'.*'two'"),
-        ({"prompt": "x", "use": []}, "use.*at least 1"),
+        ({"prompt": "x", "use": []}, "use.*at least one member.*omit the option"),
         ({"prompt": "x", "weights": {"one": 1.0, "tow": 1.0}}, "tow"),
         ({"prompt": "x", "max_words": 0}, "max_words"),
         ({"prompt": "x", "max_wrds": 1}, "Did you mean 'max_words'"),
@@ -82,6 +82,36 @@ def test_bad_batches_are_refused(pair: AdaFuseEngine) -> None:
         pair.generate_batch(["x", ""])
     assert pair.generate_batch([]) == []
     assert all(getattr(member, "passes", 0) == 0 for member in pair.backends)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"messages": [{"role": "user", "content": "x"}]}, r"messages=\[conversation\]"),
+        (
+            {"prompts": [{"role": "user", "content": "x"}]},
+            r"text.*messages=\[conversation, \.\.\.\]",
+        ),
+        ({"prompts": [[{"role": "user", "content": "x"}]]}, "text.*messages="),
+        ({"prompts": 5}, "list of prompts"),
+        ({"prompts": "x"}, "list of prompts"),
+        ({"messages": {"role": "user", "content": "x"}}, "list of conversations"),
+        ({"prompts": ["x"], "messages": [[{"role": "user", "content": "x"}]]}, "list of"),
+    ],
+)
+def test_a_batch_of_the_wrong_form_is_refused_with_the_right_form(
+    pair: AdaFuseEngine, arguments: dict[str, Any], says: str
+) -> None:
+    for call in (pair.generate_batch, pair.stream_batch):
+        with pytest.raises(InvalidInputError, match=says):
+            list(call(**arguments))
+
+
+def test_e12_the_highest_weights_decode(pair: AdaFuseEngine) -> None:
+    equal = pair.generate("x", max_new_tokens=4, weights=[1.0, 1.0])
+    highest = pair.generate("x", max_new_tokens=4, weights=[1e12, 1e12])
+    assert as_data(highest) == approximately(as_data(equal))
 
 
 @pytest.mark.quick

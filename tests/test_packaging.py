@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import yaml
 from hatchling.builders.wheel import WheelBuilder
@@ -57,3 +59,19 @@ def test_the_lowest_constraints_are_the_lower_bounds() -> None:
     lines = (ROOT / "constraints-lowest.txt").read_text(encoding="utf-8").splitlines()
     pins = (line.split("==") for line in lines if not line.startswith("#"))
     assert {name: {Version(version)} for name, version in pins} == bounds
+
+
+def test_extras_in_install_hints_exist() -> None:
+    extras = METADATA["adafuse-llm"].core.optional_dependencies
+    files = [
+        file
+        for folder in ("adafuse_llm", "integrations", "docs", "cookbooks")
+        for suffix in ("py", "md", "ipynb")
+        for file in (ROOT / folder).rglob(f"*.{suffix}")
+    ]
+    hints = {
+        extra
+        for file in [ROOT / "README.md", *files]
+        for extra in re.findall(r"adafuse-llm\[(\w+)\]", file.read_text(encoding="utf-8"))
+    }
+    assert {"cli", "eval", "tune"} <= hints <= extras.keys()

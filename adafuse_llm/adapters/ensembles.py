@@ -14,7 +14,7 @@ from adafuse_llm import __version__
 from adafuse_llm.backends.windows import stored_window
 from adafuse_llm.config import RuntimeConfig
 from adafuse_llm.engine import AdaFuseEngine
-from adafuse_llm.errors import InvalidInputError, InvalidOptionError
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError, short_repr
 from adafuse_llm.forks import after_fork
 from adafuse_llm.loading.config_file import read_config
 from adafuse_llm.loading.specs import MemberSpec, as_spec, member_names
@@ -57,10 +57,13 @@ class Ensemble:
         Raises:
             InvalidInputError: `members` is not a list of these, or two members have the same
                 explicit name.
+            InvalidOptionError: a field is unknown or out of range.
         """
         if isinstance(members, (str, dict, MemberSpec)):
-            raise InvalidInputError(f"members must be a list; got one member: {members!r}")
-        specs = tuple(MemberSpec(**m) if isinstance(m, dict) else as_spec(m) for m in members)
+            raise InvalidInputError(
+                f"members must be a list; got one member: {short_repr(members)}"
+            )
+        specs = tuple(map(as_spec, members))
         member_names(specs)
         return cls(specs, **loading)
 

@@ -140,9 +140,9 @@ def _print(facts: list[dict[str, Any]], findings: list[Finding], together: bool)
         console.print(_table(facts))
     for finding in findings:
         style = "red" if finding.level == "problem" else "yellow"
-        line = Text(f"{finding.level}: ", style).append(
-            printable(f"{finding.member}: {finding.text}"), "default"
-        )
+        named = finding.text.startswith("member ")  # errors name the member themselves
+        text = finding.text if named else f"{finding.member}: {finding.text}"
+        line = Text(f"{finding.level}: ", style).append(printable(text), "default")
         console.print(line, soft_wrap=True)
     verdict = f"These models {'can' if together else 'cannot'} work together"
     windows = [fact["context_window"] for fact in facts if fact["context_window"]]

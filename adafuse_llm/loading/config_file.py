@@ -22,7 +22,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from adafuse_llm.config import AdaFuseConfig, Options
-from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
 
 __all__ = ["ConfigFile", "read_config", "write_config"]
 
@@ -60,6 +60,12 @@ class ConfigFile(Options):
         return AdaFuseConfig(**self.options)
 
 
+MAX_ALIASES = 20
+"""Maximum number of YAML aliases in a file. Nested aliases multiply the size of the contents."""
+
+MAX_DEPTH = 20
+"""Maximum number of lists and mappings inside each other. PyYAML is slow with deeper ones."""
+
 LOADING = ("strategy", "dtype", "device_map", "revision")
 """Names that a file may set in addition to ``models`` and the options of `AdaFuseConfig`."""
 
@@ -68,19 +74,41 @@ def read_config(path: str | PathLike[str]) -> ConfigFile:
     """Read a configuration file.
 
     Raises:
-        InvalidInputError: the file is missing, or is not a mapping in YAML or JSON.
+        InvalidInputError: the file is missing, is not a mapping in YAML or JSON, has more than
+            `MAX_ALIASES` aliases, or is nested deeper than `MAX_DEPTH`.
         InvalidOptionError: an option is unknown or out of range.
     """
     import yaml
 
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8-sig"))
+        text = Path(path).read_text(encoding="utf-8-sig")
+        if reason := _excess(text):
+            raise InvalidInputError(f"configuration file {path} {reason}")
+        values = yaml.safe_load(text)
     except OSError as error:
         raise InvalidInputError(f"configuration file {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except InvalidInputError:
+        raise
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # ValueError: an invalid date
         reason = " ".join(str(error).split())
         raise InvalidInputError(f"configuration file {path} is not YAML: {reason}") from error
     return _parse(path, values)
+
+
+def _excess(text: str) -> str | None:
+    """Return why a YAML text may be too large to read, or None. Do not expand aliases."""
+    import yaml
+
+    aliases = depth = 0
+    for event in yaml.parse(text):
+        aliases += isinstance(event, yaml.AliasEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if aliases > MAX_ALIASES:
+            return f"has more than {MAX_ALIASES} YAML aliases; write the values out"
+        if depth > MAX_DEPTH:
+            return f"is nested more than {MAX_DEPTH} levels deep"
+    return None
 
 
 def write_config(
@@ -117,7 +145,7 @@ def _parse(path: str | PathLike[str], values: Any) -> ConfigFile:
     for name in values:
         if name not in allowed:
             raise InvalidOptionError(
-                f"configuration file {path}: unknown option {name!r}."
+                f"configuration file {path}: unknown option {short_repr(name)}."
                 f"{nearest(str(name), allowed)} The options are: {', '.join(allowed)}."
             )
     try:

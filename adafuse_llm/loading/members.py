@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from adafuse_llm.embedded import MEMBERS
 from adafuse_llm.errors import (
     InvalidInputError,
     InvalidOptionError,
     LoadError,
     UnsupportedModelError,
+    short_repr,
 )
+from adafuse_llm.loading.checkpoint import check_files, check_weights
 from adafuse_llm.loading.quantization import (
     bits_per_weight,
     kept_modules,
@@ -24,6 +27,9 @@ from adafuse_llm.text.codec import TokenizerCodec
 
 RESERVE = 0.1
 """Share of the free memory that weights do not use when several members share devices."""
+
+MAX_REASON = 300
+"""Maximum number of characters of another library's error message."""
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +57,7 @@ def load_members(
         InvalidOptionError: a dtype is not valid.
     """
     if isinstance(members, (str, MemberSpec)):
-        raise InvalidInputError(f"members must be a list; got one member: {members!r}")
+        raise InvalidInputError(f"members must be a list; got one member: {short_repr(members)}")
     specs = [as_spec(member) for member in members]
     if not specs:
         raise InvalidInputError("an ensemble needs at least one member; got none")
@@ -107,7 +113,7 @@ def _check_dtype(dtype: Any) -> None:
     if dtype != "auto" and not isinstance(value, torch.dtype):
         raise InvalidOptionError(
             "option 'dtype' must be 'auto' or a torch dtype such as 'float32', 'bfloat16' or "
-            f"'float16'; got {dtype!r}"
+            f"'float16'; got {short_repr(dtype)}"
         )
 
 
@@ -119,14 +125,8 @@ def _load_config(spec: MemberSpec, name: str, setting: Mapping[str, Any]) -> Any
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     )
 
-    folder = Path(spec.path)
-    if folder.exists() and not (folder / "config.json").is_file():
-        raise LoadError(
-            f"member {name!r}: {spec.path} is not a model folder (it has no config.json). "
-            "Pass a folder written by save_pretrained, or a hub id."
-        )
-    if not folder.exists() and (folder.is_absolute() or spec.path.startswith((".", "~"))):
-        raise LoadError(f"member {name!r}: the folder {spec.path} does not exist")
+    label = _label(spec, name)
+    _check_path(spec.path, label)
     try:
         config = AutoConfig.from_pretrained(
             spec.path,
@@ -137,20 +137,54 @@ def _load_config(spec: MemberSpec, name: str, setting: Mapping[str, Any]) -> Any
         raise _load_error(spec, name, error) from error
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(
-            f"member {name!r}: {spec.path} is an encoder-decoder model ({config.model_type}); "
+            f"{label} is an encoder-decoder model ({config.model_type}); "
             "members must be causal (decoder-only) language models"
         )
     remote = bool(getattr(config, "auto_map", None)) and setting["trust_remote_code"]
     registered = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING  # by AutoModelForCausalLM.register
     if not (config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or registered or remote):
         raise UnsupportedModelError(
-            f"member {name!r}: {spec.path} has type {config.model_type!r}, which is not a "
+            f"{label} has type {config.model_type!r}, which is not a "
             "causal language model in transformers"
         )
-    if folder.exists() and not spec.allow_pickle:
-        _refuse_pickle(spec, name, folder)
     _check_quantization(spec, name, config)
+    check_files(spec.path, setting["revision"], config, label, allow_pickle=spec.allow_pickle)
     return config
+
+
+def _label(spec: MemberSpec, name: str) -> str:
+    """Return the text that names a member in errors."""
+    return f"member {name!r}" if name == spec.path else f"member {name!r} ({spec.path})"
+
+
+def _check_path(path: str, label: str) -> None:
+    """Check that a path is a model folder, or can be a hub id. Do not ask the hub."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        exists = Path(path).exists()
+    except OSError:  # such as a name that is too long for the file system
+        exists = False
+    if exists and not (Path(path) / "config.json").is_file():
+        raise LoadError(
+            f"{label} is not a model folder (it has no config.json). "
+            "Pass a folder written by save_pretrained, or a hub id."
+        )
+    if not exists and path in MEMBERS:
+        raise LoadError(
+            f"{label} is an embedded member, which has no hub id. The embedded members load if no "
+            "members are given (in Python: AdaFuseEngine.from_embedded()), and the option 'use' "
+            "chooses among them. adafuse_llm.embedded.member_paths() returns their folders."
+        )
+    try:
+        validate_repo_id(path)
+    except HFValidationError:
+        if not exists:
+            raise LoadError(
+                f"{label} cannot be loaded: the folder does not exist. "
+                "A hub id has the form NAME or OWNER/NAME."
+            ) from None
 
 
 def _quantization(spec: MemberSpec, config: Any) -> Any:
@@ -173,25 +207,14 @@ def _check_quantization(spec: MemberSpec, name: str, config: Any) -> None:
     supported = ["bitsandbytes", *AUTO_QUANTIZATION_CONFIG_MAPPING]
     if (used := method(quantization)) not in supported:
         raise LoadError(
-            f"member {name!r}: {spec.path} cannot be loaded: its quantization_config must have a "
+            f"{_label(spec, name)} cannot be loaded: its quantization_config must have a "
             f"quant_method that transformers supports ({', '.join(sorted(supported))}); "
-            f"got {used!r}"
+            f"got {short_repr(used)}"
         )
     if missing := missing_packages(quantization):
         raise LoadError(
-            f"member {name!r}: {spec.path} cannot be loaded: {used} quantization needs packages "
+            f"{_label(spec, name)} cannot be loaded: {used} quantization needs packages "
             f"that are not installed; run: pip install {' '.join(missing)}"
-        )
-
-
-def _refuse_pickle(spec: MemberSpec, name: str, folder: Path) -> None:
-    if not any(folder.glob("*.safetensors")) and any(
-        path.suffix in (".bin", ".pt", ".pth") for path in folder.iterdir()
-    ):
-        raise LoadError(
-            f"member {name!r}: {spec.path} has weights in pickle format only. Weights in pickle "
-            "format can run code when loaded. Convert them to safetensors, or pass "
-            "MemberSpec(path=..., allow_pickle=True) if you trust them."
         )
 
 
@@ -213,10 +236,9 @@ def _load(
         tokenizer = AutoTokenizer.from_pretrained(spec.path, **source)
     except Exception as error:
         raise LoadError(
-            f"member {name!r}: {spec.path} has no usable tokenizer "
-            f"({type(error).__name__}: {_first_line(error)})"
+            f"{_label(spec, name)} has no usable tokenizer ({_describe(error)})"
         ) from error
-    _check_tokenizer(tokenizer, name, spec.path)
+    _check_tokenizer(tokenizer, _label(spec, name))
     options: dict[str, Any] = {**source, "dtype": setting["dtype"]}
     if spec.device is not None:
         options["device_map"] = {"": spec.device}
@@ -227,26 +249,31 @@ def _load(
     if spec.quantization_config is not None:
         options["quantization_config"] = copy.deepcopy(spec.quantization_config)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            spec.path, use_safetensors=None if spec.allow_pickle else True, **options
+        model, loading_info = AutoModelForCausalLM.from_pretrained(
+            spec.path,
+            use_safetensors=None if spec.allow_pickle else True,
+            ignore_mismatched_sizes=True,  # the error of check_weights names the tensors
+            output_loading_info=True,
+            **options,
         )
     except Exception as error:
         raise _load_error(spec, name, error) from error
+    check_weights(model, loading_info, _label(spec, name))
     backend_options: dict[str, Any] = {"static_cache": spec.static_cache, "compile": spec.compile}
     if spec.prefix_cache_bytes is not None:
         backend_options["prefix_cache_bytes"] = spec.prefix_cache_bytes
     return HuggingFaceBackend(model.eval(), tokenizer, name, **backend_options)
 
 
-def _check_tokenizer(tokenizer: Any, name: str, path: str) -> None:
+def _check_tokenizer(tokenizer: Any, label: str) -> None:
     reason = "it produces no tokens from a text"
     try:
         usable = bool(TokenizerCodec(tokenizer).encode_continuation((), "a b")[0])
     except Exception as error:  # a tokenizer may raise any exception
-        usable, reason = False, f"{type(error).__name__}: {_first_line(error)}"
+        usable, reason = False, _describe(error)
     if not usable:
         raise LoadError(
-            f"member {name!r}: {path} has no usable tokenizer ({reason}). Put the tokenizer's "
+            f"{label} has no usable tokenizer ({reason}). Put the tokenizer's "
             "files in the same folder as the weights. A SentencePiece tokenizer.model needs the "
             "packages sentencepiece and protobuf."
         )
@@ -338,15 +365,70 @@ def _load_error(spec: MemberSpec, name: str, error: Exception) -> LoadError:
     text = str(error)
     if "trust_remote_code" in text:
         advice = "it needs its own Python code; pass trust_remote_code=True if you trust that code"
+    elif (problem := _hub_problem(spec.path, error)) is not None:
+        advice = problem
     elif "safetensors" in text and not any(Path(spec.path).glob("*.safetensors*")):
         advice = (
             "it has no safetensors weights. Weights in pickle format can run code when loaded; "
             "pass MemberSpec(path=..., allow_pickle=True) if you trust them"
         )
     else:
-        advice = f"{type(error).__name__}: {_first_line(error)}"
-    return LoadError(f"member {name!r}: {spec.path} cannot be loaded: {advice}")
+        advice = _describe(error)
+    return LoadError(f"{_label(spec, name)} cannot be loaded: {advice}")
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [""])[0]
+def _hub_problem(path: str, error: Exception) -> str | None:
+    """Explain an error of the hub, or of its cache; return None for any other error."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    def has(*kinds: type[BaseException]) -> bool:
+        return any(isinstance(cause, kinds) for cause in _causes(error))
+
+    if has(GatedRepoError):
+        return (
+            f"its owner must grant access. Request it on https://huggingface.co/{path}, and log in "
+            "with: hf auth login"
+        )
+    if has(RepositoryNotFoundError):
+        return (
+            "there is no such folder, and the Hugging Face hub has no such model. For a private "
+            "model, log in with: hf auth login"
+        )
+    if has(RevisionNotFoundError):
+        return "the Hugging Face hub does not have this revision of the model"
+    if not has(LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError):
+        return None
+    missing = (
+        "there is no such folder, and the cache of the Hugging Face hub does not have all files of "
+        "such a model"
+    )
+    if constants.HF_HUB_OFFLINE:
+        return (
+            f"{missing}. HF_HUB_OFFLINE is set, so nothing is downloaded. Pass a folder, or unset "
+            "HF_HUB_OFFLINE to download the model."
+        )
+    return (
+        f"{missing}, and the hub cannot be reached. Check the name and the connection, or pass a "
+        "folder. Without a connection, set HF_HUB_OFFLINE=1, so that loading does not wait for the "
+        "hub."
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _describe(error: Exception) -> str:
+    """Return the type and the beginning of the message of an error, in one line."""
+    text = " ".join(str(error).split())
+    end = "..." if len(text) > MAX_REASON else ""
+    return f"{type(error).__name__}: {text[:MAX_REASON]}{end}"

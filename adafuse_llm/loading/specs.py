@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adafuse_llm.errors import InvalidInputError, InvalidOptionError
+from adafuse_llm.config import MAX_WEIGHT
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.loading.quantization import is_quantization
 
 if TYPE_CHECKING:
     import torch
+
+
+MAX_PATH = 4096
+"""Maximum length of a path. No file system has longer ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +47,14 @@ class MemberSpec:
             CUDA graphs. ``HuggingFaceBackend`` lists the requirements.
         compile: whether to compile the passes of fixed size with ``torch.compile``.
         allow_pickle: whether to accept weights in pickle format, which can run code when loaded.
-        weight: weight w of the member in the fused score.
+        weight: weight w of the member in the fused score, from 0 to 1e12.
+
+    Raises:
+        InvalidInputError: ``path`` is not a path.
+        InvalidOptionError: another argument is out of range.
     """
 
-    path: str
+    path: str = field(kw_only=False)
     name: str | None = None
     dtype: str | torch.dtype | None = None
     device: str | None = None
@@ -61,46 +69,72 @@ class MemberSpec:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
+        if isinstance(self.path, os.PathLike):
+            object.__setattr__(self, "path", str(self.path))
+        if not isinstance(self.path, str) or not 0 < len(self.path.strip()) <= MAX_PATH:
+            raise InvalidInputError(
+                f"path must be a folder or a hub id; got {short_repr(self.path)}"
+            )
         if self.device is not None and self.device_map is not None:
             raise InvalidOptionError(
                 f"member {self.path!r}: pass device (one device for the whole member) or "
                 "device_map, not both"
             )
-        if self.prefix_cache_bytes is not None and self.prefix_cache_bytes < 0:
+        cached = 0 if self.prefix_cache_bytes is None else self.prefix_cache_bytes
+        if not isinstance(cached, int) or cached < 0:
             raise InvalidOptionError(
-                f"member {self.path!r}: prefix_cache_bytes must be 0 or more; "
-                f"got {self.prefix_cache_bytes}"
+                f"member {self.path!r}: prefix_cache_bytes must be an integer of 0 or more; "
+                f"got {short_repr(cached)}"
             )
         if self.compile and not self.static_cache:
             raise InvalidOptionError(
                 f"member {self.path!r}: compile=True needs a static cache; pass "
                 "static_cache=True, too"
             )
-        if not math.isfinite(self.weight) or self.weight < 0:
+        if not isinstance(self.weight, (int, float)) or not 0 <= self.weight <= MAX_WEIGHT:
             raise InvalidOptionError(
-                f"member {self.path!r}: weight must be finite and not negative; got {self.weight}"
+                f"member {self.path!r}: weight must be a number from 0 to {MAX_WEIGHT:g}; "
+                f"got {short_repr(self.weight)}"
             )
         if self.quantization_config is not None and not is_quantization(self.quantization_config):
             raise InvalidOptionError(
                 f"member {self.path!r}: quantization_config must be a configuration object of "
                 "transformers, such as BitsAndBytesConfig(load_in_4bit=True) or "
                 "TorchAoConfig(...), or a mapping as in config.json; got "
-                f"{self.quantization_config!r}"
+                f"{short_repr(self.quantization_config)}"
             )
 
 
-def as_spec(member: str | MemberSpec | os.PathLike[str]) -> MemberSpec:
-    """Return a `MemberSpec` for a path, a hub id or a `MemberSpec`.
+def as_spec(member: str | MemberSpec | os.PathLike[str] | Mapping[str, Any]) -> MemberSpec:
+    """Return a `MemberSpec` for a path, a hub id, a `MemberSpec` or a mapping of its fields.
 
     Raises:
         InvalidInputError: `member` is none of these.
+        InvalidOptionError: a field is unknown or out of range.
     """
-    if isinstance(member, (str, os.PathLike)) and str(member).strip():
-        member = MemberSpec(path=str(member))
+    if isinstance(member, (str, os.PathLike)):
+        member = MemberSpec(str(member))
+    elif isinstance(member, Mapping):
+        member = _from_fields(member)
     if isinstance(member, MemberSpec):
-        path = str(member.path)
+        path = member.path
         return replace(member, path=str(Path(path).expanduser())) if path[:1] == "~" else member
-    raise InvalidInputError(f"a member must be a path, a hub id or a MemberSpec; got {member!r}")
+    raise InvalidInputError(
+        f"a member must be a path, a hub id or a MemberSpec; got {short_repr(member)}"
+    )
+
+
+def _from_fields(values: Mapping[str, Any]) -> MemberSpec:
+    allowed = [each.name for each in fields(MemberSpec)]
+    for name in values:
+        if name not in allowed:
+            raise InvalidOptionError(
+                f"a member has no setting {short_repr(name)}.{nearest(str(name), allowed)} "
+                f"The settings are: {', '.join(allowed)}."
+            )
+    if "path" not in values:
+        raise InvalidInputError("a member needs a path: a folder or a hub id")
+    return MemberSpec(**values)
 
 
 def member_names(specs: Sequence[MemberSpec]) -> list[str]:

@@ -13,7 +13,7 @@ from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.draft import Drafting
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.decoding.rounds import PlayRound
-from adafuse_llm.errors import InvalidOptionError
+from adafuse_llm.errors import InvalidOptionError, short_repr
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def refuse_unused_options(strategy: Strategy, config: AdaFuseConfig) -> None:
         given = getattr(config, name)
         if name not in used and given != field.default:
             raise InvalidOptionError(
-                f"option {name!r}: strategy {strategy.name!r} does not use it; got {given!r}. "
-                f"The strategy uses {', '.join(sorted(used))}. Leave the option out, or choose a "
-                "strategy that uses it."
+                f"option {name!r}: strategy {strategy.name!r} does not use it; "
+                f"got {short_repr(given)}. The strategy uses {', '.join(sorted(used))}. Leave the "
+                "option out, or choose a strategy that uses it."
             )

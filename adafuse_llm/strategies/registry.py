@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from adafuse_llm.errors import InvalidOptionError, nearest
+from adafuse_llm.errors import InvalidOptionError, nearest, short_repr
 from adafuse_llm.strategies.adafuse import AdaFuse
 from adafuse_llm.strategies.base import Strategy
 from adafuse_llm.strategies.beam import BeamSearch
@@ -54,6 +54,7 @@ def find_strategy(strategy: Strategy | str) -> Strategy:
     elif isinstance(strategy, Strategy) and not isinstance(strategy, type):
         return strategy
     raise InvalidOptionError(
-        f"strategy must be one of {', '.join(NAMED)}, or a Strategy object; got {strategy!r}."
+        f"strategy must be one of {', '.join(NAMED)}, or a Strategy object; "
+        f"got {short_repr(strategy)}."
         f"{nearest(str(strategy), NAMED)}"
     )

@@ -87,7 +87,10 @@ def test_what_is_shown_cannot_steer_a_terminal():
         (["--max-words", "0"], "option 'max_words': "),
         (["--margin-threshold", "2"], "option 'margin_threshold': "),
         (["--weights", "1,2,3"], "must have one value per member (2); got 3"),
-        (["--model", "/no/such/model"], "error: member 'model': the folder /no/such/model does"),
+        (
+            ["--model", "/no/such/model"],
+            "error: member 'model' (/no/such/model) cannot be loaded: the folder does",
+        ),
     ],
 )
 def test_errors_are_one_line(adafuse, fakes, monkeypatch, flags, message):

@@ -61,3 +61,29 @@ def test_a_tokenizer_that_loses_text(adafuse, models, tmp_path, alphabet, code):
     findings = [finding["text"] for finding in json.loads(report.stdout)["findings"]]
     assert any("loses emoji" in text for text in findings)
     assert any("loses plain text" in text for text in findings) == bool(code)
+
+
+def test_s11_a_model_that_is_not_there_is_named_once(adafuse):
+    result = adafuse("info", "gpt-4")
+    assert result.exit_code == 1
+    problem, verdict = result.stdout.splitlines()
+    assert problem.startswith("problem: member 'gpt-4' cannot be loaded: ")
+    assert problem.count("gpt-4") == 1
+    assert "unset HF_HUB_OFFLINE" in problem
+    assert verdict == "These models cannot work together."
+
+
+def test_s11_the_name_of_an_embedded_member_gets_a_hint(adafuse):
+    result = adafuse("info", "wren")
+    assert result.exit_code == 1
+    assert result.stdout.startswith("problem: member 'wren' is an embedded member")
+
+
+def test_e2_a_checkpoint_with_missing_tensors_cannot_work(adafuse, models, tmp_path):
+    folder = tmp_path / "otter"
+    shutil.copytree(models[0], folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+    result = adafuse("info", folder)
+    assert result.exit_code == 1
+    assert "9 tensors (model.layers.1.input_layernorm.weight" in result.stdout

@@ -6,10 +6,19 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 import transformers
+from huggingface_hub import constants
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 
 from adafuse_llm import (
     AdaFuseConfig,
@@ -144,6 +153,90 @@ def test_a_missing_folder(tmp_path: Path) -> None:
 def test_the_error_for_an_unknown_hub_id_names_the_member() -> None:
     with pytest.raises(LoadError, match="no-such-model"):
         load("no-such-organization/no-such-model")
+
+
+@pytest.mark.parametrize("path", ["models/one/two", "./one", "../one", "~/one", "one/", "a b"])
+def test_s11_a_missing_folder_is_not_asked_of_the_hub(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", raises(AssertionError("hub")))
+    with pytest.raises(LoadError, match="the folder does not exist"):
+        load(path)
+
+
+def test_s11_the_name_of_an_embedded_member_gets_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", raises(AssertionError("hub")))
+    with pytest.raises(LoadError, match=r"embedded member.*from_embedded\(\).*member_paths\(\)"):
+        load("wren")
+
+
+def test_a_folder_with_the_name_of_an_embedded_member_loads(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy.rename(copy.parent / "wren")
+    monkeypatch.chdir(copy.parent)
+    load("wren").close()
+
+
+@pytest.mark.parametrize(
+    ("offline", "says"),
+    [
+        (True, r"no such folder.*HF_HUB_OFFLINE is set.*unset HF_HUB_OFFLINE"),
+        (False, r"no such folder.*cannot be reached.*set HF_HUB_OFFLINE=1"),
+    ],
+)
+def test_s11_the_error_without_the_hub_says_what_to_do(
+    offline: bool, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    if offline:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    else:  # the hub's client itself would try to connect for half a minute
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        error = OSError()
+        error.__cause__ = LocalEntryNotFoundError("no connection")
+        monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", raises(error))
+    with pytest.raises(LoadError, match=says) as caught:
+        load("gpt-4")
+    assert str(caught.value).count("gpt-4") == 1
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (RepositoryNotFoundError, "the Hugging Face hub has no such model.*hf auth login"),
+        (GatedRepoError, "grant access.*https://huggingface.co/some/model,.*hf auth login"),
+        (RevisionNotFoundError, "does not have this revision"),
+    ],
+)
+def test_s11_errors_of_the_hub_say_what_to_do(
+    kind: type[HfHubHTTPError], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer: Any = MagicMock()
+    error = OSError("a long text")
+    error.__cause__ = kind("another long text", response=answer)
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", raises(error))
+    with pytest.raises(LoadError, match=says):
+        load("some/model")
+
+
+def raises(error: Exception) -> Any:
+    """Return a function that raises the error, whatever its arguments are."""
+
+    def function(*_arguments: Any, **_options: Any) -> None:
+        raise error
+
+    return function
+
+
+def test_s11_an_invalid_configuration_is_explained_in_one_line(copy: Path) -> None:
+    file = copy / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "hidden_size": "wide" * 1000}))
+    with pytest.raises(LoadError, match=r"hidden_size.*int") as caught:
+        load(copy)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
 
 
 def test_a_folder_without_a_configuration(tmp_path: Path) -> None:

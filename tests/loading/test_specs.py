@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from adafuse_llm import MemberSpec
-from adafuse_llm.loading.specs import member_names
+from adafuse_llm import InvalidInputError, InvalidOptionError, MemberSpec
+from adafuse_llm.loading.specs import as_spec, member_names
 
 
 def names(*members: str | MemberSpec) -> list[str]:
@@ -37,3 +40,32 @@ def test_given_names_are_kept_and_others_make_way() -> None:
     assert names(MemberSpec(path="a/model", name="model"), "b/model") == ["model", "b/model"]
     assert names("b/model", MemberSpec(path="a/x", name="model")) == ["b/model", "model"]
     assert len(set(names(MemberSpec(path="m", name="m#2"), "m", "m"))) == 3
+
+
+@pytest.mark.quick
+def test_a_path_can_be_a_positional_argument() -> None:
+    assert MemberSpec("a/model", name="x") == MemberSpec(path="a/model", name="x")
+    assert MemberSpec(Path("a/model")).path == "a/model"  # type: ignore[arg-type]
+    assert as_spec({"path": "a/model", "weight": 2}) == MemberSpec("a/model", weight=2)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"path": 5}, "path must be a folder or a hub id; got 5"),
+        ({"path": " "}, "path must be a folder or a hub id"),
+        ({"path": "x" * 10_000}, "path must be a folder or a hub id"),
+        ({}, "needs a path"),
+        ({"path": "x", "pth": 1}, "no setting 'pth'.*Did you mean 'path'"),
+        ({"path": "x", "weight": "a"}, "weight must be a number from 0 to 1e.12; got 'a'"),
+        ({"path": "x", "weight": 1e308}, "weight must be a number from 0 to 1e.12"),
+        ({"path": "x", "prefix_cache_bytes": "a"}, "prefix_cache_bytes must be an integer"),
+        ({"path": "x", "prefix_cache_bytes": -1}, "prefix_cache_bytes must be an integer"),
+        ({"path": "x", "quantization_config": "x" * 10_000}, "quantization_config must be"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_named(values: dict[str, Any], says: str) -> None:
+    with pytest.raises((InvalidInputError, InvalidOptionError), match=says) as caught:
+        as_spec(values)
+    assert len(str(caught.value)) < 500

@@ -283,7 +283,7 @@ def test_a_request_does_not_starve_when_others_always_outnumber_it():
     b = Watched("b", a._rule, before=lambda queries: seen.append(len(a.sizes)))
     crowd = [f"{n}:" for n in range(15)]
     with AdaFuseEngine([a, b]) as engine:
-        others = background(engine.generate_batch, crowd, max_word_tokens=100_000)
+        others = background(engine.generate_batch, crowd, max_word_tokens=256)
         wait_until(lambda: len(a.live) == 15)
         engine.generate("alone:", max_new_tokens=4, max_words=1)
         assert not others.done()

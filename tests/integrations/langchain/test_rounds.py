@@ -254,17 +254,14 @@ def test_c6_messages_carry_a_summary_and_events_the_rounds(chat):
     assert "adafuse_rounds" not in message.additional_kwargs
     summary = message.response_metadata["adafuse_summary"]
     assert summary["rounds"] == len(rounds.rounds) > 1
-    assert (
-        summary["wins"]
-        == rounds.summary().wins
-        == {"ink": len(rounds.rounds)} | {"quill": len(rounds.rounds)}
-    )
+    backed = {"ink": len(rounds.rounds), "quill": len(rounds.rounds)}
+    assert summary["backed"] == rounds.summary().backed == backed
     assert summary["agreement"] == rounds.summary().agreement
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
     assert all({"candidates", "margins", "winner", "score"} <= {*each} for each in rounds.rounds)
     *chunks, last = chat.stream("Hi")
     assert all("adafuse_summary" not in chunk.response_metadata for chunk in chunks)
-    assert last.response_metadata["adafuse_summary"]["wins"] == summary["wins"]
+    assert last.response_metadata["adafuse_summary"]["backed"] == summary["backed"]
     merged = reduce(add, chunks) + last
     assert merged.response_metadata["adafuse_summary"]["rounds"] == summary["rounds"]
 
