@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import json
 import logging
@@ -39,10 +40,13 @@ from adafuse_llm import (
     AdaFuseEngine,
     AdaFuseError,
     Generation,
+    InvalidInputError,
     InvalidOptionError,
     RuntimeConfig,
     StreamEvent,
 )
+from adafuse_llm.embedded import member_paths
+from adafuse_llm.evaluation.files import naming
 from adafuse_llm.loading.config_file import LOADING, ConfigFile, read_config
 from adafuse_llm.report.styles import printable
 from adafuse_llm.strategies.registry import NAMED
@@ -50,8 +54,15 @@ from adafuse_llm.strategies.registry import NAMED
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
 """Exit codes other than 0. The docstring of `adafuse_llm.cli` explains them."""
 
+STOPPED = "interrupted"
+RESUMABLE = "interrupted: run the same command again to resume"
+"""What commands print on stderr after Ctrl-C."""
+
 FILE: dict[str, Any] = {"exists": True, "dir_okay": False, "readable": True}
 """Typer settings for flags that name a file to read."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a full disk. Without a file's name, they are about standard output."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +88,13 @@ class Setup:
 
     def paths(self) -> list[str]:
         """Return the folders or Hub IDs of the models. The default is the embedded members."""
-        from adafuse_llm.embedded import member_paths
-
         return list(self.models) or [str(path) for path in member_paths()]
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether all members are embedded members."""
+        embedded = {path.resolve() for path in member_paths()}
+        return all(Path(path).resolve() in embedded for path in self.paths())
 
     @contextmanager
     def engine(self, runtime: RuntimeConfig | None = None) -> Iterator[AdaFuseEngine]:
@@ -140,7 +155,7 @@ def command(
             code = function(setup, **values)
             sys.stdout.flush()
         except KeyboardInterrupt:
-            typer.echo("interrupted", err=True)
+            typer.echo(STOPPED, err=True)
             code = INTERRUPTED
         except BrokenPipeError:  # the reader closed the pipe, as in `adafuse ... | head`
             _discard_stdout()
@@ -149,6 +164,7 @@ def command(
             if debug:
                 traceback.print_exc()
             code = _report(error, debug)
+            _drop_unwritten()
         raise typer.Exit(code)
 
     call.__name__ = function.__name__
@@ -303,6 +319,8 @@ def _report(error: Exception, debug: bool) -> int:
         message, code = str(error), UNUSABLE
     elif isinstance(error, OSError) and error.filename is not None:
         message, code = f"{error.filename}: {error.strerror}", UNUSABLE
+    elif isinstance(error, OSError) and error.errno in _FULL:
+        message, code = f"standard output: {error.strerror}", UNUSABLE
     else:
         hint = "" if debug else " (unexpected; --debug shows the traceback)"
         message, code = f"{type(error).__name__}: {error}{hint}", FAILED
@@ -367,11 +385,35 @@ def last(
     return generation
 
 
+_CONTROLS = re.compile(r"[\x7f-\x9f]")
+"""Control characters that JSON does not require to be escaped. They could control a terminal."""
+
+
 def print_json(value: object) -> None:
-    """Print one line of JSON and flush. Escape non-ASCII characters unless stdout is Unicode."""
+    """Print one line of JSON and flush.
+
+    Escape control characters. Escape all non-ASCII characters unless stdout is Unicode.
+    """
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
-    sys.stdout.write(json.dumps(value, ensure_ascii=not unicode) + "\n")
+    text = json.dumps(value, ensure_ascii=not unicode)
+    sys.stdout.write(_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
     sys.stdout.flush()
+
+
+def check_page(path: Path | None) -> None:
+    """Check the value of --html before the command computes anything.
+
+    Raises:
+        InvalidInputError: the folder of the file does not exist.
+    """
+    if path is not None and not path.parent.is_dir():
+        raise InvalidInputError(f"--html: the folder {path.parent} does not exist")
+
+
+def write_page(path: Path, html: str) -> None:
+    """Write a page to the file of --html."""
+    with naming(path):
+        path.write_text(html, encoding="utf-8")
 
 
 def stdout_console() -> Console:
@@ -438,6 +480,14 @@ def _quiet(debug: bool) -> Iterator[None]:
         chatter.set_verbosity(verbosity)
         if bars:
             chatter.enable_progress_bar()
+
+
+def _drop_unwritten() -> None:
+    """Drop the output that cannot be written, so that Python's flush at exit does not fail."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _discard_stdout()
 
 
 def _discard_stdout() -> None:

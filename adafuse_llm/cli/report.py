@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from adafuse_llm.cli.common import Setup, print_json, stdout_console
+from adafuse_llm.cli.common import Setup, check_page, print_json, stdout_console, write_page
 from adafuse_llm.report.run import RunSummary, read_results, run_page
 from adafuse_llm.report.styles import printable
 
@@ -25,10 +25,11 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Summarize a run: words per round, wins, agreement, time and cost by member."""
+    check_page(html)
     lines = read_results(results)
     summary = RunSummary.of(lines)
     if html is not None:
-        html.write_text(run_page(lines, title=f"Run {results.name}"), encoding="utf-8")
+        write_page(html, run_page(lines, title=f"Run {results.name}"))
     if as_json:
         print_json(summary.model_dump(mode="json"))
     else:

@@ -27,6 +27,7 @@ from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidInputError
 from adafuse_llm.cli.common import (
     FAILED,
     INTERRUPTED,
+    RESUMABLE,
     Setup,
     cancel_on_interrupt,
     interruptible,
@@ -184,7 +185,7 @@ def run_suite(
                     with notes.run():
                         answers[job.name] = runner.records(job, cancel=cancel, on_record=on_record)
                 except Cancelled:
-                    typer.echo("interrupted: the same command resumes the run", err=True)
+                    typer.echo(RESUMABLE, err=True)
                     return INTERRUPTED
     about = _about(arguments, setup, members) | notes.provenance
     about["processor_seconds"] = notes.processor_seconds
