@@ -47,9 +47,10 @@ def ask(
     docs: Annotated[
         list[Path] | None,
         typer.Option(
+            metavar="PATH",
             help="Text or Markdown file, or a folder of such files. Repeatable. Default: the "
             "handbook of a fictional town, which ships with the package. For other documents, also "
-            "pass --model: the embedded members know only this town."
+            "pass --model: the embedded members know only this town.",
         ),
     ] = None,
     follow_links: Annotated[

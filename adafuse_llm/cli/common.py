@@ -13,13 +13,13 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
@@ -61,6 +61,11 @@ RESUMABLE = "interrupted: run the same command again to resume"
 FILE: dict[str, Any] = {"exists": True, "dir_okay": False, "readable": True}
 """Typer settings for flags that name a file to read."""
 
+SMALL = 100_000_000
+"""Number of parameters below which a member decodes fastest with one thread, even if other
+programs use the machine. `benchmarks/threads.py` measures it.
+"""
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a full disk. Without a file's name, they are about standard output."""
 
@@ -70,6 +75,9 @@ class Setup:
     """The values of the shared flags: members, loading settings, decoding options.
 
     Attributes:
+        threads: number of CPU threads for the members. None for one thread if all members are
+            small (`SMALL`), and otherwise for PyTorch's default. Members always load with one
+            thread then. The variable OMP_NUM_THREADS has precedence over None.
         options: options of `AdaFuseConfig` that have a value. The value comes from the flag,
             otherwise from the file of --config, otherwise from the command's default. Options
             without a value are absent.
@@ -80,6 +88,7 @@ class Setup:
     dtype: str
     device_map: str | None
     revision: str | None
+    threads: int | None
     trust_remote_code: bool
     debug: bool
     options: Mapping[str, Any]
@@ -108,7 +117,12 @@ class Setup:
         local = all(Path(path).exists() for path in paths)
         # downloads show their own progress bars
         with stderr_console().status(f"loading {names}") if local else nullcontext():
-            return AdaFuseEngine.from_pretrained(
+            import torch
+
+            default = torch.get_num_threads()
+            if self.threads is not None or "OMP_NUM_THREADS" not in os.environ:
+                torch.set_num_threads(self.threads or 1)
+            engine = AdaFuseEngine.from_pretrained(
                 paths,
                 config=self.config,
                 runtime=runtime,
@@ -118,10 +132,39 @@ class Setup:
                 trust_remote_code=self.trust_remote_code,
                 revision=self.revision,
             )
+            if self.threads is None and not _are_small(engine):
+                torch.set_num_threads(default)
+        return engine
+
+
+class _PlainHelp:
+    """Let the help show ``--json`` and ``QUESTION``, without the Python type of the value."""
+
+    def get_params(self, context: Any) -> list[Any]:
+        parameters: list[Any] = super().get_params(context)  # type: ignore[misc]
+        for parameter in parameters:
+            if parameter.param_type_name == "argument":
+                parameter.display_type_rich = lambda ctx: None  # noqa: ARG005
+            elif parameter.is_flag:
+                parameter.metavar = ""
+        return parameters
+
+
+class PlainCommand(_PlainHelp, typer.core.TyperCommand):
+    """A command with plain help."""
+
+
+class PlainGroup(_PlainHelp, typer.core.TyperGroup):
+    """A group of commands with plain help."""
 
 
 def command(
-    function: Callable[..., int], *, decoding: bool = True, loading: bool = True, **defaults: Any
+    function: Callable[..., int],
+    *,
+    decoding: bool = True,
+    loading: bool = True,
+    hidden: Container[str] = (),
+    **defaults: Any,
 ) -> Callable[..., None]:
     """Turn a function that takes a `Setup` and returns an exit code into a Typer command.
 
@@ -132,6 +175,8 @@ def command(
         function: the function. Its other parameters become the flags of this command only.
         decoding: whether the command takes the options of `AdaFuseConfig`, and ``--model``.
         loading: whether the command takes the flags for loading members.
+        hidden: names of shared flags that the help does not list, because the command allows only
+            their default.
         **defaults: options of `AdaFuseConfig` with a different default in this command. None means
             that the command chooses a value if the flag is absent.
     """
@@ -147,6 +192,11 @@ def command(
         _CONTEXT,
         _flag("debug", bool, False, "Show tracebacks, and the warnings and logs of libraries."),
     ]
+    for parameter in parameters:
+        for option in getattr(parameter.annotation, "__metadata__", ()):
+            option.hidden = parameter.name in hidden
+            if option.metavar is None:
+                option.metavar = _metavar(parameter.annotation)
 
     def call(context: typer.Context, **values: Any) -> None:
         debug = values["debug"]
@@ -226,6 +276,14 @@ _PARSERS: dict[str, tuple[Callable[[Sequence[str]], Any], str, str]] = {
 """Parser, metavar and help text of the options that need their own parser."""
 
 
+_METAVARS = {bool: "", int: "N", float: "NUMBER", str: "TEXT", Path: "FILE"}
+
+
+def _metavar(kind: Any) -> str:
+    """Return the name of a flag's value for the help. The kind may be optional or a list."""
+    return _metavar(get_args(kind)[0]) if get_args(kind) else _METAVARS[kind]
+
+
 _CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
 
@@ -256,10 +314,16 @@ def _member_flags(*, model: bool) -> Iterator[inspect.Parameter]:
         text = "YAML or JSON file with models, loading settings and options. Flags override it."
         yield _flag("config", Path | None, None, text, panel="Members", metavar="FILE")
     text = "Data type of the weights, such as bfloat16. auto uses the type in the checkpoint."
-    yield _flag("dtype", str, "auto", text, panel="Members")
+    yield _flag("dtype", str, "auto", text, panel="Members", metavar="NAME")
     text = "Where Accelerate places the weights, such as auto, cpu or cuda."
-    yield _flag("device_map", str | None, None, text, panel="Members")
-    yield _flag("revision", str | None, None, "Revision of models from the Hub.", panel="Members")
+    yield _flag("device_map", str | None, None, text, panel="Members", metavar="NAME")
+    text = "Revision of models from the Hub."
+    yield _flag("revision", str | None, None, text, panel="Members", metavar="NAME")
+    text = (
+        "Number of CPU threads for the members. Default: 1 if every member has fewer than "
+        f"{SMALL / 1e6:.0f} million parameters, otherwise the default of PyTorch."
+    )
+    yield _flag("threads", int | None, None, text, panel="Members", min=1)
     text = "Allow custom code that comes with a model to run."
     yield _flag("trust_remote_code", bool, False, text, panel="Members")
 
@@ -272,9 +336,10 @@ def _flag(
     *,
     panel: str | None = None,
     metavar: str | None = None,
+    min: int | None = None,  # noqa: A002  # the name that Typer uses
 ) -> inspect.Parameter:
     option = typer.Option(
-        f"--{name.replace('_', '-')}", help=text, rich_help_panel=panel, metavar=metavar
+        f"--{name.replace('_', '-')}", help=text, rich_help_panel=panel, metavar=metavar, min=min
     )
     return inspect.Parameter(
         name,
@@ -306,6 +371,7 @@ def _setup(values: dict[str, Any], decoding: bool, is_typed: Callable[[str], boo
     return Setup(
         models=models or file.models,
         **loading,
+        threads=values.pop("threads", None),
         trust_remote_code=values.pop("trust_remote_code", False),
         debug=values.pop("debug"),
         options=options,
@@ -456,6 +522,12 @@ def progress_bar() -> Progress:
         speed_estimate_period=3600,  # in seconds; long, because a line may take minutes
         disable=not console.is_terminal,
     )
+
+
+def _are_small(engine: AdaFuseEngine) -> bool:
+    """Return whether every member has fewer than `SMALL` parameters."""
+    models = [getattr(backend, "model", None) for backend in engine.backends]
+    return all(model is None or model.num_parameters() < SMALL for model in models)
 
 
 @contextmanager

@@ -93,7 +93,8 @@ def evaluate(
     task: Annotated[
         str,
         typer.Option(
-            help="Task: nq, squad, triviaqa, gsm8k, flores_en_de, flores_de_en, embedded."
+            help="Task: nq, squad, triviaqa, gsm8k, flores_en_de, flores_de_en, embedded.",
+            metavar="NAME",
         ),
     ],
     data: Annotated[
@@ -126,7 +127,9 @@ def evaluate(
     ] = None,
     metric: Annotated[
         list[str] | None,
-        typer.Option(help="Metric to compute. Repeatable. Default: the task's metrics."),
+        typer.Option(
+            help="Metric to compute. Repeatable. Default: the task's metrics.", metavar="NAME"
+        ),
     ] = None,
     alone: Annotated[
         bool,

@@ -57,7 +57,10 @@ def tune(
         Path, typer.Option(help="Configuration file to write (YAML).", dir_okay=False)
     ] = Path("adafuse.yaml"),
     task: Annotated[
-        str, typer.Option(help="Task that sets the prompts and the metrics, as in adafuse eval.")
+        str,
+        typer.Option(
+            help="Task that sets the prompts and the metrics, as in adafuse eval.", metavar="NAME"
+        ),
     ] = "nq",
     prompts: Annotated[
         Path | None,
@@ -76,7 +79,8 @@ def tune(
         int | None, typer.Option(min=1, help="Use only the first N questions.")
     ] = None,
     metric: Annotated[
-        str | None, typer.Option(help="Metric to maximize. Default: the task's main metric.")
+        str | None,
+        typer.Option(help="Metric to maximize. Default: the task's main metric.", metavar="NAME"),
     ] = None,
     trials: Annotated[int, typer.Option(min=1, help="Number of ensemble settings to try.")] = 30,
     seed: Annotated[int, typer.Option(help="Random seed of the split and of the search.")] = 1,

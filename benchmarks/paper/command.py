@@ -78,11 +78,15 @@ def run_suite(
     suite: Annotated[
         str, typer.Argument(help="The suite: paper, or the path of a YAML file.", metavar="SUITE")
     ] = "paper",
-    output: Annotated[Path, typer.Option(help="Folder for answers, suite.json and suite.html.")],
+    output: Annotated[
+        Path,
+        typer.Option(help="Folder for answers, suite.json and suite.html.", metavar="FOLDER"),
+    ],
     data: Annotated[
         Path | None,
         typer.Option(
             help="Folder with TASK.jsonl and TASK.prompt.txt. Default: the embedded questions.",
+            metavar="FOLDER",
             exists=True,
         ),
     ] = None,
@@ -90,16 +94,19 @@ def run_suite(
         str | None,
         typer.Option(
             help="Run only this task: nq, squad, triviaqa, gsm8k, flores_en_de, flores_de_en or "
-            "embedded."
+            "embedded.",
+            metavar="NAME",
         ),
     ] = None,
     metric: Annotated[
         list[str] | None,
-        typer.Option(help="Main metric. Repeatable. Default: the main metric of each task."),
+        typer.Option(
+            help="Main metric. Repeatable. Default: the main metric of each task.", metavar="NAME"
+        ),
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option(min=1, help="Use only the first N questions of each task.", metavar="N"),
+        typer.Option(min=1, help="Use only the first N questions of each task."),
     ] = None,
     max_requests: Annotated[
         int | None,
