@@ -209,3 +209,34 @@ def test_ctrl_c_prints_the_same_in_all_commands(adafuse, fakes, tmp_path, monkey
         assert result.exit_code == 130
         again = ": run the same command again to resume" if "--output" in call else ""
         assert result.stderr == f"interrupted{again}\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "small", "expected"),
+    [
+        ([], {}, 10**8, [1]),
+        ([], {}, 1000, [1, 7]),
+        (["--threads", 3], {}, 1000, [3]),
+        (["--threads", 3], {"OMP_NUM_THREADS": "7"}, 10**8, [3]),
+        ([], {"OMP_NUM_THREADS": "7"}, 10**8, []),
+    ],
+)
+def test_small_members_use_one_thread(
+    adafuse, members, monkeypatch, flags, environment, small, expected
+):
+    chosen = []
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 7)
+    monkeypatch.setattr("torch.set_num_threads", chosen.append)
+    monkeypatch.setattr("adafuse_llm.cli.common.SMALL", small)
+    result = adafuse("generate", "x", *members, "--max-new-tokens", 1, *flags)
+    assert result.exit_code == 0, result.output
+    assert chosen == expected
+
+
+def test_threads_must_be_positive(adafuse, fakes):
+    result = adafuse("generate", "x", "--threads", 0)
+    assert result.exit_code == 2
+    assert not fakes

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from adafuse_llm import Generation
+from adafuse_llm import AdaFuseEngine, Generation, InvalidInputError
+from adafuse_llm.evaluation.files import Results
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals and terminals of POSIX")
 
@@ -126,86 +128,144 @@ def _read(descriptor):
         return b""
 
 
+HOLD = """
+import sys
+from pathlib import Path
+from adafuse_llm.evaluation.files import Results
+with Results(Path(sys.argv[1])).lock():
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+"""A program that locks an output, as `run` and `eval` do, until its input ends."""
+
+
 @pytest.fixture
-def endless(members, tmp_path):
-    """The flags of a run that writes a result every now and then, and its output."""
-    items = [{"question": f"{number}?", "answer": ""} for number in range(1000)]
+def hold():
+    """Start a process that locks an output."""
+    processes = []
+
+    def call(output):
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLD, output],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        processes.append(process)
+        assert process.stdout.readline() == b"locked\n"
+        return process
+
+    yield call
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def jobs(tmp_path):
+    """The flags of commands that write results, by command, and their output."""
     test_set, output = tmp_path / "set.jsonl", tmp_path / "out.jsonl"
+    items = [{"question": f"{number}?", "answer": "Ada"} for number in range(4)]
     test_set.write_text("".join(json.dumps(item) + "\n" for item in items))
-    flags = ["--output", output, *members, "--max-new-tokens", 30]
     return {
-        "run": ["run", "--test-set", test_set, *flags],
-        "eval": ["eval", "--task", "nq", "--data", test_set, *flags],
+        "run": ["run", "--test-set", test_set, "--output", output],
+        "eval": ["eval", "--task", "nq", "--data", test_set, "--output", output],
     }, output
 
 
 @pytest.mark.parametrize("name", ["run", "eval"])
 def test_e6_a_second_process_with_the_same_output_is_refused_at_once(
-    start, adafuse, endless, name, fakes, monkeypatch
+    adafuse, fakes, hold, jobs, name, tmp_path
 ):
-    flags, output = endless
-    process = start(*flags[name])
-    wait_for(lambda: output.exists() and output.read_bytes().count(b"\n") >= 2)
-    first = output.read_bytes().splitlines()[0]
-    for other in (["--overwrite", "--max-words", 1], ["--overwrite"], []):
+    flags, output = jobs
+    first = hold(output)
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(output)
+    for other in ([], ["--overwrite", "--max-words", 1], ["--output", link]):
         refused = adafuse(*flags[name], *other)
         assert refused.exit_code == 2
-        assert f"{output} is in use: process {process.pid} on " in refused.stderr
+        assert f"{output} is in use: process {first.pid} on " in refused.stderr
         assert " since 20" in refused.stderr
         assert len(refused.stderr.splitlines()) == 1
     assert not fakes  # nothing was loaded
-    assert output.read_bytes().splitlines()[0] == first
+    assert not output.exists()
+    first.communicate(b"")
+    assert adafuse(*flags[name]).exit_code == 0
+    hold(output)
+    assert adafuse(*flags[name]).exit_code == 0  # to read the results needs no lock
 
 
 @pytest.mark.parametrize("name", ["run", "eval"])
-def test_e6_a_killed_process_leaves_no_lock(start, adafuse, endless, name, fakes):
-    flags, output = endless
-    process = start(*flags[name])
-    wait_for(lambda: output.exists() and output.read_bytes().count(b"\n") >= 2)
-    process.kill()
-    process.wait()
-    done = output.read_bytes().count(b"\n")
+def test_e6_a_killed_process_leaves_no_lock(adafuse, fakes, hold, jobs, name):
+    flags, output = jobs
+    assert adafuse(*flags[name]).exit_code == 0
+    whole = output.read_bytes()
+    output.write_bytes(whole[: len(whole) // 2])
+    first = hold(output)
+    assert adafuse(*flags[name]).exit_code == 2
+    first.send_signal(signal.SIGKILL)
+    first.wait()
     result = adafuse(*flags[name])
     assert result.exit_code == 0, result.output
     assert "resuming" in result.stderr
-    assert 2 <= done < output.read_bytes().count(b"\n") == 1000
+    assert [json.loads(line)["line"] for line in output.read_text().splitlines()] == [1, 2, 3, 4]
 
 
-def test_e12_a_full_disk_is_one_line_with_the_name_of_the_file(start, endless):
-    flags, output = endless
-    limit = 6000
+@pytest.mark.parametrize("name", ["run", "eval"])
+def test_e6_a_command_holds_the_lock_while_it_decodes(adafuse, fakes, jobs, name, monkeypatch):
+    flags, output = jobs
+    refused = []
+    real = AdaFuseEngine.generate
 
-    def small_files():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    def generate(self, *arguments, **options):
+        with pytest.raises(InvalidInputError, match=f"in use: process {os.getpid()} on") as error:
+            Results(output).lock().__enter__()
+        refused.append(error)
+        return real(self, *arguments, **options)
 
-    process = start(*flags["run"], "--rounds", preexec_fn=small_files)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 2
-    assert errors.decode().splitlines()[-1] == f"error: {output}: File too large"
+    monkeypatch.setattr(AdaFuseEngine, "generate", generate)
+    for _ in range(2):
+        assert adafuse(*flags[name], "--overwrite").exit_code == 0
+    assert len(refused) == 8
+    with Results(output).lock():
+        pass
 
 
-def test_e12_a_full_standard_output_is_one_line(start, members, tmp_path):
-    with Path("/dev/full").open("wb") as full:
-        process = start("generate", "the mill", *members, "--json", stdout=full)
-        _, errors = process.communicate(timeout=120)
-    assert process.returncode == 2
-    assert errors.decode() == "error: standard output: No space left on device\n"
+def test_e12_a_full_disk_is_one_line_with_the_name_of_the_file(adafuse, fakes, jobs):
+    flags, output = jobs
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2500, before[1]))
+    try:
+        result = adafuse(*flags["run"], "--rounds")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert result.exit_code == 2
+    assert result.stderr == f"error: {output}: File too large\n"
+
+
+def test_e12_a_full_standard_output_is_one_line(start, adafuse, fakes, jobs):
+    flags, output = jobs
+    assert adafuse(*flags["run"], "--rounds").exit_code == 0
+    for json_flag in ([], ["--json"]):
+        with Path("/dev/full").open("wb") as full:
+            _, errors = start("report", output, *json_flag, stdout=full).communicate(timeout=120)
+        assert errors.decode() == "error: standard output: No space left on device\n"
 
 
 @pytest.mark.parametrize("kind", ["fifo", "stdout", "device"])
-def test_e12_an_output_that_is_not_a_file_is_refused(start, endless, tmp_path, kind):
-    flags, _ = endless
+def test_e12_an_output_that_is_not_a_file_is_refused(start, jobs, tmp_path, kind):
+    flags, _ = jobs
     path = {"fifo": tmp_path / "pipe", "stdout": "/dev/stdout", "device": "/dev/null"}[kind]
     if kind == "fifo":
         os.mkfifo(path)
-    process = start(*["run", *flags["run"][1:], "--output", path])
-    _, errors = process.communicate(timeout=60)
+    process = start(*flags["run"], "--output", path)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 2
     assert f"{path} is not a regular file" in errors.decode()
     assert len(errors.splitlines()) == 1
 
 
-def test_s11_a_shell_completes_commands_and_flags(start):
+def test_s11_a_shell_completes_commands_and_flags():
     def complete(words):
         environment = {
             **os.environ,
@@ -221,30 +281,3 @@ def test_s11_a_shell_completes_commands_and_flags(start):
 
     assert complete("adafuse ge") == ["generate"]
     assert {"--html", "--model", "--max-words"} <= set(complete("adafuse generate --"))
-
-
-def test_threads_are_one_for_small_members(tmp_path):
-    """The command sets the threads of its own process, so it runs in one."""
-    code = (
-        "import torch; from typer.testing import CliRunner; "
-        "from adafuse_llm.cli import create_app; torch.set_num_threads(3); "
-        "result = CliRunner().invoke(create_app(), {flags}); "
-        "assert result.exit_code == 0, result.output; print(torch.get_num_threads())"
-    )
-
-    def threads(*flags, code=code, **environment):
-        inherited = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
-        call = ["generate", "x", "--max-new-tokens", "1", *flags]
-        return subprocess.run(
-            [sys.executable, "-c", code.replace("{flags}", repr(call))],
-            env={**inherited, **environment},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-
-    assert threads() == "1\n"
-    assert threads("--threads", "2") == "2\n"
-    assert threads(OMP_NUM_THREADS="3") == "3\n"
-    large = f"from adafuse_llm.cli import common; common.SMALL = 1000; {code}"
-    assert threads(code=large) == "3\n"
