@@ -224,7 +224,7 @@ def test_ctrl_c_prints_the_same_in_all_commands(adafuse, fakes, tmp_path, monkey
 def test_small_members_use_one_thread(
     adafuse, members, monkeypatch, flags, environment, small, expected
 ):
-    chosen = []
+    chosen: list[int] = []
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)

@@ -152,6 +152,7 @@ def hold():
             stdout=subprocess.PIPE,
         )
         processes.append(process)
+        assert process.stdout is not None
         assert process.stdout.readline() == b"locked\n"
         return process
 
