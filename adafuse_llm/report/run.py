@@ -121,7 +121,7 @@ def read_results(path: Path) -> list[Answer]:
     lines = read_json_lines(path, Answer, "adafuse run")
     answers = [line for line in lines if line.error is None]
     if not answers:
-        raise InvalidInputError(f"{path} contains no answers: all {len(lines)} lines failed")
+        raise InvalidInputError(f"{path} contains no answers: every line failed")
     if not any(answer.rounds for answer in answers):
         raise InvalidInputError(
             f"{path} contains no rounds: run again with --rounds, which adds them to every result"

@@ -334,7 +334,7 @@ def result_line():
         (lambda line: line["usage"].pop("cached_tokens"), "usage.cached_tokens: Field required"),
         (
             lambda line: line.update(error="MemberError: x"),
-            "no answers: all 1 lines failed",
+            "no answers: every line failed",
         ),
     ],
 )
