@@ -35,14 +35,24 @@ class Passage:
 
 
 def read_documents(
-    paths: Iterable[str | os.PathLike[str]], *, max_chars: int = MAX_CHARS
+    paths: Iterable[str | os.PathLike[str]],
+    *,
+    max_chars: int = MAX_CHARS,
+    follow_links: bool = False,
 ) -> list[Passage]:
     """Read text and Markdown files, and folders of such files, as passages.
 
     A section, from its heading to the next heading, becomes one passage if it has at most
     ``max_chars`` characters. A longer section is split between paragraphs, a longer paragraph
     between lines or sentences, and a longer line or sentence between words. Passages follow the
-    order of the paths, and files in a folder are sorted by name. Hidden files are skipped.
+    order of the paths, and files in a folder are sorted by name. Hidden files are skipped, and so
+    are linked folders.
+
+    Args:
+        paths: the files and folders.
+        max_chars: maximum number of characters of a passage.
+        follow_links: whether to read a link in a folder if it points to a file outside that
+            folder. Such links are skipped by default. A path in ``paths`` may always be a link.
 
     Raises:
         InvalidInputError: no path is given, a path does not exist, a file has another suffix or is
@@ -57,14 +67,14 @@ def read_documents(
         )
     passages: list[Passage] = []
     for root in roots:
-        for file, source in _files(root):
+        for file, source in _files(root, follow_links):
             passages += [Passage(source, text) for text in _split(_read(file), max_chars)]
     if not passages:
         raise InvalidInputError(f"no text in {', '.join(map(str, roots))}: the documents are empty")
     return passages
 
 
-def _files(root: Path) -> Iterator[tuple[Path, str]]:
+def _files(root: Path, follow_links: bool) -> Iterator[tuple[Path, str]]:
     """Yield each file under ``root`` with the name of its source, its path below ``root``."""
     if root.is_file():
         if root.suffix.lower() not in SUFFIXES:
@@ -76,16 +86,23 @@ def _files(root: Path) -> Iterator[tuple[Path, str]]:
         return
     if not root.is_dir():
         raise InvalidInputError(f"no such file or folder: {root}")
-    files = [
+    found = [
         path
         for path in sorted(root.rglob("*"))
         if path.suffix.lower() in SUFFIXES
         and path.is_file()
         and not any(part.startswith(".") for part in path.relative_to(root).parts)
     ]
-    if not files:
+    inside = root.resolve()
+    files = [path for path in found if follow_links or path.resolve().is_relative_to(inside)]
+    if not found:
         raise InvalidInputError(
             f"no documents in {root}: no file name ends in {', '.join(SUFFIXES)}"
+        )
+    if not files:
+        raise InvalidInputError(
+            f"no documents in {root}: it has only links to files outside the folder. Pass "
+            "follow_links=True (--follow-links) to read them."
         )
     for path in files:
         yield path, path.relative_to(root).as_posix()

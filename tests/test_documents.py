@@ -163,3 +163,27 @@ def test_importing_documents_loads_no_model_library() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
     assert output.strip() == "[]"
+
+
+def test_e7_links_out_of_the_folder_are_skipped_by_default(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "docs", write(tmp_path, "outside.txt", "outside")
+    write(folder, "a.txt", "inside")
+    (folder / "b.txt").symlink_to(outside)
+    (folder / "c.txt").symlink_to(folder / "a.txt")
+    found = [passage.source for passage in read_documents([folder])]
+    assert found == ["a.txt", "c.txt"]
+    followed = [passage.source for passage in read_documents([folder], follow_links=True)]
+    assert followed == ["a.txt", "b.txt", "c.txt"]
+
+
+def test_e7_a_folder_may_be_a_link_and_a_folder_of_links_is_explained(tmp_path: Path) -> None:
+    outside = write(tmp_path, "outside.txt", "outside")
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    (folder / "b.txt").symlink_to(outside)
+    with pytest.raises(InvalidInputError, match=r"only links to files outside.*--follow-links"):
+        read_documents([folder])
+    write(folder, "a.txt", "inside")
+    (tmp_path / "link").symlink_to(folder)
+    assert [passage.text for passage in read_documents([tmp_path / "link"])] == ["inside"]
+    assert [passage.text for passage in read_documents([folder / "b.txt"])] == ["outside"]

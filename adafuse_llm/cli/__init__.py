@@ -64,7 +64,7 @@ def create_app() -> typer.Typer:
     import typer
 
     from adafuse_llm.cli.ask import ask
-    from adafuse_llm.cli.common import command
+    from adafuse_llm.cli.common import PlainCommand, PlainGroup, command
     from adafuse_llm.cli.eval import OPEN, evaluate
     from adafuse_llm.cli.generate import generate
     from adafuse_llm.cli.info import info
@@ -77,8 +77,8 @@ def create_app() -> typer.Typer:
         help="Let several local language models answer as one (AdaFuse, arXiv 2601.06022).",
         epilog="Exit codes: 0 success; 1 unexpected failure, failed lines (run, eval), or members "
         "that cannot work together (info); 2 unusable input, option or model; 130 interrupted.",
+        cls=PlainGroup,
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -96,11 +96,15 @@ def create_app() -> typer.Typer:
     ) -> None:
         pass
 
-    app.command("ask")(command(ask))
-    app.command("generate")(command(generate))
-    app.command("run")(command(run, **DEFAULTS))
-    app.command("eval")(command(evaluate, **OPEN))
-    app.command("tune")(command(tune, **SEARCHED))
-    app.command("report")(command(report, decoding=False, loading=False))
-    app.command("info")(command(info, decoding=False))
+    functions: dict[str, Callable[..., None]] = {
+        "ask": command(ask),
+        "generate": command(generate),
+        "run": command(run, **DEFAULTS),
+        "eval": command(evaluate, **OPEN),
+        "tune": command(tune, **SEARCHED),
+        "report": command(report, decoding=False, loading=False),
+        "info": command(info, decoding=False),
+    }
+    for name, function in functions.items():
+        app.command(name, cls=PlainCommand)(function)
     return app

@@ -14,19 +14,30 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from adafuse_llm import ContextWindowError, Generation, InvalidInputError, Round, StreamEvent
+from adafuse_llm import ContextWindowError, Generation, Round, StreamEvent
 from adafuse_llm.cli.common import (
     INTERRUPTED,
+    STOPPED,
     Setup,
     cancel_on_interrupt,
+    check_page,
     last,
     print_json,
     stdout_console,
+    write_page,
 )
 from adafuse_llm.documents import Passage, Retriever, question_messages, read_documents
+from adafuse_llm.embedded import handbook_path
 from adafuse_llm.report.page import page
 from adafuse_llm.report.styles import printable
 from adafuse_llm.report.terminal import Display
+
+UNFAMILIAR = (
+    "warning: the embedded members know only the fictional town of the handbook. About other "
+    "documents they often answer wrongly, or 'not stated' although the answer is there. Use your "
+    "own models: --model PATH_OR_ID"
+)
+"""What `ask` prints if the embedded members read other documents than the handbook."""
 
 
 def ask(
@@ -36,10 +47,18 @@ def ask(
     docs: Annotated[
         list[Path] | None,
         typer.Option(
+            metavar="PATH",
             help="Text or Markdown file, or a folder of such files. Repeatable. Default: the "
-            "handbook of a fictional town, which ships with the package."
+            "handbook of a fictional town, which ships with the package. For other documents, also "
+            "pass --model: the embedded members know only this town.",
         ),
     ] = None,
+    follow_links: Annotated[
+        bool,
+        typer.Option(
+            "--follow-links", help="Also read files outside a folder that links in it point to."
+        ),
+    ] = False,
     passages: Annotated[
         int, typer.Option(min=1, help="Number of passages that the members read.")
     ] = 3,
@@ -53,9 +72,11 @@ def ask(
 
     An offline search (BM25) finds the best passages, and the members answer from them together.
     """
-    if html is not None and not html.parent.is_dir():
-        raise InvalidInputError(f"--html: the folder {html.parent} does not exist")
-    sources = Retriever(read_documents(docs or [_handbook()])).search(question, k=passages)
+    check_page(html)
+    documents = read_documents(docs or [handbook_path()], follow_links=follow_links)
+    sources = Retriever(documents).search(question, k=passages)
+    if setup.is_embedded and not all(map(_is_handbook, docs or ())):
+        typer.echo(UNFAMILIAR, err=True)
     messages = question_messages(question, sources)
     started = time.perf_counter()
     with setup.engine() as engine, cancel_on_interrupt() as cancel:
@@ -69,7 +90,7 @@ def ask(
     seconds = time.perf_counter() - loaded
     if html is not None:
         named = [(passage.source, passage.text) for passage in sources]
-        html.write_text(page(generation, title=question, sources=named), encoding="utf-8")
+        write_page(html, page(generation, title=question, sources=named))
     if as_json:
         answer = {
             "question": question,
@@ -83,7 +104,10 @@ def ask(
         print_json(answer)
     else:
         display.console.print(display.summary(generation, seconds))
-    return INTERRUPTED if generation.finish_reason == "cancelled" else 0
+    if generation.finish_reason == "cancelled":
+        typer.echo(STOPPED, err=True)
+        return INTERRUPTED
+    return 0
 
 
 class _Progress:
@@ -141,7 +165,5 @@ def _show(
     return generation
 
 
-def _handbook() -> Path:
-    from adafuse_llm.embedded import handbook_path
-
-    return handbook_path()
+def _is_handbook(path: Path) -> bool:
+    return path.resolve().is_relative_to(handbook_path().resolve())

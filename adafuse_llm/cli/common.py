@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import json
 import logging
@@ -12,13 +13,13 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
@@ -40,10 +41,13 @@ from adafuse_llm import (
     AdaFuseEngine,
     AdaFuseError,
     Generation,
+    InvalidInputError,
     InvalidOptionError,
     RuntimeConfig,
     StreamEvent,
 )
+from adafuse_llm.embedded import member_paths
+from adafuse_llm.evaluation.files import naming
 from adafuse_llm.loading.config_file import LOADING, ConfigFile, read_config
 from adafuse_llm.report.styles import printable
 from adafuse_llm.strategies.registry import NAMED
@@ -51,8 +55,20 @@ from adafuse_llm.strategies.registry import NAMED
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
 """Exit codes other than 0. The docstring of `adafuse_llm.cli` explains them."""
 
+STOPPED = "interrupted"
+RESUMABLE = "interrupted: run the same command again to resume"
+"""What commands print on stderr after Ctrl-C."""
+
 FILE: dict[str, Any] = {"exists": True, "dir_okay": False, "readable": True}
 """Typer settings for flags that name a file to read."""
+
+SMALL = 100_000_000
+"""Number of parameters below which a member decodes fastest with one thread, even if other
+programs use the machine. `benchmarks/threads.py` measures it.
+"""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a full disk. Without a file's name, they are about standard output."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +76,9 @@ class Setup:
     """The values of the shared flags: members, loading settings, decoding options.
 
     Attributes:
+        threads: number of CPU threads for the members. None for one thread if all members are
+            small (`SMALL`), and otherwise for PyTorch's default. Members always load with one
+            thread then. The variable OMP_NUM_THREADS has precedence over None.
         options: options of `AdaFuseConfig` that have a value. The value comes from the flag,
             otherwise from the file of --config, otherwise from the command's default. Options
             without a value are absent.
@@ -70,6 +89,7 @@ class Setup:
     dtype: str
     device_map: str | None
     revision: str | None
+    threads: int | None
     trust_remote_code: bool
     debug: bool
     options: Mapping[str, Any]
@@ -78,9 +98,13 @@ class Setup:
 
     def paths(self) -> list[str]:
         """Return the folders or Hub IDs of the models. The default is the embedded members."""
-        from adafuse_llm.embedded import member_paths
-
         return list(self.models) or [str(path) for path in member_paths()]
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether all members are embedded members."""
+        embedded = {path.resolve() for path in member_paths()}
+        return all(Path(path).resolve() in embedded for path in self.paths())
 
     @contextmanager
     def engine(self, runtime: RuntimeConfig | None = None) -> Iterator[AdaFuseEngine]:
@@ -94,7 +118,12 @@ class Setup:
         local = all(Path(path).exists() for path in paths)
         # downloads show their own progress bars
         with stderr_console().status(f"loading {names}") if local else nullcontext():
-            return AdaFuseEngine.from_pretrained(
+            import torch
+
+            default = torch.get_num_threads()
+            if self.threads is not None or "OMP_NUM_THREADS" not in os.environ:
+                torch.set_num_threads(self.threads or 1)
+            engine = AdaFuseEngine.from_pretrained(
                 paths,
                 config=self.config,
                 runtime=runtime,
@@ -104,10 +133,39 @@ class Setup:
                 trust_remote_code=self.trust_remote_code,
                 revision=self.revision,
             )
+            if self.threads is None and not _are_small(engine):
+                torch.set_num_threads(default)
+        return engine
+
+
+class _PlainHelp:
+    """Let the help show ``--json`` and ``QUESTION``, without the Python type of the value."""
+
+    def get_params(self, context: Any) -> list[Any]:
+        parameters: list[Any] = super().get_params(context)  # type: ignore[misc]
+        for parameter in parameters:
+            if parameter.param_type_name == "argument":
+                parameter.display_type_rich = lambda ctx: None  # noqa: ARG005
+            elif parameter.is_flag:
+                parameter.metavar = ""
+        return parameters
+
+
+class PlainCommand(_PlainHelp, typer.core.TyperCommand):
+    """A command with plain help."""
+
+
+class PlainGroup(_PlainHelp, typer.core.TyperGroup):
+    """A group of commands with plain help."""
 
 
 def command(
-    function: Callable[..., int], *, decoding: bool = True, loading: bool = True, **defaults: Any
+    function: Callable[..., int],
+    *,
+    decoding: bool = True,
+    loading: bool = True,
+    hidden: Container[str] = (),
+    **defaults: Any,
 ) -> Callable[..., None]:
     """Turn a function that takes a `Setup` and returns an exit code into a Typer command.
 
@@ -118,6 +176,8 @@ def command(
         function: the function. Its other parameters become the flags of this command only.
         decoding: whether the command takes the options of `AdaFuseConfig`, and ``--model``.
         loading: whether the command takes the flags for loading members.
+        hidden: names of shared flags that the help does not list, because the command allows only
+            their default.
         **defaults: options of `AdaFuseConfig` with a different default in this command. None means
             that the command chooses a value if the flag is absent.
     """
@@ -133,6 +193,11 @@ def command(
         _CONTEXT,
         _flag("debug", bool, False, "Show tracebacks, and the warnings and logs of libraries."),
     ]
+    for parameter in parameters:
+        for option in getattr(parameter.annotation, "__metadata__", ()):
+            option.hidden = parameter.name in hidden
+            if option.metavar is None:
+                option.metavar = _metavar(parameter.annotation)
 
     def call(context: typer.Context, **values: Any) -> None:
         debug = values["debug"]
@@ -141,7 +206,7 @@ def command(
             code = function(setup, **values)
             sys.stdout.flush()
         except KeyboardInterrupt:
-            typer.echo("interrupted", err=True)
+            typer.echo(STOPPED, err=True)
             code = INTERRUPTED
         except BrokenPipeError:  # the reader closed the pipe, as in `adafuse ... | head`
             _discard_stdout()
@@ -150,6 +215,7 @@ def command(
             if debug:
                 traceback.print_exc()
             code = _report(error, debug)
+            _drop_unwritten()
         raise typer.Exit(code)
 
     call.__name__ = function.__name__
@@ -211,6 +277,14 @@ _PARSERS: dict[str, tuple[Callable[[Sequence[str]], Any], str, str]] = {
 """Parser, metavar and help text of the options that need their own parser."""
 
 
+_METAVARS = {bool: "", int: "N", float: "NUMBER", str: "TEXT", Path: "FILE"}
+
+
+def _metavar(kind: Any) -> str:
+    """Return the name of a flag's value for the help. The kind may be optional or a list."""
+    return _metavar(get_args(kind)[0]) if get_args(kind) else _METAVARS[kind]
+
+
 _CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
 
@@ -241,10 +315,16 @@ def _member_flags(*, model: bool) -> Iterator[inspect.Parameter]:
         text = "YAML or JSON file with models, loading settings and options. Flags override it."
         yield _flag("config", Path | None, None, text, panel="Members", metavar="FILE")
     text = "Data type of the weights, such as bfloat16. auto uses the type in the checkpoint."
-    yield _flag("dtype", str, "auto", text, panel="Members")
+    yield _flag("dtype", str, "auto", text, panel="Members", metavar="NAME")
     text = "Where Accelerate places the weights, such as auto, cpu or cuda."
-    yield _flag("device_map", str | None, None, text, panel="Members")
-    yield _flag("revision", str | None, None, "Revision of models from the Hub.", panel="Members")
+    yield _flag("device_map", str | None, None, text, panel="Members", metavar="NAME")
+    text = "Revision of models from the Hub."
+    yield _flag("revision", str | None, None, text, panel="Members", metavar="NAME")
+    text = (
+        "Number of CPU threads for the members. Default: 1 if every member has fewer than "
+        f"{SMALL / 1e6:.0f} million parameters, otherwise the default of PyTorch."
+    )
+    yield _flag("threads", int | None, None, text, panel="Members", min=1)
     text = "Allow custom code that comes with a model to run."
     yield _flag("trust_remote_code", bool, False, text, panel="Members")
 
@@ -257,9 +337,10 @@ def _flag(
     *,
     panel: str | None = None,
     metavar: str | None = None,
+    min: int | None = None,  # noqa: A002  # the name that Typer uses
 ) -> inspect.Parameter:
     option = typer.Option(
-        f"--{name.replace('_', '-')}", help=text, rich_help_panel=panel, metavar=metavar
+        f"--{name.replace('_', '-')}", help=text, rich_help_panel=panel, metavar=metavar, min=min
     )
     return inspect.Parameter(
         name,
@@ -291,6 +372,7 @@ def _setup(values: dict[str, Any], decoding: bool, is_typed: Callable[[str], boo
     return Setup(
         models=models or file.models,
         **loading,
+        threads=values.pop("threads", None),
         trust_remote_code=values.pop("trust_remote_code", False),
         debug=values.pop("debug"),
         options=options,
@@ -304,6 +386,8 @@ def _report(error: Exception, debug: bool) -> int:
         message, code = str(error), UNUSABLE
     elif isinstance(error, OSError) and error.filename is not None:
         message, code = f"{error.filename}: {error.strerror}", UNUSABLE
+    elif isinstance(error, OSError) and error.errno in _FULL:
+        message, code = f"standard output: {error.strerror}", UNUSABLE
     else:
         hint = "" if debug else " (unexpected; --debug shows the traceback)"
         message, code = f"{type(error).__name__}: {error}{hint}", FAILED
@@ -368,11 +452,35 @@ def last(
     return generation
 
 
+_CONTROLS = re.compile(r"[\x7f-\x9f]")
+"""Control characters that JSON does not require to be escaped. They could control a terminal."""
+
+
 def print_json(value: object) -> None:
-    """Print one line of JSON and flush. Escape non-ASCII characters unless stdout is Unicode."""
+    """Print one line of JSON and flush.
+
+    Escape control characters. Escape all non-ASCII characters unless stdout is Unicode.
+    """
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
-    sys.stdout.write(json.dumps(value, ensure_ascii=not unicode) + "\n")
+    text = json.dumps(value, ensure_ascii=not unicode)
+    sys.stdout.write(_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
     sys.stdout.flush()
+
+
+def check_page(path: Path | None) -> None:
+    """Check the value of --html before the command computes anything.
+
+    Raises:
+        InvalidInputError: the folder of the file does not exist.
+    """
+    if path is not None and not path.parent.is_dir():
+        raise InvalidInputError(f"--html: the folder {path.parent} does not exist")
+
+
+def write_page(path: Path, html: str) -> None:
+    """Write a page to the file of --html."""
+    with naming(path):
+        path.write_text(html, encoding="utf-8")
 
 
 def stdout_console() -> Console:
@@ -426,6 +534,12 @@ def progress_bar() -> Progress:
     )
 
 
+def _are_small(engine: AdaFuseEngine) -> bool:
+    """Return whether every member has fewer than `SMALL` parameters."""
+    models = [getattr(backend, "model", None) for backend in engine.backends]
+    return all(model is None or model.num_parameters() < SMALL for model in models)
+
+
 @contextmanager
 def _quiet(debug: bool) -> Iterator[None]:
     """Silence the logs and warnings of libraries while models load and run."""
@@ -448,6 +562,14 @@ def _quiet(debug: bool) -> Iterator[None]:
         chatter.set_verbosity(verbosity)
         if bars:
             chatter.enable_progress_bar()
+
+
+def _drop_unwritten() -> None:
+    """Drop the output that cannot be written, so that Python's flush at exit does not fail."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _discard_stdout()
 
 
 def _discard_stdout() -> None:

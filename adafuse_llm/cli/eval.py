@@ -22,6 +22,7 @@ from adafuse_llm.cli.common import (
     FAILED,
     FILE,
     INTERRUPTED,
+    RESUMABLE,
     Setup,
     cancel_on_interrupt,
     interruptible,
@@ -92,7 +93,8 @@ def evaluate(
     task: Annotated[
         str,
         typer.Option(
-            help="Task: nq, squad, triviaqa, gsm8k, flores_en_de, flores_de_en, embedded."
+            help="Task: nq, squad, triviaqa, gsm8k, flores_en_de, flores_de_en, embedded.",
+            metavar="NAME",
         ),
     ],
     data: Annotated[
@@ -125,7 +127,9 @@ def evaluate(
     ] = None,
     metric: Annotated[
         list[str] | None,
-        typer.Option(help="Metric to compute. Repeatable. Default: the task's metrics."),
+        typer.Option(
+            help="Metric to compute. Repeatable. Default: the task's metrics.", metavar="NAME"
+        ),
     ] = None,
     alone: Annotated[
         bool,
@@ -194,7 +198,7 @@ def evaluate(
                 single = System.alone(member)
                 found[single.name] = _run(job.singly(), single, path, engines.singly, cancel)
     except _Interrupted:
-        typer.echo("interrupted: run the same command again to resume", err=True)
+        typer.echo(RESUMABLE, err=True)
         return INTERRUPTED
     evaluations = [
         Evaluation.of(records, job.metrics, task=job.task.name, system=name)
@@ -312,14 +316,40 @@ def _run(
     results = Results(path)
     options = job.config.override(system.options).model_dump(mode="json")
     identity = {**job.identity, **options}
-    numbers = [question.number for question in job.questions]
-    done = [] if job.overwrite else [Record(**each) for each in results.done(identity, numbers)]
-    todo = unanswered(job.questions, done)
-    there = len(numbers) - len(todo)
-    if done and todo:
-        typer.echo(f"{path}: resuming, {there} of {len(numbers)} are done", err=True)
-    if not todo:
+    done = _done(job, results, identity)
+    if not unanswered(job.questions, done):
         return done
+    with results.lock():
+        # another process may have written results before this one had the lock
+        done = _done(job, results, identity)
+        new = _answer(
+            job, system, results, identity=identity, done=done, engine=engine, cancel=cancel
+        )
+        return merged(done, new)
+
+
+def _done(job: Job, results: Results, identity: dict[str, Any]) -> list[Record]:
+    """Return the records that a run continues with."""
+    numbers = [question.number for question in job.questions]
+    return [] if job.overwrite else [Record(**each) for each in results.done(identity, numbers)]
+
+
+def _answer(
+    job: Job,
+    system: System,
+    results: Results,
+    *,
+    identity: dict[str, Any],
+    done: Sequence[Record],
+    engine: Callable[[], AdaFuseEngine],
+    cancel: Event,
+) -> list[Record]:
+    """Answer the questions that lack a record, write the new records, and return them."""
+    todo = unanswered(job.questions, done)
+    total = len(job.questions)
+    there = total - len(todo)
+    if done:
+        typer.echo(f"{results.path}: resuming, {there} of {total} are done", err=True)
     running = answer_all(
         engine(),
         job.task,
@@ -335,7 +365,7 @@ def _run(
     results.begin(identity, afresh=not done)
     new = []
     with progress_bar() as progress:
-        shown = progress.add_task(system.name, total=len(numbers), completed=there)
+        shown = progress.add_task(system.name, total=total, completed=there)
         for record in running:
             results.append(record.model_dump(mode="json", exclude_none=True))
             if record.error is not None:
@@ -345,7 +375,7 @@ def _run(
     if len(new) < len(todo):
         raise _Interrupted
     results.tidy()
-    return merged(done, new)
+    return new
 
 
 def _members(records: Sequence[Record], engines: _Engines) -> Sequence[str]:

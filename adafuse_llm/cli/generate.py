@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,12 +15,16 @@ from rich.text import Text
 from adafuse_llm import Generation, InvalidInputError, InvalidOptionError, StreamEvent
 from adafuse_llm.cli.common import (
     INTERRUPTED,
+    STOPPED,
     Setup,
     cancel_on_interrupt,
+    check_page,
     last,
     print_json,
     stdout_console,
+    write_page,
 )
+from adafuse_llm.report.page import page
 from adafuse_llm.report.styles import printable
 from adafuse_llm.report.terminal import Display
 
@@ -47,6 +53,9 @@ def generate(
             "score F, winner, proposers.",
         ),
     ] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write the text and its rounds to this HTML file.")
+    ] = None,
     as_json: Annotated[
         bool,
         typer.Option(
@@ -60,6 +69,7 @@ def generate(
     If the output goes to a file or pipe, it is only the text, exactly as decoded, and a final
     newline.
     """
+    check_page(html)
     request = _request(sys.stdin.buffer.read() if prompt == "-" else prompt, chat, system)
     if trace and as_json:
         raise InvalidOptionError(
@@ -81,7 +91,12 @@ def generate(
         if not as_json and display.console.is_terminal:
             seconds = time.perf_counter() - started
             display.console.print("", display.summary(generation, seconds), sep="\n")
-    return INTERRUPTED if generation.finish_reason == "cancelled" else 0
+    if html is not None:
+        write_page(html, page(generation, title=_title(request)))
+    if generation.finish_reason == "cancelled":
+        typer.echo(STOPPED, err=True)
+        return INTERRUPTED
+    return 0
 
 
 def _request(prompt: str | bytes, chat: bool, system: str | None) -> dict[str, Any]:
@@ -101,6 +116,12 @@ def _request(prompt: str | bytes, chat: bool, system: str | None) -> dict[str, A
         raise InvalidInputError("the prompt is empty: pass text to answer")
     turns = [("system", system), ("user", prompt)]
     return {"messages": [{"role": role, "content": text} for role, text in turns if text]}
+
+
+def _title(request: dict[str, Any]) -> str:
+    """Return the heading of the page: the beginning of the prompt."""
+    prompt = request["prompt"] if "prompt" in request else request["messages"][-1]["content"]
+    return textwrap.shorten(prompt, 100, placeholder=" …") or "Ensemble response"
 
 
 def _print_json(event: StreamEvent) -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adafuse_llm import InvalidInputError
-from adafuse_llm.cli.common import Setup, print_json, stdout_console
+from adafuse_llm.cli.common import Setup, check_page, print_json, stdout_console, write_page
 from adafuse_llm.evaluation.metrics import Metric, load_metric
 from adafuse_llm.report.run import Answer, Marks, RunSummary, read_results, run_page
 from adafuse_llm.report.styles import printable
@@ -43,12 +43,12 @@ def report(
     A member backs a round if it proposed the committed span. It decides the round if no other
     member proposed this span. Accuracy is known if the test set has answers.
     """
+    check_page(html)
     lines = read_results(results)
     marks = _marks(lines, metric)
     summary = RunSummary.of(lines, marks)
     if html is not None:
-        made = run_page(lines, title=f"Run {results.name}", marks=marks)
-        html.write_text(made, encoding="utf-8")
+        write_page(html, run_page(lines, title=f"Run {results.name}", marks=marks))
     if as_json:
         print_json(summary.model_dump(mode="json"))
     else:

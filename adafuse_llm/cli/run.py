@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
 from typing import Annotated, Any
@@ -14,6 +16,7 @@ from adafuse_llm.cli.common import (
     FAILED,
     FILE,
     INTERRUPTED,
+    RESUMABLE,
     Setup,
     cancel_on_interrupt,
     one_line,
@@ -102,27 +105,29 @@ def run(
         **({"chat": True} if chat else {}),
         **setup.config.model_dump(mode="json"),
     }
-    done = [] if overwrite else results.done(identity, [line.number for line in lines])
-    answered = {record["line"]: record.get("error") for record in done}
-    todo = [
-        line
-        for line in lines
-        if line.number not in answered or (line.problem is None and is_lost(answered[line.number]))
-    ]
-    for line in todo:
-        answered.pop(line.number, None)
-    failed = sum(error is not None for error in answered.values())
-    if done:
-        typer.echo(f"resuming: {len(answered)} of {len(lines)} lines are done", err=True)
-    if todo:
-        with setup.engine() as engine, cancel_on_interrupt() as cancel, progress_bar() as progress:
+    numbers = [line.number for line in lines]
+    done = [] if overwrite else results.done(identity, numbers)
+    answered, todo = _divide(lines, done)
+    with ExitStack() as stack:
+        if todo:
+            stack.enter_context(results.lock())
+            # another process may have written results before this one had the lock
+            done = [] if overwrite else results.done(identity, numbers)
+            answered, todo = _divide(lines, done)
+        failed = sum(error is not None for error in answered.values())
+        if done:
+            typer.echo(f"resuming: {len(answered)} of {len(lines)} lines are done", err=True)
+        if todo:
+            engine = stack.enter_context(setup.engine())
+            cancel = stack.enter_context(cancel_on_interrupt())
+            progress = stack.enter_context(progress_bar())
             results.begin(identity, afresh=not done)
             task = progress.add_task(test_set.name, total=len(lines), completed=len(answered))
             for line in todo:
                 prompt = before + form.replace("{question}", line.question or "")
                 record = _answer(engine, line, put(prompt, chat=chat), rounds, cancel)
                 if record is None:
-                    progress.console.print("interrupted: run the same command again to resume")
+                    progress.console.print(RESUMABLE)
                     return INTERRUPTED
                 results.append(record)
                 if problem := record.get("error"):
@@ -132,6 +137,21 @@ def run(
             results.tidy()
     typer.echo(f"{len(lines)} lines: {len(lines) - failed} answered, {failed} failed", err=True)
     return FAILED if failed else 0
+
+
+def _divide(
+    lines: Sequence[Line], done: Sequence[dict[str, Any]]
+) -> tuple[dict[int, str | None], list[Line]]:
+    """Return the errors of the lines that are done, by number, and the lines to answer."""
+    errors = {record["line"]: record.get("error") for record in done}
+    todo = [
+        line
+        for line in lines
+        if line.number not in errors or (line.problem is None and is_lost(errors[line.number]))
+    ]
+    for line in todo:
+        errors.pop(line.number, None)
+    return errors, todo
 
 
 def _answer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import ExitStack
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +27,7 @@ from adafuse_llm.cli.common import (
 )
 from adafuse_llm.cli.eval import prepare
 from adafuse_llm.evaluation import tuning
-from adafuse_llm.evaluation.files import Results
+from adafuse_llm.evaluation.files import Results, naming
 from adafuse_llm.evaluation.metrics import load_metric
 from adafuse_llm.evaluation.runner import Record
 from adafuse_llm.evaluation.tuning import Trial, Tuning, candidates, cheapest, divide, optimizer
@@ -56,7 +57,10 @@ def tune(
         Path, typer.Option(help="Configuration file to write (YAML).", dir_okay=False)
     ] = Path("adafuse.yaml"),
     task: Annotated[
-        str, typer.Option(help="Task that sets the prompts and the metrics, as in adafuse eval.")
+        str,
+        typer.Option(
+            help="Task that sets the prompts and the metrics, as in adafuse eval.", metavar="NAME"
+        ),
     ] = "nq",
     prompts: Annotated[
         Path | None,
@@ -75,7 +79,8 @@ def tune(
         int | None, typer.Option(min=1, help="Use only the first N questions.")
     ] = None,
     metric: Annotated[
-        str | None, typer.Option(help="Metric to maximize. Default: the task's main metric.")
+        str | None,
+        typer.Option(help="Metric to maximize. Default: the task's main metric.", metavar="NAME"),
     ] = None,
     trials: Annotated[int, typer.Option(min=1, help="Number of ensemble settings to try.")] = 30,
     seed: Annotated[int, typer.Option(help="Random seed of the split and of the search.")] = 1,
@@ -138,13 +143,13 @@ def tune(
     identity = {**job.identity, **job.config.model_dump(mode="json")}
     identity |= {"questions": len(job.questions), "held-out": held_out, "seed": seed}
     numbers = range(1, 1_000_000)
-    known = [] if overwrite else results.done(identity, numbers)
     setup = dataclasses.replace(setup, config=job.config)
-    with (
-        setup.engine(RuntimeConfig(max_requests=max_requests)) as engine,
-        cancel_on_interrupt() as cancel,
-        progress_bar() as progress,
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(results.lock())
+        known = [] if overwrite else results.done(identity, numbers)
+        engine = stack.enter_context(setup.engine(RuntimeConfig(max_requests=max_requests)))
+        cancel = stack.enter_context(cancel_on_interrupt())
+        progress = stack.enter_context(progress_bar())
         results.begin(identity, afresh=not known)
         members = len(engine.config.use or engine.members)
         watch = _Watch(progress, (members + trials) * searched + 2 * tested, searched, within)
@@ -173,9 +178,10 @@ def tune(
                 raise
             typer.echo(f"{error}; run the same command again to resume", err=True)
             return INTERRUPTED
-    results.tidy()
+        results.tidy()
     options = found.ensemble if keep_ensemble else found.options
-    write_config(output, _file_options(setup, options), comment=_comment(found))
+    with naming(output):
+        write_config(output, _file_options(setup, options), comment=_comment(found))
     if as_json:
         chosen = {"written": options, "pays": found.pays, "verdict": found.verdict}
         print_json({**found.model_dump(mode="json"), **chosen})

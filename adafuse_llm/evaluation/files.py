@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Sequence
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+from filelock import lock_descriptor
 
 from adafuse_llm.errors import CacheMemoryError, ContextWindowError, InvalidInputError
 
@@ -84,7 +90,8 @@ def read_lines(content: bytes) -> list[Line]:
 def _read_line(number: int, raw: bytes) -> Line:
     try:
         item = json.loads(raw)
-        json.dumps(item, ensure_ascii=False).encode()  # raises an error for half a surrogate pair
+        # raises an error for half a surrogate pair, NaN and infinity, which results cannot contain
+        json.dumps(item, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
         return Line(number, problem=f"not JSON: {error}")
     if not isinstance(item, dict) or not isinstance(item.get("question"), str):
@@ -108,8 +115,19 @@ def is_lost(error: str | None) -> bool:
     return error is not None and error.partition(":")[0] not in LASTING
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Add the file to errors of the ``with`` block that name no file, such as a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 class Results:
-    """An output file, with a second file that describes its run.
+    """An output file, with a second file that describes its run, and a third one to lock it.
 
     Only complete lines count. Text after the last newline is dropped. A failed question may be
     answered again; the later result then replaces the earlier one.
@@ -117,18 +135,57 @@ class Results:
     Args:
         path: path of the output file.
         remedy: advice at the end of the error message if the file belongs to another run.
+
+    Raises:
+        InvalidInputError: the path exists and is not a regular file.
     """
 
     def __init__(
         self, path: Path, remedy: str = "Pass --overwrite to start again, or another --output."
     ) -> None:
-        self.path = path
+        if path.exists() and not path.is_file():
+            raise InvalidInputError(
+                f"{path} is not a regular file. Results need one, because a run reads them again "
+                "to resume. Choose another output."
+            )
+        # all names of a file share one lock, and `tidy` must not replace a link
+        self.path = path.resolve() if path.is_symlink() else path
         self._remedy = remedy
-        self._identity = path.with_name(f"{path.name}.run.json")
+        self._identity = self.path.with_name(f"{self.path.name}.run.json")
+        self._lock = self.path.with_name(f"{self.path.name}.lock")
 
     def is_at(self, path: Path) -> bool:
         """Return whether the output file exists and is the same file as `path`."""
         return self.path.exists() and self.path.samefile(path)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes from writing results to this file during the ``with`` block.
+
+        The lock belongs to the operating system, which releases it when the process ends for any
+        reason. The file ``OUTPUT.lock`` names the process that holds the lock; otherwise it is
+        empty. It is not removed, because another process may just have opened it.
+
+        Raises:
+            InvalidInputError: another process holds the lock.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._lock.open("a+b", buffering=0) as file:
+            if not lock_descriptor(file.fileno(), blocking=False):
+                file.seek(0)
+                holder = file.read().decode() or "another process"
+                raise InvalidInputError(
+                    f"{self.path} is in use: {holder} is writing to it. Wait until it ends, or "
+                    "choose another output."
+                )
+            now = datetime.now().astimezone().isoformat(" ", "seconds")
+            with naming(self._lock):
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {socket.gethostname()} since {now}".encode())
+            try:
+                yield
+            finally:
+                file.truncate(0)
 
     def done(self, identity: dict[str, Any], numbers: Sequence[int]) -> list[dict[str, Any]]:
         """Return the results that the file already has, in order, without changing the file.
@@ -158,10 +215,11 @@ class Results:
         """Prepare the file for appending: drop an incomplete line, or all lines if `afresh`."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         content = b"" if afresh or not self.path.exists() else self.path.read_bytes()
-        with self.path.open("ab") as file:
+        with naming(self.path), self.path.open("ab") as file:
             file.truncate(content.rfind(b"\n") + 1)
         if afresh:
-            self._identity.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
+            with naming(self._identity):
+                self._identity.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
 
     def tidy(self) -> None:
         """Sort the lines, and keep only the last result of each question."""
@@ -170,12 +228,13 @@ class Results:
         ordered = [last[number] for number in sorted(last)]
         if ordered != lines:
             other = self.path.with_name(f"{self.path.name}.new")
-            other.write_bytes(b"".join(ordered))
+            with naming(other):
+                other.write_bytes(b"".join(ordered))
             other.replace(self.path)
 
     def append(self, record: dict[str, Any]) -> None:
         """Append a result to the file, and close the file."""
-        with self.path.open("ab") as file:
+        with naming(self.path), self.path.open("ab") as file:
             file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
 
     def _check(self, identity: dict[str, Any]) -> None:

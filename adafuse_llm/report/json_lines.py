@@ -35,10 +35,18 @@ def read_json_lines(path: Path, kind: type[Result], writer: str) -> list[Result]
             fields = json.loads(line)
             results[fields["line"]] = kind.model_validate(fields)
         except (ValueError, TypeError, KeyError, ValidationError) as error:
-            reason = str(error).splitlines()[0]
+            reason = _explain(error) if isinstance(error, ValidationError) else str(error)
             raise InvalidInputError(
                 f"{path}, line {number}, is not a result of {writer}: {reason}"
             ) from error
     if not results:
         raise InvalidInputError(f"{path} contains no results of {writer}")
     return [results[number] for number in sorted(results)]
+
+
+def _explain(error: ValidationError) -> str:
+    """Describe the first problem in one line: where it is and what is wrong."""
+    problem = error.errors()[0]
+    where = ".".join(map(str, problem["loc"]))
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}" if where else message

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.report.json_lines import read_json_lines
@@ -38,6 +38,18 @@ class Answer(BaseModel):
     error: str | None = None
     rounds: tuple[Round, ...] = ()
     usage: Usage | None = None
+
+    @model_validator(mode="after")
+    def _check_consistency(self) -> Answer:
+        for each in self.rounds:
+            if not 0 <= each.winner < len(each.candidates):
+                raise ValueError(
+                    f"round {each.index} has {count(len(each.candidates), 'candidate')}, so its "
+                    f"winner cannot be number {each.winner} (numbers start at 0)"
+                )
+        if len({frozenset(by_member) for _, by_member in self.usage or ()}) > 1:
+            raise ValueError("the fields of usage name different members")
+        return self
 
     @property
     def accepted(self) -> tuple[str, ...]:
@@ -158,10 +170,14 @@ def read_results(path: Path) -> list[Answer]:
     """Read the results of ``adafuse run --rounds``. An incomplete last line is ignored.
 
     Raises:
-        InvalidInputError: the file has other contents or no results, or the results have no rounds.
+        InvalidInputError: the file has other contents, inconsistent results or no answers, or the
+            answers have no rounds.
     """
     lines = read_json_lines(path, Answer, "adafuse run")
-    if not any(line.rounds for line in lines):
+    answers = [line for line in lines if line.error is None]
+    if not answers:
+        raise InvalidInputError(f"{path} contains no answers: every line failed")
+    if not any(answer.rounds for answer in answers):
         raise InvalidInputError(
             f"{path} contains no rounds: run again with --rounds, which adds them to every result"
         )

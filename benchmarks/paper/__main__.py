@@ -26,13 +26,16 @@ def create_app() -> typer.Typer:
     """Return the Typer application."""
     import typer
 
-    from adafuse_llm.cli.common import command
+    from adafuse_llm.cli.common import PlainCommand, command
     from adafuse_llm.cli.eval import OPEN
+    from adafuse_llm.config import AdaFuseConfig
     from benchmarks.paper.command import run_suite
+    from benchmarks.paper.layout import OF_TASKS
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(context_settings={"help_option_names": ["-h", "--help"]})(
-        command(run_suite, **OPEN)
+    of_rows = {"strategy", *AdaFuseConfig.model_fields} - set(OF_TASKS)
+    app.command(cls=PlainCommand, context_settings={"help_option_names": ["-h", "--help"]})(
+        command(run_suite, hidden=of_rows, **OPEN)
     )
     return app
 

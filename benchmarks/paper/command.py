@@ -27,6 +27,7 @@ from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidInputError
 from adafuse_llm.cli.common import (
     FAILED,
     INTERRUPTED,
+    RESUMABLE,
     Setup,
     cancel_on_interrupt,
     interruptible,
@@ -77,11 +78,15 @@ def run_suite(
     suite: Annotated[
         str, typer.Argument(help="The suite: paper, or the path of a YAML file.", metavar="SUITE")
     ] = "paper",
-    output: Annotated[Path, typer.Option(help="Folder for answers, suite.json and suite.html.")],
+    output: Annotated[
+        Path,
+        typer.Option(help="Folder for answers, suite.json and suite.html.", metavar="FOLDER"),
+    ],
     data: Annotated[
         Path | None,
         typer.Option(
             help="Folder with TASK.jsonl and TASK.prompt.txt. Default: the embedded questions.",
+            metavar="FOLDER",
             exists=True,
         ),
     ] = None,
@@ -89,16 +94,19 @@ def run_suite(
         str | None,
         typer.Option(
             help="Run only this task: nq, squad, triviaqa, gsm8k, flores_en_de, flores_de_en or "
-            "embedded."
+            "embedded.",
+            metavar="NAME",
         ),
     ] = None,
     metric: Annotated[
         list[str] | None,
-        typer.Option(help="Main metric. Repeatable. Default: the main metric of each task."),
+        typer.Option(
+            help="Main metric. Repeatable. Default: the main metric of each task.", metavar="NAME"
+        ),
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option(min=1, help="Use only the first N questions of each task.", metavar="N"),
+        typer.Option(min=1, help="Use only the first N questions of each task."),
     ] = None,
     max_requests: Annotated[
         int | None,
@@ -184,7 +192,7 @@ def run_suite(
                     with notes.run():
                         answers[job.name] = runner.records(job, cancel=cancel, on_record=on_record)
                 except Cancelled:
-                    typer.echo("interrupted: the same command resumes the run", err=True)
+                    typer.echo(RESUMABLE, err=True)
                     return INTERRUPTED
     about = _about(arguments, setup, members) | notes.provenance
     about["processor_seconds"] = notes.processor_seconds

@@ -351,18 +351,22 @@ class Runner:
         strategy, config = self._settled(job)
         done, todo = self._done(job, config)
         if todo:
-            results, new = self._results(job), []
-            results.begin(self._identity_of(job, config), afresh=not done)
-            runtime = RuntimeConfig(max_requests=self._max_requests(job))
-            backends = self._engine().backends
-            with AdaFuseEngine(backends, config, strategy=strategy, runtime=runtime) as engine:
-                for record in self._decode(job, engine, todo, cancel):
-                    results.append(record.model_dump(mode="json", exclude_none=True))
-                    new.append(record)
-                    on_record(record)
-            if len(new) < len(todo):
-                raise Cancelled
-            results.tidy()
+            results = self._results(job)
+            with results.lock():
+                # another process may have written records before this one had the lock
+                done, todo = self._done(job, config)
+                new = []
+                results.begin(self._identity_of(job, config), afresh=not done)
+                runtime = RuntimeConfig(max_requests=self._max_requests(job))
+                backends = self._engine().backends
+                with AdaFuseEngine(backends, config, strategy=strategy, runtime=runtime) as engine:
+                    for record in self._decode(job, engine, todo, cancel):
+                        results.append(record.model_dump(mode="json", exclude_none=True))
+                        new.append(record)
+                        on_record(record)
+                if len(new) < len(todo):
+                    raise Cancelled
+                results.tidy()
             done = merged(done, new)
         return done[: job.questions]
 

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from adafuse_llm import Candidate, Round, StreamEvent
 from adafuse_llm.cli.ask import _Progress
-from adafuse_llm.embedded import member_paths
+from adafuse_llm.embedded import handbook_path, member_paths
 from adafuse_llm.report.terminal import Display
 
 
@@ -113,3 +113,37 @@ def test_what_grows_fits_the_screen(rounds):
     assert len(lines) < 12
     assert f"word {rounds - 1}, again" in lines[-1]
     assert any(f"word {rounds - 1}, again" in line for line in lines[:-1])
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_s1_embedded_members_with_other_documents_are_a_warning(adafuse, fakes, docs, flags):
+    result = adafuse("ask", "Who founded the mill?", "--docs", docs, *flags)
+    assert result.exit_code == 0
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("warning: the embedded members know only the fictional town")
+    assert "--model PATH_OR_ID" in result.stderr
+    mixed = adafuse("ask", "Who?", "--docs", docs, "--docs", handbook_path(), *flags)
+    assert mixed.stderr == result.stderr
+    spelled_out = [flag for path in member_paths() for flag in ("--model", path)]
+    assert adafuse("ask", "Who?", "--docs", docs, *spelled_out).stderr == result.stderr
+
+
+def test_s1_the_handbook_and_other_members_are_no_warning(adafuse, fakes, docs):
+    for flags in (
+        [],
+        ["--docs", handbook_path()],
+        ["--docs", handbook_path() / "silesse-mill.md"],
+        ["--docs", docs, "--model", "org/one", "--model", "org/two"],
+    ):
+        result = adafuse("ask", "Who founded the mill?", *flags)
+        assert result.exit_code == 0, result.output
+        assert result.stderr == ""
+
+
+def test_e7_links_out_of_the_folder_are_followed_on_request(adafuse, fakes, docs, tmp_path_factory):
+    secret = tmp_path_factory.mktemp("elsewhere") / "secret.txt"
+    secret.write_text("The password of the mill is swordfish.")
+    (docs / "link.txt").symlink_to(secret)
+    ask = ["ask", "What is the password of the mill?", "--docs", docs, "--json"]
+    assert "swordfish" not in adafuse(*ask).stdout
+    assert "swordfish" in adafuse(*ask, "--follow-links").stdout

@@ -1,11 +1,13 @@
 """The flags: derived from the configuration, parsed, passed on, reported."""
 
+import io
 import json
+import re
 
 import pytest
 
 from adafuse_llm import AdaFuseConfig, InvalidOptionError, __version__
-from adafuse_llm.cli.common import one_line, parse_stops, parse_weights
+from adafuse_llm.cli.common import one_line, parse_stops, parse_weights, print_json
 from adafuse_llm.report.styles import printable
 
 pytestmark = pytest.mark.quick
@@ -152,3 +154,92 @@ def test_interruption_while_loading(adafuse, monkeypatch):
 def test_json_is_never_followed_by_text(adafuse, fakes):
     for line in adafuse("generate", "x:", "--json", env={"FORCE_COLOR": "1"}).stdout.splitlines():
         json.loads(line)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_e12_json_has_no_control_characters(monkeypatch, encoding):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr("sys.stdout", stream)
+    text = "a\x00\x1b[2J\x7f\x80\x9b2J\x9fé好🙂"
+    print_json({"text": text})
+    written = stream.buffer.getvalue().decode(encoding)
+    assert written == printable(written)
+    assert json.loads(written) == {"text": text}
+    assert ("é好🙂" in written) == (encoding == "utf-8")
+
+
+COMMANDS = ("ask", "generate", "run", "eval", "tune", "report", "info")
+
+
+@pytest.mark.parametrize("name", [None, *COMMANDS])
+def test_s6_the_help_shows_values_by_name_and_no_python_types(adafuse, name):
+    shown = adafuse(*([name] if name else []), "--help", env={"COLUMNS": "200"}).output
+    assert not re.findall(r"<\w[^>\n]*>", shown)
+    lines = {line.split()[1]: line.split() for line in shown.splitlines() if " --" in line[:8]}
+    if name == "ask":
+        assert lines["--docs"][2] == "PATH"
+        assert lines["--passages"][2] == "N"
+        assert lines["--json"][2] == "Print"
+        assert lines["--html"][2] == "FILE"
+        assert lines["--dtype"][2] == "NAME"
+        assert lines["--margin-threshold"][2] == "NUMBER"
+
+
+def test_ctrl_c_prints_the_same_in_all_commands(adafuse, fakes, tmp_path, monkeypatch):
+    from contextlib import contextmanager
+    from threading import Event
+
+    cancel = Event()
+    cancel.set()
+
+    @contextmanager
+    def interrupted():
+        yield cancel
+
+    for name in ("ask", "generate", "run", "eval"):
+        monkeypatch.setattr(f"adafuse_llm.cli.{name}.cancel_on_interrupt", interrupted)
+    data = tmp_path / "set.jsonl"
+    data.write_text('{"question": "Who?", "answer": "Ada"}\n')
+    calls = [
+        ["generate", "x:"],
+        ["generate", "x:", "--json"],
+        ["ask", "Who?"],
+        ["run", "--test-set", data, "--output", tmp_path / "run.jsonl"],
+        ["eval", "--task", "nq", "--data", data, "--output", tmp_path / "eval.jsonl"],
+    ]
+    for call in calls:
+        result = adafuse(*call)
+        assert result.exit_code == 130
+        again = ": run the same command again to resume" if "--output" in call else ""
+        assert result.stderr == f"interrupted{again}\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "small", "expected"),
+    [
+        ([], {}, 10**8, [1]),
+        ([], {}, 1000, [1, 7]),
+        (["--threads", 3], {}, 1000, [3]),
+        (["--threads", 3], {"OMP_NUM_THREADS": "7"}, 10**8, [3]),
+        ([], {"OMP_NUM_THREADS": "7"}, 10**8, []),
+    ],
+)
+def test_small_members_use_one_thread(
+    adafuse, members, monkeypatch, flags, environment, small, expected
+):
+    chosen: list[int] = []
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 7)
+    monkeypatch.setattr("torch.set_num_threads", chosen.append)
+    monkeypatch.setattr("adafuse_llm.cli.common.SMALL", small)
+    result = adafuse("generate", "x", *members, "--max-new-tokens", 1, *flags)
+    assert result.exit_code == 0, result.output
+    assert chosen == expected
+
+
+def test_threads_must_be_positive(adafuse, fakes):
+    result = adafuse("generate", "x", "--threads", 0)
+    assert result.exit_code == 2
+    assert not fakes

@@ -1,6 +1,7 @@
 """`adafuse generate`: text, colours, traces, JSON."""
 
 import json
+import re
 
 import pytest
 
@@ -129,3 +130,27 @@ def test_a_single_member_owns_every_span(adafuse, models):
     shown = adafuse("generate", "the mill", *flags, env=env).stdout
     assert "all agree" not in shown
     assert shown.count("\x1b[38;5;74m") >= 2
+
+
+def test_s11_a_page_shows_the_text_and_its_rounds(adafuse, fakes, tmp_path):
+    path = tmp_path / "page.html"
+    for flags in ([], ["--json"], ["--trace"], ["--chat"]):
+        result = adafuse("generate", "Founder <b>:", "--html", path, *flags)
+        assert result.exit_code == 0, result.output
+        shown = path.read_text()
+        path.unlink()
+        for part in ("Founder &lt;b&gt;:", "Brook", "■ heron", "Round 1"):
+            assert part in shown
+    missing = adafuse("generate", "x", "--html", tmp_path / "no" / "x.html")
+    assert missing.exit_code == 2
+    assert f"the folder {tmp_path / 'no'} does not exist" in missing.stderr
+
+
+@pytest.mark.parametrize("prompt", ["\n", "word " * 1000])
+def test_s11_the_heading_of_a_page_is_short_and_not_empty(adafuse, members, tmp_path, prompt):
+    path = tmp_path / "page.html"
+    flags = ["--html", path, "--max-new-tokens", 1]
+    result = adafuse("generate", prompt, *members, *flags)
+    assert result.exit_code == 0, result.output
+    (heading,) = re.findall("<h1>(.*?)</h1>", path.read_text())
+    assert heading == (f"{'word ' * 19}…" if "word" in prompt else "Ensemble response")

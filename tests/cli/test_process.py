@@ -2,14 +2,18 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from adafuse_llm import Generation
+from adafuse_llm import AdaFuseEngine, Generation, InvalidInputError
+from adafuse_llm.evaluation.files import Results
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals and terminals of POSIX")
 
@@ -56,7 +60,7 @@ def test_ctrl_c_ends_a_stream_with_the_text_so_far(start, members):
     process.send_signal(signal.SIGINT)
     rest, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors == b""
+    assert errors == b"interrupted\n"
     lines = [json.loads(line) for line in (first + rest).splitlines()]
     generation = Generation.model_validate(lines[-1]["generation"])
     assert generation.finish_reason == "cancelled"
@@ -111,7 +115,7 @@ def test_a_terminal_sees_the_answer_grow(start, members, tmp_path):
         shown += chunk
     os.close(leader)
     assert process.wait(timeout=60) == 130
-    assert process.stderr.read() == b""
+    assert process.stderr.read() == b"interrupted\n"
     text = shown.decode()
     assert text.index("Who founded the mill?") < text.index("● otter") < text.index("Sources")
     assert "interrupted" in text
@@ -122,3 +126,159 @@ def _read(descriptor):
         return os.read(descriptor, 4096)
     except OSError:  # how Linux says that the other side is closed
         return b""
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from adafuse_llm.evaluation.files import Results
+with Results(Path(sys.argv[1])).lock():
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+"""A program that locks an output, as `run` and `eval` do, until its input ends."""
+
+
+@pytest.fixture
+def hold():
+    """Start a process that locks an output."""
+    processes = []
+
+    def call(output):
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLD, output],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        processes.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"locked\n"
+        return process
+
+    yield call
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def jobs(tmp_path):
+    """The flags of commands that write results, by command, and their output."""
+    test_set, output = tmp_path / "set.jsonl", tmp_path / "out.jsonl"
+    items = [{"question": f"{number}?", "answer": "Ada"} for number in range(4)]
+    test_set.write_text("".join(json.dumps(item) + "\n" for item in items))
+    return {
+        "run": ["run", "--test-set", test_set, "--output", output],
+        "eval": ["eval", "--task", "nq", "--data", test_set, "--output", output],
+    }, output
+
+
+@pytest.mark.parametrize("name", ["run", "eval"])
+def test_e6_a_second_process_with_the_same_output_is_refused_at_once(
+    adafuse, fakes, hold, jobs, name, tmp_path
+):
+    flags, output = jobs
+    first = hold(output)
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(output)
+    for other in ([], ["--overwrite", "--max-words", 1], ["--output", link]):
+        refused = adafuse(*flags[name], *other)
+        assert refused.exit_code == 2
+        assert f"{output} is in use: process {first.pid} on " in refused.stderr
+        assert " since 20" in refused.stderr
+        assert len(refused.stderr.splitlines()) == 1
+    assert not fakes  # nothing was loaded
+    assert not output.exists()
+    first.communicate(b"")
+    assert adafuse(*flags[name]).exit_code == 0
+    hold(output)
+    assert adafuse(*flags[name]).exit_code == 0  # to read the results needs no lock
+
+
+@pytest.mark.parametrize("name", ["run", "eval"])
+def test_e6_a_killed_process_leaves_no_lock(adafuse, fakes, hold, jobs, name):
+    flags, output = jobs
+    assert adafuse(*flags[name]).exit_code == 0
+    whole = output.read_bytes()
+    output.write_bytes(whole[: len(whole) // 2])
+    first = hold(output)
+    assert adafuse(*flags[name]).exit_code == 2
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    result = adafuse(*flags[name])
+    assert result.exit_code == 0, result.output
+    assert "resuming" in result.stderr
+    assert [json.loads(line)["line"] for line in output.read_text().splitlines()] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["run", "eval"])
+def test_e6_a_command_holds_the_lock_while_it_decodes(adafuse, fakes, jobs, name, monkeypatch):
+    flags, output = jobs
+    refused = []
+    real = AdaFuseEngine.generate
+
+    def generate(self, *arguments, **options):
+        with pytest.raises(InvalidInputError, match=f"in use: process {os.getpid()} on") as error:
+            Results(output).lock().__enter__()
+        refused.append(error)
+        return real(self, *arguments, **options)
+
+    monkeypatch.setattr(AdaFuseEngine, "generate", generate)
+    for _ in range(2):
+        assert adafuse(*flags[name], "--overwrite").exit_code == 0
+    assert len(refused) == 8
+    with Results(output).lock():
+        pass
+
+
+def test_e12_a_full_disk_is_one_line_with_the_name_of_the_file(adafuse, fakes, jobs):
+    flags, output = jobs
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2500, before[1]))
+    try:
+        result = adafuse(*flags["run"], "--rounds")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert result.exit_code == 2
+    assert result.stderr == f"error: {output}: File too large\n"
+
+
+def test_e12_a_full_standard_output_is_one_line(start, adafuse, fakes, jobs):
+    flags, output = jobs
+    assert adafuse(*flags["run"], "--rounds").exit_code == 0
+    for json_flag in ([], ["--json"]):
+        with Path("/dev/full").open("wb") as full:
+            _, errors = start("report", output, *json_flag, stdout=full).communicate(timeout=120)
+        assert errors.decode() == "error: standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "stdout", "device"])
+def test_e12_an_output_that_is_not_a_file_is_refused(start, jobs, tmp_path, kind):
+    flags, _ = jobs
+    path = {"fifo": tmp_path / "pipe", "stdout": "/dev/stdout", "device": "/dev/null"}[kind]
+    if kind == "fifo":
+        os.mkfifo(path)
+    process = start(*flags["run"], "--output", path)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert f"{path} is not a regular file" in errors.decode()
+    assert len(errors.splitlines()) == 1
+
+
+def test_s11_a_shell_completes_commands_and_flags():
+    def complete(words):
+        environment = {
+            **os.environ,
+            "_ADAFUSE_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split(" ")) - 1),
+        }
+        code = "from adafuse_llm.cli import main; main()"
+        call = [sys.executable, "-c", code]
+        return subprocess.run(
+            call, env=environment, capture_output=True, text=True, check=False
+        ).stdout.split()
+
+    assert complete("adafuse ge") == ["generate"]
+    assert {"--html", "--model", "--max-words"} <= set(complete("adafuse generate --"))

@@ -5,7 +5,13 @@ import re
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine, ContextWindowError, MemberError, MemberOutOfMemoryError
+from adafuse_llm import (
+    AdaFuseEngine,
+    ContextWindowError,
+    MemberError,
+    MemberOutOfMemoryError,
+    Usage,
+)
 from adafuse_llm.evaluation.files import question_form, read_lines
 from tests.support.paths import BENCHMARKS
 
@@ -376,3 +382,68 @@ def test_a_report_needs_results_with_rounds(adafuse, fakes, tmp_path):
     result = adafuse("report", output)
     assert result.exit_code == 2
     assert "line 1" in result.output
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999", '["a", NaN]'])
+def test_e12_a_label_that_is_no_number_is_refused(adafuse, fakes, tmp_path, number):
+    test_set, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    test_set.write_text(f'{{"question": "x", "answer": {number}}}\n')
+    result = adafuse("run", "--test-set", test_set, "--output", output)
+    assert result.exit_code == 1
+    assert "line 1: not JSON" in result.stderr
+    (found,) = [
+        json.loads(line, parse_constant=pytest.fail) for line in output.read_text().splitlines()
+    ]
+    assert found["label"] is None
+
+
+@pytest.fixture
+def result_line():
+    """A result of `adafuse run --rounds`, as a dictionary to change."""
+    candidate = {"text": "x", "stops": True, "proposers": ["a"], "nll": {"a": 0.1}, "score": 0.1}
+    decided = {"index": 0, "candidates": [candidate], "winner": 0, "text": "x", "margins": {}}
+    usage = {name: {"a": 1} for name in Usage.model_fields}
+    return {
+        "line": 1, "question": "q", "pred": "x", "label": "x", "finish_reason": "stop",
+        "rounds": [{**decided, "elapsed": 1}], "usage": usage,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda line: line["rounds"][0].update(winner=3), "its winner cannot be number 3"),
+        (lambda line: line["rounds"][0].update(winner=-1), "its winner cannot be number -1"),
+        (lambda line: line["rounds"][0].update(candidates=[]), "round 0 has 0 candidates"),
+        (lambda line: line["usage"].update(prompt_tokens={"b": 1}), "name different members"),
+        (lambda line: line["usage"].pop("cached_tokens"), "usage.cached_tokens: Field required"),
+        (
+            lambda line: line.update(error="MemberError: x"),
+            "no answers: every line failed",
+        ),
+    ],
+)
+def test_e12_a_report_of_an_inconsistent_file_is_one_error(
+    adafuse, tmp_path, result_line, change, message
+):
+    path = tmp_path / "out.jsonl"
+    path.write_text(json.dumps(result_line) + "\n")
+    assert adafuse("report", path).exit_code == 0
+    change(result_line)
+    path.write_text(json.dumps(result_line) + "\n")
+    result = adafuse("report", path, "--html", tmp_path / "page.html")
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_link_to_the_output_stays_a_link(adafuse, fakes, tmp_path):
+    test_set, output, real = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "real.jsonl"))
+    test_set.write_text('{"question": "x", "answer": "y"}\n' * 3)
+    output.symlink_to(real)
+    assert adafuse("run", "--test-set", test_set, "--output", output).exit_code == 0
+    lines = real.read_bytes().splitlines(keepends=True)
+    real.write_bytes(lines[1].replace(b'"line": 2', b'"line": 1'))
+    assert adafuse("run", "--test-set", test_set, "--output", real).exit_code == 0
+    assert output.is_symlink()
+    assert len(records(output)) == 3

@@ -374,8 +374,17 @@ def test_ctrl_c_keeps_what_is_there(paper, short, asked, monkeypatch):
         patch.setattr(AdaFuseEngine, "generate", generate)
         result = paper(*short)
     assert result.exit_code == 130
-    assert "interrupted: the same command resumes the run" in result.stderr
+    assert "interrupted: run the same command again to resume" in result.stderr
     assert not (Path(short[short.index("--output") + 1]) / "suite.json").exists()
     done = len(asked)
     assert paper(*short).exit_code == 0
     assert done < len(asked) < done + 21
+
+
+def test_the_help_lists_no_flag_that_is_refused(paper):
+    shown = paper("--help", env={"COLUMNS": "200"}).output
+    for flag in ("--strategy", "--max-words", "--weights"):
+        assert flag not in shown
+    for flag in ("--max-new-tokens", "--stop", "--use", "--data"):
+        assert flag in shown
+    assert "<" not in shown
