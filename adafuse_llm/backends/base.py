@@ -103,9 +103,9 @@ class Backend(Protocol):
         Raises:
             Exception: the evaluation failed. The exception may have any type. The engine may then
                 repeat each query in a call of its own. If a query fails again, the engine raises a
-                `MemberError` for this member. The engine handles an invalid result, such as one with
-                a NaN log-probability, in the same way. So a backend must not cache anything from a
-                result that contains NaN.
+                `MemberError` for this member. The engine handles an invalid result, such as one
+                with a NaN log-probability, in the same way. So a backend must not cache anything
+                from a result that contains NaN.
         """
         ...
 
