@@ -10,8 +10,8 @@ held-out split and do not occur in the training data. The package includes the d
 With another ``--seed`` or number of ``--passages``, `training.freeze` draws other questions. A
 single member decodes greedily with the same engine class, as an ensemble of one member with
 ``branching_factor=1``. The cost consists of the forward passes and tokens that the engine reports
-for each member, per whitespace-separated word of the answer. The tokens of the prompt are reported
-separately.
+for each member, per whitespace-separated word of the answer. The tokens of the prompt do not count
+as tokens per word, whether a pass or the prefix cache provides them; they are reported separately.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from training.freeze import PASSAGES, SEED, draw_questions
 from training.world import SKILLS
 
 ENSEMBLE: Final = "ensemble"
-COSTS: Final = ("forward_passes", "tokens_processed", "prompt_tokens")
+COSTS: Final = ("forward_passes", "tokens_processed", "prompt_tokens", "cached_tokens")
 
 
 TASK: Final = TASKS["embedded"]
@@ -115,18 +115,16 @@ def summarize(results: Sequence[dict[str, Any]], members: Sequence[str]) -> dict
         exact[system]["overall"] = sum(exact[system].values()) / len(exact[system])
     fused = [row for row in results if row["system"] == ENSEMBLE]
     words = max(1, sum(row["words"] for row in fused))
-    cost = {
-        member: {
-            "forward_passes_per_word": sum(r["forward_passes"][member] for r in fused) / words,
-            "tokens_per_word": sum(
-                r["tokens_processed"][member] - r["prompt_tokens"][member] for r in fused
-            )
-            / words,
-            "prompt_tokens_per_question": sum(r["prompt_tokens"][member] for r in fused)
-            / max(1, len(fused)),
+    cost = {}
+    for member in members:
+        passes, processed, prompt, cached = (
+            sum(row[name][member] for row in fused) for name in COSTS
+        )
+        cost[member] = {
+            "forward_passes_per_word": passes / words,
+            "tokens_per_word": (processed + cached - prompt) / words,
+            "prompt_tokens_per_question": prompt / max(1, len(fused)),
         }
-        for member in members
-    }
     best = max(members, key=lambda member: exact[member]["overall"])
     return {
         "exact_match": exact,

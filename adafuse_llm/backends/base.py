@@ -53,8 +53,8 @@ class NodeResult:
     @property
     def has_nan(self) -> bool:
         """Whether any log-probability in the result is NaN."""
-        highest = (logprob for summary in self.next for logprob in summary.logprobs[:1])
-        return any(map(math.isnan, (*highest, *self.logprobs)))
+        summaries = (value for each in self.next for value in (*each.logprobs, each.end_logprob))
+        return any(map(math.isnan, (*summaries, *self.logprobs)))
 
 
 @runtime_checkable
@@ -103,8 +103,9 @@ class Backend(Protocol):
         Raises:
             Exception: the evaluation failed. The exception may have any type. The engine may then
                 repeat each query in a call of its own. If a query fails again, the engine raises a
-                `MemberError` for this member. The engine handles a NaN log-probability in the same
-                way. So a backend must not cache anything from a result that contains NaN.
+                `MemberError` for this member. The engine handles an invalid result, such as one
+                with a NaN log-probability, in the same way. So a backend must not cache anything
+                from a result that contains NaN.
         """
         ...
 

@@ -244,14 +244,9 @@ class Member:
 
         Args:
             query: the query.
-            result: the backend's result for the query.
+            result: the backend's result for the query, checked by `check_results`.
             seconds: wall-clock seconds that the query took.
-
-        Raises:
-            FloatingPointError: a log-probability is NaN.
         """
-        if result.has_nan:
-            raise FloatingPointError("its logits are NaN or infinite")
         for node, summary in zip(query.evaluate, result.next, strict=True):
             node.next = summary
         for node, logprob in zip(query.score, result.logprobs, strict=True):

@@ -40,6 +40,7 @@ from functools import partial
 from typing import Any
 
 from adafuse_llm.backends.base import Backend, SupportsPlacement
+from adafuse_llm.backends.checks import check_results
 from adafuse_llm.config import RuntimeConfig
 from adafuse_llm.decoding.member import Member, MemberQuery
 from adafuse_llm.errors import (
@@ -500,7 +501,8 @@ def _evaluate_batch(backend: Backend, queries: Sequence[MemberQuery]) -> list[Ad
     failure: BaseException | None = None
     try:
         started = time.perf_counter()
-        results = backend.evaluate([member_query.query for member_query in queries])
+        asked = [member_query.query for member_query in queries]
+        results = check_results(backend.name, asked, backend.evaluate(asked))
         seconds = (time.perf_counter() - started) / len(queries)
         for member_query, result in zip(queries, results, strict=True):
             member_query.member.learn(member_query.query, result, seconds)

@@ -8,13 +8,14 @@ its tokens, decoded after the context, give exactly the text.
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from adafuse_llm.forks import after_fork
-from adafuse_llm.text.chat import check_messages, fit, render_plain
+from adafuse_llm.text.chat import Message, check_messages, fit, render_plain
 from adafuse_llm.text.words import REPLACEMENT, added
 
 CONTEXT_TOKENS = 8
@@ -24,6 +25,18 @@ the context would begin inside a character."""
 ANCHORS = ("", "\n", "a", ".", " a")
 """Texts to put before a continuation, so that the tokenizer does not encode the continuation as the
 start of a text. The first of these texts that gives an exact encoding is used."""
+
+CACHED_TEXTS = 1_000
+"""Number of texts whose tokens a tokenizer's model may cache.
+
+The default of the package `tokenizers` is 10,000. A model that does not split texts into words,
+such as Llama 2's, caches whole texts with about 3 kB each, so it would grow by 30 MB.
+"""
+
+_MARKS = range(0xF0000, 0x110000)
+"""Characters for private use, which mark control tokens that messages spell out."""
+_STRIPPED = re.compile(r"\S(?:.*\S)?", re.DOTALL)
+"""Matches a text without the whitespace at its ends, which templates may strip."""
 
 
 @runtime_checkable
@@ -76,16 +89,25 @@ class TokenizerCodec:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         after_fork(self._create_lock)
+        _bound_cache(tokenizer)
         added_tokens = tokenizer.added_tokens_decoder.items()
         special = {int(i): str(t) for i, t in added_tokens if t.special}
-        special.pop(tokenizer.unk_token_id, None)  # it encodes text that has no other token
         template = str(getattr(tokenizer, "chat_template", None) or "")
-        markers = {int(i): str(t) for i, t in added_tokens if str(t).strip() and str(t) in template}
+        declared = getattr(tokenizer, "chat_control_tokens", None) or ()
+        markers = {
+            int(i): str(t)
+            for i, t in added_tokens
+            if str(t).strip() and (str(t) in template or str(t) in declared)
+        }
+        self._anchors = [(anchor, self._encode(anchor) if anchor else []) for anchor in ANCHORS]
+        reads_bytes = "A" in self._decode(self._encode("<0x41>"))
         # Text in a prompt must not become a special token or a marker of the template. Text in a
         # response must not become a special token. It may become a marker, because members write
         # some markers themselves, such as <think>.
-        self._in_prompt = _ControlTokens({**markers, **special})
-        self._in_response = _ControlTokens(special)
+        self._in_prompt, self._in_response = (
+            _ControlTokens(tokens, tokenizer.unk_token_id, reads_bytes=reads_bytes)
+            for tokens in ({**markers, **special}, special)
+        )
 
     def _create_lock(self) -> None:
         self._lock = threading.Lock()  # a call stores its settings in the tokenizer
@@ -97,50 +119,95 @@ class TokenizerCodec:
     def encode_prompt(self, text: str) -> list[int]:
         tokens = self._encode(text, add_special_tokens=True)
         plain = self._encode(text)
-        if self._in_prompt.ids.isdisjoint(plain):
+        if self._in_prompt.ids.isdisjoint(plain) and not self._in_prompt.pattern.search(text):
             return tokens
         starts = (i for i in range(len(tokens)) if tokens[i : i + len(plain)] == plain)
         start = next(starts, 0)
         before, after = tokens[:start], tokens[start + len(plain) :]
-        return [*before, *self._encode_text(before, text, self._in_prompt)[0], *after]
+        self._extend(before, text, self._in_prompt)
+        return before + after
 
     def encode_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         checked = check_messages(messages)
         if not self.has_chat_template:
             return self.encode_prompt(render_plain(checked))
-        fitted = fit(checked, self._render)
-        with self._lock:
-            ids = self._tokenizer.apply_chat_template(
-                fitted,
-                tokenize=True,
-                add_generation_prompt=True,
-                return_dict=False,
-                sanitize_control_tokens=True,
-            )
-        return [int(token) for token in ids]
+        marked, marks = self._mark_control_tokens(checked)
+        rendered = self._render(fit(marked, self._render))
+        first, *parts = marks.split(rendered)
+        tokens = self._encode_template(first)
+        for spelled, after in zip(parts[::2], parts[1::2], strict=True):
+            if spelled:  # None if the template has separated a mark from its pair
+                self._extend(tokens, spelled, self._in_prompt)
+            if after:
+                tokens += self._encode_template(after, is_first=False)
+        return tokens
+
+    def _mark_control_tokens(
+        self, messages: Sequence[Message]
+    ) -> tuple[list[Message], re.Pattern[str]]:
+        """Enclose control tokens that messages spell out in two characters that no message has.
+
+        If another text becomes a control token, for example because the tokenizer normalizes it,
+        this method encloses the whole content of the message.
+
+        Returns:
+            The messages, and a pattern that splits a rendered conversation at the two characters.
+            Its only group is the enclosed text.
+        """
+        control = self._in_prompt
+        texts = "".join(message["content"] for message in messages)
+        unused = (mark for mark in map(chr, _MARKS) if mark not in texts)
+        start, end = next(unused), next(unused)
+        marked: list[Message] = []
+        for message in messages:
+            content = message["content"]
+            others = filter(None, control.pattern.split(content))
+            safe = all(control.ids.isdisjoint(self._encode_template(other)) for other in others)
+            content = (control.pattern if safe else _STRIPPED).sub(f"{start}\\g<0>{end}", content)
+            marked.append({"role": message["role"], "content": content})
+        return marked, re.compile(f"{start}([^{start}{end}]*){end}|[{start}{end}]")
 
     def encode_continuation(self, context: Sequence[int], text: str) -> tuple[list[int], bool]:
-        return self._encode_text(context, text, self._in_response)
+        tokens = list(context)
+        exact = self._extend(tokens, text, self._in_response)
+        return tokens[len(context) :], exact
 
-    def _encode_text(
+    def _extend(self, tokens: list[int], text: str, control: _ControlTokens) -> bool:
+        """Encode `text` as a continuation of `tokens`, and append it to `tokens`.
+
+        Returns:
+            Whether the encoding is exact. It contains no tokens of `control`, unless a single
+            character becomes such a token.
+        """
+        exact = True
+        pending = [text]
+        while pending:
+            piece = pending.pop()
+            new, piece_exact = self._encode_piece(tokens, piece, control)
+            smaller = [piece] if piece_exact else control.split(piece, new)
+            if len(smaller) > 1:
+                pending += reversed(smaller)
+            else:
+                tokens += new
+                exact = exact and piece_exact
+        return exact
+
+    def _encode_piece(
         self, context: Sequence[int], text: str, control: _ControlTokens
     ) -> tuple[list[int], bool]:
-        """Encode `text` as a continuation of `context`, and avoid the tokens of `control`."""
+        """Encode `text` with the first anchor that gives an exact encoding.
+
+        If there is none, the tokens may be tokens of `control`.
+        """
         inexact: list[int] = []
-        for anchor in ANCHORS:
-            before = self._encode(anchor) if anchor else []
+        for anchor, before in self._anchors:
             whole = self._encode(anchor + text)
             tokens = whole[len(before) :]
             if whole[: len(before)] != before or not control.ids.isdisjoint(tokens):
                 continue
-            if self.decode_continuation(context, tokens) == text:
+            if control.unknown not in tokens and self.decode_continuation(context, tokens) == text:
                 return tokens, True
             inexact = inexact or tokens
-        if match := control.pattern.search(text):  # split it, so that it does not become one token
-            cut = match.start() + 1
-            head, head_exact = self._encode_text(context, text[:cut], control)
-            tail, tail_exact = self._encode_text([*context, *head], text[cut:], control)
-            return [*head, *tail], head_exact and tail_exact
         return inexact or self._encode(text), False
 
     def decode_continuation(self, context: Sequence[int], tokens: Sequence[int]) -> str:
@@ -164,11 +231,24 @@ class TokenizerCodec:
             for token in range(max(ids) + 1)
         ]
 
-    def _encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+    def _encode_template(self, text: str, *, is_first: bool = True) -> list[int]:
+        """Encode a part of a rendered conversation, including its control tokens.
+
+        Parts after the first are encoded after an anchor, so that the tokenizer does not encode
+        them as the start of a text.
+        """
+        for anchor, before in () if is_first else self._anchors[1:]:
+            whole = self._encode(anchor + text, as_text=False)
+            if whole[: len(before)] == before:
+                return whole[len(before) :]
+        return self._encode(text, as_text=False)
+
+    def _encode(
+        self, text: str, *, add_special_tokens: bool = False, as_text: bool = True
+    ) -> list[int]:
+        options = {"split_special_tokens": True} if as_text else {}
         with self._lock:
-            ids = self._tokenizer.encode(
-                text, add_special_tokens=add_special_tokens, split_special_tokens=True
-            )
+            ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens, **options)
         return [int(token) for token in ids]
 
     def _decode(self, tokens: Sequence[int]) -> str:
@@ -186,19 +266,51 @@ class TokenizerCodec:
         return str(text)
 
 
+def _bound_cache(tokenizer: Any) -> None:
+    """Reduce the memory that a fast tokenizer may use for its cache. This does not change tokens.
+
+    Clearing the cache later would not help: `tokenizers` 0.23 does not free a BPE model's entries.
+    """
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    resize = getattr(model, "_resize_cache", None)
+    if resize is not None:  # WordPiece and WordLevel models have no cache
+        resize(CACHED_TEXTS)
+
+
 class _ControlTokens:
     """Tokens that the encoding of plain text must not contain.
 
     Args:
         tokens: spellings of the tokens by id.
+        unknown: id of the token for text that has no other token, or None. Plain text may contain
+            it, but its spelling must not become this token.
+        reads_bytes: whether the tokenizer reads the spelling of a byte, such as ``<0x0A>``, as this
+            byte. Unigram vocabularies contain such spellings as pieces.
 
     Attributes:
-        ids: ids of the tokens.
-        pattern: matches the spelling of one of these tokens, or of a byte, such as ``<0x0A>``.
-            Unigram vocabularies contain such spellings of bytes as pieces.
+        ids: ids of the tokens, without `unknown`.
+        unknown: id of the token for text that has no other token, or None.
+        pattern: matches the spelling of a token or of a byte that the tokenizer reads.
     """
 
-    def __init__(self, tokens: Mapping[int, str]) -> None:
-        self.ids = frozenset(tokens)
+    def __init__(
+        self, tokens: Mapping[int, str], unknown: int | None, *, reads_bytes: bool
+    ) -> None:
+        self.ids = frozenset(tokens) - {unknown}
+        self.unknown = unknown
         texts = sorted((t for t in tokens.values() if len(t) > 1), key=len, reverse=True)
-        self.pattern = re.compile("|".join([*map(re.escape, texts), "<0x[0-9A-F]{2}>"]))
+        bytes_ = ["<0x[0-9A-F]{2}>"] if reads_bytes else []
+        self.pattern = re.compile("|".join([*map(re.escape, texts), *bytes_]) or "(?!)")
+
+    def split(self, text: str, tokens: Sequence[int]) -> list[str]:
+        """Split `text` so that its parts do not become control tokens.
+
+        Every spelling is split after its first character. A text without spellings is halved if its
+        `tokens` nevertheless contain a control token, because the tokenizer normalizes the text.
+        """
+        cuts = [0]
+        while match := self.pattern.search(text, cuts[-1]):
+            cuts.append(match.start() + 1)
+        if len(cuts) == 1 and len(text) > 1 and not self.ids.isdisjoint(tokens):
+            cuts.append(len(text) // 2)
+        return [text[start:end] for start, end in itertools.pairwise([*cuts, len(text)])]

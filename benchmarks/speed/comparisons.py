@@ -84,7 +84,7 @@ class Size:
     concurrent: tuple[str, int, int, int] = ("25M", 20, 16, 48)
     prefix: tuple[int, int] = (2000, 16)
     memory: tuple[int, int] = (500, 3500)
-    growth: tuple[int, int] = (100, 1000)
+    growth: tuple[int, int] = (1000, 3000)
 
 
 FULL: Final = Size()
@@ -351,7 +351,7 @@ def growth(report: Report, size: Size) -> None:
     first, last = size.growth
     found = memory.in_process("growth", first, last)
     name = f"growth of resident memory from request {first} to {last}"
-    report.targets.append(Target(name, found, 2.0, unit="%"))
+    report.targets.append(Target(name, found, 1.0, unit="%"))
 
 
 COMPARISONS: Final[Mapping[str, Callable[[Report, Size], None]]] = {

@@ -206,3 +206,19 @@ def test_the_skills_benchmark_asks_the_questions_that_ship():
 def test_the_skills_benchmark_says_how_many_questions_there_are(capsys):
     assert embedded_skills.main(["--per-skill", "301"]) == 2
     assert "the package has 1800 held-out questions" in capsys.readouterr().err
+
+
+def test_s12_the_prefix_cache_does_not_change_the_tokens_per_word():
+    def row(**cost):
+        costs = {name: {"a": number} for name, number in cost.items()}
+        return {"system": "ensemble", "skill": "dates", "right": True, "words": 5, **costs}
+
+    without = row(forward_passes=9, tokens_processed=320, prompt_tokens=300, cached_tokens=0)
+    cached = row(forward_passes=9, tokens_processed=30, prompt_tokens=300, cached_tokens=290)
+    alone = {**without, "system": "a"}
+    for answers in ([without, without], [without, cached], [cached, cached]):
+        results = [{**each, "rounds": 2} for each in (*answers, alone)]
+        cost = embedded_skills.summarize(results, ["a"])["cost"]["a"]
+        assert cost["tokens_per_word"] == 20 / 5
+        assert cost["forward_passes_per_word"] == 9 / 5
+        assert cost["prompt_tokens_per_question"] == 300

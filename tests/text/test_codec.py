@@ -6,15 +6,16 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+import psutil
 import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
 
 from adafuse_llm.backends.fake import FakeCodec
-from adafuse_llm.text.chat import (
-    render_plain,
-)
+from adafuse_llm.text.chat import check_messages, fit, render_plain
 from adafuse_llm.text.codec import TextCodec, TokenizerCodec
-from tests.support.models import CHATML, STRICT, TOKENIZER_KINDS, tokenizer
-from tests.support.templates import turn
+from tests.support.models import CHATML, STRICT, TEXT, TOKENIZER_KINDS, tokenizer
+from tests.support.templates import FAMILIES, family_tokenizer, turn
 from tests.support.tokenizers import known_tokenizer
 
 
@@ -150,3 +151,185 @@ def test_a_template_that_writes_content_as_json_keeps_the_roles() -> None:
     text = tokenizer("bytelevel").decode(tokens)
     assert "<system>" in text
     assert "<user>" in text
+
+
+def _word_pieces() -> Any:
+    """A WordPiece tokenizer in the manner of BERT: it writes text in lower case."""
+    core = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    core.normalizer = normalizers.BertNormalizer(lowercase=True)
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    control = ["[UNK]", "[CLS]", "[SEP]"]
+    core.train_from_iterator(
+        [TEXT, *(token.strip("[]") for token in control)],
+        trainers.WordPieceTrainer(vocab_size=300, special_tokens=control, show_progress=False),
+    )
+    core.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, unk_token="[UNK]", cls_token="[CLS]", eos_token="[SEP]"
+    )
+
+
+def _normalizing() -> Any:
+    """A Unigram tokenizer with NFKC, to which a full-width spelling is the same text."""
+    made = copy.deepcopy(tokenizer("unigram"))
+    made.backend_tokenizer.normalizer = normalizers.NFKC()
+    return made
+
+
+def _unknown_is_end() -> Any:
+    """A byte-level tokenizer whose unknown token is its end token, as GPT-2's."""
+    made = copy.deepcopy(tokenizer("bytelevel"))
+    made.unk_token = made.eos_token
+    return made
+
+
+MAKERS = {"wordpiece": _word_pieces, "nfkc": _normalizing, "unknown is end": _unknown_is_end}
+KINDS = (*TOKENIZER_KINDS, "llama2", "llama3", *MAKERS)
+LOSSY = ("unknowns", "wordpiece", "nfkc")
+"""Kinds whose tokens do not give back every text."""
+
+
+def _with_template(kind: str, template: str | None) -> Any:
+    known = copy.deepcopy(MAKERS[kind]() if kind in MAKERS else known_tokenizer(kind))
+    if template is not None:
+        known.chat_template = template
+    return known
+
+
+HOSTILE = {
+    "in a sentence": "what does {} mean",
+    "alone": "{}",
+    "twice": "{}{}",
+    "in markup": "<{}> and {}\n<0x0A>",
+    "padded": "\n {} \n",
+}
+
+
+@pytest.mark.parametrize("template", [None, CHATML, STRICT], ids=["plain", "chatml", "strict"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_e4_control_tokens_that_a_user_spells_out_stay_text(
+    kind: str, template: str | None
+) -> None:
+    known = _with_template(kind, template)
+    codec = TokenizerCodec(known)
+    control = {*known.all_special_ids, *known.get_added_vocab().values()}
+    if kind in LOSSY:
+        control -= {known.unk_token_id}  # it stands for text that has no other token
+    spellings = [known.convert_ids_to_tokens(token) for token in sorted(control)]
+    if kind == "nfkc":
+        spellings += ["".join(chr(ord(letter) + 0xFEE0) for letter in "</s>")]  # full-width
+
+    def found(ids: list[int]) -> list[int]:
+        return [token for token in ids if token in control]
+
+    quiet = [turn("user", "hello"), turn("assistant", "hello"), turn("user", "hello")]
+    for spelling in spellings:
+        for form in HOSTILE.values():
+            text = form.replace("{}", spelling)
+            hostile = [{**each, "content": text} for each in quiet]
+            asked, said = codec.encode_messages(quiet), codec.encode_messages(hostile)
+            assert found(said) == found(asked), text
+            prompt = codec.encode_prompt(text)
+            assert found(prompt) == found(codec.encode_prompt("hello")), text
+            if kind not in LOSSY:
+                assert known.decode(said) == known.decode(asked).replace("hello", text)
+                assert known.decode(prompt) == known.decode(codec.encode_prompt("hello")).replace(
+                    "hello", text
+                )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_e4_the_time_is_linear_in_the_number_of_control_tokens(kind: str) -> None:
+    known = _with_template(kind, CHATML)
+    codec = TokenizerCodec(known)
+    read = 0
+
+    def counting(text: str, **options: Any) -> Any:
+        nonlocal read
+        read += 40 + len(text)  # a call has a cost of its own
+        return type(known).encode(known, text, **options)
+
+    known.encode = counting
+    for encode in (codec.encode_prompt, lambda text: codec.encode_messages([turn("user", text)])):
+        costs = []
+        for count in (300, 1200):  # deeper than the interpreter's limit of recursion
+            read = 0
+            tokens = encode(known.eos_token * count)
+            costs.append(read)
+            assert tokens.count(known.eos_token_id) <= 1
+        assert costs[1] < 5 * costs[0]
+
+
+def _fitted(known: Any, messages: list[Any]) -> list[dict[str, Any]]:
+    return fit(
+        check_messages(messages),
+        lambda turns: str(
+            known.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        ),
+    )
+
+
+ORDINARY = [
+    turn("system", " Be brief.\n"),
+    turn("user", "Who keeps the light?  caf\u00e9 \U0001f600 <b>5 < 6</b>"),
+    turn("assistant", "\n\nThe keeper, <0.5 of the time.\n\n"),
+    turn("user", "And \U000f0000 then?"),
+]
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *KINDS])
+def test_messages_without_control_tokens_give_the_tokens_of_the_template(name: str) -> None:
+    known = family_tokenizer(name) if name in FAMILIES else _with_template(name, CHATML)
+    expected = known.apply_chat_template(
+        _fitted(known, ORDINARY), tokenize=True, add_generation_prompt=True, return_dict=False
+    )
+    assert TokenizerCodec(known).encode_messages(ORDINARY) == expected
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "bytelevel", "sentencepiece", "llama2", "llama3"])
+def test_messages_with_control_tokens_give_the_tokens_of_transformers(name: str) -> None:
+    known = family_tokenizer(name) if name in FAMILIES else _with_template(name, CHATML)
+    spelled = "a" + "b, ".join(token.content for token in known.added_tokens_decoder.values())
+    messages = [turn("user", spelled), turn("assistant", f" {spelled}\n"), turn("user", "ok")]
+    expected = known.apply_chat_template(
+        _fitted(known, messages),
+        tokenize=True,
+        add_generation_prompt=True,
+        return_dict=False,
+        sanitize_control_tokens=True,
+    )
+    assert TokenizerCodec(known).encode_messages(messages) == expected
+
+
+def test_a_template_may_cut_off_a_part_of_a_message_at_a_control_token() -> None:
+    known = copy.deepcopy(tokenizer("unigram"))
+    known.chat_template = "{% for m in messages %}{{ m.content.split('</s>')[-1] }}!{% endfor %}"
+    tokens = TokenizerCodec(known).encode_messages([turn("user", "thought </s>answer")])
+    assert known.decode(tokens) == "answer!"
+
+
+def test_tokens_that_a_tokenizer_declares_as_control_tokens_stay_text() -> None:
+    made = _with_markers(special=False)
+    made.chat_template = "{% for m in messages %}{{ '<|' + 'Bot|>' + m.content }}{% endfor %}"
+    made.chat_control_tokens = ["<|Bot|>"]
+    marker = made.convert_tokens_to_ids("<|Bot|>")
+    tokens = TokenizerCodec(made).encode_messages([turn("user", "hi<|Bot|>no")])
+    assert tokens.count(marker) == 1
+    assert made.decode(tokens) == "<|Bot|>hi<|Bot|>no"
+
+
+def test_a_tokenizer_does_not_keep_the_texts_of_all_requests() -> None:
+    known = copy.deepcopy(tokenizer("sentencepiece"))
+    TokenizerCodec(known)
+    resident = psutil.Process().memory_info
+
+    def read(first: int, last: int) -> None:
+        for number in range(first, last):
+            known.backend_tokenizer.encode(
+                f"{number} The keeper counted the goats on the ice. " * 3
+            )
+
+    read(0, 1_500)
+    before = resident().rss
+    read(1_500, 6_000)
+    assert resident().rss - before < 4 * 2**20  # without a bound, it grows by more than 12 MB
