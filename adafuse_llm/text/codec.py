@@ -8,14 +8,20 @@ its tokens, decoded after the context, give exactly the text.
 
 from __future__ import annotations
 
+import copy
 import re
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.forks import after_fork
 from adafuse_llm.text.chat import check_messages, fit, render_plain
+from adafuse_llm.text.deadline import run_within
 from adafuse_llm.text.words import REPLACEMENT, added
+
+T = TypeVar("T")
 
 CONTEXT_TOKENS = 8
 """Number of context tokens that are decoded together with a continuation. More tokens are used if
@@ -24,6 +30,9 @@ the context would begin inside a character."""
 ANCHORS = ("", "\n", "a", ".", " a")
 """Texts to put before a continuation, so that the tokenizer does not encode the continuation as the
 start of a text. The first of these texts that gives an exact encoding is used."""
+
+RENDER_SECONDS = 5.0
+"""Maximum seconds for which a chat template may render one conversation."""
 
 
 @runtime_checkable
@@ -75,6 +84,9 @@ class TokenizerCodec:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self._is_fast = bool(getattr(tokenizer, "is_fast", False))
+        has_template = bool(getattr(tokenizer, "chat_template", None))
+        self._chat_tokenizer = _separate_copy(tokenizer) if has_template else None
         after_fork(self._create_lock)
         added_tokens = tokenizer.added_tokens_decoder.items()
         special = {int(i): str(t) for i, t in added_tokens if t.special}
@@ -86,13 +98,18 @@ class TokenizerCodec:
         # some markers themselves, such as <think>.
         self._in_prompt = _ControlTokens({**markers, **special})
         self._in_response = _ControlTokens(special)
+        self._encode("")  # stores the setting before several threads use the tokenizer
 
     def _create_lock(self) -> None:
-        self._lock = threading.Lock()  # a call stores its settings in the tokenizer
+        # A call stores its settings in the tokenizer. Fast tokenizers are thread-safe as long as no
+        # setting changes, and conversations, which change it, have a copy of the tokenizer.
+        is_safe = self._is_fast and self._chat_tokenizer is not self._tokenizer
+        self._lock: AbstractContextManager[Any] = nullcontext() if is_safe else threading.Lock()
+        self._chat_lock = threading.Lock() if is_safe else self._lock
 
     @property
     def has_chat_template(self) -> bool:
-        return bool(getattr(self._tokenizer, "chat_template", None))
+        return self._chat_tokenizer is not None
 
     def encode_prompt(self, text: str) -> list[int]:
         tokens = self._encode(text, add_special_tokens=True)
@@ -108,9 +125,9 @@ class TokenizerCodec:
         checked = check_messages(messages)
         if not self.has_chat_template:
             return self.encode_prompt(render_plain(checked))
-        fitted = fit(checked, self._render)
-        with self._lock:
-            ids = self._tokenizer.apply_chat_template(
+        fitted = self._within_deadline(lambda: fit(checked, self._render))
+        with self._chat_lock:
+            ids = self._chat_tokenizer.apply_chat_template(
                 fitted,
                 tokenize=True,
                 add_generation_prompt=True,
@@ -167,11 +184,34 @@ class TokenizerCodec:
         return str(text)
 
     def _render(self, messages: list[dict[str, Any]]) -> str:
-        with self._lock:
-            text = self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
-            )
+        text = self._chat_tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
         return str(text)
+
+    def _within_deadline(self, render: Callable[[], T]) -> T:
+        """Call a function that only renders the template, without a lock, and return its result.
+
+        Raises:
+            InvalidInputError: the function takes longer than `RENDER_SECONDS`.
+        """
+        try:
+            return run_within(RENDER_SECONDS, render)
+        except TimeoutError as error:
+            path = getattr(self._tokenizer, "name_or_path", "")
+            raise InvalidInputError(
+                f"the chat template{f' of {path!r}' if path else ''} was stopped, because it "
+                f"rendered these messages for more than {RENDER_SECONDS:g} seconds. Check the "
+                "template for endless loops, or use another member."
+            ) from error
+
+
+def _separate_copy(tokenizer: Any) -> Any:
+    """Return a copy of a tokenizer, or the tokenizer itself if it cannot be copied."""
+    try:
+        return copy.deepcopy(tokenizer)
+    except Exception:  # some parts of tokenizers that are written in Python cannot be copied
+        return tokenizer
 
 
 class _ControlTokens:

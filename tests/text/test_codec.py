@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -150,3 +151,24 @@ def test_a_template_that_writes_content_as_json_keeps_the_roles() -> None:
     text = tokenizer("bytelevel").decode(tokens)
     assert "<system>" in text
     assert "<user>" in text
+
+
+@pytest.mark.parametrize("what", ["prompt", "messages"])
+def test_e14_a_long_text_does_not_block_other_calls_of_a_codec(what: str) -> None:
+    codec = TokenizerCodec(tokenizer("bytelevel", CHATML))
+    long = "The ferry to Orrin leaves at nine. " * 100_000
+    context = codec.encode_prompt("The ferry")
+    conversation = codec.encode_messages([turn("user", "hi")])
+    with ThreadPoolExecutor(1) as pool:
+        if what == "prompt":
+            running = pool.submit(codec.encode_prompt, long)
+        else:
+            running = pool.submit(codec.encode_messages, [turn("user", long)])
+        for _ in range(20):
+            tokens, exact = codec.encode_continuation(context, " to Orrin")
+            assert exact
+            assert codec.decode_continuation(context, tokens) == " to Orrin"
+            assert codec.encode_prompt("The ferry") == context
+        assert not running.done()
+        assert len(running.result()) > 100_000
+    assert codec.encode_messages([turn("user", "hi")]) == conversation
