@@ -86,7 +86,7 @@ class TokenizerCodec:
         self._tokenizer = tokenizer
         self._is_fast = bool(getattr(tokenizer, "is_fast", False))
         has_template = bool(getattr(tokenizer, "chat_template", None))
-        self._chat_tokenizer = _separate_copy(tokenizer) if has_template else None
+        self._chat_tokenizer: Any = _separate_copy(tokenizer) if has_template else None
         after_fork(self._create_lock)
         added_tokens = tokenizer.added_tokens_decoder.items()
         special = {int(i): str(t) for i, t in added_tokens if t.special}

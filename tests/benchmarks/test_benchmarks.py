@@ -6,13 +6,14 @@ Nothing is timed here.
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
 
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.embedded import heldout_questions
-from benchmarks import embedded_skills, gpu
+from benchmarks import embedded_skills, gpu, soak
 from benchmarks.speed import comparisons, memory
 from benchmarks.speed.__main__ import main as speed
 from benchmarks.speed.measure import Outcome, Report, Row, Target, as_markdown, take_turns
@@ -206,3 +207,13 @@ def test_the_skills_benchmark_asks_the_questions_that_ship():
 def test_the_skills_benchmark_says_how_many_questions_there_are(capsys):
     assert embedded_skills.main(["--per-skill", "301"]) == 2
     assert "the package has 1800 held-out questions" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_short_soak_finds_nothing(monkeypatch, capsys):
+    monkeypatch.setattr(soak, "EVENTS", 20)
+    assert soak.main(["--minutes", "0.3"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["outcomes"]["whole"] > 20
+    assert not found["examples"]
