@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -154,21 +155,35 @@ def test_a_template_that_writes_content_as_json_keeps_the_roles() -> None:
 
 
 @pytest.mark.parametrize("what", ["prompt", "messages"])
-def test_e14_a_long_text_does_not_block_other_calls_of_a_codec(what: str) -> None:
-    codec = TokenizerCodec(tokenizer("bytelevel", CHATML))
-    long = "The ferry to Orrin leaves at nine. " * 100_000
+def test_e14_a_slow_encoding_blocks_no_other_call_of_a_codec(what: str) -> None:
+    codec = TokenizerCodec(copy.deepcopy(tokenizer("bytelevel", CHATML)))
     context = codec.encode_prompt("The ferry")
-    conversation = codec.encode_messages([turn("user", "hi")])
+    started, gate = threading.Event(), threading.Event()
+
+    def hold(known: Any) -> None:
+        encode = known.encode
+
+        def held(text: str, **options: Any) -> Any:
+            if "slow" in text:
+                started.set()
+                assert gate.wait(10), "another call waited for this one"
+            return encode(text, **options)
+
+        known.encode = held
+
+    calls = {
+        "prompt": (codec._tokenizer, lambda: codec.encode_prompt("slow")),
+        "messages": (codec._chat_tokenizer, lambda: codec.encode_messages([turn("user", "slow")])),
+    }
+    known, call = calls[what]
+    expected = call()
+    hold(known)
     with ThreadPoolExecutor(1) as pool:
-        if what == "prompt":
-            running = pool.submit(codec.encode_prompt, long)
-        else:
-            running = pool.submit(codec.encode_messages, [turn("user", long)])
-        for _ in range(20):
-            tokens, exact = codec.encode_continuation(context, " to Orrin")
-            assert exact
-            assert codec.decode_continuation(context, tokens) == " to Orrin"
-            assert codec.encode_prompt("The ferry") == context
-        assert not running.done()
-        assert len(running.result()) > 100_000
-    assert codec.encode_messages([turn("user", "hi")]) == conversation
+        running = pool.submit(call)
+        assert started.wait(10)
+        tokens, exact = codec.encode_continuation(context, " to Orrin")
+        assert exact
+        assert codec.decode_continuation(context, tokens) == " to Orrin"
+        assert codec.encode_prompt("The ferry") == context
+        gate.set()
+        assert running.result() == expected
