@@ -16,7 +16,7 @@ export HF_HUB_OFFLINE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-slow test-lowest lint format docs build cookbooks bench clean
+.PHONY: help demo quick test test-slow test-lowest lint format docs build cookbooks bench soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -64,6 +64,9 @@ bench: $(SETUP) ## the figures that the README quotes
 	$(BIN)/python benchmarks/embedded_skills.py
 	$(BIN)/python benchmarks/embedded_agents.py
 	$(BIN)/python -m benchmarks.speed --output speed.json --markdown speed.md
+
+soak: $(SETUP) ## half an hour of mixed, cancelled and failing requests; texts must not differ and nothing may grow
+	$(BIN)/python -m benchmarks.soak --minutes 30
 
 clean: ## remove the virtual environments, built files and caches
 	rm -rf $(VENV) $(LOWEST) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache site docs/cookbooks jupyter_execute

@@ -46,6 +46,8 @@ from adafuse_llm.errors import (
     MemberError,
     MemberOutOfMemoryError,
     MissingDependencyError,
+    QueueFullError,
+    RequestTimeoutError,
     UnsupportedModelError,
 )
 from adafuse_llm.loading.specs import MemberSpec
@@ -83,5 +85,7 @@ __all__ = [  # noqa: RUF022  grouped by use
     "MemberError",
     "MemberOutOfMemoryError",
     "MissingDependencyError",
+    "QueueFullError",
+    "RequestTimeoutError",
     "UnsupportedModelError",
 ]

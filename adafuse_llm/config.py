@@ -53,6 +53,13 @@ class RuntimeConfig(Options):
         ge=1,
         description="Maximum number of requests that are decoded at the same time. Others wait.",
     )
+    max_waiting: int | None = Field(
+        default=10_000,
+        ge=0,
+        description="Maximum number of requests that wait while `max_requests` others are decoded. "
+        "Once so many wait, a call fails at once with `QueueFullError`. The engine accepts or "
+        "refuses a batch as a whole, so an accepted batch can exceed the limit. None: no limit.",
+    )
     cache_bytes: int | None = Field(
         default=None,
         ge=1,

@@ -30,6 +30,7 @@ from adafuse_llm.decoding.rounds import cancelled, decode, pool_texts, score_tex
 from adafuse_llm.errors import (
     ContextWindowError,
     InvalidInputError,
+    InvalidOptionError,
     MemberError,
     short_repr,
 )
@@ -236,6 +237,7 @@ class AdaFuseEngine:
         messages: Messages | None = None,
         on_round: RoundObserver | None = None,
         cancel: threading.Event | None = None,
+        timeout: float | None = None,
         **overrides: Unpack[DecodeOptions],
     ) -> Generation:
         """Decode a whole response. Pass either a prompt or messages.
@@ -248,13 +250,17 @@ class AdaFuseEngine:
                 observer.
             cancel: an event that any thread can set to end the decode after at most one more round.
                 The result then has the text so far and ``finish_reason="cancelled"``.
+            timeout: maximum seconds that the request waits and decodes. The time that it takes to
+                encode the prompt does not count.
             **overrides: any option of `AdaFuseConfig`.
 
         Raises:
             InvalidInputError: prompt, messages or options cannot be used; nothing was computed.
             MemberError: a member failed; the engine stays usable.
+            RequestTimeoutError: the request took longer than `timeout`.
+            QueueFullError: too many requests wait; nothing was computed.
         """
-        request = self._request(prompt, messages, cancel, overrides)
+        request = self._request(prompt, messages, cancel, timeout, overrides)
         *_, last = self._stream_one(request, on_round)
         assert last.generation is not None, "a decode ends with its generation or an error"
         return last.generation
@@ -266,16 +272,18 @@ class AdaFuseEngine:
         messages: Messages | None = None,
         on_round: RoundObserver | None = None,
         cancel: threading.Event | None = None,
+        timeout: float | None = None,
         **overrides: Unpack[DecodeOptions],
     ) -> Generator[StreamEvent, None, None]:
         """Decode span by span. The arguments and errors are the same as for `generate`.
 
         The iterator yields one event per committed span. The last event has the whole result.
         Arguments are checked before this method returns; decoding starts when the first event is
-        requested. Closing the iterator, or leaving a loop over it, stops the decode after at most
-        one more round.
+        requested. The seconds of `timeout` count from then on, and a consumer that reads the events
+        slowly neither slows the decode nor uses up its time. Closing the iterator, or leaving a
+        loop over it, stops the decode after at most one more round.
         """
-        request = self._request(prompt, messages, cancel, overrides)
+        request = self._request(prompt, messages, cancel, timeout, overrides)
         return self._stream_one(request, on_round)
 
     def generate_batch(
@@ -285,15 +293,21 @@ class AdaFuseEngine:
         messages: Sequence[Messages] | None = None,
         on_round: RoundObserver | None = None,
         cancel: threading.Event | None = None,
+        timeout: float | None = None,
         **overrides: Unpack[DecodeOptions],
     ) -> list[Generation]:
         """Decode many prompts (or conversations) at the same time; return the results in order.
 
-        The engine checks all inputs before it computes anything. If one decode fails, the engine
-        stops the others and raises the error.
+        The engine checks all inputs before it computes anything. If one decode fails, or takes
+        longer than `timeout`, the engine stops the others and raises the error.
         """
         events = self.stream_batch(
-            prompts, messages=messages, on_round=on_round, cancel=cancel, **overrides
+            prompts,
+            messages=messages,
+            on_round=on_round,
+            cancel=cancel,
+            timeout=timeout,
+            **overrides,
         )
         done = {index: event.generation for index, event in events if event.generation}
         return [done[index] for index in range(len(done))]
@@ -305,6 +319,7 @@ class AdaFuseEngine:
         messages: Sequence[Messages] | None = None,
         on_round: RoundObserver | None = None,
         cancel: threading.Event | None = None,
+        timeout: float | None = None,
         **overrides: Unpack[DecodeOptions],
     ) -> Generator[tuple[int, StreamEvent], None, None]:
         """Decode many prompts (or conversations) at the same time, span by span.
@@ -313,7 +328,7 @@ class AdaFuseEngine:
         prompt. Closing the iterator stops all decodes after at most one more round.
         """
         requests = [
-            self._request(prompt, conversation, cancel, overrides)
+            self._request(prompt, conversation, cancel, timeout, overrides)
             for prompt, conversation in _split_batch(prompts, messages)
         ]
         return self._stream_all(requests, on_round)
@@ -325,6 +340,7 @@ class AdaFuseEngine:
         *,
         messages: Messages | None = None,
         stops: bool = False,
+        timeout: float | None = None,
         **overrides: Unpack[DecodeOptions],
     ) -> Scores:
         """Compute the likelihood of each given text as a continuation of the prompt.
@@ -341,11 +357,14 @@ class AdaFuseEngine:
             messages: a conversation to which the continuations are replies.
             continuations: texts of at least one character.
             stops: whether to include the probability that the response ends after each text.
+            timeout: maximum seconds, as for `generate`.
             **overrides: any option of `AdaFuseConfig`.
 
         Raises:
             InvalidInputError: prompt, continuations or options cannot be used.
             MemberError: a member failed; the engine stays usable.
+            RequestTimeoutError: the request took longer than `timeout`.
+            QueueFullError: too many requests wait; nothing was computed.
         """
         if isinstance(continuations, str) or not continuations:
             raise InvalidInputError("continuations must be a list of at least one text")
@@ -355,12 +374,14 @@ class AdaFuseEngine:
                     f"a continuation must be non-empty text; got {short_repr(text)}"
                 )
             check_text(text, "a continuation")
+        self._check_start(timeout)
         config = self.config.override(overrides)
         members = self._members(config, prompt, messages, to_score=True)
         pool = pool_texts(members, continuations, stops=stops)
         room = max(sum(1 for _ in member.tree.nodes()) for member in members)
         needs = self._budget.needs(members, config.override({"max_new_tokens": 1}), spare=room)
-        request = Request(members, needs, score_texts(members, pool))
+        steps = score_texts(members, pool)
+        request = Request(members, needs, steps, timeout=timeout)
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         with self._running([request], lambda _, event: events.put(event)):
             scores: Scores = _raise_error(events.get())
@@ -373,6 +394,7 @@ class AdaFuseEngine:
         messages: Messages | None = None,
         on_round: RoundObserver | None = None,
         cancel: threading.Event | None = None,
+        timeout: float | None = None,
         **overrides: Unpack[DecodeOptions],
     ) -> Generation:
         """Like `generate`, but does not block the event loop.
@@ -381,7 +403,12 @@ class AdaFuseEngine:
         """
         generation = None
         async for event in self.astream(
-            prompt, messages=messages, on_round=on_round, cancel=cancel, **overrides
+            prompt,
+            messages=messages,
+            on_round=on_round,
+            cancel=cancel,
+            timeout=timeout,
+            **overrides,
         ):
             generation = event.generation
         assert generation is not None
@@ -394,6 +421,7 @@ class AdaFuseEngine:
         messages: Messages | None = None,
         on_round: RoundObserver | None = None,
         cancel: threading.Event | None = None,
+        timeout: float | None = None,
         **overrides: Unpack[DecodeOptions],
     ) -> AsyncGenerator[StreamEvent, None]:
         """Like `stream`, but does not block the event loop.
@@ -402,7 +430,12 @@ class AdaFuseEngine:
         run on the event loop.
         """
         stream = await self._open_astream(
-            prompt, messages=messages, on_round=on_round, cancel=cancel, **overrides
+            prompt,
+            messages=messages,
+            on_round=on_round,
+            cancel=cancel,
+            timeout=timeout,
+            **overrides,
         )
         async with aclosing(stream):
             async for event in stream:
@@ -415,10 +448,13 @@ class AdaFuseEngine:
         messages: Messages | None = None,
         on_round: RoundObserver | None = None,
         cancel: threading.Event | None = None,
+        timeout: float | None = None,
         **overrides: Unpack[DecodeOptions],
     ) -> AsyncGenerator[StreamEvent, None]:
         """Check the arguments of `astream` now, and return its iterator."""
-        request = await asyncio.to_thread(self._request, prompt, messages, cancel, overrides)
+        request = await asyncio.to_thread(
+            self._request, prompt, messages, cancel, timeout, overrides
+        )
         return self._astream_one(request, on_round)
 
     async def _astream_one(
@@ -446,9 +482,22 @@ class AdaFuseEngine:
         """Whether the engine is closed and accepts no more requests."""
         return self._scheduler.closed
 
-    def close(self) -> None:
-        """End running requests and stop the threads. The engine then accepts no more requests."""
-        self._scheduler.close()
+    def close(self, timeout: float | None = None) -> None:
+        """End running requests and stop the threads. The engine then accepts no more requests.
+
+        All requests end at once with `EngineClosedError`. A forward pass cannot be interrupted, so
+        this method waits until the current passes end.
+
+        Args:
+            timeout: maximum seconds to wait. If a pass takes longer, this method logs a warning
+                that names its member. The pass's thread ends with the pass.
+        """
+        if busy := self._scheduler.close(timeout):
+            logger.warning(
+                "the engine is closed, but after %g seconds a forward pass still runs: %s",
+                timeout,
+                ", ".join(map(repr, busy)),
+            )
         trim_heap()
 
     def __enter__(self) -> Self:
@@ -515,9 +564,11 @@ class AdaFuseEngine:
         prompt: str | None,
         messages: Messages | None,
         cancel: threading.Event | None,
+        timeout: float | None,
         overrides: Mapping[str, Any],
     ) -> Request:
         """Check and encode all parts of a request, without computing anything."""
+        self._check_start(timeout)
         config = self.config.override(overrides)
         refuse_unused_options(self.strategy, config)
         self.strategy.check([backend for backend, _ in self._active_backends(config)])
@@ -534,7 +585,23 @@ class AdaFuseEngine:
             decode(members, play, transcript, rounds),
             cancelled=partial(cancelled, members, transcript, rounds),
             cancel=cancel,
+            timeout=timeout,
         )
+
+    def _check_start(self, timeout: float | None) -> None:
+        """Check what does not depend on the prompt, before any work on the prompt.
+
+        Raises:
+            InvalidOptionError: `timeout` is not a positive number.
+            QueueFullError: too many requests wait.
+        """
+        if timeout is not None and not (
+            isinstance(timeout, (int, float)) and 0 < timeout <= threading.TIMEOUT_MAX
+        ):
+            raise InvalidOptionError(
+                f"timeout must be a positive number of seconds, or None; got {timeout!r}"
+            )
+        self._scheduler.check_room()
 
     def _members(
         self,

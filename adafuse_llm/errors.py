@@ -11,6 +11,8 @@
     │   └── MemberOutOfMemoryError(MemoryError)   a member ran out of memory
     ├── DecodingError(RuntimeError)               no candidate could be chosen
     ├── MalformedReplyError(ValueError)           no reply has the requested form
+    ├── RequestTimeoutError(TimeoutError)         a request took longer than its timeout
+    ├── QueueFullError(RuntimeError)              too many requests wait
     ├── EngineClosedError(RuntimeError)           the engine is closed
     └── MissingDependencyError(ImportError)       an optional package is not installed
 
@@ -36,6 +38,8 @@ __all__ = [
     "MemberError",
     "MemberOutOfMemoryError",
     "MissingDependencyError",
+    "QueueFullError",
+    "RequestTimeoutError",
     "UnsupportedModelError",
 ]
 
@@ -94,6 +98,14 @@ class DecodingError(AdaFuseError, RuntimeError):
 
 class MalformedReplyError(AdaFuseError, ValueError):
     """No reply has the requested form, such as JSON that fits a schema."""
+
+
+class RequestTimeoutError(AdaFuseError, TimeoutError):
+    """A request took longer than its ``timeout``. Other requests continue."""
+
+
+class QueueFullError(AdaFuseError, RuntimeError):
+    """Too many requests wait (`RuntimeConfig.max_waiting`); nothing has been computed."""
 
 
 class EngineClosedError(AdaFuseError, RuntimeError):

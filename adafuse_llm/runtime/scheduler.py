@@ -5,14 +5,16 @@ tokenizers). When a device is free, the coordinator picks one of the device's me
 that wait for this member are evaluated in one call. A request resumes when all its queries are
 answered. Synchronous, asynchronous and batched calls all use this one loop.
 
+The coordinator never runs a model. So while a pass takes long, or hangs, it still ends requests
+that are cancelled or late, and it still serves the other devices.
+
 Choice of member: the scheduler picks the member with the most waiting queries, so that requests
 advance together and batches stay large. A query that has waited too long goes first
 (`next_backend`).
 
 Choice of thread: members on different devices (`SupportsPlacement.device`) run at the same time.
 Each device has its own thread, so only one thread ever uses a model. Members on the same device
-take turns. If all members share one device, the coordinator itself evaluates the queries, without a
-second thread.
+take turns.
 
 Members on a CPU take turns, too. If they ran at the same time, they would either compete for all
 cores or each use a share of the cores. Sharing gains little if a single pass already uses all
@@ -20,13 +22,15 @@ cores, because every round waits for the slowest member. Sharing also needs anot
 threads, which only the caller should set. ``benchmarks/members_side_by_side.py`` measures this.
 
 Choice of request: requests start in the order of arrival, within the limits on their number
-(`RuntimeConfig.max_requests`) and on memory (`RuntimeConfig.cache_bytes`). A request that does not
-fit waits, and so do all requests after it.
+(`RuntimeConfig.max_requests`) and on memory (`RuntimeConfig.cache_bytes`). Requests that fit into
+memory may overtake one that does not. Once `RuntimeConfig.max_requests` requests have overtaken it,
+all later requests wait until it has started. `RuntimeConfig.max_waiting` limits the queue.
 """
 
 from __future__ import annotations
 
 import atexit
+import inspect
 import logging
 import queue
 import threading
@@ -34,7 +38,7 @@ import time
 import traceback
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -48,6 +52,8 @@ from adafuse_llm.errors import (
     EngineClosedError,
     MemberError,
     MemberOutOfMemoryError,
+    QueueFullError,
+    RequestTimeoutError,
     is_out_of_memory,
 )
 from adafuse_llm.forks import after_fork
@@ -60,6 +66,9 @@ IDLE_SECONDS = 5.0
 
 EXIT_SECONDS = 30.0
 """Seconds that the interpreter waits at exit for a forward pass to finish."""
+
+POLL_SECONDS = 0.05
+"""Maximum seconds after which the coordinator notices that a request is cancelled or late."""
 
 Deliver = Callable[[Any], None]
 """A function that receives each event of a request, or the error that ended it."""
@@ -74,10 +83,12 @@ class Request:
         steps: the computation. It yields tuples of queries, and events to deliver.
         cancelled: function that returns the last event if `cancel` is set.
         cancel: flag that the caller sets to end the request with its result so far.
+        timeout: seconds after which the request fails, counted from its submission.
 
     Attributes:
         abandoned: flag that is set when the caller no longer waits for the result.
-        unanswered: number of queries that wait for an answer.
+        unanswered: names of the members whose answers the request waits for, one per query.
+        overtaken: number of later requests that started while this one waited for memory.
     """
 
     def __init__(
@@ -88,19 +99,37 @@ class Request:
         *,
         cancelled: Callable[[], object] | None = None,
         cancel: threading.Event | None = None,
+        timeout: float | None = None,
     ) -> None:
         self.members = tuple(members)
         self.needs = needs
         self.cancel = cancel
         self.abandoned = threading.Event()
-        self.unanswered = 0
+        self.unanswered: list[str] = []
+        self.overtaken = 0
         self._steps = steps
         self._cancelled = cancelled
+        self._timeout = timeout
+        self._deadline: float | None = None
+
+    def start_clock(self) -> None:
+        """Start to count the seconds of `timeout`."""
+        if self._timeout is not None:
+            self._deadline = time.monotonic() + self._timeout
 
     @property
     def is_cancelled(self) -> bool:
         """Whether the caller has cancelled or abandoned the request."""
         return self.abandoned.is_set() or (self.cancel is not None and self.cancel.is_set())
+
+    @property
+    def must_end(self) -> bool:
+        """Whether the request is cancelled, or has taken longer than its timeout."""
+        return self.is_cancelled or self._is_late
+
+    @property
+    def _is_late(self) -> bool:
+        return self._deadline is not None and time.monotonic() >= self._deadline
 
     def resume(self, deliver: Deliver) -> tuple[MemberQuery, ...]:
         """Run the computation until it needs answers to queries, and return these queries.
@@ -115,11 +144,13 @@ class Request:
                 assert self._cancelled is not None, "a request with `cancel` needs `cancelled`"
                 deliver(self._cancelled())
                 return ()
+            if self._is_late:
+                raise self._timeout_error()
             for step in self._steps:
                 if not isinstance(step, tuple):
                     deliver(step)
                 elif step:
-                    self.unanswered = len(step)
+                    self.unanswered = [query.member.name for query in step]
                     return step
         except BaseException as error:  # an error in this request must not end the others
             deliver(error)
@@ -128,6 +159,17 @@ class Request:
     def close(self) -> None:
         """Close the computation."""
         self._steps.close()
+
+    def _timeout_error(self) -> RequestTimeoutError:
+        state = ""
+        if inspect.getgeneratorstate(self._steps) == inspect.GEN_CREATED:
+            state = " before it could start, because other requests were running"
+        elif names := ", ".join(map(repr, dict.fromkeys(self.unanswered))):
+            state = f" while it waited for a forward pass of {names}"
+        return RequestTimeoutError(
+            f"the request was stopped after timeout={self._timeout:g} seconds{state}. Allow more "
+            "seconds, shorten the prompt, or lower max_new_tokens."
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,30 +219,29 @@ class _Device:
 
     Args:
         name: the device's name.
-        threaded: whether the device has its own thread. If not, jobs run in the caller's thread.
 
     Attributes:
         waiting: the queries that wait, oldest first.
         begun: number of evaluations that the device has begun.
-        busy: whether an evaluation is running.
+        evaluating: name of the member that is being evaluated, or None.
     """
 
-    def __init__(self, name: str, *, threaded: bool) -> None:
+    def __init__(self, name: str) -> None:
         self.waiting: list[PendingQuery] = []
         self.begun = 0
-        self.busy = False
+        self.evaluating: str | None = None
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        if threaded:
-            self._thread = threading.Thread(target=self._work, name=f"adafuse {name}", daemon=True)
-            self._thread.start()
+        self._thread = threading.Thread(target=self._work, name=f"adafuse {name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread has not ended."""
+        return self._thread.is_alive()
 
     def submit(self, job: Job) -> None:
         """Run a job that uses the device's members, after all jobs submitted before it."""
-        if self._thread is None:
-            job()
-        else:
-            self._jobs.put(job)
+        self._jobs.put(job)
 
     def next_batch(self, patience: int) -> list[PendingQuery]:
         """Remove the next batch from `waiting` and return it. It has queries to one backend."""
@@ -208,14 +249,16 @@ class _Device:
         batch = [pending for pending in self.waiting if pending.backend is backend]
         self.waiting = [pending for pending in self.waiting if pending.backend is not backend]
         self.begun += 1
-        self.busy = True
+        self.evaluating = backend.name
         return batch
 
     def stop(self) -> None:
-        """Wait until all jobs are done, and end the thread."""
-        if self._thread is not None:
-            self._jobs.put(None)
-            self._thread.join()
+        """End the thread after all submitted jobs."""
+        self._jobs.put(None)
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -291,6 +334,26 @@ class Scheduler:
         """Whether the scheduler is closed and accepts no more requests."""
         return self._closed
 
+    def check_room(self) -> None:
+        """Raise an error if `submit` would not accept a request now.
+
+        Raises:
+            EngineClosedError: the scheduler is closed.
+            QueueFullError: too many requests wait.
+        """
+        if self._closed:
+            raise EngineClosedError("this engine is closed; create a new one")
+        coordinator, limit = self._coordinator, self.runtime.max_waiting
+        if coordinator is None or limit is None:
+            return
+        waiting = coordinator.unfinished - self.runtime.max_requests
+        if waiting >= limit:
+            raise QueueFullError(
+                f"the engine is busy: {self.runtime.max_requests} requests run at most, and "
+                f"{waiting} others wait already; RuntimeConfig(max_waiting={limit}) allows no more."
+                " Try again later, or allow more."
+            )
+
     def submit(self, *submissions: Submission) -> None:
         """Submit requests. Requests of one call enter the queue together.
 
@@ -299,26 +362,30 @@ class Scheduler:
 
         Raises:
             EngineClosedError: the scheduler is closed.
+            QueueFullError: too many requests wait.
         """
         with self._lock:
-            if self._closed:
-                raise EngineClosedError("this engine is closed; create a new one")
+            self.check_room()
+            for request, _ in submissions:
+                request.start_clock()
             coordinator = self._coordinator
             if coordinator is None or not coordinator.try_submit(submissions):
                 self._coordinator = _Coordinator(self, submissions)
                 self._coordinator.start()
 
-    def close(self, timeout: float | None = None) -> None:
+    def close(self, timeout: float | None = None) -> tuple[str, ...]:
         """End all requests with `EngineClosedError`, and wait for the threads to finish.
 
         Args:
             timeout: maximum seconds to wait.
+
+        Returns:
+            The names of the members that are still being evaluated when the time is over.
         """
         with self._lock:
             self._closed = True
             coordinator = self._coordinator
-        if coordinator is not None:
-            coordinator.close(timeout)
+        return () if coordinator is None else coordinator.close(timeout)
 
 
 class _Coordinator(threading.Thread):
@@ -335,8 +402,10 @@ class _Coordinator(threading.Thread):
         self._ended = False
         self._inbox: queue.SimpleQueue[Submissions | _BatchDone | None] = queue.SimpleQueue()
         self._inbox.put(first)
+        self._unfinished = len(first)
         self._queue: deque[Submission] = deque()
         self._active: dict[Request, Deliver] = {}
+        self._may_admit = False
         self._devices: dict[str, _Device] = {}
 
     @property
@@ -344,27 +413,39 @@ class _Coordinator(threading.Thread):
         """Number of requests that are running."""
         return len(self._active)
 
+    @property
+    def unfinished(self) -> int:
+        """Number of submitted requests that have not ended."""
+        return self._unfinished
+
     def try_submit(self, submissions: Submissions) -> bool:
         """Submit requests; return False if the thread is about to end or did not start."""
         with self._accepting:
             if self._ended or not self.is_alive():
                 return False
+            self._unfinished += len(submissions)
             self._inbox.put(submissions)
             return True
 
-    def close(self, timeout: float | None) -> None:
-        """End all requests, and wait up to `timeout` seconds for the thread to end."""
+    def close(self, timeout: float | None) -> tuple[str, ...]:
+        """End all requests, and wait up to `timeout` seconds for the threads to end.
+
+        Returns:
+            The names of the members that are still being evaluated.
+        """
         self._inbox.put(None)
         if self is not threading.current_thread():
             self.join(timeout)
+        devices = list(self._devices.values())
+        return tuple(each.evaluating for each in devices if each.evaluating and each.is_alive)
 
     def run(self) -> None:
         """Process messages, admit requests and start evaluations until closed or idle."""
         try:
             names = set(self._scheduler.devices.values())
-            self._devices = {name: _Device(name, threaded=len(names) > 1) for name in names}
+            self._devices = {name: _Device(name) for name in names}
             while self._process_messages():
-                self._end_cancelled()
+                self._end_stopped()
                 self._admit()
                 self._start_evaluations()
         except BaseException as error:  # a defect in this module must not block callers forever
@@ -372,12 +453,20 @@ class _Coordinator(threading.Thread):
             self._end_all(error)
         for device in self._devices.values():
             device.stop()
+        for device in self._devices.values():
+            device.join()
 
     def _process_messages(self) -> bool:
-        """Wait for a message and process all pending ones. Return False to end the thread."""
+        """Wait for a message and process all pending ones. Return False to end the thread.
+
+        The wait is short while there are requests, because they can be cancelled without a message.
+        """
+        has_requests = bool(self._active or self._queue)
         try:
-            message = self._inbox.get(timeout=None if self._active else IDLE_SECONDS)
+            message = self._inbox.get(timeout=POLL_SECONDS if has_requests else IDLE_SECONDS)
         except queue.Empty:
+            if has_requests or any(device.evaluating for device in self._devices.values()):
+                return True  # a pass may still run for a request that has ended
             with self._accepting:
                 self._ended = self._inbox.empty()
             return not self._ended
@@ -389,6 +478,7 @@ class _Coordinator(threading.Thread):
                 self._resume_answered(message)
             else:
                 self._queue.extend(message)
+                self._may_admit = True
             try:
                 message = self._inbox.get_nowait()
             except queue.Empty:
@@ -396,12 +486,12 @@ class _Coordinator(threading.Thread):
 
     def _resume_answered(self, done: _BatchDone) -> None:
         """Resume requests that have all answers, and end requests with a failed query."""
-        done.device.busy = False
+        done.device.evaluating = None
         if isinstance(done.errors, BaseException):
             raise done.errors
         for pending, error in zip(done.batch, done.errors, strict=True):
             request = pending.request
-            request.unanswered -= 1
+            request.unanswered.remove(pending.query.member.name)
             if request not in self._active:  # the request ended during the evaluation
                 continue
             if error is not None:
@@ -409,31 +499,51 @@ class _Coordinator(threading.Thread):
             elif not request.unanswered:
                 self._resume(request)
 
-    def _end_cancelled(self) -> None:
-        """End cancelled requests, both running and waiting ones."""
-        for request in [request for request in self._active if request.is_cancelled]:
+    def _end_stopped(self) -> None:
+        """End requests that are cancelled or late, both running and waiting ones."""
+        for request in [request for request in self._active if request.must_end]:
             self._resume(request)
-        cancelled = [submission for submission in self._queue if submission[0].is_cancelled]
-        for request, deliver in cancelled:
+        stopped = [submission for submission in self._queue if submission[0].must_end]
+        for request, deliver in stopped:
             self._queue.remove((request, deliver))
             request.resume(deliver)
+        self._count_ended(len(stopped))
 
     def _admit(self) -> None:
-        """Start waiting requests in order, within the limits on their number and memory."""
-        runtime, budget = self._scheduler.runtime, self._scheduler.budget
-        while self._queue and len(self._active) < runtime.max_requests:
-            request, deliver = self._queue[0]
-            if not budget.fits([request.needs, *(active.needs for active in self._active)]):
+        """Start waiting requests, within the limits on their number and memory."""
+        while self._may_admit:  # a request can end as soon as it starts, and make room
+            self._may_admit = False
+            for submission in self._startable():
+                self._queue.remove(submission)
+                request, self._active[request] = submission
+                self._resume(request)
+
+    def _startable(self) -> Iterator[Submission]:
+        """Yield the waiting requests that can start, in order of arrival.
+
+        The caller starts each one before it asks for the next. A request that does not fit into
+        memory can be overtaken `RuntimeConfig.max_requests` times.
+        """
+        most, budget = self._scheduler.runtime.max_requests, self._scheduler.budget
+        too_large: list[Request] = []
+        for submission in list(self._queue):
+            if len(self._active) >= most or len(too_large) >= most:
                 return
-            self._queue.popleft()
-            self._active[request] = deliver
-            self._resume(request)
+            if too_large and too_large[0].overtaken >= most:  # the oldest was overtaken most often
+                return
+            request, _ = submission
+            if budget.fits([request.needs, *(active.needs for active in self._active)]):
+                for each in too_large:
+                    each.overtaken += 1
+                yield submission
+            else:
+                too_large.append(request)
 
     def _start_evaluations(self) -> None:
         """Start the evaluation of the next batch on every free device."""
         patience = len(self._scheduler.devices) + 1
         for device in self._devices.values():
-            if device.waiting and not device.busy:
+            if device.waiting and device.evaluating is None:
                 device.submit(partial(self._run_batch, device, device.next_batch(patience)))
 
     def _run_batch(self, device: _Device, batch: Sequence[PendingQuery]) -> None:
@@ -462,6 +572,8 @@ class _Coordinator(threading.Thread):
         Each device frees the request's memory before it evaluates queries of later requests.
         """
         deliver = self._active.pop(request)
+        self._may_admit = True
+        self._count_ended(1)
         request.close()
         for device in self._devices.values():
             device.waiting = [p for p in device.waiting if p.request is not request]
@@ -469,6 +581,10 @@ class _Coordinator(threading.Thread):
             self._device(member).submit(partial(_release, member))
         if error is not None:
             deliver(error)
+
+    def _count_ended(self, requests: int) -> None:
+        with self._accepting:
+            self._unfinished -= requests
 
     def _end_all(self, error: BaseException) -> None:
         """End every request with an error, and accept no more requests."""
@@ -482,6 +598,7 @@ class _Coordinator(threading.Thread):
             self._finish(request, error)
         for _, deliver in self._queue:
             deliver(error)
+        self._count_ended(len(self._queue))
 
 
 def _release(member: Member) -> None:

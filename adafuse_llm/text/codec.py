@@ -8,14 +8,18 @@ its tokens, decoded after the context, give exactly the text.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
+from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.forks import after_fork
 from adafuse_llm.text.chat import Message, check_messages, fit, render_plain
+from adafuse_llm.text.deadline import run_within
 from adafuse_llm.text.words import REPLACEMENT, added
 
 CONTEXT_TOKENS = 8
@@ -25,6 +29,9 @@ the context would begin inside a character."""
 ANCHORS = ("", "\n", "a", ".", " a")
 """Texts to put before a continuation, so that the tokenizer does not encode the continuation as the
 start of a text. The first of these texts that gives an exact encoding is used."""
+
+RENDER_SECONDS = 5.0
+"""Maximum seconds for which a chat template may render one conversation."""
 
 CACHED_TEXTS = 1_000
 """Number of texts whose tokens a tokenizer's model may cache.
@@ -88,8 +95,12 @@ class TokenizerCodec:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self._is_fast = bool(getattr(tokenizer, "is_fast", False))
+        has_template = bool(getattr(tokenizer, "chat_template", None))
+        self._chat_tokenizer: Any = _separate_copy(tokenizer) if has_template else None
         after_fork(self._create_lock)
-        _bound_cache(tokenizer)
+        for each in (self._tokenizer, self._chat_tokenizer or self._tokenizer):
+            _bound_cache(each)
         added_tokens = tokenizer.added_tokens_decoder.items()
         special = {int(i): str(t) for i, t in added_tokens if t.special}
         template = str(getattr(tokenizer, "chat_template", None) or "")
@@ -101,6 +112,8 @@ class TokenizerCodec:
         }
         self._anchors = [(anchor, self._encode(anchor) if anchor else []) for anchor in ANCHORS]
         reads_bytes = "A" in self._decode(self._encode("<0x41>"))
+        if has_template:
+            self._encode_template("")  # stores the settings before several threads use the copy
         # Text in a prompt must not become a special token or a marker of the template. Text in a
         # response must not become a special token. It may become a marker, because members write
         # some markers themselves, such as <think>.
@@ -110,11 +123,14 @@ class TokenizerCodec:
         )
 
     def _create_lock(self) -> None:
-        self._lock = threading.Lock()  # a call stores its settings in the tokenizer
+        # A call stores its settings in the tokenizer. Fast tokenizers are thread-safe as long as no
+        # setting changes, and each of the two is always used with the same settings.
+        is_safe = self._is_fast and self._chat_tokenizer is not self._tokenizer
+        self._lock: AbstractContextManager[Any] = nullcontext() if is_safe else threading.Lock()
 
     @property
     def has_chat_template(self) -> bool:
-        return bool(getattr(self._tokenizer, "chat_template", None))
+        return self._chat_tokenizer is not None
 
     def encode_prompt(self, text: str) -> list[int]:
         tokens = self._encode(text, add_special_tokens=True)
@@ -132,7 +148,7 @@ class TokenizerCodec:
         if not self.has_chat_template:
             return self.encode_prompt(render_plain(checked))
         marked, marks = self._mark_control_tokens(checked)
-        rendered = self._render(fit(marked, self._render))
+        rendered = self._fit_and_render(marked)
         first, *parts = marks.split(rendered)
         tokens = self._encode_template(first)
         for spelled, after in zip(parts[::2], parts[1::2], strict=True):
@@ -247,8 +263,9 @@ class TokenizerCodec:
         self, text: str, *, add_special_tokens: bool = False, as_text: bool = True
     ) -> list[int]:
         options = {"split_special_tokens": True} if as_text else {}
+        tokenizer = self._tokenizer if as_text else self._chat_tokenizer
         with self._lock:
-            ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens, **options)
+            ids = tokenizer.encode(text, add_special_tokens=add_special_tokens, **options)
         return [int(token) for token in ids]
 
     def _decode(self, tokens: Sequence[int]) -> str:
@@ -258,12 +275,35 @@ class TokenizerCodec:
             )
         return str(text)
 
+    def _fit_and_render(self, messages: Sequence[Message]) -> str:
+        """Render messages in the first form that the template accepts, without a lock.
+
+        Raises:
+            InvalidInputError: the template accepts no form, or takes longer than `RENDER_SECONDS`.
+        """
+        try:
+            return run_within(RENDER_SECONDS, lambda: self._render(fit(messages, self._render)))
+        except TimeoutError as error:
+            path = getattr(self._tokenizer, "name_or_path", "")
+            raise InvalidInputError(
+                f"the chat template{f' of {path!r}' if path else ''} was stopped, because it "
+                f"rendered these messages for more than {RENDER_SECONDS:g} seconds. Check the "
+                "template for endless loops, or use another member."
+            ) from error
+
     def _render(self, messages: list[dict[str, Any]]) -> str:
-        with self._lock:
-            text = self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
-            )
+        text = self._chat_tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
         return str(text)
+
+
+def _separate_copy(tokenizer: Any) -> Any:
+    """Return a copy of a tokenizer, or the tokenizer itself if it cannot be copied."""
+    try:
+        return copy.deepcopy(tokenizer)
+    except Exception:  # some parts of tokenizers that are written in Python cannot be copied
+        return tokenizer
 
 
 def _bound_cache(tokenizer: Any) -> None:

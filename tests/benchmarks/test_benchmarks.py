@@ -6,13 +6,14 @@ Nothing is timed here.
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
 
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.embedded import heldout_questions
-from benchmarks import embedded_skills, gpu
+from benchmarks import embedded_skills, gpu, soak
 from benchmarks.speed import comparisons, memory
 from benchmarks.speed.__main__ import main as speed
 from benchmarks.speed.measure import Outcome, Report, Row, Target, as_markdown, take_turns
@@ -222,3 +223,13 @@ def test_s12_the_prefix_cache_does_not_change_the_tokens_per_word():
         assert cost["tokens_per_word"] == 20 / 5
         assert cost["forward_passes_per_word"] == 9 / 5
         assert cost["prompt_tokens_per_question"] == 300
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_short_soak_finds_nothing(monkeypatch, capsys):
+    monkeypatch.setattr(soak, "EVENTS", 20)
+    assert soak.main(["--minutes", "0.3"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["outcomes"]["whole"] > 20
+    assert not found["examples"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import threading
@@ -20,7 +21,10 @@ from adafuse_llm import (
     CacheMemoryError,
     EngineClosedError,
     InvalidInputError,
+    InvalidOptionError,
     MemberError,
+    QueueFullError,
+    RequestTimeoutError,
     RuntimeConfig,
 )
 from adafuse_llm.backends import FakeBackend, NodeQuery, SupportsPlacement
@@ -317,8 +321,8 @@ def test_the_pool_of_a_round_bounds_the_branches():
 
 @pytest.mark.quick
 def test_requests_start_in_order_of_arrival_within_the_memory_limit():
-    """With 20 bytes, two short requests run at the same time. The long request in the middle waits
-    until no other request runs, and the short requests after it wait for it.
+    """With 20 bytes, two short requests run at the same time. The long request waits until no other
+    request runs.
     """
     most = 0
 
@@ -328,13 +332,35 @@ def test_requests_start_in_order_of_arrival_within_the_memory_limit():
         most = max(most, len(sizes))
         assert len(sizes) == 1 or max(sizes) < 12
 
-    prompts = ["a", "b", "c", "long" * 3, "d", "e"]
+    prompts = ["a", "b", "c", "d", "long" * 3]
     member = Watched("dots", before=before, bytes_per_token=1)
     with AdaFuseEngine([member], runtime=RuntimeConfig(cache_bytes=20)) as engine:
         results = engine.generate_batch(prompts, **FEW)
-    assert [result.text for result in results] == [" ." * 7] * 6
+    assert [result.text for result in results] == [" ." * 7] * 5
     assert member.order == prompts
     assert most == 2
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("most", [2, 3])
+def test_a_request_that_waits_for_memory_is_overtaken_max_requests_times(most):
+    """The long request needs all 20 bytes. Short requests overtake it, and then they wait for it.
+
+    The first short request is shorter than the others, so at least one of them always runs.
+    """
+
+    def rule(text):
+        done = text.count(".") == (3 if text.startswith("0") else 6)
+        return {END: 0.9} if done else {" .": 0.9}
+
+    short = [f"{n}" for n in range(9)]
+    prompts = [short[0], "long" * 3, *short[1:]]
+    member = Watched("dots", rule, bytes_per_token=1)
+    runtime = RuntimeConfig(cache_bytes=20, max_requests=most)
+    with AdaFuseEngine([member], runtime=runtime) as engine:
+        results = engine.generate_batch(prompts, **FEW)
+    assert [result.text.count(".") for result in results] == [3, *[6] * 9]
+    assert member.order == [*short[: 1 + most], "long" * 3, *short[1 + most :]]
 
 
 @pytest.mark.quick
@@ -476,14 +502,14 @@ def test_members_of_one_device_take_turns_on_its_thread():
     ]
 
 
-def test_members_of_the_only_device_need_no_second_thread():
+def test_members_of_one_device_share_its_only_thread():
     before = adafuse_threads()
     members = [Watched(name) for name in "ab"]
     with AdaFuseEngine(members) as engine:
         engine.generate("x", max_new_tokens=5)
-        assert len(adafuse_threads() - before) == 1
+        assert len(adafuse_threads() - before) == 2
     assert members[0].threads == members[1].threads
-    assert [thread.name for thread in members[0].threads] == ["adafuse"]
+    assert [thread.name for thread in members[0].threads] == ["adafuse cpu"]
 
 
 def test_eight_threads_on_two_devices_get_the_same_results_as_one():
@@ -597,3 +623,311 @@ def test_a_defect_of_the_scheduler_reaches_every_caller(monkeypatch, devices):
             for each in running:
                 assert isinstance(each.exception(PATIENCE), ZeroDivisionError)
         assert engine.generate("x", max_new_tokens=5).text
+
+
+# Passes that hang -----------------------------------------------------------------------------
+
+
+class Hanging(Watched):
+    """A backend whose passes for prompts that begin with "hang" wait for `gate`."""
+
+    def __init__(self, name, rule=counting, **options):
+        super().__init__(name, rule, self.hang, **options)
+        self.gate = threading.Event()
+        self.inside = threading.Event()
+        self.most = 0
+        self._running = 0
+
+    def hang(self, queries):
+        self._running += 1
+        self.most = max(self.most, self._running)
+        if any(self._codec.decode(query.tree.ids).startswith("hang") for query in queries):
+            self.inside.set()
+            assert self.gate.wait(3 * PATIENCE)
+        self._running -= 1
+
+
+@pytest.fixture
+def hanging():
+    member = Hanging("stuck", device="cuda:0")
+    yield member
+    member.gate.set()
+
+
+@pytest.mark.quick
+def test_e11_a_cancelled_request_ends_while_its_pass_hangs(hanging):
+    cancel = threading.Event()
+    with AdaFuseEngine([hanging]) as engine:
+        running = background(engine.generate, "hang", cancel=cancel)
+        queued = background(engine.generate, "y", cancel=cancel)
+        assert hanging.inside.wait(PATIENCE)
+        cancel.set()
+        assert running.result(PATIENCE).finish_reason == "cancelled"
+        assert queued.result(PATIENCE).finish_reason == "cancelled"
+        assert not hanging.gate.is_set()
+        hanging.gate.set()
+        assert engine.generate("z", max_new_tokens=2).text.startswith(" .")
+    assert not hanging.live
+
+
+@pytest.mark.quick
+def test_e11_a_request_fails_after_its_timeout_while_its_pass_hangs(hanging):
+    with AdaFuseEngine([hanging]) as engine:
+        started = time.monotonic()
+        with pytest.raises(RequestTimeoutError, match=r"timeout=0.2 seconds.*'stuck'") as caught:
+            engine.generate("hang", timeout=0.2)
+        assert isinstance(caught.value, TimeoutError)
+        assert 0.2 <= time.monotonic() - started < PATIENCE
+        hanging.gate.set()
+        assert engine.generate("z", max_new_tokens=2, timeout=PATIENCE).text.startswith(" .")
+
+
+async def test_e11_timeouts_of_all_methods(hanging):
+    with AdaFuseEngine([hanging]) as engine:
+        with pytest.raises(RequestTimeoutError):
+            list(engine.stream("hang", timeout=0.05))
+        with pytest.raises(RequestTimeoutError):
+            engine.generate_batch(["x", "hang"], timeout=0.05)
+        with pytest.raises(RequestTimeoutError):
+            engine.score("hang", ["a"], timeout=0.05)
+        with pytest.raises(RequestTimeoutError):
+            await engine.agenerate("hang", timeout=0.05)
+        with pytest.raises(RequestTimeoutError):
+            [event async for event in engine.astream("hang", timeout=0.05)]
+        hanging.gate.set()
+
+
+def test_e11_a_timeout_counts_the_time_in_the_queue_but_not_before_a_stream_is_read(hanging):
+    with AdaFuseEngine([hanging], runtime=RuntimeConfig(max_requests=1)) as engine:
+        background(engine.generate, "hang")
+        assert hanging.inside.wait(PATIENCE)
+        with pytest.raises(RequestTimeoutError, match="before it could start"):
+            engine.generate("y", timeout=0.1)
+        stream = engine.stream("y", timeout=1, max_new_tokens=2)
+        time.sleep(1.1)
+        hanging.gate.set()
+        assert list(stream)[-1].generation is not None
+
+
+def test_e11_a_decode_without_a_hanging_pass_stops_at_its_timeout_too():
+    with AdaFuseEngine([Watched("dots", before=paced)]) as engine:
+        count = 0
+        with pytest.raises(RequestTimeoutError):
+            for _ in engine.stream("x", timeout=0.2, max_new_tokens=100_000):
+                count += 1
+        assert count > 1
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), "5"])
+def test_e11_a_timeout_that_is_no_positive_number_is_an_error(timeout):
+    with (
+        AdaFuseEngine([Watched("dots")]) as engine,
+        pytest.raises(InvalidOptionError, match="timeout must be a positive number"),
+    ):
+        engine.generate("x", timeout=timeout)
+
+
+@pytest.mark.quick
+def test_e11_closing_with_a_timeout_names_the_members_that_still_run(hanging, caplog):
+    engine = AdaFuseEngine([hanging, Watched("dots", device="cuda:1")])
+    running = background(engine.generate, "hang")
+    assert hanging.inside.wait(PATIENCE)
+    started = time.monotonic()
+    engine.close(timeout=0.2)
+    assert 0.2 <= time.monotonic() - started < PATIENCE
+    assert isinstance(running.exception(PATIENCE), EngineClosedError)
+    assert "a forward pass still runs: 'stuck'" in caplog.text
+    caplog.clear()
+    hanging.gate.set()
+    engine.close(timeout=PATIENCE)
+    assert not caplog.text
+    assert not hanging.live
+
+
+def test_e11_a_model_is_never_used_by_two_threads_after_a_hanging_pass(hanging, monkeypatch):
+    monkeypatch.setattr(scheduler, "IDLE_SECONDS", 0.05)
+    cancel = threading.Event()
+    with AdaFuseEngine([hanging]) as engine:
+        running = background(engine.generate, "hang", cancel=cancel)
+        assert hanging.inside.wait(PATIENCE)
+        cancel.set()
+        assert running.result(PATIENCE).finish_reason == "cancelled"
+        time.sleep(0.3)  # the threads would be idle by now
+        with pytest.raises(RequestTimeoutError):
+            engine.generate("y", timeout=0.1)
+        hanging.gate.set()
+        assert engine.generate("y", max_new_tokens=2).text
+    assert hanging.most == 1
+
+
+def test_e11_a_hanging_pass_does_not_hold_up_another_device(hanging):
+    with AdaFuseEngine([hanging, Watched("dots", device="cuda:1")]) as engine:
+        background(engine.generate, "hang", use="stuck")
+        assert hanging.inside.wait(PATIENCE)
+        assert engine.generate("y", use="dots", max_new_tokens=2, timeout=PATIENCE).text
+        hanging.gate.set()
+
+
+# The queue ------------------------------------------------------------------------------------
+
+
+def unfinished(engine):
+    """Number of requests that run or wait."""
+    return engine._scheduler._coordinator.unfinished
+
+
+@pytest.mark.quick
+def test_e13_a_call_that_finds_the_queue_full_fails_before_it_encodes(hanging, monkeypatch):
+    encoded = []
+    encode = hanging.codec.encode_prompt
+    monkeypatch.setattr(hanging.codec, "encode_prompt", lambda t: encoded.append(t) or encode(t))
+    runtime = RuntimeConfig(max_requests=1, max_waiting=2)
+    with AdaFuseEngine([hanging], runtime=runtime) as engine:
+        late_stream = engine.stream("late")
+        others = [background(engine.generate, f"hang{n}", max_new_tokens=1) for n in range(3)]
+        wait_until(lambda: unfinished(engine) == 3)
+        for call in (engine.generate, engine.stream, engine.score):
+            with pytest.raises(QueueFullError, match=r"2 others wait.*max_waiting=2"):
+                call("x", ["a"]) if call == engine.score else call("x")
+        with pytest.raises(QueueFullError):
+            engine.generate_batch(["x", "y"])
+        with pytest.raises(QueueFullError):
+            next(late_stream)
+        assert "x" not in encoded
+        hanging.gate.set()
+        assert all(other.result(PATIENCE).text for other in others)
+        assert engine.generate("x", max_new_tokens=1).text
+    assert unfinished(engine) == 0
+
+
+async def test_e13_asynchronous_calls_find_the_queue_full(hanging):
+    runtime = RuntimeConfig(max_requests=1, max_waiting=0)
+    with AdaFuseEngine([hanging], runtime=runtime) as engine:
+        running = background(engine.generate, "hang", max_new_tokens=1)
+        assert hanging.inside.wait(PATIENCE)
+        with pytest.raises(QueueFullError):
+            await engine.agenerate("x")
+        hanging.gate.set()
+        assert running.result(PATIENCE).text
+
+
+def test_e13_a_batch_is_accepted_as_a_whole():
+    runtime = RuntimeConfig(max_requests=2, max_waiting=1)
+    with AdaFuseEngine([Watched("dots")], runtime=runtime) as engine:
+        assert len(engine.generate_batch([f"{n}:" for n in range(20)], max_new_tokens=2)) == 20
+
+
+@pytest.mark.parametrize("how", ["cancelled", "closed", "late", "done"])
+def test_e13_every_request_that_ends_leaves_the_queue(hanging, how):
+    """Requests end in the queue and while they run, and later requests find room."""
+    cancel = threading.Event()
+    runtime = RuntimeConfig(max_requests=1, max_waiting=1)
+    options: Any = {"cancelled": {"cancel": cancel}, "late": {"timeout": 0.1}}.get(how, {})
+    with AdaFuseEngine([hanging], runtime=runtime) as engine:
+        running = background(engine.generate, "hang", max_new_tokens=1, **options)
+        assert hanging.inside.wait(PATIENCE)
+        stream = engine.stream("y", max_new_tokens=1, **options)
+        queued = background(lambda: list(stream))
+        wait_until(lambda: unfinished(engine) == 2)
+        cancel.set()
+        if how == "closed":
+            background(engine.close)
+        if how == "done":
+            hanging.gate.set()
+        wait_until(lambda: unfinished(engine) == 0)
+        hanging.gate.set()
+        if how != "closed":
+            assert engine.generate("z", max_new_tokens=1).text
+        assert running.exception(PATIENCE) or running.result()
+        assert queued.exception(PATIENCE) or queued.result()
+
+
+async def test_e13_abandoned_requests_leave_the_queue(hanging):
+    runtime = RuntimeConfig(max_requests=1, max_waiting=1)
+    with AdaFuseEngine([hanging], runtime=runtime) as engine:
+        tasks = [asyncio.create_task(engine.agenerate("hang")) for _ in range(2)]
+        await asyncio.to_thread(hanging.inside.wait, PATIENCE)
+        await asyncio.to_thread(wait_until, lambda: unfinished(engine) == 2)
+        for task in tasks:
+            task.cancel()
+        await asyncio.to_thread(wait_until, lambda: unfinished(engine) == 0)
+        hanging.gate.set()
+        assert (await engine.agenerate("z", max_new_tokens=1)).text
+
+
+# Slow requests --------------------------------------------------------------------------------
+
+SLOW = 2.0
+"""Seconds that a slow part of a request takes, unless the test ends it earlier."""
+
+
+class Slowness:
+    """A request that is slow outside its own passes, and two members that serve it."""
+
+    def __init__(self):
+        self.started = threading.Event()
+        self.end = threading.Event()
+        self.members = [Watched(name, bytes_per_token=1) for name in "ab"]
+
+    def wait(self, *_):
+        self.started.set()
+        self.end.wait(SLOW)
+
+    def template(self, engine):
+        codec: Any = self.members[0].codec
+        codec.encode_messages = lambda messages: self.wait() or [codec.token("x")]
+        engine.generate(messages=[{"role": "user", "content": "x"}], **FEW)
+
+    def tokenizer(self, engine):
+        codec: Any = self.members[0].codec
+        encode = codec.encode_prompt
+        codec.encode_prompt = lambda text: (text == "slow" and self.wait()) or encode(text)
+        engine.generate("slow", **FEW)
+
+    def consumer(self, engine):
+        for _ in engine.stream("slow", **FEW):
+            self.wait()
+
+    def observer(self, engine):
+        engine.generate("slow", **FEW, on_round=self.wait)
+
+    def memory(self, engine):
+        """Another long request holds nearly all memory for as long as it is consumed."""
+        long: DecodeOptions = {**FEW, "max_new_tokens": 60}
+        self.members[0].before = lambda queries: time.sleep(0.02)
+        first = background(engine.generate, "first", **long, use="a")
+        wait_until(lambda: self.members[0].sizes)
+        self.started.set()
+        engine.generate("second", **long, use="a")
+        first.result(PATIENCE)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("part", ["template", "tokenizer", "consumer", "observer", "memory"])
+def test_e14_a_slow_request_delays_no_other_request(part):
+    slow = Slowness()
+    with AdaFuseEngine(slow.members, runtime=RuntimeConfig(cache_bytes=105)) as engine:
+        others = background(getattr(slow, part), engine)
+        assert slow.started.wait(PATIENCE)
+        started = time.monotonic()
+        for call in (engine.generate, engine.generate, engine.score):
+            extra: Any = {"continuations": ["a"]} if call == engine.score else FEW
+            call("x", use="b", **extra)
+        assert not others.done()
+        assert time.monotonic() - started < SLOW / 2
+        slow.end.set()
+        others.result(PATIENCE)
+
+
+async def test_e14_a_slow_task_delays_no_other_task():
+    slow = Slowness()
+    codec: Any = slow.members[0].codec
+    encode = codec.encode_prompt
+    codec.encode_prompt = lambda text: (text == "slow" and slow.wait()) or encode(text)
+    with AdaFuseEngine(slow.members) as engine:
+        others = asyncio.create_task(engine.agenerate("slow", **FEW))
+        await asyncio.to_thread(slow.started.wait, PATIENCE)
+        await engine.agenerate("x", **FEW)
+        assert not others.done()
+        slow.end.set()
+        await others

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import copy
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jinja2
 import pytest
 
-from adafuse_llm import InvalidInputError
+from adafuse_llm import AdaFuseEngine, InvalidInputError
 from adafuse_llm.adapters.conversation import Call, to_messages
+from adafuse_llm.backends.huggingface import HuggingFaceBackend
+from adafuse_llm.text import codec
 from adafuse_llm.text.chat import Tool, merge_turns
 from adafuse_llm.text.codec import TokenizerCodec
+from tests.support.models import Recipe, model, tokenizer
 from tests.support.templates import FAMILIES, family_tokenizer
 
 CALL: Call = {"id": "1", "name": "add", "arguments": {"a": 1}}
@@ -189,3 +195,65 @@ def test_a_template_that_renders_no_message_is_an_error():
     known.chat_template = "Hello"
     with pytest.raises(InvalidInputError, match="omits every message"):
         TokenizerCodec(known).encode_messages(turns("uu"))
+
+
+ENDLESS = (
+    "{% if 'loop' in messages[-1].content %}"
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
+    "{% endfor %}{% endfor %}{% endfor %}{% endif %}"
+    "{% for m in messages %}{{ m.content }}{% endfor %}"
+)
+
+
+def endless_codec():
+    known = copy.deepcopy(family_tokenizer("qwen"))
+    known.chat_template = ENDLESS
+    known.name_or_path = "models/endless"
+    return TokenizerCodec(known)
+
+
+def test_e5_an_endless_template_is_stopped(monkeypatch):
+    monkeypatch.setattr(codec, "RENDER_SECONDS", 0.3)
+    endless, before = endless_codec(), set(threading.enumerate())
+    started = time.monotonic()
+    with pytest.raises(InvalidInputError, match=r"'models/endless'.*more than 0.3 seconds.*loops"):
+        endless.encode_messages(turns("u", "loop {}"))
+    assert time.monotonic() - started < 5
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)  # its loop is interrupted
+        assert not thread.is_alive()
+    assert endless.encode_messages(turns("u"))
+
+
+def test_e5_an_endless_template_blocks_no_other_thread(monkeypatch):
+    monkeypatch.setattr(codec, "RENDER_SECONDS", 2.0)
+    endless = endless_codec()
+    context = endless.encode_prompt("The ferry")
+    with ThreadPoolExecutor(1) as pool:
+        stuck = pool.submit(endless.encode_messages, turns("u", "loop {}"))
+        time.sleep(0.2)
+        assert endless.encode_messages(turns("u"))
+        tokens, exact = endless.encode_continuation(context, " to Orrin")
+        assert exact
+        assert endless.decode_continuation(context, tokens) == " to Orrin"
+        assert endless.encode_prompt("The ferry") == context
+        assert not stuck.done()
+        assert isinstance(stuck.exception(), InvalidInputError)
+
+
+def test_e5_an_endless_template_does_not_delay_requests_of_the_same_engine(monkeypatch):
+    monkeypatch.setattr(codec, "RENDER_SECONDS", 3.0)
+    recipe = Recipe("llama", seed=5)
+    known = copy.deepcopy(tokenizer(recipe.kind))
+    known.chat_template = ENDLESS
+    member = HuggingFaceBackend(model(recipe), known, "looping")
+    with AdaFuseEngine([member]) as engine, ThreadPoolExecutor(1) as pool:
+        expected = engine.generate("The ferry", max_new_tokens=3).text
+        stuck = pool.submit(engine.generate, messages=turns("u", "loop {}"))
+        time.sleep(0.2)
+        assert engine.generate("The ferry", max_new_tokens=3).text == expected
+        assert engine.generate(messages=turns("u"), max_new_tokens=3).rounds
+        assert not stuck.done()
+        with pytest.raises(InvalidInputError, match=r"member 'looping'.*chat template"):
+            stuck.result()
+        assert engine.generate("The ferry", max_new_tokens=3).text == expected

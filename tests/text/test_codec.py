@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psutil
@@ -333,3 +335,38 @@ def test_a_tokenizer_does_not_keep_the_texts_of_all_requests() -> None:
     before = resident().rss
     read(1_500, 6_000)
     assert resident().rss - before < 4 * 2**20  # without a bound, it grows by more than 12 MB
+
+
+@pytest.mark.parametrize("what", ["prompt", "messages"])
+def test_e14_a_slow_encoding_blocks_no_other_call_of_a_codec(what: str) -> None:
+    codec = TokenizerCodec(copy.deepcopy(tokenizer("bytelevel", CHATML)))
+    context = codec.encode_prompt("The ferry")
+    started, gate = threading.Event(), threading.Event()
+
+    def hold(known: Any) -> None:
+        encode = known.encode
+
+        def held(text: str, **options: Any) -> Any:
+            if "slow" in text:
+                started.set()
+                assert gate.wait(10), "another call waited for this one"
+            return encode(text, **options)
+
+        known.encode = held
+
+    calls = {
+        "prompt": (codec._tokenizer, lambda: codec.encode_prompt("slow")),
+        "messages": (codec._chat_tokenizer, lambda: codec.encode_messages([turn("user", "slow")])),
+    }
+    known, call = calls[what]
+    expected = call()
+    hold(known)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(call)
+        assert started.wait(10)
+        tokens, exact = codec.encode_continuation(context, " to Orrin")
+        assert exact
+        assert codec.decode_continuation(context, tokens) == " to Orrin"
+        assert codec.encode_prompt("The ferry") == context
+        gate.set()
+        assert running.result() == expected

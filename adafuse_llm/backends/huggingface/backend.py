@@ -229,16 +229,21 @@ class HuggingFaceBackend:
         with self._lock:
             state, tree.state = tree.state, None
             if isinstance(state, RequestState) and isinstance(state.form, TreeForm):
+                is_current = state in self._running
                 self._running.discard(state)
-                if not self._is_source(state):
+                if not (is_current and self._is_source(state)):
                     return
                 state.follow()
                 self._prefixes.add(tree.ids, state.form)
 
     def clear_prefix_cache(self) -> None:
-        """Drop the rows of finished requests. Call this after a change of the model's weights."""
+        """Drop the rows of all requests so far. Call this after a change of the model's weights.
+
+        Requests that are running keep their own rows, but later requests do not reuse them.
+        """
         with self._lock:
             self._prefixes.clear()
+            self._running.clear()
 
     def _try(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
         """Evaluate queries. On failure, drop the states of their requests to allow a retry."""

@@ -265,6 +265,21 @@ def test_rows_of_a_request_that_is_still_running_serve_another() -> None:
     assert_same(other, expected, TOLERANCE)
 
 
+def test_rows_of_a_request_that_runs_while_the_cache_is_cleared_are_not_kept() -> None:
+    recipe = Recipe("llama", seed=14, end_bias=-30.0)
+    cleared = member(recipe)
+    with AdaFuseEngine([cleared]) as engine:
+        running = engine.stream(HEADER + "One", max_new_tokens=200)
+        next(running)
+        cleared.clear_prefix_cache()
+        other = engine.generate(HEADER + "Two", max_new_tokens=4)
+        cleared.clear_prefix_cache()
+        list(running)
+        after = engine.generate(HEADER + "Three", max_new_tokens=4)
+    assert other.usage.cached_tokens[recipe.name] == 0
+    assert after.usage.cached_tokens[recipe.name] == 0
+
+
 @pytest.mark.quick
 def test_kept_rows_are_bounded_and_the_oldest_go_first() -> None:
     recipe = Recipe("llama", seed=15)
