@@ -105,7 +105,7 @@ KINDS: Mapping[str, int] = {
 ``faults``   a faulty member is named in a `MemberError`; the next request is right
 """
 
-MODEL_SHARE = 0.01
+MODEL_SHARE = 0.005
 """Share of the cases that use models."""
 
 MODEL_KINDS = ("bytelevel", "sentencepiece", "unigram", "gemma", "legacy")
@@ -353,7 +353,12 @@ def make_case(
         tokenizers = chance.sample(MODEL_KINDS, count)
         template = CHATML if kind == "reply" else None
         members = tuple(
-            Recipe("llama", each, seed=71 + chance.randrange(2), end_bias=0.0, template=template)
+            Recipe(
+                *("llama", each, 71 + chance.randrange(2)),
+                end_bias=0.0,
+                template=template,
+                layers=1,
+            )
             for each in tokenizers
         )
     else:

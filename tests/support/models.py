@@ -270,6 +270,7 @@ class Recipe:
         spread: standard deviation of the weights; larger means more confident.
         end_bias: added to the logit of the end token.
         space_bias: added to the logits of tokens that begin with whitespace.
+        layers: layers of the model; fewer take less time.
     """
 
     arch: str = "llama"
@@ -297,6 +298,9 @@ def configuration(recipe: Recipe, vocabulary: int) -> Any:
             if key in settings
         )
         settings[key] = recipe.window
+    if recipe.layers != Recipe.layers:
+        depth = ("num_hidden_layers", "n_layer", "n_layers")
+        settings[next(name for name in depth if name in settings)] = recipe.layers
     return getattr(transformers, CONFIG_CLASSES.get(recipe.arch, f"{prefix}Config"))(**settings)
 
 
