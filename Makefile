@@ -10,13 +10,16 @@ SETUP := $(VENV)/.set-up
 LOWEST := .venv-lowest
 LOWEST_TORCH ?= 2.13.0
 QUESTION ?= What does a visit to the Silesse Mill cost?
+CASES ?= 100000
+SEED ?= 0
+JOBS ?= 1
 WORKERS := -n logical --dist worksteal --maxprocesses
 
 export HF_HUB_OFFLINE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-slow test-lowest lint format docs build cookbooks bench soak clean
+.PHONY: help demo quick test test-slow test-lowest fuzz lint format docs build cookbooks bench soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -32,6 +35,9 @@ test: $(SETUP) ## all tests except the slow ones
 
 test-slow: $(SETUP) ## the slow tests: soaks, loads, clusters and long sweeps
 	$(BIN)/python -m pytest -m slow
+
+fuzz: $(SETUP) ## check 100,000 random decodes; half an hour on one core (CASES=1000 SEED=1 JOBS=4 to change it)
+	$(BIN)/python -m benchmarks.fuzz --cases $(CASES) --seed $(SEED) --jobs $(JOBS)
 
 test-lowest: $(LOWEST)/.set-up ## the quick tests with the lowest supported versions of the dependencies
 	$(LOWEST)/bin/python -m pytest -q -m quick $(WORKERS) 2

@@ -7,6 +7,7 @@ response turns up now and then.
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import tempfile
@@ -61,16 +62,23 @@ TOKENIZER_KINDS: tuple[TokenizerKind, ...] = ("bytelevel", "sentencepiece", "uni
 
 
 @functools.cache
-def tokenizer(kind: TokenizerKind, template: str | None = None) -> Any:
-    """A tokenizer trained on `TEXT`.
+def tokenizer(kind: str, template: str | None = None) -> Any:
+    """A tokenizer trained on `TEXT`, or one of the kinds of `tests.support.tokenizers`.
 
     ``bytelevel``      byte-level BPE, as GPT-2 and Llama 3
     ``sentencepiece``  a ``tokenizer.model`` of the sentencepiece trainer, as Llama 2
     ``unigram``        Unigram with Metaspace and byte fallback
     ``unknowns``       Unigram with Metaspace and no bytes: what it does not know is lost
     """
-    made: Any = _MAKERS[kind]()
+    made: Any
+    if kind in _MAKERS:
+        made = _MAKERS[kind]()
+    else:
+        from tests.support.tokenizers import known_tokenizer
+
+        made = known_tokenizer(kind)
     if template is not None:
+        made = copy.deepcopy(made)
         made.chat_template = template
     return made
 
@@ -93,23 +101,28 @@ def _byte_level() -> PreTrainedTokenizerFast:
     )
 
 
-def _sentencepiece() -> Any:
+def train_sentencepiece(folder: str, *, model_type: str, vocab_size: int) -> None:
+    """Write ``tokenizer.model`` of the sentencepiece trainer to `folder`."""
     import sentencepiece
 
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT.splitlines()),
+        model_prefix=f"{folder}/tokenizer",
+        model_type=model_type,
+        vocab_size=vocab_size,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        allow_whitespace_only_pieces=True,
+        character_coverage=0.98,
+        num_threads=1,
+        minloglevel=2,
+    )
+
+
+def _sentencepiece() -> Any:
     with tempfile.TemporaryDirectory() as folder:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(TEXT.splitlines()),
-            model_prefix=f"{folder}/tokenizer",
-            model_type="bpe",
-            vocab_size=440,
-            byte_fallback=True,
-            normalization_rule_name="identity",
-            remove_extra_whitespaces=False,
-            allow_whitespace_only_pieces=True,
-            character_coverage=0.98,
-            num_threads=1,
-            minloglevel=2,
-        )
+        train_sentencepiece(folder, model_type="bpe", vocab_size=440)
         return transformers.LlamaTokenizer.from_pretrained(folder)
 
 
@@ -257,10 +270,11 @@ class Recipe:
         spread: standard deviation of the weights; larger means more confident.
         end_bias: added to the logit of the end token.
         space_bias: added to the logits of tokens that begin with whitespace.
+        layers: layers of the model; fewer take less time.
     """
 
     arch: str = "llama"
-    kind: TokenizerKind = "bytelevel"
+    kind: str = "bytelevel"
     seed: int = 0
     window: int | None = None
     spread: float = 0.4
@@ -284,6 +298,9 @@ def configuration(recipe: Recipe, vocabulary: int) -> Any:
             if key in settings
         )
         settings[key] = recipe.window
+    if recipe.layers != Recipe.layers:
+        depth = ("num_hidden_layers", "n_layer", "n_layers")
+        settings[next(name for name in depth if name in settings)] = recipe.layers
     return getattr(transformers, CONFIG_CLASSES.get(recipe.arch, f"{prefix}Config"))(**settings)
 
 

@@ -3,12 +3,36 @@
 from __future__ import annotations
 
 import functools
+import tempfile
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+import transformers
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, trainers
+from tokenizers import models as tokenizer_models
+from transformers import PreTrainedTokenizerFast
 
-from tests.support.models import TOKENIZER_KINDS, tokenizer
+from tests.support.models import TEXT, TOKENIZER_KINDS, tokenizer, train_sentencepiece
 from tests.support.paths import TOKENIZERS
+
+MORE_KINDS = ("gemma", "legacy", "prefixed", "slow", "wordpiece")
+"""Kinds of tokenizers that `tests.support.models` does not make.
+
+``gemma``      BPE with byte fallback; spaces become "\u2581", without a dummy prefix
+``legacy``     BPE with byte fallback and a dummy prefix, as Llama 2's first fast tokenizer
+``prefixed``   byte-level BPE that adds a space to the start of every text, as RoBERTa
+``slow``       a sentencepiece model that transformers reads in Python
+``wordpiece``  WordPiece, as uncased BERT: it loses capital letters, accents and whitespace
+"""
+
+REAL_KINDS = ("llama2", "llama3")
+"""Kinds whose files are outside the repository."""
+
+LOSSLESS_KINDS = frozenset(
+    {"bytelevel", "sentencepiece", "unigram", "gemma", "legacy", "prefixed", *REAL_KINDS}
+)
+"""Kinds that can write every text after another text."""
 
 LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
@@ -22,8 +46,8 @@ def known_tokenizer(kind: str) -> Any:
     """A tokenizer of our own making, or one of the real ones; skips where that is absent."""
     if kind in TOKENIZER_KINDS:
         return tokenizer(kind)
-    import transformers
-
+    if kind in _MAKERS:
+        return _MAKERS[kind]()
     if kind == "llama2":
         folder = TOKENIZERS / "llama2-sentencepiece"
         if not folder.is_dir():
@@ -41,3 +65,103 @@ def known_tokenizer(kind: str) -> Any:
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=core, bos_token="<|begin_of_text|>", eos_token="<|eot_id|>"
     )
+
+
+def has_tokenizer(kind: str) -> bool:
+    """Whether `known_tokenizer` can make a tokenizer of this kind on this machine."""
+    try:
+        known_tokenizer(kind)
+    except pytest.skip.Exception:
+        return False
+    return True
+
+
+def _word_piece() -> PreTrainedTokenizerFast:
+    core = Tokenizer(tokenizer_models.WordPiece(unk_token="[UNK]"))
+    core.normalizer = normalizers.BertNormalizer()
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    core.decoder = decoders.WordPiece()
+    special = ["[UNK]", "[END]"]
+    core.train_from_iterator(
+        [TEXT],
+        trainers.WordPieceTrainer(vocab_size=300, special_tokens=special, show_progress=False),
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        unk_token="[UNK]",
+        eos_token="[END]",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _prefixed() -> PreTrainedTokenizerFast:
+    core = Tokenizer(tokenizer_models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["</s>"],
+        show_progress=False,
+    )
+    core.train_from_iterator([TEXT], trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token="</s>", clean_up_tokenization_spaces=False
+    )
+
+
+def _byte_fallback(*, dummy_prefix: bool) -> PreTrainedTokenizerFast:
+    bpe = tokenizer_models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>")
+    core = Tokenizer(bpe)
+    spaces = [normalizers.Replace(" ", "\u2581")]
+    ahead = [normalizers.Prepend("\u2581")] if dummy_prefix else []
+    core.normalizer = normalizers.Sequence([*ahead, *spaces])
+    core.pre_tokenizer = pre_tokenizers.Split(Regex("\n+|\u2581*[^\u2581\n]+"), "isolated")
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    ascii_text = TEXT.encode("ascii", "ignore").decode()
+    trainer = trainers.BpeTrainer(vocab_size=480, special_tokens=special, show_progress=False)
+    core.train_from_iterator([ascii_text, "    \n        \n\n"], trainer)
+    made = Tokenizer.from_str(_without_added_bytes(core.to_str()))
+    if dummy_prefix:
+        made.pre_tokenizer = None  # as in Llama 2's file, where spaces stay within a word
+    made.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            *([decoders.Strip(" ", 1, 0)] if dummy_prefix else []),
+        ]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _without_added_bytes(text: str) -> str:
+    """A tokenizer's JSON in which bytes are plain pieces of the vocabulary."""
+    import json
+
+    data = json.loads(text)
+    data["added_tokens"] = [
+        each for each in data["added_tokens"] if not each["content"].startswith("<0x")
+    ]
+    return json.dumps(data)
+
+
+def _slow() -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        train_sentencepiece(folder, model_type="unigram", vocab_size=360)
+        return transformers.BertGenerationTokenizer(f"{folder}/tokenizer.model", unk_token="<unk>")
+
+
+_MAKERS: Mapping[str, Callable[[], Any]] = {
+    "gemma": functools.partial(_byte_fallback, dummy_prefix=False),
+    "legacy": functools.partial(_byte_fallback, dummy_prefix=True),
+    "prefixed": _prefixed,
+    "slow": _slow,
+    "wordpiece": _word_piece,
+}

@@ -1,0 +1,428 @@
+"""Every member holds exactly the text that the user wrote and gets, whatever its tokenizer."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+import sysconfig
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from adafuse_llm import AdaFuseEngine, Generation, InvalidInputError
+from tests.support.models import CHATML, STRICT, TOKENIZER_KINDS, Recipe
+from tests.support.recorded import (
+    RecordedFake,
+    check_prompt_is_exact,
+    check_reply_is_exact,
+    check_scores,
+    forget,
+    recorded,
+)
+from tests.support.tokenizers import LOSSLESS_KINDS, MORE_KINDS, REAL_KINDS, known_tokenizer
+
+KINDS = (*TOKENIZER_KINDS, *MORE_KINDS, *REAL_KINDS)
+SPANS = ("adafuse", "fixed-1", "fixed-3")
+STRATEGIES = (*SPANS, "sweetspan", "unite", "gac", "deepen", "beam", "rerank", "vote")
+
+
+@functools.cache
+def ensemble(strategy: str, *recipes: Recipe) -> AdaFuseEngine:
+    return AdaFuseEngine([recorded(recipe) for recipe in recipes], strategy=strategy)
+
+
+def members_of(kind: str, template: str | None = None) -> tuple[Recipe, Recipe]:
+    """A member with this kind of tokenizer, and a byte-level one beside it."""
+    first = Recipe("llama", kind, 51, end_bias=0.0, space_bias=1.5, template=template, layers=1)
+    return first, replace(first, arch="gpt2", kind="bytelevel", seed=52)
+
+
+# Prompts --------------------------------------------------------------------------------------
+
+CHARACTERS = st.one_of(
+    st.characters(codec="ascii"),
+    st.characters(codec="utf-8", exclude_characters="\ufffd"),
+    st.characters(min_codepoint=0x10000, exclude_categories=("Cs", "Cn")),
+    st.sampled_from("\u0301\u0308\u20dd\u093f\u200d\ufe0f\u00a0\u2003\u3000\u200b\ufeff\u2581"),
+)
+PARTS = st.one_of(
+    st.sampled_from(
+        [
+            "The ferry",
+            " light",
+            "x = {",
+            "def f(x):",
+            "\n",
+            "\n\n",
+            "\r\n",
+            "\t",
+            "\n\t\t",
+            "\n    ",
+            "\n        ",
+            "    ",
+            " ",
+            "  ",
+            ".",
+            "9",
+            "caf\u00e9",
+            "cafe\u0301",
+            "\u4e2d\u6587",
+            "\U0001f469\u200d\U0001f680",
+            "\u0939\u093f\u0928\u094d\u0926\u0940",
+            "\u05e9\u05dc\u05d5\u05dd",
+            "<|end|>",
+            "<|im_start|>",
+            "<|eot_id|>",
+            "</s>",
+            "<s>",
+            "<unk>",
+            "[END]",
+            "<0x41>",
+        ]
+    ),
+    st.text(CHARACTERS, min_size=1, max_size=3),
+)
+PROMPTS = st.tuples(
+    st.lists(PARTS, min_size=1, max_size=6).map("".join), st.integers(0, 9).map(" ".__mul__)
+).map("".join)
+OPTIONS = st.fixed_dictionaries(
+    {"max_new_tokens": st.integers(1, 9)},
+    optional={
+        "margin_threshold": st.sampled_from([0.0, 0.2, 1.0]),
+        "max_words": st.integers(1, 4),
+        "branching_factor": st.integers(1, 4),
+        "max_word_tokens": st.integers(1, 6),
+    },
+)
+
+
+def decode(
+    engine: AdaFuseEngine,
+    prompt: str | None,
+    *,
+    messages: Sequence[dict[str, str]] | None = None,
+    **options: Any,
+) -> Generation:
+    """Decode, and keep the records of this request alone."""
+    used = {*engine.strategy.options, "max_new_tokens", "stop"}
+    forget(engine.backends)
+    kept = {name: value for name, value in options.items() if name in used}
+    return engine.generate(prompt, messages=messages, **kept)
+
+
+def is_cut(generation: Generation) -> bool:
+    """Whether the last winner may have been cut at a limit."""
+    return generation.finish_reason == "length"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=12)
+@given(prompt=PROMPTS, options=OPTIONS)
+@example(prompt="def f(x):\n    ", options={"max_new_tokens": 8})
+@example(prompt="def f(x):\n\t", options={"max_new_tokens": 8})
+@example(prompt="def f(x):\r\n", options={"max_new_tokens": 8})
+@example(prompt="a </s> b", options={"max_new_tokens": 8})
+@example(prompt="  The", options={"max_new_tokens": 8})
+@example(prompt="Answer: ", options={"max_new_tokens": 8})
+@example(prompt="Answer:         ", options={"max_new_tokens": 8})
+@example(prompt="\U0001f600\U0001f600  ", options={"max_new_tokens": 8})
+def test_e1_members_hold_the_prompt_and_the_response(
+    kind: str, prompt: str, options: dict[str, Any]
+) -> None:
+    known_tokenizer(kind)
+    assume(prompt.rstrip(" "))
+    engine = ensemble("adafuse", *members_of(kind))
+    generation = decode(engine, prompt, **options)
+    held = check_prompt_is_exact(engine.backends, prompt, generation)
+    check_scores(engine, prompt, generation, held, cut=is_cut(generation))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[1:])
+@settings(max_examples=8)
+@given(
+    kind=st.sampled_from(sorted(LOSSLESS_KINDS - {*REAL_KINDS})), prompt=PROMPTS, options=OPTIONS
+)
+@example(kind="sentencepiece", prompt="def f(x):\n    ", options={"max_new_tokens": 8})
+@example(kind="gemma", prompt="Answer: ", options={"max_new_tokens": 8})
+def test_e1_members_hold_the_text_with_every_strategy(
+    strategy: str, kind: str, prompt: str, options: dict[str, Any]
+) -> None:
+    assume(prompt.rstrip(" "))
+    engine = ensemble(strategy, *members_of(kind))
+    generation = decode(engine, prompt, **options)
+    held = check_prompt_is_exact(engine.backends, prompt, generation)
+    if strategy in SPANS:
+        check_scores(engine, prompt, generation, held, cut=is_cut(generation))
+
+
+def test_many_rounds_can_be_compared_with_their_scores() -> None:
+    """The comparison of rounds with `score` above would be empty if no encoding were the same."""
+    engine = ensemble("adafuse", *members_of("sentencepiece"))
+    compared = 0
+    for number in range(40):
+        prompt = f"The ferry to Orrin leaves at {number}."
+        generation = decode(engine, prompt, max_new_tokens=2 + number % 5)
+        held = check_prompt_is_exact(engine.backends, prompt, generation)
+        compared += check_scores(engine, prompt, generation, held, cut=is_cut(generation))
+    assert compared >= 10
+
+
+@settings(max_examples=60)
+@given(prompt=PROMPTS)
+def test_e1_candidates_that_differ_in_whitespace_stay_apart(prompt: str) -> None:
+    """One member writes the word at once, the other a newline first: two candidates."""
+    plain = prompt.rstrip(" ")
+    assume(plain)
+
+    def rule(first: str) -> Any:
+        return lambda text: {first: 0.9, "?": 0.1} if text == plain else {"<end>": 0.9, "?": 0.1}
+
+    words = ["\nlight", " light", "light"]
+    names = ("oak", "elm", "ash")
+    members = [RecordedFake(n, rule(w), words) for n, w in zip(names, words, strict=True)]
+    with AdaFuseEngine(members) as engine:
+        generation = engine.generate(plain, max_words=1, margin_threshold=0.0, max_new_tokens=4)
+    assert [c.text for c in generation.rounds[0].candidates] == words
+
+
+@pytest.mark.parametrize(
+    ("prompt", "likely", "text", "tokens"),
+    [
+        (
+            "Answer: ",
+            {"Answer:": {"x": 0.5, " light": 0.3, "   ": 0.1, "<end>": 0.1}},
+            "light",
+            [" light"],
+        ),
+        (
+            "a:    ",
+            {
+                "a:": {"  ": 0.6, "q": 0.4},
+                "a:  ": {" ": 0.5, "      z": 0.3, "z": 0.2},
+                "a:   ": {"c": 0.6, " b": 0.4},
+            },
+            "b",
+            ["  ", " ", " b"],
+        ),
+        ("a: ", {"a:": {"<end>": 0.9, " b": 0.1}}, "b", [" b"]),
+        ("a:  ", {"a:": {"     b": 0.3, "  ": 0.2, "b": 0.5}}, "   b", ["     b"]),
+    ],
+    ids=["word", "pieces", "end", "longer"],
+)
+def test_e1_spaces_at_the_end_of_a_prompt_are_healed(
+    prompt: str, likely: dict[str, dict[str, float]], text: str, tokens: list[str]
+) -> None:
+    """Until they are written, the member chooses among the tokens that continue them."""
+    end = {"<end>": 0.9, "?": 0.1}
+    member = RecordedFake("oak", lambda written: likely.get(written, end), ["<?>", *tokens])
+    with AdaFuseEngine([member]) as engine:
+        forget([member])
+        generation = engine.generate(prompt, max_words=1, branching_factor=1)
+        check_prompt_is_exact([member], prompt, generation)
+        record = next(iter(member.records.values()))
+        written = [member.codec.decode([each]) for each in record.tree.ids[record.prompt :]]
+    assert generation.text == text
+    assert written == tokens
+    chances = [
+        likely[prompt.rstrip(" ") + "".join(tokens[:at])][each] for at, each in enumerate(tokens)
+    ]
+    own = [-math.log(chance) for chance in chances]
+    nll = generation.rounds[0].candidates[generation.rounds[0].winner].nll["oak"]
+    assert nll == pytest.approx(sum(own) / len(own)), "scores are the model's own"
+
+
+def test_e1_the_margin_is_that_of_the_allowed_tokens() -> None:
+    likely = {"Answer:": {"x": 0.5, " light": 0.3, " lamp": 0.1, "<end>": 0.1}}
+    end = {"<end>": 0.9, "?": 0.1}
+    member = RecordedFake("oak", lambda text: likely.get(text, end), [" light", " lamp"])
+    with AdaFuseEngine([member]) as engine:
+        generation = engine.generate("Answer: ", max_words=1, margin_threshold=0.45)
+    assert generation.text == "light"
+    assert generation.rounds[0].margins["oak"] == pytest.approx((0.3 / 0.4 - 0.1 / 0.4,))
+
+
+@pytest.mark.parametrize("prompt", ["", " ", "     "])
+def test_e1_a_prompt_of_spaces_alone_is_refused(prompt: str) -> None:
+    engine = ensemble("adafuse", *members_of("bytelevel"))
+    with pytest.raises(InvalidInputError, match="empty"):
+        engine.generate(prompt)
+
+
+# Code -----------------------------------------------------------------------------------------
+
+
+def code_prompts(count: int, seed: int = 2601) -> list[tuple[str, str, str]]:
+    """Prompts cut out of Python's standard library: the place, the prompt, and what follows.
+
+    A third is cut at the start of a line, a third inside or at the end of an indentation, and a
+    third after a colon that ends a line.
+    """
+    chance = random.Random(seed)
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    places = ("line start", "indentation", "indentation end", "colon")
+    prompts: list[tuple[str, str, str]] = []
+    while len(prompts) < count:
+        place = places[len(prompts) * len(places) // count]
+        lines = chance.choice(files).read_text("utf-8").splitlines(keepends=True)
+        at = chance.randrange(4, max(5, len(lines) - 4))
+        if len(lines) < 12 or not lines[at].strip():
+            continue
+        indent = len(lines[at]) - len(lines[at].lstrip(" "))
+        before, after = "".join(lines[at - 2 : at]), "".join(lines[at : at + 4])
+        if place == "colon":
+            line = lines[at].rstrip()
+            if not line.endswith(":"):
+                continue
+            cut = len(line)
+        elif place == "line start":
+            cut = 0
+        elif indent < 4:
+            continue
+        else:
+            cut = indent if place == "indentation end" else chance.randrange(1, indent)
+        if (before + after[:cut]).strip(" "):
+            prompts.append((place, before + after[:cut], after[cut:]))
+    return prompts
+
+
+def test_e1_code_is_continued_where_the_prompt_ends() -> None:
+    """Random members: what they hold is the code so far, in all of 180 places."""
+    engine = ensemble("adafuse", *members_of("sentencepiece"))
+    failed: Counter[str] = Counter()
+    examples = []
+    for place, prompt, _ in code_prompts(180):
+        generation = decode(engine, prompt, max_new_tokens=6, max_words=2)
+        try:
+            check_prompt_is_exact(engine.backends, prompt, generation)
+        except AssertionError as error:
+            failed[place] += 1
+            examples.append(str(error)[-300:])
+    assert not failed, f"{failed.total()} of 180 fail: {dict(failed)}, such as {examples[:3]}"
+
+
+PIECES = (
+    ["    ", "        ", "\n", "\n    ", "self", "return", "def ", "if ", "):\n"],
+    [" ", "  ", "   ", "\n\n", " self", " return", ":\n", " = ", "()"],
+    ["\t", "\n        ", "    def", "    if", "            ", ".\n", " and", " in "],
+)
+
+
+LOST = "\u00bf?"
+
+
+def writes_on(source: str) -> Any:
+    """A rule that writes the source on from wherever the text ends, as its vocabulary allows.
+
+    It knows no text but the source. If it holds another text, it writes question marks.
+    """
+
+    def rule(text: str, pieces: Sequence[str]) -> dict[str, float]:
+        if not source.startswith(text):
+            return {LOST: 0.9, "<end>": 0.1}
+        rest = source[len(text) :]
+        if not rest:
+            return {"<end>": 0.9, LOST: 0.1}
+        first = max((p for p in (*pieces, rest[0]) if rest.startswith(p)), key=len)
+        return {first: 0.9, LOST: 0.05, "<end>": 0.05}
+
+    return rule
+
+
+def test_e1_members_that_know_a_file_complete_it_from_any_place() -> None:
+    """Three members, each with other tokens for indentation, write the file's next lines."""
+    failed: Counter[str] = Counter()
+    examples = []
+    for place, prompt, rest in code_prompts(180):
+        whole = prompt + rest
+        rule = writes_on(whole)
+        members = [
+            RecordedFake(name, functools.partial(rule, pieces=pieces), pieces)
+            for name, pieces in zip(("oak", "elm", "ash"), PIECES, strict=True)
+        ]
+        with AdaFuseEngine(members) as engine:
+            generation = engine.generate(prompt, max_new_tokens=1000)
+        if prompt + generation.text != whole:
+            failed[place] += 1
+            examples.append((prompt[-30:], generation.text[:60], rest[:60]))
+        elif generation.finish_reason != "stop":
+            failed["finish"] += 1
+        else:
+            check_prompt_is_exact(members, prompt, generation)
+    assert not failed, f"{failed.total()} of 180 fail: {dict(failed)}, such as {examples[:3]}"
+
+
+# Replies to messages --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("template", [None, CHATML, STRICT], ids=["plain", "chatml", "strict"])
+@pytest.mark.parametrize("kind", ["bytelevel", "sentencepiece", "unigram", "gemma"])
+@settings(max_examples=6)
+@given(question=PROMPTS, options=OPTIONS)
+@example(question="Who keeps the light?", options={"max_new_tokens": 12})
+def test_e1_replies_show_no_whitespace_before_the_first_character(
+    kind: str, template: str | None, question: str, options: dict[str, Any]
+) -> None:
+    assume(question.strip())
+    engine = ensemble("adafuse", *members_of(kind, template))
+    asked = [{"role": "user", "content": question}]
+    generation = decode(engine, None, messages=asked, **options)
+    check_reply_is_exact(engine.backends, generation)
+    texts = [(c.text.lstrip(), c.stops) for c in generation.rounds[0].candidates]
+    assert len(set(texts)) == len(texts), f"whitespace tells {texts} apart"
+    used = {name: value for name, value in options.items() if name != "stop"}
+    shown = [event.text for event in engine.stream(messages=asked, **used)]
+    assert "".join(shown) == generation.text
+    assert not "".join(shown)[:1].isspace()
+
+
+LEADING = st.text(st.sampled_from(" \n\t\u00a0"), max_size=4)
+
+
+@settings(max_examples=120)
+@given(
+    leading=st.lists(LEADING, min_size=2, max_size=3),
+    reply=st.sampled_from(["The lamp.", "x", "\u4e2d\u6587", "a\n  b", ""]),
+    max_words=st.integers(1, 3),
+)
+@example(leading=["\n\n", ""], reply="The lamp.", max_words=1)
+@example(leading=["  ", " "], reply="The lamp.", max_words=2)
+@example(leading=["\n", "\n"], reply="", max_words=1)
+def test_e1_members_begin_a_reply_in_their_own_way(
+    leading: list[str], reply: str, max_words: int
+) -> None:
+    """Members write the same reply after whitespace of their own: one candidate, one text."""
+
+    def writes(whole: str) -> Any:
+        def rule(text: str) -> dict[str, float]:
+            written = text[text.rindex("Assistant:") + len("Assistant:") :]
+            if written == whole:
+                return {"<end>": 0.9, "?": 0.1}
+            if not whole.startswith(written):
+                return {"?": 0.9, "<end>": 0.1}
+            return {whole[len(written)]: 0.9, "?": 0.1}
+
+        return rule
+
+    members = [
+        RecordedFake(f"m{number}", writes(space + reply)) for number, space in enumerate(leading)
+    ]
+    asked = [{"role": "user", "content": "Who keeps the light?"}]
+    with AdaFuseEngine(members) as engine:
+        events = list(engine.stream(messages=asked, max_words=max_words, max_word_tokens=30))
+    generation = events[-1].generation
+    assert generation is not None
+    assert generation.text == reply
+    assert "".join(event.text for event in events) == reply
+    check_reply_is_exact(members, generation)
+    if reply:
+        assert all(len(each.candidates) == 1 for each in generation.rounds)
+        for member, space in zip(members, leading, strict=True):
+            ids = next(iter(member.records.values())).tree.ids
+            assert member.codec.decode(ids).endswith("Assistant:" + space + reply)

@@ -1,0 +1,800 @@
+"""Random decodes and what must hold for each of them, for tests and for ``benchmarks.fuzz``.
+
+A case is made from a seed and a number alone, so that a violation can be repeated. Most cases use
+members without a model, whose distributions depend on the last characters of the text. A share uses
+tiny random models with real tokenizers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import math
+import random
+import string
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeGuard
+
+from adafuse_llm import AdaFuseEngine, Generation, MemberError, RuntimeConfig
+from adafuse_llm.backends.base import Backend, NodeQuery, NodeResult
+from adafuse_llm.backends.fake import END, FakeCodec, Rule
+from adafuse_llm.strategies.registry import find_strategy
+from adafuse_llm.tree import Next
+from tests.support.compare import as_data
+from tests.support.models import CHATML, Recipe
+from tests.support.recorded import (
+    RecordedFake,
+    RecordedModel,
+    check_prompt_is_exact,
+    check_reply_is_exact,
+    check_scores,
+    counted_tokens,
+    forget,
+    recorded,
+    the_record,
+    trailing_spaces,
+)
+
+PIECES = (
+    *(" ", "  ", "    ", "        ", "\n", "\n\n", "\n    ", "\t", "\r\n", ".\n", ". "),
+    *("The", " the", " light", "light", " a", "a", "ing", " ferry", "x", " x", " =", "1", "12"),
+    *(
+        "(",
+        ")",
+        "):",
+        " if",
+        "if",
+        " not",
+        "not",
+        ",",
+        ", ",
+        "!",
+        "?",
+        "caf",
+        "\u00e9",
+        " caf\u00e9",
+    ),
+    *("\u4e2d", "\u4e2d\u6587", "\U0001f600", "\u200d", "\u0301", "\u00a0", "</s>", "<|end|>"),
+)
+"""Texts that members without a model may write as one token."""
+
+PARTS = (*PIECES, "def f(x):", "Answer:", "  \n", "\u05e9\u05dc\u05d5\u05dd", "\U0001d53c", "\x85")
+"""Texts that make up prompts."""
+
+ROUND_BY_ROUND = (
+    *("adafuse", "single", "fixed-1", "fixed-2", "fixed-3", "sweetspan"),
+    *("unite", "gac", "deepen"),
+)
+"""Strategies in which a limit or a stop sequence changes nothing in the rounds before it."""
+
+SPANS = ("adafuse", "single", "fixed-1", "fixed-2", "fixed-3", "sweetspan")
+"""Strategies whose NLL is that of the whole span."""
+
+WHOLE = ("beam", "beam-2", "rerank", "vote")
+
+CHARACTERS = sorted({*"".join((*PIECES, *PARTS)), *string.printable})
+
+KINDS: Mapping[str, int] = {
+    "exact": 4,
+    "reply": 3,
+    "cap": 4,
+    "stream": 3,
+    "stops": 3,
+    "drafts": 2,
+    "batch": 2,
+    "threads": 1,
+    "cancel": 2,
+    "faults": 3,
+}
+"""Kinds of cases, with how often they occur.
+
+``exact``    members hold the prompt and the response; rounds agree with `score`
+``reply``    a reply to messages shows no whitespace before its first character
+``cap``      no member writes more tokens than `max_new_tokens`
+``stream``   a stream shows the text of its generation; spans joined are the text
+``stops``    the text ends before the first stop sequence, and nothing of it is shown
+``drafts``   drafting changes nothing
+``batch``    requests of a batch give what they give alone
+``threads``  requests of several threads give what they give alone
+``cancel``   a cancelled request gives a beginning of the text; the engine stays usable
+``faults``   a faulty member is named in a `MemberError`; the next request is right
+"""
+
+MODEL_SHARE = 0.005
+"""Share of the cases that use models."""
+
+MODEL_KINDS = ("bytelevel", "sentencepiece", "unigram", "gemma", "legacy")
+
+
+# Members --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Habits:
+    """What a member without a model writes.
+
+    Attributes:
+        own: seed of its own preferences.
+        common: seed of the preferences that it shares with the other members.
+        sharpness: ratio of the probabilities of two neighboring preferences; 1 gives ties.
+        end: how likely the end of the response is among the preferences.
+        vocabulary: its tokens of several characters.
+        is_complete: whether the member tells the texts of all its tokens, so that it can write the
+            spaces at the end of a prompt itself.
+    """
+
+    own: int
+    common: int
+    sharpness: float
+    end: float
+    vocabulary: tuple[str, ...]
+    is_complete: bool
+
+
+def writes(habits: Habits) -> Rule:
+    """A rule that depends on the last characters of the text."""
+    known = {piece for piece in habits.vocabulary if piece} | {p for p in PIECES if len(p) == 1}
+
+    @functools.lru_cache(4096)
+    def distribution(tail: str) -> Mapping[str, float]:
+        common = random.Random(zlib.crc32(f"{habits.common} {tail}".encode()))
+        own = random.Random(zlib.crc32(f"{habits.own} {tail}".encode()))
+        texts = [*common.choices(PIECES, k=3), own.choice(PIECES), *common.choices(PIECES, k=2)]
+        first = [text if text in known else text[0] for text in texts]
+        if common.random() < habits.end:
+            first.insert(common.randrange(3), END)
+        weights = {text: habits.sharpness**-at for at, text in reversed([*enumerate(first)])}
+        if habits.is_complete:  # some token always continues the spaces of a prompt
+            weights |= {text: 1e-4 for text in sorted(known - {*weights}) if text[0] == " "}
+        total = math.fsum(weights.values())
+        return {text: weight / total for text, weight in weights.items()}
+
+    return lambda text: distribution(text[-5:])
+
+
+def habits_of(chance: random.Random, common: int, *, end: float | None = None) -> Habits:
+    return Habits(
+        own=chance.randrange(2**30),
+        common=common,
+        sharpness=chance.choice([1.0, 1.5, 3.0, 10.0]),
+        end=chance.choice([0.05, 0.2, 0.4]) if end is None else end,
+        vocabulary=tuple(p for p in PIECES if len(p) > 1 and chance.random() < 0.6),
+        is_complete=chance.random() < 0.5,
+    )
+
+
+def fake_member(
+    chance: random.Random,
+    name: str,
+    common: int,
+    *,
+    end: float | None = None,
+    rule: Rule | None = None,
+    vocabulary: Sequence[str] | None = None,
+) -> FaultyFake:
+    """A random member without a model, which records its requests."""
+    habits = habits_of(chance, common, end=end)
+    pieces = habits.vocabulary if vocabulary is None else vocabulary
+    return FaultyFake(name, rule or writes(habits), pieces, is_complete=habits.is_complete)
+
+
+FAULTS = (
+    *("raises", "out of memory", "nan", "nan in second place", "nan at the end", "inf"),
+    *("inf in second place", "no tokens", "too few results", "too few logprobs"),
+    *("too few summaries", "decoding", "encoding"),
+)
+
+
+@dataclass
+class Fault:
+    """What goes wrong in a member.
+
+    Attributes:
+        kind: one of `FAULTS`.
+        after: number of calls that go well.
+        fired: whether the fault has happened.
+    """
+
+    kind: str
+    after: int
+    fired: bool = False
+
+    def happens(self) -> bool:
+        self.after -= 1
+        self.fired = self.fired or self.after < 0
+        return self.after < 0
+
+
+class FaultyCodec(FakeCodec):
+    """A codec that fails while its `fault` says so."""
+
+    fault: Fault | None = None
+
+    def _fail(self, kind: str) -> None:
+        if self.fault is not None and self.fault.kind == kind and self.fault.happens():
+            raise LookupError("the tokenizer is broken")
+
+    def encode_continuation(self, context: Sequence[int], text: str) -> tuple[list[int], bool]:
+        self._fail("encoding")
+        return super().encode_continuation(context, text)
+
+    def decode_continuation(self, context: Sequence[int], tokens: Sequence[int]) -> str:
+        self._fail("decoding")
+        return super().decode_continuation(context, tokens)
+
+
+class FaultyFake(RecordedFake):
+    """A recording member that fails while its `fault` says so."""
+
+    def __init__(
+        self,
+        name: str,
+        rule: Rule,
+        vocabulary: Sequence[str] = (),
+        *,
+        is_complete: bool = False,
+    ) -> None:
+        super().__init__(name, rule)
+        # Ties go to the lower id, so ids must not depend on the order in which texts turn up.
+        texts = [*vocabulary, *CHARACTERS]
+        self._codec = self._faulty = FaultyCodec(texts, is_complete=is_complete)
+        self._fault: Fault | None = None
+
+    @contextmanager
+    def failing(self, fault: Fault) -> Iterator[None]:
+        self._fault = self._faulty.fault = fault
+        try:
+            yield
+        finally:
+            self._fault = self._faulty.fault = None
+
+    def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
+        results = super().evaluate(queries)
+        fault = self._fault
+        if fault is None or fault.kind in ("encoding", "decoding") or not fault.happens():
+            return results
+        if fault.kind == "raises":
+            raise RuntimeError("the cable was cut")
+        if fault.kind == "out of memory":
+            raise MemoryError("no memory is left")
+        if fault.kind == "too few results":
+            return results[:-1]
+        return [_spoiled(result, fault.kind) for result in results]
+
+
+def _spoiled(result: NodeResult, kind: str) -> NodeResult:
+    if kind == "too few logprobs":
+        return replace(result, logprobs=result.logprobs[:-1])
+    if kind == "too few summaries":
+        return replace(result, next=result.next[:-1])
+    return replace(result, next=tuple(_spoiled_next(each, kind) for each in result.next))
+
+
+def _spoiled_next(summary: Next, kind: str) -> Next:
+    first, *others = summary.logprobs
+    if kind == "nan at the end":
+        return replace(summary, end_logprob=math.nan)
+    if kind == "no tokens":
+        return replace(summary, tokens=(), logprobs=())
+    wrong = math.nan if kind.startswith("nan") else math.inf
+    if kind in ("nan", "inf"):
+        return replace(summary, logprobs=(wrong, *others))
+    return replace(summary, logprobs=(first, wrong, *others[1:])) if others else summary
+
+
+# Cases ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """One random decode, or several.
+
+    Attributes:
+        seed: seed of the run.
+        number: number within the run. Both numbers determine everything else.
+        kind: what is checked.
+        strategy: name of the strategy.
+        members: the members, with or without a model.
+        rooms: for each member, how many tokens its context window has for a response; None for a
+            member without a window.
+        prompts: prompts, at least one.
+        options: options of every call.
+        chance: source of the choices that a check makes.
+    """
+
+    seed: int
+    number: int
+    kind: str
+    strategy: str
+    members: tuple[Habits | Recipe, ...]
+    rooms: tuple[int | None, ...]
+    prompts: tuple[str, ...]
+    options: Mapping[str, Any]
+    chance: random.Random = field(repr=False, compare=False)
+
+    @property
+    def has_models(self) -> bool:
+        return isinstance(self.members[0], Recipe)
+
+    def backends(self) -> list[FaultyFake | RecordedModel]:
+        """The members; those without a model are new."""
+        made: list[FaultyFake | RecordedModel] = []
+        for number, (member, room) in enumerate(zip(self.members, self.rooms, strict=True)):
+            if isinstance(member, Recipe):
+                made.append(recorded(member))
+                continue
+            fake = FaultyFake(
+                f"m{number}", writes(member), member.vocabulary, is_complete=member.is_complete
+            )
+            if room is not None:
+                longest = max(len(fake.codec.encode_prompt(text)) for text in self.prompts)
+                if self.kind == "reply":
+                    longest = max(len(fake.codec.encode_messages(self.messages)), longest)
+                fake.context_window = longest + room
+            made.append(fake)
+        return made
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """A conversation with the first prompt."""
+        return [{"role": "user", "content": self.prompts[0] + "?"}]
+
+    def engine(self, **runtime: Any) -> AdaFuseEngine:
+        return AdaFuseEngine(
+            self.backends(), strategy=self.strategy, runtime=RuntimeConfig(**runtime)
+        )
+
+
+def make_case(
+    seed: int,
+    number: int,
+    *,
+    kinds: Iterable[str] = KINDS,
+    model_share: float = MODEL_SHARE,
+) -> Case:
+    """The case with this number; equal arguments give equal cases."""
+    chance = random.Random(f"{seed}/{number}")
+    names = list(kinds)
+    (kind,) = chance.choices(names, [KINDS[name] for name in names])
+    with_models = kind != "faults" and chance.random() < model_share
+    strategy = _strategy(chance, kind, with_models=with_models)
+    count = 1 if strategy == "single" else chance.choice([1, 2, 2, 2, 3])
+    members: tuple[Habits | Recipe, ...]
+    if with_models:
+        tokenizers = chance.sample(MODEL_KINDS, count)
+        template = CHATML if kind == "reply" else None
+        members = tuple(
+            Recipe(
+                *("llama", each, 71 + chance.randrange(2)),
+                end_bias=0.0,
+                template=template,
+                layers=1,
+            )
+            for each in tokenizers
+        )
+    else:
+        common = chance.randrange(2**30)
+        members = tuple(habits_of(chance, common) for _ in range(count))
+    prompts = tuple(_prompt(chance) for _ in range(chance.randint(2, 4)))
+    rooms = tuple(chance.randint(1, 25) if chance.random() < 0.1 else None for _ in members)
+    options = _options(chance, strategy, count)
+    return Case(seed, number, kind, strategy, members, rooms, prompts, options, chance)
+
+
+def _strategy(chance: random.Random, kind: str, *, with_models: bool) -> str:
+    if chance.random() < 0.6:
+        return "adafuse"
+    if kind == "stops":
+        return chance.choice(ROUND_BY_ROUND[1:-1])
+    return chance.choice([*ROUND_BY_ROUND[1 : None if with_models else -1], *WHOLE])
+
+
+def _prompt(chance: random.Random) -> str:
+    """A prompt of at most 60 characters that has more than spaces."""
+    text = "".join(chance.choices(PARTS, k=chance.randint(1, 6)))
+    if chance.random() < 0.4:
+        text = text.rstrip(" ") + " " * chance.choice([0, 1, 1, 2, 3, 4, 4, 8, 9])
+    return (text if text.strip(" ") else "x" + text)[-50:].lstrip(" ") or "x"
+
+
+def _options(chance: random.Random, strategy: str, members: int) -> dict[str, Any]:
+    used = find_strategy(strategy).options
+    drawn: dict[str, Any] = {
+        "margin_threshold": chance.choice([0.0, 0.2, 0.5, 0.7, 1.0]),
+        "max_words": chance.randint(1, 4),
+        "branching_factor": chance.randint(1, 4),
+        "max_word_tokens": chance.choice([1, 2, 4, 16]),
+        "weights": (1.0, *(chance.choice([0.0, 0.5, 1.0, 3.0]) for _ in range(members - 1))),
+    }
+    options = {k: v for k, v in drawn.items() if k in used and chance.random() < 0.5}
+    return {**options, "max_new_tokens": chance.randint(1, 14)}
+
+
+# Checks ---------------------------------------------------------------------------------------
+
+ABOUT = 1e-9
+"""Largest difference of numbers that are computed in batches of another size."""
+
+
+def check(case: Case) -> None:
+    """Fail if the case violates what must hold for its kind.
+
+    Raises:
+        Exception: the violation, as an `AssertionError` or as an error of the engine.
+    """
+    _CHECKS[case.kind](case)
+
+
+def same(left: Generation, right: Generation) -> None:
+    """Fail unless two generations are equal, whatever they cost."""
+    one, two = as_data(left), as_data(right)
+    assert one == two or _close(one, two), f"{_short(left)} differs from {_short(right)}"
+
+
+def _short(generation: Generation) -> str:
+    rounds = [(r.text, r.winner, len(r.candidates)) for r in generation.rounds]
+    return f"{generation.text!r} ({generation.finish_reason}, {rounds})"
+
+
+def _close(one: Any, two: Any) -> bool:
+    if isinstance(one, dict) and isinstance(two, dict):
+        return one.keys() == two.keys() and all(_close(one[key], two[key]) for key in one)
+    if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
+        return len(one) == len(two) and all(map(_close, one, two))
+    if isinstance(one, float) and isinstance(two, float):
+        return abs(one - two) <= ABOUT
+    return bool(one == two)
+
+
+def joined(generation: Generation) -> str:
+    """The committed text, with what a stop sequence cut off."""
+    return "".join(each.text for each in generation.rounds)
+
+
+def _check_exact(case: Case) -> None:
+    with case.engine(drafting=case.chance.random() < 0.5) as engine:
+        prompt = case.prompts[0]
+        forget(engine.backends)
+        done = engine.generate(prompt, **case.options)
+        held = check_prompt_is_exact(engine.backends, prompt, done)
+        if case.strategy in SPANS:
+            options = {k: v for k, v in case.options.items() if k == "weights"}
+            cut = done.finish_reason == "length"
+            check_scores(engine, prompt, done, held, cut=cut, **options)
+
+
+def _check_reply(case: Case) -> None:
+    asked = case.messages
+    with case.engine() as engine:
+        forget(engine.backends)
+        done = engine.generate(messages=asked, **case.options)
+        check_reply_is_exact(engine.backends, done)
+        keys = [(c.text.lstrip(), c.stops) for c in done.rounds[0].candidates]
+        assert len(set(keys)) == len(keys), f"whitespace tells candidates apart: {keys}"
+        shown = "".join(event.text for event in engine.stream(messages=asked, **case.options))
+        assert shown == done.text, f"the stream shows {shown!r}, not {done.text!r}"
+
+
+def _check_cap(case: Case) -> None:
+    options = {**case.options}
+    cap = options.pop("max_new_tokens")
+    with case.engine() as engine:
+        check_cap(engine, case.prompts[0], cap, **options)
+
+
+def check_cap(engine: AdaFuseEngine, prompt: str, cap: int, **options: Any) -> Generation:
+    """Decode with `cap` as a limit; fail if a member writes more tokens, or if the text is not that
+    of a higher limit, cut.
+
+    The second is checked for strategies that play round by round, and for members without context
+    windows.
+
+    Returns:
+        The capped generation.
+    """
+    forget(engine.backends)
+    full = engine.generate(prompt, **options, max_new_tokens=cap + 20)
+    ids = {each.name: the_record(each).tree.ids for each in engine.backends if _is_used(each)}
+    forget(engine.backends)
+    cut = engine.generate(prompt, **options, max_new_tokens=cap)
+    most = max(cut.usage.completion_tokens.values())
+    assert most <= cap, f"{cut.usage.completion_tokens} tokens of at most {cap}: {cut.text!r}"
+    for member in engine.backends:
+        if _is_used(member) and member.reader.is_lossless:
+            written = counted_tokens(the_record(member), member.reader, trailing_spaces(prompt))
+            assert written <= cap, f"{member.name} wrote {written} tokens of at most {cap}"
+    no_windows = all(
+        isinstance(each, RecordedModel) or not each.context_window for each in engine.backends
+    )
+    if engine.strategy.name in ROUND_BY_ROUND and no_windows:
+        assert full.text.startswith(cut.text), f"{cut.text!r} is no beginning of {full.text!r}"
+        if cut.text != full.text:
+            assert cut.finish_reason == "length", f"{_short(cut)} is {_short(full)}, cut"
+            _check_longest(engine, prompt, cap, cut, full, ids)
+        if max(full.usage.completion_tokens.values()) < cap:
+            same(cut, full)
+    shown = "".join(event.text for event in engine.stream(prompt, **options, max_new_tokens=cap))
+    assert shown == cut.text, f"the stream shows {shown!r}, not {cut.text!r}"
+    return cut
+
+
+def _is_used(member: Backend) -> TypeGuard[RecordedFake | RecordedModel]:
+    return isinstance(member, RecordedFake | RecordedModel) and bool(member.records)
+
+
+def _check_longest(
+    engine: AdaFuseEngine,
+    prompt: str,
+    cap: int,
+    cut: Generation,
+    full: Generation,
+    ids: Mapping[str, Sequence[int]],
+) -> None:
+    """Fail unless the winner is cut at a token of its proposer, and at the last that fits.
+
+    Compared for members without a model, whose tokens are all whole characters, for a winner with
+    one proposer, and for a prompt that does not end in spaces.
+
+    Args:
+        engine: the engine.
+        prompt: the prompt.
+        cap: the limit.
+        cut: what the limit gives.
+        full: what a higher limit gives.
+        ids: the tokens that each member held after `full`.
+    """
+    fakes = {each.name: each for each in engine.backends if isinstance(each, RecordedFake)}
+    if not ids.keys() <= fakes.keys() or trailing_spaces(prompt):
+        return
+    at = before = 0
+    while before + len(full.rounds[at].text) <= len(cut.text):
+        before += len(full.rounds[at].text)
+        at += 1
+    won = full.rounds[at].candidates[full.rounds[at].winner]
+    if len(won.proposers) != 1:
+        return
+    ends = {name: _ends(fakes[name], prompt, ids[name]) for name in ids}
+    if any(before not in each for each in ends.values()):
+        return  # members do not hold the text, which another check reports
+    (proposer,) = won.proposers
+    last = before + len(full.rounds[at].text)
+    places = [end for end in ends[proposer] if before <= end <= last]
+    assert len(cut.text) in places, f"{cut.text!r} ends inside a token of {proposer}"
+    longer = min(end for end in places if end > len(cut.text))
+    tokens = {proposer: ends[proposer][longer]}
+    for name in ids.keys() - {proposer}:
+        if longer == last:
+            tokens[name] = ends[name][last]
+        else:
+            text = full.text[before:longer]
+            tokens[name] = ends[name][before] + len(
+                fakes[name].codec.encode_continuation((), text)[0]
+            )
+    assert max(tokens.values()) > cap, f"{full.text[:longer]!r} fits {cap} tokens, too: {tokens}"
+
+
+def _ends(member: RecordedFake, prompt: str, ids: Sequence[int]) -> dict[int, int]:
+    """The ends of a member's tokens: number of tokens by number of characters of the response."""
+    ends: dict[int, int] = {}
+    size = -len(prompt)
+    written = 0
+    for token in ids:
+        size += len(member.codec.decode([token]))
+        written += size > 0
+        ends[size] = written
+    return ends
+
+
+def _check_stream(case: Case) -> None:
+    prompt = case.prompts[0]
+    with case.engine() as engine:
+        done = engine.generate(prompt, **case.options)
+        if case.chance.random() < 0.1:
+            events = asyncio.run(_events(engine, prompt, case.options))
+        else:
+            events = list(engine.stream(prompt, **case.options))
+    assert joined(done) == done.text, f"rounds give {joined(done)!r}, the text is {done.text!r}"
+    shown = "".join(event.text for event in events)
+    assert shown == done.text, f"the stream shows {shown!r}, not {done.text!r}"
+    assert all(event.generation is None for event in events[:-1])
+    last = events[-1].generation
+    assert last is not None
+    same(last, done)
+    assert tuple(event.round for event in events) == last.rounds
+
+
+async def _events(engine: AdaFuseEngine, prompt: str, options: Mapping[str, Any]) -> list[Any]:
+    return [event async for event in engine.astream(prompt, **options)]
+
+
+def _check_stops(case: Case) -> None:
+    prompt = case.prompts[0]
+    with case.engine() as engine:
+        full = engine.generate(prompt, **case.options)
+        stops = _stops(case.chance, full.text)
+        done = engine.generate(prompt, stop=stops, **case.options)
+        events = list(engine.stream(prompt, stop=stops, **case.options))
+    wanted, reason = full.text, full.finish_reason
+    texts = list(itertools.accumulate(each.text for each in full.rounds))
+    for text in texts:
+        found = [text.index(stop) for stop in stops if stop in text]
+        if found:
+            wanted, reason = text[: min(found)], "stop_sequence"
+            break
+    assert done.text == wanted, f"{done.text!r} is not {wanted!r}; stops {stops}"
+    assert done.finish_reason == reason, f"{done.finish_reason} is not {reason}; stops {stops}"
+    shown = ""
+    for event in events:
+        shown += event.text
+        assert wanted.startswith(shown), f"{shown!r} is shown of {wanted!r}; stops {stops}"
+    assert shown == wanted, f"{shown!r} is shown of {wanted!r}; stops {stops}"
+
+
+def _stops(chance: random.Random, text: str) -> list[str]:
+    """Stop sequences, most of which are in `text`."""
+    stops = [chance.choice(PIECES)]
+    for _ in range(chance.randint(1, 2)):
+        at = chance.randrange(len(text) + 1)
+        stops.append(text[at : at + chance.randint(1, 4)] or "zzz")
+    return stops
+
+
+def _check_drafts(case: Case) -> None:
+    with case.engine(drafting=True) as engine, case.engine(drafting=False) as plain:
+        for prompt in case.prompts[:2]:
+            same(engine.generate(prompt, **case.options), plain.generate(prompt, **case.options))
+
+
+def _check_batch(case: Case) -> None:
+    with case.engine(max_requests=case.chance.choice([1, 2, 16])) as engine:
+        alone = [engine.generate(prompt, **case.options) for prompt in case.prompts]
+        batch = engine.generate_batch(list(case.prompts), **case.options)
+    for one, two in zip(alone, batch, strict=True):
+        same(one, two)
+
+
+def _check_threads(case: Case) -> None:
+    with case.engine() as engine:
+        alone = [engine.generate(prompt, **case.options) for prompt in case.prompts]
+        results: list[Generation | BaseException | None] = [None] * len(case.prompts)
+
+        def run(index: int) -> None:
+            try:
+                results[index] = engine.generate(case.prompts[index], **case.options)
+            except BaseException as error:
+                results[index] = error
+
+        threads = [threading.Thread(target=run, args=(at,)) for at in range(len(case.prompts))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for one, two in zip(alone, results, strict=True):
+        if isinstance(two, BaseException):
+            raise two
+        assert two is not None
+        same(one, two)
+
+
+def _check_cancel(case: Case) -> None:
+    prompt, options = case.prompts[0], {**case.options, "max_new_tokens": 14}
+    with case.engine() as engine:
+        full = engine.generate(prompt, **options)
+        at = case.chance.randrange(len(full.rounds))
+        if case.chance.random() < 0.3:  # the caller leaves the stream
+            shown = ""
+            stream = engine.stream(prompt, **options)
+            for event in itertools.islice(stream, at + 1):
+                shown += event.text
+            stream.close()
+            assert full.text.startswith(shown), f"{shown!r} is no beginning of {full.text!r}"
+        else:
+            cancel = threading.Event()
+            if case.chance.random() < 0.1:
+                cancel.set()
+            done = engine.generate(
+                prompt,
+                cancel=cancel,
+                on_round=lambda each: cancel.set() if each.index == at else None,
+                **options,
+            )
+            assert done.finish_reason in ("cancelled", full.finish_reason)
+            assert full.text.startswith(done.text), f"{done.text!r} of {full.text!r}"
+            assert joined(done) == done.text
+            if done.finish_reason != "cancelled":
+                same(done, full)
+        same(engine.generate(prompt, **options), full)
+
+
+def _check_faults(case: Case) -> None:
+    prompt, options = case.prompts[0], case.options
+    with case.engine() as engine:
+        full = engine.generate(prompt, **options)
+        victim = case.chance.choice(engine.backends)
+        assert isinstance(victim, FaultyFake)
+        fault = Fault(case.chance.choice(FAULTS), case.chance.choice([0, 0, 1, 2, 3, 5, 8]))
+        with victim.failing(fault):
+            try:
+                done = engine.generate(prompt, **options)
+            except MemberError as error:
+                assert fault.fired, f"no fault happened, but {error}"
+                assert error.member == victim.name, f"{error} names the wrong member ({fault})"
+            except Exception as error:
+                raise AssertionError(
+                    f"{fault.kind}: {type(error).__name__} instead of MemberError"
+                ) from error
+            else:
+                try:
+                    same(done, full)
+                except AssertionError as error:
+                    raise AssertionError(f"{fault.kind}: another result and no error") from error
+        same(engine.generate(prompt, **options), full)
+
+
+_CHECKS: Mapping[str, Callable[[Case], None]] = {
+    "exact": _check_exact,
+    "reply": _check_reply,
+    "cap": _check_cap,
+    "stream": _check_stream,
+    "stops": _check_stops,
+    "drafts": _check_drafts,
+    "batch": _check_batch,
+    "threads": _check_threads,
+    "cancel": _check_cancel,
+    "faults": _check_faults,
+}
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A case that violates what must hold.
+
+    Attributes:
+        seed: seed of the run.
+        number: number of the case.
+        kind: kind of the case.
+        what: the error in one line.
+    """
+
+    seed: int
+    number: int
+    kind: str
+    what: str
+
+    @property
+    def command(self) -> str:
+        """The command that repeats the case."""
+        return f"python -m benchmarks.fuzz --seed {self.seed} --case {self.number}"
+
+
+@dataclass
+class Tally:
+    """How many cases were checked, by kind, and which of them violate what must hold."""
+
+    cases: Counter[str] = field(default_factory=Counter)
+    violations: list[Violation] = field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        self.cases.update(other.cases)
+        self.violations += other.violations
+
+
+def run(seed: int, numbers: Iterable[int], **choice: Any) -> Tally:
+    """Check the cases with these numbers. ``choice`` are options of `make_case`."""
+    tally = Tally()
+    for number in numbers:
+        case = make_case(seed, number, **choice)
+        tally.cases[case.kind] += 1
+        try:
+            check(case)
+        except Exception as error:  # an error of the engine is a violation, too
+            lines = f"{type(error).__name__}: {error}".splitlines()
+            what = " ".join(line.strip() for line in lines)[:400]
+            tally.violations.append(Violation(seed, number, case.kind, what))
+    return tally
