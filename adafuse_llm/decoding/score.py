@@ -80,6 +80,7 @@ class Pool:
     def __init__(self, opening: Opening, starts: Mapping[Member, Node] | None = None) -> None:
         self.candidates: list[PoolCandidate] = []
         self._starts = starts or {}
+        self._members: dict[Member, None] = {}
         self._opening = opening
         self._by_key: dict[tuple[str, bool], PoolCandidate] = {}
         self._leading: dict[Member, str] = {}
@@ -90,6 +91,7 @@ class Pool:
         If two spans of a member have the same text, the earlier one is used, because it is
         likelier.
         """
+        self._members[member] = None
         texts = [self._text(member, span.node) for span in proposal.spans]
         if self._opening.is_reply and texts[0].strip():
             self._leading[member] = leading_space(texts[0])
@@ -113,8 +115,8 @@ class Pool:
         """Yield the prefixes of a candidate, the longest first.
 
         A prefix ends at a token of the candidate's first proposer, but not inside a character. All
-        members have placed it, except for members whose context window has no room for it. The last
-        prefix has no tokens.
+        members that propose or score in this pool have placed it, except for members whose context
+        window has no room for it. The last prefix has no tokens.
         """
         proposer = candidate.proposers[0]
         for node in reversed(candidate.path(proposer)[:-1]):
@@ -122,11 +124,11 @@ class Pool:
             if candidate.text.startswith(text):  # the text does not end inside a character
                 prefix = self._candidate(text)
                 prefix.ends[proposer] = node
-                for member in candidate.ends:
+                for member in self._members:
                     self.place(member, prefix)
                 yield prefix
         prefix = self._candidate("")
-        prefix.ends = {member: self._start(member) for member in candidate.ends}
+        prefix.ends = {member: self._start(member) for member in self._members}
         yield prefix
 
     def find(self, candidate: PoolCandidate) -> PoolCandidate:
@@ -152,6 +154,7 @@ class Pool:
 
     def place(self, member: Member, candidate: PoolCandidate) -> Node | None:
         """Return a candidate's last node for a member, or None if the member cannot score it."""
+        self._members[member] = None
         if member not in candidate.ends:
             self._place(member, candidate)
         return candidate.ends[member] if member in candidate.exact else None

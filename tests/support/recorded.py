@@ -253,8 +253,8 @@ def _check_commits(
     """Compare what a member holds with `base`, followed by `spaces` spaces and the response.
 
     Returns:
-        What the member holds, and the number of the spaces that it wrote if the response is empty
-        and the tokenizer gives the prompt back.
+        What the member holds, and the number of the spaces that it wrote if the response is empty,
+        the tokenizer gives the prompt back, and the prompt's tokens do not hold the spaces.
     """
     record, reader = the_record(member), member.reader
     ids = record.tree.ids
@@ -292,7 +292,7 @@ def _check_commits(
             assert final == empty or _is_early(final, base, spaces), (
                 f"{member.name} holds {final!r}; the prompt is {base!r} and {spaces} spaces"
             )
-            owed = len(final) - len(empty) if own_prompt else None
+            owed = len(final) - len(empty) if own_prompt and spaces else None
     for seen in record.seen:
         if ends and record.prompt < seen <= ends[-1] and seen not in ends:
             now = reader.text(ids[:seen], record.prompt)
@@ -384,8 +384,8 @@ def check_scores(
         rounds.pop()
         cut = False
     joined = "".join(round_.text for round_ in rounds)
-    if not joined or INCOMPLETE in joined:
-        return 0
+    if not joined or not rounds[0].text or INCOMPLETE in joined:
+        return 0  # the tokens of a first round without text hold spaces of the prompt
     comparable = {}
     for backend in engine.backends:
         if backend.name not in held:
