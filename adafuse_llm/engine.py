@@ -631,8 +631,7 @@ class AdaFuseEngine:
             check_text(prompt, "the prompt")
             if not prompt.rstrip(" ") and not to_score:
                 raise InvalidInputError(
-                    "the prompt has no text to continue: pass at least one character that is not a "
-                    "space"
+                    "the prompt is empty, or has only spaces: pass a text to continue"
                 )
         top = self.strategy.top(config)
         text = as_plain_text(messages) if messages is not None else (prompt or "").rstrip(" ")

@@ -16,7 +16,9 @@ PROMPT = "The ferry to Orrin leaves at nine. It carries twelve people and the po
 def test_a_prompt_in_chunks_gives_the_same_numbers(arch, monkeypatch):
     monkeypatch.setattr(tree_form, "PREFILL_TOKENS", 7)
     backend(Recipe(arch)).clear_prefix_cache()
-    generation = check([Recipe(arch)], PROMPT, max_new_tokens=12, margin_threshold=0.2)
+    options = {"max_new_tokens": 12, "margin_threshold": 0.2}
+    generation = engine(Recipe(arch)).generate(PROMPT, **options)
+    check([Recipe(arch)], PROMPT, **options)
     prompt_tokens = next(iter(generation.usage.prompt_tokens.values()))
     assert next(iter(generation.usage.forward_passes.values())) > prompt_tokens // 7
 

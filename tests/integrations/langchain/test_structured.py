@@ -137,7 +137,7 @@ def test_in_a_chain_and_with_options():
     assert chain.invoke({"question": "Which?"}) == City(**GOOD)
     assert list(chain.stream({"question": "Which?"}))[-1] == City(**GOOD)
     with pytest.raises(OutputParserException, match="cut off"):
-        chat.with_structured_output(City, max_repairs=0).invoke("Which?", max_tokens=12)
+        chat.with_structured_output(City, max_repairs=0).invoke("Which?", max_tokens=24)
 
 
 @pytest.mark.quick
