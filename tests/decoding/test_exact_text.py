@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import random
+import string
 import sysconfig
 from collections import Counter
 from collections.abc import Sequence
@@ -221,7 +222,10 @@ def test_e1_spaces_at_the_end_of_a_prompt_are_healed(
 ) -> None:
     """Until they are written, the member chooses among the tokens that continue them."""
     end = {"<end>": 0.9, "?": 0.1}
-    member = RecordedFake("oak", lambda written: likely.get(written, end), ["<?>", *tokens])
+    texts = [*tokens, *{text for chances in likely.values() for text in chances}, *string.printable]
+    member = RecordedFake(
+        "oak", lambda written: likely.get(written, end), [*dict.fromkeys(texts)], is_complete=True
+    )
     with AdaFuseEngine([member]) as engine:
         forget([member])
         generation = engine.generate(prompt, max_words=1, branching_factor=1)
@@ -241,7 +245,8 @@ def test_e1_spaces_at_the_end_of_a_prompt_are_healed(
 def test_e1_the_margin_is_that_of_the_allowed_tokens() -> None:
     likely = {"Answer:": {"x": 0.5, " light": 0.3, " lamp": 0.1, "<end>": 0.1}}
     end = {"<end>": 0.9, "?": 0.1}
-    member = RecordedFake("oak", lambda text: likely.get(text, end), [" light", " lamp"])
+    texts = [" light", " lamp", *string.printable]
+    member = RecordedFake("oak", lambda text: likely.get(text, end), texts, is_complete=True)
     with AdaFuseEngine([member]) as engine:
         generation = engine.generate("Answer: ", max_words=1, margin_threshold=0.45)
     assert generation.text == "light"
