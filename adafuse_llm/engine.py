@@ -673,8 +673,8 @@ class AdaFuseEngine:
         if backend.name not in self._warned:
             self._warned.add(backend.name)
             logger.warning(
-                "member %r reads the spaces at the end of a prompt (here %d) as part of the prompt, "
-                "because it cannot restrict its next tokens to those that begin with them; its "
+                "member %r reads the spaces at the end of a prompt (here %d) as a part of it, "
+                "because it cannot restrict its next tokens to those that begin with spaces; its "
                 "text after such a prompt may be worse",
                 backend.name,
                 spaces,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine
@@ -16,7 +18,7 @@ PROMPT = "The ferry to Orrin leaves at nine. It carries twelve people and the po
 def test_a_prompt_in_chunks_gives_the_same_numbers(arch, monkeypatch):
     monkeypatch.setattr(tree_form, "PREFILL_TOKENS", 7)
     backend(Recipe(arch)).clear_prefix_cache()
-    options = {"max_new_tokens": 12, "margin_threshold": 0.2}
+    options: dict[str, Any] = {"max_new_tokens": 12, "margin_threshold": 0.2}
     generation = engine(Recipe(arch)).generate(PROMPT, **options)
     check([Recipe(arch)], PROMPT, **options)
     prompt_tokens = next(iter(generation.usage.prompt_tokens.values()))
