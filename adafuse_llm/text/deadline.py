@@ -36,12 +36,14 @@ def run_within(seconds: float, work: Callable[[], T]) -> T:
 
     thread = threading.Thread(target=run, name="adafuse deadline", daemon=True)
     thread.start()
+    late = True
     try:
         thread.join(seconds)
+        late = thread.is_alive()
     finally:  # the wait can be interrupted, too, for example by Ctrl-C
-        if thread.is_alive():
+        if late:
             _stop(thread)
-    if not future.done():
+    if late:
         raise TimeoutError(f"it took longer than {seconds:g} seconds")
     return future.result()
 
