@@ -9,6 +9,7 @@ from adafuse_llm.backends.base import (
     LimitsDrafting,
     NodeQuery,
     NodeResult,
+    RestrictsTokens,
     SupportsAnchors,
     SupportsPlacement,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "Node",
     "NodeQuery",
     "NodeResult",
+    "RestrictsTokens",
     "SupportsAnchors",
     "SupportsPlacement",
     "TextCodec",

@@ -187,7 +187,7 @@ class Pool:
         return self._opening.key(text), stops
 
     def written(self, member: Member, text: str) -> str:
-        """Return the tokens' text with which a member continues its tree to write `text`."""
+        """Return the text that a member's tree gains if `text` is committed."""
         if member in self._leading:
             return self._leading[member] + text.lstrip()
         return text[self._held(member) :]
