@@ -370,8 +370,9 @@ class Scheduler:
                 request.start_clock()
             coordinator = self._coordinator
             if coordinator is None or not coordinator.try_submit(submissions):
-                self._coordinator = _Coordinator(self, submissions)
-                self._coordinator.start()
+                coordinator = _Coordinator(self, submissions)
+                coordinator.start()
+                self._coordinator = coordinator
 
     def close(self, timeout: float | None = None) -> tuple[str, ...]:
         """End all requests with `EngineClosedError`, and wait for the threads to finish.
@@ -442,8 +443,8 @@ class _Coordinator(threading.Thread):
     def run(self) -> None:
         """Process messages, admit requests and start evaluations until closed or idle."""
         try:
-            names = set(self._scheduler.devices.values())
-            self._devices = {name: _Device(name) for name in names}
+            for name in set(self._scheduler.devices.values()):
+                self._devices[name] = _Device(name)  # one by one, so that all are stopped below
             while self._process_messages():
                 self._end_stopped()
                 self._admit()

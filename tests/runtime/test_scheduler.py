@@ -931,3 +931,26 @@ async def test_e14_a_slow_task_delays_no_other_task():
         assert not others.done()
         slow.end.set()
         await others
+
+
+@pytest.mark.parametrize("refused", [0, 1])
+def test_an_engine_survives_when_no_thread_can_start(monkeypatch, refused):
+    """The request fails with the system's error, no thread is left, and the next request works."""
+    start, started = threading.Thread.start, 0
+
+    def refusing(thread: threading.Thread) -> None:
+        nonlocal started
+        if thread.name.startswith("adafuse"):
+            started += 1
+            if started > refused:
+                raise RuntimeError("can't start new thread")
+        start(thread)
+
+    before = threading.enumerate()
+    with AdaFuseEngine([FakeBackend("dots", counting)]) as engine:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refusing)
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                engine.generate("x", max_new_tokens=2)
+        assert engine.generate("x", max_new_tokens=2).text
+    assert not [each for each in threading.enumerate() if each not in before]
