@@ -933,8 +933,9 @@ async def test_e14_a_slow_task_delays_no_other_task():
         await others
 
 
-@pytest.mark.parametrize("refused", [0, 1])
-def test_an_engine_survives_when_no_thread_can_start(monkeypatch, refused):
+@pytest.mark.parametrize("again", [True, False])
+@pytest.mark.parametrize("refused", [0, 1, 2])
+def test_an_engine_survives_when_no_thread_can_start(monkeypatch, refused, again):
     """The request fails with the system's error, no thread is left, and the next request works."""
     start, started = threading.Thread.start, 0
 
@@ -947,10 +948,12 @@ def test_an_engine_survives_when_no_thread_can_start(monkeypatch, refused):
         start(thread)
 
     before = threading.enumerate()
-    with AdaFuseEngine([FakeBackend("dots", counting)]) as engine:
+    pair = [FakeBackend(name, counting, device=name) for name in "ab"]
+    with AdaFuseEngine(pair) as engine:
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", refusing)
             with pytest.raises(RuntimeError, match="can't start new thread"):
                 engine.generate("x", max_new_tokens=2)
-        assert engine.generate("x", max_new_tokens=2).text
+        if again:
+            assert engine.generate("x", max_new_tokens=2).text
     assert not [each for each in threading.enumerate() if each not in before]
