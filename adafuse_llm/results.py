@@ -30,7 +30,8 @@ class Candidate(_Result):
     strategy documents its own ``nll`` and ``score``.
 
     Attributes:
-        text: the span exactly as its first proposer wrote it.
+        text: the span as its first proposer wrote it. Spaces at the end of the prompt and
+            whitespace before a reply to messages are not included.
         stops: whether the response ends after the span.
         proposers: names of the members that proposed the span, in member order.
         nll: mean negative log-likelihood per token by member, in nats (equation 5).
@@ -52,9 +53,8 @@ class Round(_Result):
         index: number of the round, from 0.
         candidates: the pool, in order of proposal.
         winner: index of the committed candidate.
-        text: the committed text, which is the winner's text without dropped spaces. If the prompt
-            ends with spaces, the response drops up to this number of leading spaces. A reply to
-            messages drops up to one leading space.
+        text: the committed text. This is the winner's text, or the beginning of it if the whole
+            text has more tokens than ``max_new_tokens`` allows.
         margins: margins Δ by member, one for each word that the member considered, at the start of
             the word (equation 1). Margins are dimensionless.
         elapsed: wall-clock seconds from the start of the round to its commit.
@@ -72,7 +72,8 @@ class Usage(_Result):
     """Cost of a decode, by member name.
 
     Attributes:
-        prompt_tokens: tokens of the prompt in the member's vocabulary.
+        prompt_tokens: tokens of the prompt in the member's vocabulary. Tokens that consist of
+            spaces at the end of the prompt count here.
         completion_tokens: tokens of the committed response in the member's vocabulary.
         forward_passes: forward passes of the member's model for this request.
         tokens_processed: tokens in those passes, including the prompt's.
