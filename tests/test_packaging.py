@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
@@ -75,3 +78,17 @@ def test_extras_in_install_hints_exist() -> None:
         for extra in re.findall(r"adafuse-llm\[(\w+)\]", file.read_text(encoding="utf-8"))
     }
     assert {"cli", "eval", "tune"} <= hints <= extras.keys()
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_s13_the_first_command_installs_only_what_it_needs(tmp_path: Path) -> None:
+    def installs(target: str) -> list[str]:
+        arguments = ["make", "--dry-run", target, f"VENV={tmp_path / 'new'}"]
+        printed = subprocess.run(arguments, cwd=ROOT, check=True, capture_output=True, text=True)
+        lines = [line for line in printed.stdout.splitlines() if "pip install" in line]
+        return [line for line in lines if "--upgrade" not in line]
+
+    (demo,) = installs("demo")
+    assert demo.endswith("-e '.[cli]'")
+    assert installs("test")[0] == demo
+    assert "--group dev" in installs("test")[1]
