@@ -20,9 +20,10 @@ class SweetSpan(GreedyWords):
 
     Every member proposes a greedy span, and computes the perplexity of every proposed span. If the
     highest perplexity of a span is more than `ratio` times the lowest, both are ignored. If no
-    other perplexities exist, the lowest one is kept. The NLL is the mean in nats per token, which
-    is the logarithm of the perplexity. The score is the mean of the NLLs that are kept. The span
-    with the lowest score therefore has the lowest geometric mean of perplexities.
+    other perplexities exist, the lowest one is kept. Perplexities of members with a weight of 0 are
+    always ignored. The NLL is the mean in nats per token, which is the logarithm of the perplexity.
+    The score is the mean of the NLLs that are kept. The span with the lowest score therefore has
+    the lowest geometric mean of perplexities.
 
     Args:
         words: words per span.
@@ -44,8 +45,10 @@ class SweetSpan(GreedyWords):
     @override
     def scorer(self, candidate: PoolCandidate, members: Sequence[Member]) -> results.Candidate:
         nll = [candidate.nll(member) for member in members]
-        kept = _without_extremes(nll, math.log(self.ratio))
-        return to_result(candidate, members, nll, fuse(kept, [member.weight for member in members]))
+        weights = [member.weight for member in members]
+        counted = [n if w > 0 else math.inf for n, w in zip(nll, weights, strict=True)]
+        kept = _without_extremes(counted, math.log(self.ratio))
+        return to_result(candidate, members, nll, fuse(kept, weights))
 
 
 def _without_extremes(nll: Sequence[float], most: float) -> list[float]:

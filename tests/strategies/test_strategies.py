@@ -124,6 +124,19 @@ def test_a_fixed_number_of_words_is_algorithm_1_where_everybody_is_sure(words: i
         assert max(considered) == words
 
 
+def test_sweetspan_ignores_the_perplexities_of_members_without_weight() -> None:
+    """Both members write the same, but the likelihood of the one with a weight is far lower."""
+    sure, unsure = ({" a": chance, " b": 0.01} for chance in (0.99, 0.02))
+    members = [
+        FakeBackend("one", lambda _: unsure, [" a", " b"]),
+        FakeBackend("two", lambda _: sure, [" a", " b"]),
+    ]
+    with AdaFuseEngine(members, strategy="sweetspan") as engine:
+        generation = engine.generate("So:", weights=(1.0, 0.0), max_new_tokens=4)
+    assert generation.text == " a a a a"
+    assert generation.rounds[0].candidates[0].score == pytest.approx(-math.log(0.02))
+
+
 def test_sweetspan_of_one_word_that_believes_all_is_one_word_a_round() -> None:
     for recipes in (PAIR, TRIPLE, LOSSY):
         spans = run(SweetSpan(words=1, ratio=math.inf), recipes, max_new_tokens=32)
