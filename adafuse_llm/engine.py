@@ -32,6 +32,7 @@ from adafuse_llm.errors import (
     InvalidInputError,
     InvalidOptionError,
     MemberError,
+    QueueFullError,
     short_repr,
 )
 from adafuse_llm.loading.config_file import read_config
@@ -328,8 +329,8 @@ class AdaFuseEngine:
         prompt. Closing the iterator stops all decodes after at most one more round.
         """
         requests = [
-            self._request(prompt, conversation, cancel, timeout, overrides)
-            for prompt, conversation in _split_batch(prompts, messages)
+            self._batch_request(number, prompt, conversation, cancel, timeout, overrides)
+            for number, (prompt, conversation) in enumerate(_split_batch(prompts, messages))
         ]
         return self._stream_all(requests, on_round)
 
@@ -491,7 +492,16 @@ class AdaFuseEngine:
         Args:
             timeout: maximum seconds to wait. If a pass takes longer, this method logs a warning
                 that names its member. The pass's thread ends with the pass.
+
+        Raises:
+            InvalidOptionError: `timeout` is not a number of at least 0.
         """
+        if timeout is not None and not (
+            isinstance(timeout, (int, float)) and 0 <= timeout <= threading.TIMEOUT_MAX
+        ):
+            raise InvalidOptionError(
+                f"close(timeout=...) must be a number of seconds, or None; got {timeout!r}"
+            )
         if busy := self._scheduler.close(timeout):
             logger.warning(
                 "the engine is closed, but after %g seconds a forward pass still runs: %s",
@@ -568,7 +578,7 @@ class AdaFuseEngine:
         overrides: Mapping[str, Any],
     ) -> Request:
         """Check and encode all parts of a request, without computing anything."""
-        self._check_start(timeout)
+        self._check_start(timeout, cancel)
         config = self.config.override(overrides)
         refuse_unused_options(self.strategy, config)
         self.strategy.check([backend for backend, _ in self._active_backends(config)])
@@ -588,13 +598,26 @@ class AdaFuseEngine:
             timeout=timeout,
         )
 
-    def _check_start(self, timeout: float | None) -> None:
+    def _batch_request(self, number: int, *arguments: Any) -> Request:
+        """Like `_request`, but errors name the input by its index."""
+        try:
+            return self._request(*arguments)
+        except (InvalidOptionError, QueueFullError):
+            raise
+        except InvalidInputError as error:
+            raise type(error)(f"input {number} of the batch: {error}") from error
+
+    def _check_start(self, timeout: float | None, cancel: threading.Event | None = None) -> None:
         """Check what does not depend on the prompt, before any work on the prompt.
 
         Raises:
-            InvalidOptionError: `timeout` is not a positive number.
+            InvalidOptionError: `timeout` is not a positive number, or `cancel` is not an event.
             QueueFullError: too many requests wait.
         """
+        if cancel is not None and not callable(getattr(cancel, "is_set", None)):
+            raise InvalidOptionError(
+                f"cancel must be a threading.Event, or None; got {short_repr(cancel)}"
+            )
         if timeout is not None and not (
             isinstance(timeout, (int, float)) and 0 < timeout <= threading.TIMEOUT_MAX
         ):
@@ -644,7 +667,8 @@ class AdaFuseEngine:
             ids = _encode(backend, started, messages)
             if started == "":
                 ids = ids or sorted(backend.end_ids)[:1]
-            _check_window(backend, len(ids))
+            if not ids:
+                raise InvalidInputError(f"the prompt has no tokens for member {backend.name!r}")
             members.append(
                 Member(
                     backend,
@@ -657,6 +681,7 @@ class AdaFuseEngine:
                     space_tokens=space_tokens,
                 )
             )
+        _check_windows(members)
         return members
 
     def _space_tokens(self, backend: Backend, spaces: int) -> SpaceTokens | None:
@@ -747,13 +772,14 @@ def _encode(backend: Backend, prompt: str | None, messages: Messages | None) -> 
         raise MemberError(backend.name, reason) from error
 
 
-def _check_window(backend: Backend, tokens: int) -> None:
-    window = backend.context_window
-    if not tokens:
-        raise InvalidInputError(f"the prompt has no tokens for member {backend.name!r}")
-    if window is not None and tokens >= window:
-        raise ContextWindowError(
-            f"the prompt has {tokens} tokens for member {backend.name!r}, whose context window "
-            f"holds {window} tokens, including the response. Shorten the prompt or leave this "
-            "member out."
+def _check_windows(members: Sequence[Member]) -> None:
+    """Check that the prompt leaves room for a response in every member's context window."""
+    full = [member for member in members if member.is_full(member.tree.root)]
+    if full:
+        tokens = "; ".join(
+            f"the prompt has {member.prompt_tokens} tokens for member {member.name!r}, whose "
+            f"context window holds {member.window} tokens, including the response"
+            for member in full
         )
+        advice = "" if len(full) == len(members) else ", or leave these members out"
+        raise ContextWindowError(f"{tokens}. Shorten the prompt{advice}.")

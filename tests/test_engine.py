@@ -153,3 +153,44 @@ def test_no_scorable_candidate_is_an_error_not_a_silence() -> None:
     ensemble = AdaFuseEngine([FakeBackend("one", impossible)])
     with ensemble, pytest.raises(adafuse_llm.DecodingError):
         ensemble.generate("x")
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("cancel", [True, 3, "now", lambda: False], ids=repr)
+def test_a_wrong_cancel_is_refused_and_disturbs_no_other_request(cancel: Any) -> None:
+    with AdaFuseEngine([FakeBackend("oak", lambda text: {" .": 1.0}, [" ."])]) as engine:
+        stream = engine.stream("x", max_new_tokens=9)
+        next(stream)
+        with pytest.raises(InvalidOptionError, match=r"threading\.Event"):
+            engine.generate("y", cancel=cancel)
+        *_, last = stream
+        assert last.generation is not None
+
+
+@pytest.mark.quick
+def test_errors_of_a_batch_name_the_input() -> None:
+    with AdaFuseEngine([FakeBackend("oak", lambda text: {" .": 1.0}, [" ."], 8)]) as engine:
+        with pytest.raises(InvalidInputError, match="input 1 of the batch: the prompt is empty"):
+            engine.generate_batch(["x", ""])
+        with pytest.raises(ContextWindowError, match="input 2 of the batch: the prompt has 20 tok"):
+            engine.generate_batch(["x", "y", "z" * 20])
+
+
+@pytest.mark.quick
+def test_a_prompt_without_room_names_all_members_that_it_fills() -> None:
+    names = {"oak": 8, "elm": 90, "ash": 9}
+    members = [FakeBackend(n, lambda text: {" .": 1.0}, [" ."], w) for n, w in names.items()]
+    with AdaFuseEngine(members) as engine:
+        with pytest.raises(ContextWindowError, match=r"'oak'.*'ash'.*or leave these members out"):
+            engine.generate("z" * 20)
+        with pytest.raises(ContextWindowError, match=r"Shorten the prompt\.$"):
+            engine.generate("z" * 100)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("timeout", ["x", -1, float("nan")])
+def test_a_wrong_timeout_of_close_is_refused(timeout: Any) -> None:
+    with AdaFuseEngine([FakeBackend("oak", lambda text: {" .": 1.0})]) as engine:
+        with pytest.raises(InvalidOptionError, match="number of seconds"):
+            engine.close(timeout)
+        assert not engine.closed

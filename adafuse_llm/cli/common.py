@@ -109,6 +109,11 @@ class Setup:
     @contextmanager
     def engine(self, runtime: RuntimeConfig | None = None) -> Iterator[AdaFuseEngine]:
         """Load the ensemble, and close it at the end."""
+        cores = os.cpu_count() or 1
+        if self.threads is not None and self.threads > cores:
+            raise InvalidInputError(
+                f"--threads must be at most {cores}, the number of CPU cores; got {self.threads}"
+            )
         paths = self.paths()
         with _quiet(self.debug), self._load(paths, runtime) as engine:
             yield engine
@@ -471,8 +476,10 @@ def check_page(path: Path | None) -> None:
     """Check the value of --html before the command computes anything.
 
     Raises:
-        InvalidInputError: the folder of the file does not exist.
+        InvalidInputError: the folder of the file does not exist, or the path is a folder.
     """
+    if path is not None and path.is_dir():
+        raise InvalidInputError(f"--html: {path} is a folder; pass the name of a file")
     if path is not None and not path.parent.is_dir():
         raise InvalidInputError(f"--html: the folder {path.parent} does not exist")
 

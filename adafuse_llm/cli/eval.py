@@ -479,7 +479,10 @@ def _not_compared(name: str, failed: int) -> str:
 def verdict(name: str, found: Comparison) -> str:
     """Return the result of a comparison as a sentence."""
     if found.verdict == "not shown":
-        return f"The difference from {printable(name)} is not significant ({found.chance})."
+        return (
+            f"The difference from {printable(name)} ({found.metric}) is not significant "
+            f"({found.chance})."
+        )
     return (
         f"The score ({found.metric}) is {found.verdict} that of {printable(name)} ({found.chance})."
     )

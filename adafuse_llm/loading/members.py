@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +58,10 @@ def load_members(
     """
     if isinstance(members, (str, MemberSpec)):
         raise InvalidInputError(f"members must be a list; got one member: {short_repr(members)}")
+    if not isinstance(members, Iterable):
+        raise InvalidInputError(
+            f"members must be a list of paths, hub ids or MemberSpec; got {short_repr(members)}"
+        )
     specs = [as_spec(member) for member in members]
     if not specs:
         raise InvalidInputError("an ensemble needs at least one member; got none")
@@ -173,9 +177,9 @@ def _check_path(path: str, label: str) -> None:
         )
     if not exists and path in MEMBERS:
         raise LoadError(
-            f"{label} is an embedded member, which has no hub id. The embedded members load if no "
-            "members are given (in Python: AdaFuseEngine.from_embedded()), and the option 'use' "
-            "chooses among them. adafuse_llm.embedded.member_paths() returns their folders."
+            f"{label} is an embedded member and not a hub id. Pass no models to load all embedded "
+            "members (in Python: AdaFuseEngine.from_embedded()). The option 'use' selects some of "
+            "them. adafuse_llm.embedded.member_paths() returns their folders."
         )
     try:
         validate_repo_id(path)

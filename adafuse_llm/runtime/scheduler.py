@@ -163,7 +163,7 @@ class Request:
     def _timeout_error(self) -> RequestTimeoutError:
         state = ""
         if inspect.getgeneratorstate(self._steps) == inspect.GEN_CREATED:
-            state = " before it could start, because other requests were running"
+            state = " before it could start"
         elif names := ", ".join(map(repr, dict.fromkeys(self.unanswered))):
             state = f" while it waited for a forward pass of {names}"
         return RequestTimeoutError(

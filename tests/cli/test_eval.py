@@ -126,7 +126,7 @@ def test_members_alone_are_compared_with_the_ensemble(adafuse, job, data, tmp_pa
     assert len(fakes) == 1
     table = adafuse(*job, "--alone").stdout
     assert "ensemble against heron alone" in table
-    assert "The difference from heron alone is not significant (p = 0.250)." in table
+    assert "The difference from heron alone (exact_match) is not significant (p = 0.250)." in table
     assert len(fakes) == 1
 
 

@@ -231,6 +231,7 @@ def test_small_members_use_one_thread(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
     monkeypatch.setattr("torch.get_num_threads", lambda: 7)
     monkeypatch.setattr("torch.set_num_threads", chosen.append)
     monkeypatch.setattr("adafuse_llm.cli.common.SMALL", small)
@@ -239,7 +240,9 @@ def test_small_members_use_one_thread(
     assert chosen == expected
 
 
-def test_threads_must_be_positive(adafuse, fakes):
-    result = adafuse("generate", "x", "--threads", 0)
+@pytest.mark.parametrize("threads", [0, 9])
+def test_threads_are_at_least_one_and_at_most_the_cores(adafuse, fakes, monkeypatch, threads):
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    result = adafuse("generate", "x", "--threads", threads)
     assert result.exit_code == 2
     assert not fakes

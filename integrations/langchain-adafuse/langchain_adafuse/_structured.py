@@ -99,6 +99,10 @@ class StructuredOutput(Runnable[LanguageModelInput, Any]):
         include_raw: bool,
         max_repairs: int,
     ) -> None:
+        if isinstance(max_repairs, bool) or not isinstance(max_repairs, int) or max_repairs < 0:
+            raise InvalidOptionError(
+                f"max_repairs must be a whole number of at least 0; got {max_repairs!r}"
+            )
         self.model = model
         self.reader = reader
         self.include_raw = include_raw

@@ -158,7 +158,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             include_raw: whether to return ``{"raw": message, "parsed": ..., "parsing_error": ...}``
                 instead of the object, and to raise no error if no reply fits.
             strict: whether additional properties are errors.
-            max_repairs: how many corrected replies the model may request.
+            max_repairs: how many corrected replies the model may request, 0 or more.
             **kwargs: passed to every call.
 
         Raises:

@@ -14,7 +14,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from pydantic import BaseModel
 from typing_extensions import NotRequired, TypedDict
 
-from adafuse_llm import InvalidInputError
+from adafuse_llm import InvalidInputError, InvalidOptionError
 from langchain_adafuse import ChatAdaFuse, get_round_callback
 from langchain_adafuse._schema import problems
 from tests.support.instruction_follower import call
@@ -346,3 +346,11 @@ def test_c4_a_dict_without_a_schema_is_refused(chat, schema):
     for method in METHODS:
         with pytest.raises(InvalidInputError, match="a schema must be a pydantic class"):
             chat.with_structured_output(schema, method=method)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("repairs", [-1, "x", 1.5, True])
+def test_a_wrong_number_of_repairs_is_refused(repairs):
+    chat = ChatAdaFuse(engine=scripted_engine(lambda prompt: "Orrin."))
+    with pytest.raises(InvalidOptionError, match="max_repairs"):
+        chat.with_structured_output(City, max_repairs=repairs)
