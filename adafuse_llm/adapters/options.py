@@ -42,7 +42,7 @@ def check_option_names(given: Mapping[str, Any], *, extra: Iterable[str] = ()) -
             advice = (
                 hint(keyword, ())
                 or nearest(keyword, allowed, limit=3, similarity=SIMILARITY)
-                or f" The options of decoding are: {', '.join(options)}."
+                or f" The options of decoding are: {', '.join(AdaFuseConfig.model_fields)}."
             )
             raise InvalidOptionError(f"unknown option {keyword!r}.{advice}")
         if value is None and option not in (*NULLABLE, *extra):

@@ -138,7 +138,7 @@ def _parse(path: str | PathLike[str], values: Any) -> ConfigFile:
     if not isinstance(values, dict):
         raise InvalidInputError(
             f"configuration file {path} must contain names and values, such as 'max_words: 2'; "
-            f"got {type(values).__name__}"
+            f"got {'an empty file' if values is None else type(values).__name__}"
         )
     own = ("models", *LOADING)
     allowed = [*own, *AdaFuseConfig.model_fields]
