@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import sys
 import threading
@@ -180,7 +179,7 @@ class HuggingFaceBackend:
         edge = self._decoder.rope_edge  # beyond the edge, all rows change
         return edge if edge is not None and length <= edge else sys.maxsize
 
-    @functools.cached_property
+    @property
     def token_texts(self) -> Sequence[str]:
         return self._codec.token_texts()
 
