@@ -9,7 +9,7 @@ the fastest passes shows what two threads gain in a moment in which nothing else
 one. The command `adafuse` uses one thread for members below `adafuse_llm.cli.common.SMALL`, a limit
 that was chosen from these ratios.
 
-The run takes two to three minutes. Other programs change the result, so the load average of the
+The run takes about two minutes on an idle machine. Other programs change the result, so the load average of the
 machine is printed, too.
 """
 
