@@ -156,7 +156,9 @@ def test_no_scorable_candidate_is_an_error_not_a_silence() -> None:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("cancel", [True, 3, "now", lambda: False], ids=repr)
+@pytest.mark.parametrize(
+    "cancel", [True, 3, "now", lambda: False], ids=["flag", "number", "text", "function"]
+)
 def test_a_wrong_cancel_is_refused_and_disturbs_no_other_request(cancel: Any) -> None:
     with AdaFuseEngine([FakeBackend("oak", lambda text: {" .": 1.0}, [" ."])]) as engine:
         stream = engine.stream("x", max_new_tokens=9)
