@@ -32,7 +32,6 @@ from adafuse_llm.errors import (
     InvalidInputError,
     InvalidOptionError,
     MemberError,
-    QueueFullError,
     short_repr,
 )
 from adafuse_llm.loading.config_file import read_config
@@ -602,7 +601,7 @@ class AdaFuseEngine:
         """Like `_request`, but errors name the input by its index."""
         try:
             return self._request(*arguments)
-        except (InvalidOptionError, QueueFullError):
+        except InvalidOptionError:
             raise
         except InvalidInputError as error:
             raise type(error)(f"input {number} of the batch: {error}") from error
@@ -652,18 +651,19 @@ class AdaFuseEngine:
             if not isinstance(prompt, str):
                 raise InvalidInputError(f"prompt must be text; got {type(prompt).__name__}")
             check_text(prompt, "the prompt")
-            if not prompt.rstrip(" ") and not to_score:
+            if not prompt.strip(" ") and not to_score:
                 raise InvalidInputError(
                     "the prompt is empty, or has only spaces: pass a text to continue"
                 )
         top = self.strategy.top(config)
-        text = as_plain_text(messages) if messages is not None else (prompt or "").rstrip(" ")
-        spaces = len(prompt or "") - len((prompt or "").rstrip(" "))
+        given = prompt if messages is None else as_plain_text(messages)
+        text = (given or "").rstrip(" ")
+        spaces = 0 if prompt is None else len(prompt) - len(text)
         opening = Opening(spaces, is_reply=messages is not None and not to_score)
         members = []
         for backend, weight in active:
             space_tokens = self._space_tokens(backend, spaces) if spaces else None
-            started = text if space_tokens and prompt is not None else prompt
+            started = text if space_tokens else prompt
             ids = _encode(backend, started, messages)
             if started == "":
                 ids = ids or sorted(backend.end_ids)[:1]

@@ -2,11 +2,11 @@
 
     python benchmarks/threads.py
 
-The models are random Llama models in float32. For each size, passes over 1 and 8 new tokens after
-200 cached ones are timed with 1 and 2 threads in turns, first alone, then beside another process
-that keeps one core busy. A ratio below 1 means that two threads are faster than one. The ratio of
-the fastest passes shows what two threads gain in a moment in which nothing else runs, if there was
-one. The command `adafuse` uses one thread for members below `adafuse_llm.cli.common.SMALL`.
+The models are random Llama models in float32. The benchmark times passes over 1 and 8 new tokens
+after 200 cached tokens, with one and two threads in turns. It does this first alone, and then while
+another process keeps one core busy. A ratio below 1 means that two threads are faster than one. The
+ratio of the fastest passes shows what two threads gain while nothing else runs. The command
+`adafuse` uses one thread for members below `adafuse_llm.cli.common.SMALL`.
 
 The run takes about two minutes on an idle machine. Other programs change the result, so the load
 average of the machine is printed, too.

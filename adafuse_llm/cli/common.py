@@ -63,9 +63,8 @@ FILE: dict[str, Any] = {"exists": True, "dir_okay": False, "readable": True}
 """Typer settings for flags that name a file to read."""
 
 SMALL = 100_000_000
-"""Number of parameters below which a member decodes fastest with one thread, even if other
-programs use the machine. `benchmarks/threads.py` measures it.
-"""
+"""Number of parameters below which a member counts as small. With one thread, a small member loses
+little on an idle machine and gains much on a busy one, as `benchmarks/threads.py` measures."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a full disk. Without a file's name, they are about standard output."""

@@ -40,7 +40,7 @@ def ensemble(strategy: str, *recipes: Recipe) -> AdaFuseEngine:
 
 
 def members_of(kind: str, template: str | None = None) -> tuple[Recipe, Recipe]:
-    """A member with this kind of tokenizer, and a byte-level one beside it."""
+    """Return a member with this kind of tokenizer, and a member with a byte-level tokenizer."""
     first = Recipe("llama", kind, 51, end_bias=0.0, space_bias=1.5, template=template, layers=1)
     return first, replace(first, arch="gpt2", kind="bytelevel", seed=52)
 

@@ -26,21 +26,6 @@ Weights = dict[str, torch.Tensor]
 SHARD = "model-00001-of-00001.safetensors"
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a tiny Llama of two layers and its tokenizer."""
-    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
-    model(Recipe(seed=5)).save_pretrained(folder)
-    tokenizer("bytelevel").save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def copy(saved: Path, tmp_path: Path) -> Path:
-    """Return a copy of the folder that a test may change."""
-    return Path(shutil.copytree(saved, tmp_path / "spoiled"))
-
-
 @pytest.fixture
 def unpickled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return the list of files that `torch.load` was called with."""

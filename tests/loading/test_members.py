@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -30,21 +29,6 @@ from adafuse_llm import (
 )
 from adafuse_llm.loading.members import divide_memory
 from tests.support.models import Recipe, model, tokenizer
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a tiny Llama and its tokenizer."""
-    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
-    model(Recipe(seed=5)).save_pretrained(folder)
-    tokenizer("bytelevel").save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def copy(saved: Path, tmp_path: Path) -> Path:
-    """Return a copy of the folder that a test may damage."""
-    return Path(shutil.copytree(saved, tmp_path / "spoiled"))
 
 
 def load(*members: str | Path | MemberSpec, **options: Any) -> AdaFuseEngine:

@@ -155,9 +155,9 @@ class EnsembleModel(Serializable):
     """Has no effect: decoding is deterministic, so a failed call would fail again."""
     streaming: bool | None = None
     round_detail: RoundDetail = "summary"
-    """What messages contain about the rounds: ``"summary"`` for a summary of all rounds (wins,
-    agreement, margins), ``"full"`` to add a record of each round, or ``"none"``. Events and
-    callbacks receive full records, except with ``"none"``."""
+    """What messages contain about the rounds: ``"summary"`` for a summary of all rounds (rounds
+    backed and decided, agreement, margins), ``"full"`` to add a record of each round, or
+    ``"none"``. Events and callbacks receive full records, except with ``"none"``."""
     trace_rounds: bool = False
     """Whether to report each round as a child run. Use it for tracers that do not show custom
     events, such as LangSmith."""
