@@ -988,10 +988,17 @@ def _patterns(pattern: Any, place: _Place) -> list[str]:
 
 _REPEAT = re.compile(r"[*+?]|\{[0-9]+(,[0-9]*)?\}")
 _SIMPLE_ESCAPES = "dwstnrfv"
-_PYTHON_DIGIT = r"\p{Nd}"
-_PYTHON_WORD = r"\p{L}\p{N}_"
-_PYTHON_OPPOSITES = {r"\D": f"[^{_PYTHON_DIGIT}]", r"\W": f"[^{_PYTHON_WORD}]"}
-
+# The compiler, Python and JavaScript, whose patterns JSON schemas use, differ in what is a digit, a
+# letter or a space. What a pattern allows here, all of them allow.
+_SPACES = (
+    r"\x{9}\x{A}\x{C}\x{D}\x{20}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}"
+)
+_NO_SPACE = r"[^\s\x{FEFF}]"
+_NO_DIGIT = r"[^\p{Nd}]"
+_NO_LETTER = r"[^\p{L}\p{N}_]"
+_ANY = r"[^\x{A}\x{D}\x{2028}\x{2029}]"
+_INCLUDED = {r"\s": _SPACES, r"\S": _NO_SPACE, r"\D": _NO_DIGIT, r"\W": _NO_LETTER}
+_EXCLUDED = {r"\s": r"\s\x{FEFF}", r"\S": f"[^{_SPACES}]", r"\d": r"\p{Nd}", r"\w": r"\p{L}\p{N}_"}
 
 class _Pattern:
     """A regular expression that is rewritten from left to right.
@@ -1021,6 +1028,9 @@ class _Pattern:
                 self._repeat()
             elif char == "\0":
                 self._refuse("has the character NUL")
+            elif char == ".":
+                self.out.append(_ANY)
+                self.index += 1
             else:
                 self._keep(1)
         try:
@@ -1062,12 +1072,12 @@ class _Pattern:
 
     def _escape(self) -> None:
         found = self._read_escape()
-        if found in _PYTHON_OPPOSITES:
-            self.out.append(_PYTHON_OPPOSITES[found])
+        if found == r"\s":
+            self.out.append(f"[{_SPACES}]")
         elif found == "\0":
             self._refuse("has the character NUL")
         else:
-            self.out.append(found)
+            self.out.append(_INCLUDED.get(found, found))
 
     def _read_escape(self) -> str:
         r"""Read an escape and return it as the compiler reads it, or NUL for that character."""
@@ -1143,11 +1153,7 @@ class _Pattern:
     def _shown_item(self, low: str, high: str, *, negated: bool) -> str:
         if len(low) == 1:
             return _literal(low) if low == high else f"{_literal(low)}-{_literal(high)}"
-        if negated:  # the compiler has the classes of ASCII, and Python those of Unicode
-            return {"\\d": _PYTHON_DIGIT, "\\w": _PYTHON_WORD}.get(low, low)
-        if low == "\\W":
-            self._refuse("has '\\W' inside a class of characters; use '[^...]' with '\\w'")
-        return "\\P{Nd}" if low == "\\D" else low
+        return (_EXCLUDED if negated else _INCLUDED).get(low, low)
 
 
 def _literal(char: str) -> str:
