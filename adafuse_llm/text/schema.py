@@ -68,12 +68,21 @@ _TIME = (
     r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?"
     "(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 )
+_NUMBER = "[0-9]{1,6}"
+_DAYS = f"{_NUMBER}D"
+_MONTHS = f"{_NUMBER}M({_DAYS})?"
+_YEARS = f"{_NUMBER}Y({_MONTHS})?"
+_SECONDS = f"{_NUMBER}S"
+_MINUTES = f"{_NUMBER}M({_SECONDS})?"
+_HOURS = f"{_NUMBER}H({_MINUTES})?"
+_CLOCK = f"T({_HOURS}|{_MINUTES}|{_SECONDS})"
 _FORMAT_PATTERNS = {
     "date": f"^{_DATE}$",
     "time": f"^{_TIME}$",
     "date-time": f"^{_DATE}T{_TIME}$",
+    "duration": f"^P(({_YEARS}|{_MONTHS}|{_DAYS})({_CLOCK})?|{_CLOCK}|{_NUMBER}W)$",
 }
-_COMPILED_FORMATS = frozenset({"duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
+_COMPILED_FORMATS = frozenset({"email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
 _FREE_FORMATS = frozenset({"binary", "password", "path"})
 """Formats that allow every text."""
 
@@ -854,7 +863,7 @@ def _number_of(value: Any) -> int | float | None:
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _decimal(value: int | float) -> Decimal:
+def _decimal(value: float) -> Decimal:
     return Decimal(value) if isinstance(value, int) else Decimal(repr(value))
 
 
@@ -990,15 +999,14 @@ _REPEAT = re.compile(r"[*+?]|\{[0-9]+(,[0-9]*)?\}")
 _SIMPLE_ESCAPES = "dwstnrfv"
 # The compiler, Python and JavaScript, whose patterns JSON schemas use, differ in what is a digit, a
 # letter or a space. What a pattern allows here, all of them allow.
-_SPACES = (
-    r"\x{9}\x{A}\x{C}\x{D}\x{20}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}"
-)
+_SPACES = r"\x{9}\x{A}\x{C}\x{D}\x{20}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}"
 _NO_SPACE = r"[^\s\x{FEFF}]"
 _NO_DIGIT = r"[^\p{Nd}]"
 _NO_LETTER = r"[^\p{L}\p{N}_]"
 _ANY = r"[^\x{A}\x{D}\x{2028}\x{2029}]"
 _INCLUDED = {r"\s": _SPACES, r"\S": _NO_SPACE, r"\D": _NO_DIGIT, r"\W": _NO_LETTER}
 _EXCLUDED = {r"\s": r"\s\x{FEFF}", r"\S": f"[^{_SPACES}]", r"\d": r"\p{Nd}", r"\w": r"\p{L}\p{N}_"}
+
 
 class _Pattern:
     """A regular expression that is rewritten from left to right.
