@@ -39,6 +39,9 @@ MAX_DEPTH = 100
 MAX_VALUES = 100_000
 """Greatest number of values in a schema."""
 
+MAX_CHARACTERS = 1_000_000
+"""Greatest number of characters in all texts of a schema together."""
+
 MAX_PATTERN = 10_000
 """Greatest number of characters in a pattern."""
 
@@ -56,6 +59,10 @@ _DRAFTS = {
     "json-schema.org/draft/2020-12/schema": 2020,
 }
 
+_TOO_DEEP = (
+    f"The JSON schema has more than {MAX_DEPTH} lists and objects inside each other. "
+    "Move inner schemas to '$defs' and refer to them with '$ref'."
+)
 _LEAVE_OUT = "Leave it out and check the parsed response."
 
 _DATE = (
@@ -145,8 +152,10 @@ def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
             "A JSON schema must be an object, such as {'type': 'object', 'properties': {...}}; "
             f"got {short_repr(schema)}."
         )
-    root = _Copy().copy(schema, ())
-    return _Preparation(root).run()
+    try:
+        return _Preparation(_Copy().copy(schema, ())).run()
+    except RecursionError:
+        raise GrammarError(_TOO_DEEP) from None
 
 
 def _show(place: _Place) -> str:
@@ -168,6 +177,7 @@ class _Copy:
 
     def __init__(self) -> None:
         self._values = 0
+        self._characters = 0
         self._open: set[int] = set()
 
     def copy(self, value: Any, place: _Place) -> Any:
@@ -186,6 +196,9 @@ class _Copy:
             if not math.isfinite(value):
                 _refuse(place, f"is {value}, which is no JSON number", "Use a finite number.")
             return float(value)
+        return self._container(value, place)
+
+    def _container(self, value: Any, place: _Place) -> Any:
         if not isinstance(value, (Mapping, list, tuple)):
             _refuse(
                 place,
@@ -195,10 +208,7 @@ class _Copy:
         if id(value) in self._open:
             _refuse(place, "contains itself", "Use '$ref' for recursion.")
         if len(place) >= MAX_DEPTH:
-            raise GrammarError(
-                f"The JSON schema has more than {MAX_DEPTH} lists and objects inside each other. "
-                "Move inner schemas to '$defs' and refer to them with '$ref'."
-            )
+            raise GrammarError(_TOO_DEEP)
         self._open.add(id(value))
         copied: Any
         if isinstance(value, Mapping):
@@ -215,6 +225,12 @@ class _Copy:
 
     def _text(self, text: str, place: _Place) -> str:
         text = str.__str__(text)
+        self._characters += len(text)
+        if self._characters > MAX_CHARACTERS:
+            raise GrammarError(
+                f"The JSON schema has more than {MAX_CHARACTERS:,} characters. "
+                "Use a smaller schema."
+            )
         if any("\ud800" <= char <= "\udfff" for char in text):
             _refuse(place, "has a text with a lone surrogate", "Use texts that are valid Unicode.")
         return text
@@ -236,6 +252,7 @@ class _Preparation:
         self.names: dict[_Place, str] = {}
         self.definitions: dict[str, _Schema] = {}
         self._todo: list[tuple[_Place, Any]] = []
+        self._anchors: dict[str, _Place | None] | None = None
         self._steps = 0
         own = root.get(self._id_keyword)
         self._id = own.rstrip("#") if isinstance(own, str) else None
@@ -270,8 +287,8 @@ class _Preparation:
             prepared["$defs"] = self.definitions
         return prepared
 
-    def _step(self) -> None:
-        self._steps += 1
+    def _step(self, steps: int = 1) -> None:
+        self._steps += steps
         if self._steps > _MAX_STEPS:
             raise GrammarError(
                 "The JSON schema is too complex to be checked. Use fewer 'oneOf' options and fewer "
@@ -306,12 +323,17 @@ class _Preparation:
         out: dict[str, Any] = {}
         if "type" in schema:
             out["type"] = schema["type"]
-        for keyword in ("$dynamicRef", "$recursiveRef"):
-            if keyword in schema:
-                _refuse((*place, keyword), "is not supported", "Use '$ref'.")
         if "$ref" in schema:
             out["$ref"] = self._ref(schema["$ref"], (*place, "$ref"))
         self._values(schema, place, out)
+        self._typed(schema, place, out, own)
+        self._combination(schema, place, out, types)
+        return out
+
+    def _typed(
+        self, schema: dict[str, Any], place: _Place, out: dict[str, Any], own: frozenset[str]
+    ) -> None:
+        """Add the keywords that apply to the types of a schema."""
         if own & {"integer", "number"}:
             self._number(schema, place, out, integer="number" not in own)
         if "string" in own:
@@ -320,8 +342,6 @@ class _Preparation:
             self._array(schema, place, out)
         if "object" in own:
             self._object(schema, place, out)
-        self._combination(schema, place, out, types)
-        return out
 
     def _types(self, schema: dict[str, Any], place: _Place) -> frozenset[str]:
         if "type" not in schema:
@@ -571,6 +591,9 @@ class _Preparation:
                 out["anyOf"] = options
         if every:
             out["allOf"] = every
+        for keyword in ("$dynamicRef", "$recursiveRef"):
+            if keyword in schema:
+                _refuse((*place, keyword), "is not supported", "Use '$ref'.")
         if schema.get("not", False) is not False:
             _refuse((*place, "not"), "is not supported")
         if "if" in schema and ("then" in schema or "else" in schema):
@@ -613,6 +636,7 @@ class _Preparation:
             if "const" in schema:
                 return frozenset({_identity(schema["const"])})
             if isinstance(schema.get("enum"), list):
+                self._step(len(schema["enum"]))
                 return frozenset(map(_identity, schema["enum"]))
         return None
 
@@ -675,6 +699,7 @@ class _Preparation:
         if not isinstance(properties[0], dict) or not isinstance(properties[1], dict):
             return False
         required: set[str] = set()
+        self._step(len(properties[0]) + len(properties[1]))
         for schema, place in one, two:
             required.update(_names(schema.get("required", []), (*place, "required")))
         return any(
@@ -716,8 +741,7 @@ class _Preparation:
                 f"Remove the inner '{self._id_keyword}' and use '#/$defs/NAME'.",
             )
         if fragment and not fragment.startswith("/"):
-            found = [p for p in _anchors(self.root) if self._at(p).get("$anchor") == fragment]
-            path = found[0] if len(found) == 1 else None
+            path = self._anchor(fragment)
         else:
             parts = unquote(fragment).split("/")[1:]
             path = tuple(part.replace("~1", "/").replace("~0", "~") for part in parts)
@@ -731,6 +755,14 @@ class _Preparation:
                 f"Remove the inner '{self._id_keyword}'.",
             )
         return path, target
+
+    def _anchor(self, name: str) -> _Place | None:
+        """Return the place of the one schema whose ``$anchor`` is a name, or None."""
+        if self._anchors is None:
+            self._anchors = {}
+            for anchor, place in _anchors(self.root):
+                self._anchors[anchor] = None if anchor in self._anchors else place
+        return self._anchors.get(name)
 
     def _at(self, path: _Place) -> Any:
         value: Any = self.root
@@ -746,11 +778,13 @@ class _Preparation:
 
     def _has_identifier(self, path: _Place) -> bool:
         """Return whether a schema below the root, along a path, has an identifier of its own."""
-        values = (self._at(path[: length + 1]) for length in range(len(path)))
-        return any(
-            isinstance(value, dict) and isinstance(value.get(self._id_keyword), str)
-            for value in values
-        )
+        self._step(len(path))
+        value: Any = self.root
+        for part in path:
+            value = value[int(part)] if isinstance(value, list) else value[part]
+            if isinstance(value, dict) and isinstance(value.get(self._id_keyword), str):
+                return True
+        return False
 
     # Finite documents
 
@@ -801,6 +835,7 @@ class _Preparation:
             if "array" in names:
                 ways.append(self._first_missing(_needed_items(schema), finite))
             if "object" in names:
+                self._step(len(schema.get("required", ())))
                 ways.append(self._first_missing(_needed_properties(schema), finite))
             missing.append(None if None in ways else ways[0])
         return next((name for name in missing if name is not None), None)
@@ -821,11 +856,11 @@ def _needed_properties(schema: dict[str, Any]) -> list[_Schema]:
     return [properties[name] for name in schema.get("required", []) if name in properties]
 
 
-def _anchors(value: Any, place: _Place = ()) -> Iterator[_Place]:
-    """Yield the places of all objects with an ``$anchor``, except those inside plain values."""
+def _anchors(value: Any, place: _Place = ()) -> Iterator[tuple[str, _Place]]:
+    """Yield each ``$anchor`` with the place of its schema, except those inside plain values."""
     if isinstance(value, dict):
         if isinstance(value.get("$anchor"), str):
-            yield place
+            yield value["$anchor"], place
         for key, item in value.items():
             if key not in ("const", "enum", "default", "examples"):
                 yield from _anchors(item, (*place, key))
