@@ -608,7 +608,7 @@ class _Preparation:
 
     def _check_disjoint(self, options: list[Any], place: _Place, types: frozenset[str]) -> None:
         """Refuse options of which more than one could allow a value."""
-        values = [self._constants(option, place) for option in options]
+        values = [self._constants(option, (*place, str(n))) for n, option in enumerate(options)]
         seen: set[Any] = set()
         if all(value is not None for value in values):
             for number, value in enumerate(values):
@@ -618,8 +618,9 @@ class _Preparation:
                 seen |= value
             return
         for number, option in enumerate(options):
-            for other in options[:number]:
-                if not self._disjoint((option, place), (other, place), types, 0):
+            one = option, (*place, str(number))
+            for before, other in enumerate(options[:number]):
+                if not self._disjoint(one, (other, (*place, str(before))), types, 0):
                     self._overlap(place, number)
 
     def _overlap(self, place: _Place, number: int) -> NoReturn:
@@ -682,8 +683,9 @@ class _Preparation:
 
         def parts(keyword: str) -> Iterator[bool]:
             found = schema.get(keyword)
-            for part in found if isinstance(found, list) else ():
-                yield self._disjoint((part, (*place, keyword)), two, types, depth + 1)
+            for number, part in enumerate(found if isinstance(found, list) else ()):
+                inner = part, (*place, keyword, str(number))
+                yield self._disjoint(inner, two, types, depth + 1)
 
         return any(parts("allOf")) or any(
             keyword in schema and schema[keyword] and all(parts(keyword))
@@ -702,9 +704,15 @@ class _Preparation:
         self._step(len(properties[0]) + len(properties[1]))
         for schema, place in one, two:
             required.update(_names(schema.get("required", []), (*place, "required")))
+        common = sorted(required & properties[0].keys() & properties[1].keys())
         return any(
-            self._disjoint((properties[0][name], here), (properties[1][name], there), _TYPES, depth)
-            for name in sorted(required & properties[0].keys() & properties[1].keys())
+            self._disjoint(
+                (properties[0][name], (*here, "properties", name)),
+                (properties[1][name], (*there, "properties", name)),
+                _TYPES,
+                depth + 1,
+            )
+            for name in common
         )
 
     def _value_types(self, schema: dict[str, Any], place: _Place) -> frozenset[str]:
@@ -1034,7 +1042,10 @@ _REPEAT = re.compile(r"[*+?]|\{[0-9]+(,[0-9]*)?\}")
 _SIMPLE_ESCAPES = "dwstnrfv"
 # The compiler, Python and JavaScript, whose patterns JSON schemas use, differ in what is a digit, a
 # letter or a space. What a pattern allows here, all of them allow.
-_SPACES = r"\x{9}\x{A}\x{C}\x{D}\x{20}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}"
+_SPACES = (
+    r"\x{9}\x{A}\x{C}\x{D}\x{20}\x{A0}\x{1680}\x{2000}-\x{200A}"
+    r"\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}"
+)
 _NO_SPACE = r"[^\s\x{FEFF}]"
 _NO_DIGIT = r"[^\p{Nd}]"
 _NO_LETTER = r"[^\p{L}\p{N}_]"
