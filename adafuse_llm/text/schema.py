@@ -45,7 +45,7 @@ MAX_CHARACTERS = 1_000_000
 MAX_PATTERN = 10_000
 """Greatest number of characters in a pattern."""
 
-_MAX_STEPS = 1_000_000
+_MAX_STEPS = 500_000
 _MAX_INTEGER = 2**53
 _DIGITS = 12
 _LITERAL_DIGITS = 15
@@ -252,6 +252,7 @@ class _Preparation:
         self.names: dict[_Place, str] = {}
         self.definitions: dict[str, _Schema] = {}
         self._todo: list[tuple[_Place, Any]] = []
+        self._patterns: dict[str, str] = {}
         self._anchors: dict[str, _Place | None] | None = None
         self._steps = 0
         own = root.get(self._id_keyword)
@@ -495,6 +496,7 @@ class _Preparation:
             out["patternProperties"] = {}
             for pattern, value in patterns.items():
                 rewritten, *others = _patterns(pattern, (*inner, pattern))
+                self._patterns[rewritten] = pattern
                 if others or rewritten in out["patternProperties"]:
                     _refuse((*inner, pattern), "cannot be combined with the other patterns")
                 out["patternProperties"][rewritten] = self._schema(value, (*inner, pattern))
@@ -799,69 +801,83 @@ class _Preparation:
     def _check_finite(self, root: dict[str, Any]) -> None:
         """Refuse schemas of which every document would be infinite."""
         finite: set[str] = set()
-        waiting: dict[str, list[str]] = {}
+        waiting: dict[str, set[str]] = {}
         todo = list(self.definitions)
         while todo:
             name = todo.pop()
-            if name in finite:
-                continue
-            missing = self._missing(self.definitions[name], finite)
-            if missing is None:
-                finite.add(name)
-                todo.extend(waiting.pop(name, []))
+            missing = set() if name in finite else self._missing(self.definitions[name], finite)
+            if missing:
+                for other in missing:
+                    waiting.setdefault(other, set()).add(name)
             else:
-                waiting.setdefault(missing, []).append(name)
-        infinite = sorted(set(self.definitions) - finite, key=int)
+                finite.add(name)
+                todo.extend(waiting.pop(name, ()))
+        infinite = [place for place, name in self.names.items() if name not in finite]
         if infinite:
-            places = {name: place for place, name in self.names.items()}
-            place = places[infinite[0]]
             _refuse(
-                place,
+                infinite[0],
                 "refers to itself without an end, so that no finite document is valid",
                 "Make a property on the way optional, or allow null or an empty list.",
             )
-        assert self._missing(root, finite) is None, "the root is finite if its references are"
+        assert not self._missing(root, finite), "the root is finite if its references are"
 
-    def _missing(self, schema: _Schema, finite: set[str]) -> str | None:
-        """Return a reference that keeps a schema from a finite document, or None."""
+    def _missing(self, schema: _Schema, finite: set[str]) -> set[str]:
+        """Return references that keep a schema from a finite document; empty if there is one."""
         self._step()
         if isinstance(schema, bool):
-            return None
+            return set()
         if "$ref" in schema:
             name = schema["$ref"].rpartition("/")[2]
             if name not in finite:
-                return str(name)
-        parts: Iterable[_Schema] = schema.get("allOf", ())
-        missing = [self._missing(part, finite) for part in parts]
+                return {name}
+        missing = self._of_all(schema.get("allOf", ()), finite)
         if "anyOf" in schema:
-            options = [self._missing(option, finite) for option in schema["anyOf"]]
-            missing.append(None if None in options else options[0])
+            missing = missing or _of_any(self._missing(part, finite) for part in schema["anyOf"])
         given = schema.get("type", "null")
-        names = set([given] if isinstance(given, str) else given)
-        if "const" not in schema and "enum" not in schema and names <= {"array", "object"}:
-            ways: list[str | None] = []
-            if "array" in names:
-                ways.append(self._first_missing(_needed_items(schema), finite))
-            if "object" in names:
-                self._step(len(schema.get("required", ())))
-                ways.append(self._first_missing(_needed_properties(schema), finite))
-            missing.append(None if None in ways else ways[0])
-        return next((name for name in missing if name is not None), None)
+        names = {given} if isinstance(given, str) else set(given)
+        if missing or "const" in schema or "enum" in schema or not names <= {"array", "object"}:
+            return missing
+        needed = {"array": _needed_items, "object": self._needed_properties}
+        return _of_any(self._of_all(needed[name](schema), finite) for name in sorted(names))
 
-    def _first_missing(self, schemas: Iterable[_Schema], finite: set[str]) -> str | None:
-        return next(filter(None, (self._missing(schema, finite) for schema in schemas)), None)
+    def _of_all(self, schemas: Iterable[_Schema], finite: set[str]) -> set[str]:
+        missing = (self._missing(schema, finite) for schema in schemas)
+        return next(filter(None, missing), set())
+
+    def _needed_properties(self, schema: dict[str, Any]) -> Iterator[_Schema]:
+        """Yield the schemas that the values of required properties must fit."""
+        properties = schema.get("properties", {})
+        patterns = schema.get("patternProperties", {})
+        for name in schema.get("required", []):
+            self._step(1 + len(patterns))
+            if name in properties:
+                yield properties[name]
+            else:
+                yield schema.get("additionalProperties", True)
+            for pattern, inner in patterns.items():
+                if _matches(self._patterns[pattern], name):
+                    yield inner
 
 
-def _needed_items(schema: dict[str, Any]) -> list[_Schema]:
+def _of_any(missing: Iterable[set[str]]) -> set[str]:
+    """Return what is missing if one of several alternatives suffices."""
+    found = list(missing)
+    return set().union(*found) if all(found) else set()
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """Return whether a name matches a pattern, and True if it would take long to find out."""
+    repeats = len(re.findall(r"[*+?{]", pattern))
+    if repeats > 2 or max(len(pattern), len(name)) > 100 or "(" in pattern or "|" in pattern:
+        return True
+    return re.search(pattern, name) is not None
+
+
+def _needed_items(schema: dict[str, Any]) -> Iterable[_Schema]:
     minimum = schema.get("minItems", 0)
     prefix = schema.get("prefixItems", [])
     needed = prefix[:minimum]
     return [*needed, schema["items"]] if minimum > len(prefix) and "items" in schema else needed
-
-
-def _needed_properties(schema: dict[str, Any]) -> list[_Schema]:
-    properties = schema.get("properties", {})
-    return [properties[name] for name in schema.get("required", []) if name in properties]
 
 
 def _anchors(value: Any, place: _Place = ()) -> Iterator[tuple[str, _Place]]:
@@ -1166,6 +1182,7 @@ class _Pattern:
                 break
             low = self._class_item()
             high = low
+            self._check_operator()
             is_range = (
                 self.text.startswith("-", self.index)
                 and self.index + 1 < len(self.text)
@@ -1185,13 +1202,16 @@ class _Pattern:
             self._refuse("has the character NUL")
         self.out.append(rf"[{'^' if negated else ''}{''.join(items)}]")
 
+    def _check_operator(self) -> None:
+        if self.text.startswith(("&&", "--", "~~", "||"), self.index):
+            self._refuse("has '&&', '--', '~~' or '||' inside a class of characters")
+
     def _class_item(self) -> str:
         """Return a character of a class, or an escape that stands for several characters."""
         char = self.text[self.index]
         if char == "[":
             self._refuse("has '[' inside a class of characters; write '\\['")
-        if self.text.startswith(("&&", "--", "~~", "||"), self.index):
-            self._refuse("has '&&', '--', '~~' or '||' inside a class of characters")
+        self._check_operator()
         if char != "\\":
             self.index += 1
             return char
