@@ -502,7 +502,7 @@ def test_a_refusal_names_the_keyword_and_its_place(schema, message) -> None:
 
 @pytest.mark.parametrize("schema", [True, False, None, [], "{}"])
 def test_a_schema_must_be_an_object(schema) -> None:
-    with pytest.raises(GrammarError, match="A JSON schema must be an object"):
+    with pytest.raises(GrammarError, match="a JSON schema must be an object"):
         enforceable(schema)
 
 
