@@ -45,7 +45,7 @@ MAX_CHARACTERS = 1_000_000
 MAX_PATTERN = 10_000
 """Greatest number of characters in a pattern."""
 
-_MAX_STEPS = 500_000
+_MAX_STEPS = 1_000_000
 _MAX_INTEGER = 2**53
 _DIGITS = 12
 _LITERAL_DIGITS = 15
@@ -959,7 +959,7 @@ def _factor(value: Any, place: _Place) -> int | float:
     if number == int(number) and number <= _MAX_INTEGER:
         return int(number)
     if number in (0.5, 0.25, 0.125):
-        return number
+        return float(number)
     _refuse(
         place,
         f"must be an integer up to 2**53, 0.5, 0.25 or 0.125; got {short_repr(value)}",
@@ -973,8 +973,8 @@ def _check_literal(value: Any, place: _Place) -> None:
     if isinstance(value, str):
         _check_literal_text(value, place)
     elif isinstance(value, list):
-        for number, item in enumerate(value):
-            _check_literal(item, (*place, str(number)))
+        for index, item in enumerate(value):
+            _check_literal(item, (*place, str(index)))
     elif isinstance(value, dict):
         for name, item in value.items():
             _check_literal_text(name, place)
