@@ -170,12 +170,12 @@ class Grammar:
 def _grammar(option: str, source: str) -> Grammar:
     library = llguidance()
     if option == "json_schema":
+        schema = json.loads(source)
         try:
-            schema = enforceable(json.loads(source))
+            prepared = enforceable(schema)
         except GrammarError as error:
             raise GrammarError(f"option 'json_schema': {error}") from None
-        compiled = {**schema, "x-guidance": dict(COMPILE_OPTIONS)}
-        body = f"start: %json {json.dumps(compiled)}"
+        body = f"start: %json {json.dumps({**prepared, 'x-guidance': dict(COMPILE_OPTIONS)})}"
         return Grammar(option, body, {*JSON_CHARACTERS, *_literals(schema)})
     if option == "regex":
         return Grammar(option, f"start: /{library.regex_to_lark(source, '')}/", source)
