@@ -208,12 +208,12 @@ def _with_marks(
         calls = message.get("tool_calls", [])
         changed: ChatMessage = {**message}
         if message["content"].strip():
-            changed["content"] = f"word{number}word"
+            changed["content"] = f"text{number}text"
             if not calls or form.text != "omitted":
                 marks.append(changed["content"])
         if calls:
             changed["tool_calls"] = [
-                {**call, "arguments": {f"key{number}key{index}key": f"word{number}word{index}word"}}
+                {**call, "arguments": {f"key{number}x{index}key": f"value{number}x{index}value"}}
                 if call["arguments"]
                 else call
                 for index, call in enumerate(calls)
