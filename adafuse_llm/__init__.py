@@ -39,6 +39,7 @@ from adafuse_llm.errors import (
     ContextWindowError,
     DecodingError,
     EngineClosedError,
+    GrammarError,
     InvalidInputError,
     InvalidOptionError,
     LoadError,
@@ -53,6 +54,7 @@ from adafuse_llm.errors import (
 from adafuse_llm.loading.specs import MemberSpec
 from adafuse_llm.results import (
     Candidate,
+    Choice,
     Generation,
     Round,
     ScoredText,
@@ -69,6 +71,7 @@ __all__ = [  # noqa: RUF022  grouped by use
     "Generation",
     "Round",
     "Candidate",
+    "Choice",
     "StreamEvent",
     "Usage",
     "Scores",
@@ -78,6 +81,7 @@ __all__ = [  # noqa: RUF022  grouped by use
     "ContextWindowError",
     "DecodingError",
     "EngineClosedError",
+    "GrammarError",
     "InvalidInputError",
     "InvalidOptionError",
     "LoadError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -11,6 +12,12 @@ from typing_extensions import Unpack
 from adafuse_llm.errors import InvalidOptionError, nearest, short_repr
 
 __all__ = ["AdaFuseConfig", "DecodeOptions", "RuntimeConfig"]
+
+CONSTRAINTS = ("json_schema", "regex", "grammar", "choices")
+"""Options that determine the form of the response. At most one of them can be set."""
+
+GRAMMARS = ("json_schema", "regex", "grammar")
+"""Those of them that llguidance enforces."""
 
 MAX_WEIGHT = 1e12
 """The highest weight of a member. Sums of weighted scores stay far below the float limit."""
@@ -85,6 +92,10 @@ class DecodeOptions(TypedDict, total=False):
     stop: str | Sequence[str] | None
     weights: Mapping[str, float] | Sequence[float] | None
     use: str | Sequence[str] | None
+    json_schema: Mapping[str, Any] | type[BaseModel] | str | None
+    regex: str | None
+    grammar: str | None
+    choices: Sequence[str] | None
     temperature: float | None
 
 
@@ -145,6 +156,23 @@ class AdaFuseConfig(Options):
         None,
         description="Names of the members that decode, in any order. Default: all members.",
     )
+    json_schema: dict[str, Any] | None = Field(
+        None,
+        description="JSON schema (draft 2020-12) that the response fits: a dict, JSON text, or a "
+        "pydantic class. A comma and a colon in the response are followed by one space; there is "
+        "no other whitespace between values.",
+    )
+    regex: str | None = Field(
+        None, description="Regular expression, in the syntax of Rust, that the response matches."
+    )
+    grammar: str | None = Field(
+        None, description="Lark grammar, in the dialect of llguidance, that the response fits."
+    )
+    choices: tuple[str, ...] | None = Field(
+        None,
+        description="Texts of which the response is one. The members score all of them, and the "
+        "likeliest one becomes the response.",
+    )
 
     def __init__(self, **options: Unpack[DecodeOptions]) -> None:
         temperature = options.pop("temperature", 0)
@@ -154,6 +182,12 @@ class AdaFuseConfig(Options):
                 f"{short_repr(temperature)}. Omit the option."
             )
         values: dict[str, Any] = {**options}
+        given = [name for name in CONSTRAINTS if values.get(name) is not None]
+        if len(given) > 1:
+            raise InvalidOptionError(
+                f"only one of {', '.join(CONSTRAINTS)} can determine the form of a response; got "
+                f"{' and '.join(given)}"
+            )
         super().__init__(**values)
 
     @field_validator("stop", mode="before")
@@ -169,6 +203,38 @@ class AdaFuseConfig(Options):
         if any(not sequence for sequence in stop):
             raise ValueError("every stop sequence must have at least one character")
         return stop
+
+    @field_validator("json_schema", mode="before")
+    @classmethod
+    def _schema_as_dict(cls, schema: Any) -> Any:
+        if isinstance(schema, type) and issubclass(schema, BaseModel):
+            return schema.model_json_schema()
+        if isinstance(schema, str):
+            try:
+                schema = json.loads(schema)
+            except ValueError as error:
+                raise ValueError(f"the text is not JSON ({error})") from None
+        if schema is not None and not isinstance(schema, Mapping):
+            raise ValueError("a JSON schema must be a dict, JSON text of one, or a pydantic class")
+        return schema
+
+    @field_validator("choices", mode="before")
+    @classmethod
+    def _list_of_choices(cls, choices: Any) -> Any:
+        if isinstance(choices, (str, bytes)):
+            raise ValueError("choices must be a list of texts")
+        return choices
+
+    @field_validator("choices")
+    @classmethod
+    def _usable_choices(cls, choices: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if choices is None:
+            return None
+        if not choices or not all(choice.strip() for choice in choices):
+            raise ValueError("choices must be one or more texts, each with a visible character")
+        if len(set(choices)) < len(choices):
+            raise ValueError("choices must differ from each other")
+        return choices
 
     @field_validator("use", mode="before")
     @classmethod
@@ -211,7 +277,10 @@ class AdaFuseConfig(Options):
         """
         if not options:
             return self
-        return AdaFuseConfig(**{**self.model_dump(), **options})
+        values = self.model_dump()
+        if any(options.get(name) is not None for name in CONSTRAINTS):
+            values.update(dict.fromkeys(CONSTRAINTS))
+        return AdaFuseConfig(**{**values, **options})
 
     def member_weights(self, members: Sequence[str]) -> dict[str, float]:
         """Return the weight of every member that decodes, by name and in the order of `members`.

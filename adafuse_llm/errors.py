@@ -3,6 +3,7 @@
     AdaFuseError
     ├── InvalidInputError(ValueError)             an argument cannot be used
     │   ├── InvalidOptionError                    an option is unknown, out of range or unusable
+    │   │   └── GrammarError                      a schema or grammar cannot be enforced
     │   ├── ContextWindowError                    a prompt does not fit a member's context window
     │   └── CacheMemoryError                      a request does not fit the memory for caches
     ├── LoadError(OSError)                        a member cannot be loaded
@@ -31,6 +32,7 @@ __all__ = [
     "ContextWindowError",
     "DecodingError",
     "EngineClosedError",
+    "GrammarError",
     "InvalidInputError",
     "InvalidOptionError",
     "LoadError",
@@ -54,6 +56,10 @@ class InvalidInputError(AdaFuseError, ValueError):
 
 class InvalidOptionError(InvalidInputError):
     """An option is unknown, out of range, or cannot be used here."""
+
+
+class GrammarError(InvalidOptionError):
+    """A schema, regular expression or grammar cannot be enforced; the message says why."""
 
 
 class ContextWindowError(InvalidInputError):

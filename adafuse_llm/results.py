@@ -57,6 +57,8 @@ class Round(_Result):
             text has more tokens than ``max_new_tokens`` allows.
         margins: margins Δ by member, one for each word that the member considered, at the start of
             the word (equation 1). Margins are dimensionless.
+        forced: whether no member had a choice: the grammar allows no other text, or the text closes
+            the response at the length limit. The round then has one candidate without proposers.
         elapsed: wall-clock seconds from the start of the round to its commit.
     """
 
@@ -66,6 +68,7 @@ class Round(_Result):
     text: str
     margins: dict[str, tuple[float, ...]]
     elapsed: float
+    forced: bool = False
 
 
 class Usage(_Result):
@@ -161,6 +164,26 @@ class Scores(_Result):
     """The scores of given continuations of one prompt, and the cost of scoring them."""
 
     texts: tuple[ScoredText, ...]
+    usage: Usage
+
+
+class Choice(_Result):
+    """The option that an ensemble chose from a list.
+
+    Attributes:
+        text: the chosen option.
+        index: its index in the list.
+        probabilities: probability of each option among the options, in order: softmax of -F.
+        nll: negative log-likelihood of each option by member, in nats, in order. This is the sum
+            over the option's tokens and the end of the response. Members that cannot score all
+            options are absent.
+        usage: the cost.
+    """
+
+    text: str
+    index: int
+    probabilities: tuple[float, ...]
+    nll: dict[str, tuple[float, ...]]
     usage: Usage
 
 
