@@ -29,41 +29,43 @@ ToolTemplate = Callable[[list[dict[str, Any]], list[dict[str, Any]]], str]
 """A function that renders messages and tools up to the start of the assistant's reply."""
 
 
+TextPlace = Literal["same message", "own message", "omitted"]
+
+
 @dataclasses.dataclass(frozen=True)
 class ToolForm:
     """How a chat template accepts tool calls and their results.
 
     Attributes:
-        arguments: whether a call's arguments are an object or JSON text.
-        nested: whether a call is ``{"id": ..., "type": "function", "function": {"name": ...}}``, as
-            in OpenAI's API, or ``{"id": ..., "name": ...}``.
-        parallel: whether a message can have several calls. Otherwise, each call is a message of its
-            own, and its result follows it.
         text: whether the text before a call is content of the same message, a message of its own,
             or omitted.
-        empty: content of a message that has calls and no text.
+        is_nested: whether a call is ``{"id": ..., "type": "function", "function": {"name": ...}}``,
+            as in OpenAI's API. Otherwise, it is ``{"id": ..., "name": ...}``.
+        has_json_text: whether a call's arguments are JSON text. Otherwise, they are a dict.
+        is_parallel: whether a message can have several calls. Otherwise, each call is a message of
+            its own, and its result follows it.
+        has_no_content: whether a message that has calls and no text has content of None. Otherwise,
+            it has empty text.
         is_common: whether the template writes calls in the common form of replies.
     """
 
-    arguments: Literal["object", "text"] = "object"
-    nested: bool = True
-    parallel: bool = True
-    text: Literal["same message", "own message", "omitted"] = "same message"
-    empty: Literal[""] | None = ""
+    text: TextPlace = "same message"
+    is_nested: bool = True
+    has_json_text: bool = False
+    is_parallel: bool = True
+    has_no_content: bool = False
     is_common: bool = False
 
 
+TEXT_PLACES: tuple[TextPlace, ...] = ("same message", "own message", "omitted")
+
 FORMS = tuple(
-    ToolForm(arguments, nested, parallel, text, empty)
-    for text, nested, arguments, parallel, empty in itertools.product(
-        ("same message", "own message", "omitted"),
-        (True, False),
-        ("object", "text"),
-        (True, False),
-        ("", None),
+    ToolForm(text, is_nested, has_json_text, is_parallel, has_no_content)
+    for text, is_nested, has_json_text, is_parallel, has_no_content in itertools.product(
+        TEXT_PLACES, (True, False), (False, True), (True, False), (False, True)
     )
 )
-"""All forms, in the order in which `find_form` tries them: the ones that omit text come last."""
+"""All forms, in the order in which `find_form` tries them. Forms that omit text come last."""
 
 PROBE = Conversation(
     messages=(
@@ -253,18 +255,19 @@ def _messages(messages: Iterable[ChatMessage], form: ToolForm) -> list[dict[str,
             if text.strip() and form.text == "own message":
                 result.append({"role": "assistant", "content": text})
             has_text = bool(text.strip()) and form.text == "same message"
-            content = text if has_text else form.empty
+            empty = None if form.has_no_content else ""
+            content = text if has_text else empty
             converted = []
             for call in calls:
                 called[call["id"]] = key, _ = f"call{next(numbers):05d}", call["name"]
                 converted.append(_call(call, key, form))
-            groups = [converted] if form.parallel else [[each] for each in converted]
+            groups = [converted] if form.is_parallel else [[each] for each in converted]
             for group in groups:
                 result.append({"role": "assistant", "content": content, "tool_calls": group})
-                content = form.empty
+                content = empty
         elif (given := message.get("tool_call_id")) is not None:
             key, name = called[given]
-            at = len(result) if form.parallel else _end_of_results(result, key)
+            at = len(result) if form.is_parallel else _end_of_results(result, key)
             result.insert(at, {"role": "tool", "tool_call_id": key, "name": name, "content": text})
         else:
             result.append({"role": message["role"], "content": text})
@@ -272,9 +275,9 @@ def _messages(messages: Iterable[ChatMessage], form: ToolForm) -> list[dict[str,
 
 
 def _call(call: Call, key: str, form: ToolForm) -> dict[str, Any]:
-    arguments = call["arguments"] if form.arguments == "object" else to_json(call["arguments"])
+    arguments = to_json(call["arguments"]) if form.has_json_text else call["arguments"]
     function = {"name": call["name"], "arguments": arguments}
-    if form.nested:
+    if form.is_nested:
         return {"id": key, "type": "function", "function": function}
     return {"id": key, **function}
 

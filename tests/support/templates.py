@@ -23,7 +23,7 @@ class Family:
     """A chat template and what is to be known of it.
 
     Attributes:
-        template: in Jinja; or several, by the names that transformers looks for.
+        template: in Jinja.
         bos: the token that a text begins with.
         eos: the token that ends a reply.
         control: other tokens that are not text.
@@ -34,9 +34,10 @@ class Family:
         alternates: whether it raises unless user and assistant take turns.
         tools: whether it knows results of tools.
         parts: whether it takes content as a list of parts only, and nothing of text.
+        tool_use: a second template, for conversations with tools.
     """
 
-    template: str | dict[str, str]
+    template: str
     eos: str
     bos: str | None = None
     control: tuple[str, ...] = ()
@@ -46,6 +47,7 @@ class Family:
     alternates: bool = False
     tools: bool = False
     parts: bool = False
+    tool_use: str | None = None
 
 
 ALTERNATING = (
@@ -381,39 +383,37 @@ TOOL_FAMILIES: dict[str, Family] = {
         tools=True,
     ),
     "hermes": Family(
-        {
-            "default": "{%- for m in messages %}"
-            "{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
-            "{%- endfor %}" + OPENS_REPLY,
-            "tool_use": "{%- macro python_type(spec) %}"
-            "{{- {'string': 'str', 'number': 'float', 'integer': 'int', 'boolean': 'bool'}"
-            "[spec.type] or 'Any' }}{% endmacro %}"
-            + LEADING_SYSTEM
-            + "{{- '<|im_start|>system\nYou call functions within <tool_call></tool_call>. ' }}"
-            "{{- 'Functions, within <tools></tools>: <tools> ' }}"
-            "{%- for tool in tools %}{% set tool = tool.function %}"
-            '{{- \'{"type": "function", "function": {"name": "\' + tool.name }}'
-            "{{- '\", \"description\": \"' + tool.name + '(' }}"
-            "{%- for name, spec in tool.parameters.properties | items %}"
-            "{{- name + ': ' + python_type(spec) + ('' if loop.last else ', ') }}{% endfor %}"
-            "{{- ') - ' + tool.description + '\", \"parameters\": ' }}"
-            "{{- tool.parameters | tojson }}{{- '}}\n' }}{% endfor %}"
-            "{{- '</tools>' }}{%- if system %}{{- '\n' + system }}{% endif %}{{- '<|im_end|>\n' }}"
-            "{%- for m in turns %}" + LAST_IS_TOOL + ""
-            "{%- if m.role == 'tool' %}"
-            "{%- if not follows %}{{- '<|im_start|>tool' }}{% endif %}"
-            '{{- \'\n<tool_response>\n{"name": "\' + m.name + \'", "content": \' }}'
-            "{{- m.content | tojson + '}\n</tool_response>' }}"
-            "{%- if not is_followed %}{{- '<|im_end|>\n' }}{% endif %}"
-            "{%- elif m.role == 'assistant' and m.tool_calls is defined %}"
-            "{{- '<|im_start|>assistant' }}{%- for call in m.tool_calls %}"
-            "{%- if call.function is defined %}{% set call = call.function %}{% endif %}"
-            '{{- \'\n<tool_call>\n{"name": "\' + call.name + \'", "arguments": \' }}'
-            "{{- call.arguments | tojson }}{{- '}\n</tool_call>' }}{% endfor %}"
-            "{{- '<|im_end|>\n' }}"
-            "{%- else %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
-            "{%- endif %}{% endfor %}" + OPENS_REPLY,
-        },
+        "{%- for m in messages %}"
+        "{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+        "{%- endfor %}" + OPENS_REPLY,
+        tool_use="{%- macro python_type(spec) %}"
+        "{{- {'string': 'str', 'number': 'float', 'integer': 'int', 'boolean': 'bool'}"
+        "[spec.type] or 'Any' }}{% endmacro %}"
+        + LEADING_SYSTEM
+        + "{{- '<|im_start|>system\nYou call functions within <tool_call></tool_call>. ' }}"
+        "{{- 'Functions, within <tools></tools>: <tools> ' }}"
+        "{%- for tool in tools %}{% set tool = tool.function %}"
+        '{{- \'{"type": "function", "function": {"name": "\' + tool.name }}'
+        "{{- '\", \"description\": \"' + tool.name + '(' }}"
+        "{%- for name, spec in tool.parameters.properties | items %}"
+        "{{- name + ': ' + python_type(spec) + ('' if loop.last else ', ') }}{% endfor %}"
+        "{{- ') - ' + tool.description + '\", \"parameters\": ' }}"
+        "{{- tool.parameters | tojson }}{{- '}}\n' }}{% endfor %}"
+        "{{- '</tools>' }}{%- if system %}{{- '\n' + system }}{% endif %}{{- '<|im_end|>\n' }}"
+        "{%- for m in turns %}" + LAST_IS_TOOL + ""
+        "{%- if m.role == 'tool' %}"
+        "{%- if not follows %}{{- '<|im_start|>tool' }}{% endif %}"
+        '{{- \'\n<tool_response>\n{"name": "\' + m.name + \'", "content": \' }}'
+        "{{- m.content | tojson + '}\n</tool_response>' }}"
+        "{%- if not is_followed %}{{- '<|im_end|>\n' }}{% endif %}"
+        "{%- elif m.role == 'assistant' and m.tool_calls is defined %}"
+        "{{- '<|im_start|>assistant' }}{%- for call in m.tool_calls %}"
+        "{%- if call.function is defined %}{% set call = call.function %}{% endif %}"
+        '{{- \'\n<tool_call>\n{"name": "\' + call.name + \'", "arguments": \' }}'
+        "{{- call.arguments | tojson }}{{- '}\n</tool_call>' }}{% endfor %}"
+        "{{- '<|im_end|>\n' }}"
+        "{%- else %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+        "{%- endif %}{% endfor %}" + OPENS_REPLY,
         eos="<|im_end|>",
         control=("<|im_start|>",),
         tools=True,
@@ -545,6 +545,8 @@ def family_tokenizer(name: str) -> Any:
             special_tokens=[(family.bos, made.convert_tokens_to_ids(family.bos))],
         )
     made.chat_template = family.template
+    if family.tool_use:
+        made.chat_template = {"default": family.template, "tool_use": family.tool_use}
     return made
 
 
