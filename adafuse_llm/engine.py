@@ -24,7 +24,13 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self, Unpack
 
 from adafuse_llm.backends.base import Backend, FollowsGrammars, RestrictsTokens
-from adafuse_llm.config import GRAMMARS, AdaFuseConfig, DecodeOptions, RuntimeConfig
+from adafuse_llm.config import (
+    GRAMMARS,
+    AdaFuseConfig,
+    ChoiceOptions,
+    DecodeOptions,
+    RuntimeConfig,
+)
 from adafuse_llm.decoding.draft import Drafting, Drafts, NoDrafts
 from adafuse_llm.decoding.member import Form, Member
 from adafuse_llm.decoding.rounds import (
@@ -481,7 +487,7 @@ class AdaFuseEngine:
         tool_choice: str = "auto",
         choices: Sequence[str],
         timeout: float | None = None,
-        **overrides: Unpack[DecodeOptions],
+        **overrides: Unpack[ChoiceOptions],
     ) -> Choice:
         """Choose one of several texts as the response. Pass either a prompt or messages.
 
@@ -495,7 +501,7 @@ class AdaFuseEngine:
             tool_choice: as for `generate`.
             choices: different texts.
             timeout: maximum seconds, as for `generate`.
-            **overrides: any option of `AdaFuseConfig`. ``weights`` and ``use`` affect the choice.
+            **overrides: ``weights``, ``use`` and ``max_new_tokens``, as in `AdaFuseConfig`.
 
         Raises:
             InvalidInputError: prompt, messages, choices or options cannot be used.
@@ -504,14 +510,14 @@ class AdaFuseEngine:
             RequestTimeoutError: the request took longer than `timeout`.
             QueueFullError: too many requests wait; nothing was computed.
         """
-        overrides = _with_choices(choices, overrides)
+        options = _with_choices(choices, overrides)
         generation = self.generate(
             prompt,
             messages=messages,
             tools=tools,
             tool_choice=tool_choice,
             timeout=timeout,
-            **overrides,
+            **options,
         )
         return _choice(generation)
 
@@ -524,17 +530,17 @@ class AdaFuseEngine:
         tool_choice: str = "auto",
         choices: Sequence[str],
         timeout: float | None = None,
-        **overrides: Unpack[DecodeOptions],
+        **overrides: Unpack[ChoiceOptions],
     ) -> Choice:
         """Like `choose`, but does not block the event loop."""
-        overrides = _with_choices(choices, overrides)
+        options = _with_choices(choices, overrides)
         generation = await self.agenerate(
             prompt,
             messages=messages,
             tools=tools,
             tool_choice=tool_choice,
             timeout=timeout,
-            **overrides,
+            **options,
         )
         return _choice(generation)
 
@@ -547,17 +553,17 @@ class AdaFuseEngine:
         tool_choice: str = "auto",
         choices: Sequence[str],
         timeout: float | None = None,
-        **overrides: Unpack[DecodeOptions],
+        **overrides: Unpack[ChoiceOptions],
     ) -> list[Choice]:
         """Choose among the same texts for many prompts (or conversations) at the same time."""
-        overrides = _with_choices(choices, overrides)
+        options = _with_choices(choices, overrides)
         results = self.generate_batch(
             prompts,
             messages=messages,
             tools=tools,
             tool_choice=tool_choice,
             timeout=timeout,
-            **overrides,
+            **options,
         )
         return [_choice(generation) for generation in results]
 
@@ -1096,10 +1102,11 @@ def _check_minimum(
             )
 
 
-def _with_choices(choices: Sequence[str], overrides: DecodeOptions) -> DecodeOptions:
+def _with_choices(choices: Sequence[str], overrides: ChoiceOptions) -> DecodeOptions:
     if choices is None:
         raise InvalidOptionError("option 'choices': pass a list of texts; got None")
-    return {**overrides, "choices": choices}
+    options: DecodeOptions = {**overrides, "choices": choices}  # type: ignore[typeddict-item]
+    return options
 
 
 def _choice(generation: Generation) -> Choice:
