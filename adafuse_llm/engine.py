@@ -313,10 +313,10 @@ class AdaFuseEngine:
                 renders it with its own chat template. An assistant's message may have
                 ``tool_calls`` (dicts with ``id``, ``name`` and ``arguments``), and a tool's message
                 the ``tool_call_id`` of the call that it answers.
-            tools: tools that the reply can call: `adafuse_llm.text.chat.Tool`, or dicts in the form
-                of OpenAI's API. Each member reads tools, calls and results in the form of its own
-                chat template, if the template supports tools. All members write calls in the same
-                form (`adafuse_llm.text.conversation`).
+            tools: tools that the reply can call: `Tool`, or dicts in the form of OpenAI's API. Each
+                member reads tools, calls and results in the form of its own chat template, if the
+                template supports tools. All members write calls in the same form, which
+                :mod:`adafuse_llm.text.conversation` describes.
             tool_choice: ``"auto"``; ``"none"`` to omit the tools; ``"required"`` to request a call
                 of any tool; or the name of a tool, to request a call of that tool. The choice
                 becomes part of the prompt and is not enforced.
