@@ -28,7 +28,7 @@ def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
     `schema`. If the schema combines the properties of several schemas (such as ``allOf``), it is
     returned unchanged, because closing its parts could exclude every value.
     """
-    if any(_combines_properties(part) for part in _parts(schema)):
+    if any(_combines_properties(part) for part in subschemas(schema)):
         return dict(schema)
     closed: dict[str, Any] = _closed(schema)
     return closed
@@ -45,19 +45,19 @@ def _combines_properties(schema: Mapping[str, Any]) -> bool:
     )
 
 
-def _parts(schema: Any) -> Iterator[Mapping[str, Any]]:
+def subschemas(schema: Any) -> Iterator[Mapping[str, Any]]:
     """Yield a schema and all schemas in it."""
     if isinstance(schema, (list, tuple)):
         for item in schema:
-            yield from _parts(item)
+            yield from subschemas(item)
     if not isinstance(schema, Mapping):
         return
     yield schema
     for key, value in schema.items():
         if key in _MAPS and isinstance(value, Mapping):
-            yield from _parts(list(value.values()))
+            yield from subschemas(list(value.values()))
         elif key not in _DATA:
-            yield from _parts(value)
+            yield from subschemas(value)
 
 
 def _closed(schema: Any) -> Any:
