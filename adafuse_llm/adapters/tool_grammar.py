@@ -23,9 +23,10 @@ from adafuse_llm.adapters.reply import (
     REASONING_CLOSES,
     REASONING_OPENS,
 )
-from adafuse_llm.adapters.schema import close_objects
-from adafuse_llm.errors import GrammarError, InvalidInputError, MissingDependencyError, nearest
+from adafuse_llm.adapters.schema import close_objects, without_annotations
+from adafuse_llm.errors import GrammarError, InvalidInputError, nearest
 from adafuse_llm.text.chat import Tool
+from adafuse_llm.text.grammar import llguidance
 
 HEADER = '%llguidance {"no_forcing": true}'
 
@@ -126,13 +127,14 @@ def _literal(text: str) -> str:
 def _json_rule(schema: Mapping[str, Any], label: str) -> str:
     """Return the right-hand side of a rule for JSON that fits a schema."""
     try:
-        text = json.dumps({**schema, "x-guidance": WHITESPACE}, allow_nan=False)
+        plain = {**without_annotations(schema), "x-guidance": WHITESPACE}
+        text = json.dumps(plain, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InvalidInputError(f"{label} cannot be written as JSON: {error}") from error
     rule = f"%json {text}"
     if reason := _reason_for_refusal(rule):
         raise GrammarError(
-            f"{label} cannot be enforced: {reason}. Change the schema, or turn enforcement off"
+            f"{label} cannot be enforced ({reason}). Change the schema, or turn enforcement off"
         )
     return rule
 
@@ -154,26 +156,19 @@ def _object_schema(tool: Tool) -> dict[str, Any]:
 @functools.lru_cache(maxsize=1024)
 def _reason_for_refusal(rule: str) -> str:
     """Return why llguidance cannot follow a rule, or "" if it can."""
-    try:
-        from llguidance import LLMatcher
-    except ImportError as error:
-        raise MissingDependencyError(
-            "llguidance, which enforces tool calls, is not installed: "
-            'pip install "adafuse-llm[grammar]"'
-        ) from error
-    message = LLMatcher.validate_grammar(f"{HEADER}\nstart: {rule}\n")
-    return explain_refusal(message)
+    message = llguidance().LLMatcher.validate_grammar(f"{HEADER}\nstart: {rule}\n")
+    return _explained(message)
 
 
-def explain_refusal(message: str) -> str:
+def _explained(message: str) -> str:
     """Return the reason in an error message of llguidance, without its position in the grammar."""
     first, *details = message.strip().splitlines() or [""]
     if "regex parse error" in first:
         reasons = [line for line in details if line.startswith("error: ")]
-        return f"the pattern is not supported ({reasons[0][7:]})" if reasons else first.rstrip(":")
+        return f"unsupported pattern: {reasons[0][7:]}" if reasons else first.rstrip(":")
     first = re.sub(r"^at \d+\(\d+\): ", "", first)
     first = re.sub(r"^failed to compile JSON schema: ", "", first)
     if match := re.fullmatch(r"Unimplemented keys: \[(.*)\]", first):
         keys = ", ".join(key.strip('" ') for key in match[1].split(","))
-        return f"the keyword {keys} is not supported"
+        return f"unsupported keyword {keys}"
     return first.rstrip(".")

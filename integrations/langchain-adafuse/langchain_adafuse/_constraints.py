@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,8 +84,3 @@ def to_flag(name: str, value: object, default: bool) -> bool:
     if not isinstance(value, bool):
         raise InvalidOptionError(f"{name} must be True or False; got {short_repr(value)}")
     return value
-
-
-def can_follow_grammars() -> bool:
-    """Return whether the extra ``adafuse-llm[grammar]`` is installed. This loads nothing."""
-    return importlib.util.find_spec("llguidance") is not None

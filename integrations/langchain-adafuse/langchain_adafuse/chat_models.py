@@ -32,7 +32,8 @@ from adafuse_llm.adapters.structured import schema_instructions
 from adafuse_llm.config import CONSTRAINTS
 from adafuse_llm.errors import InvalidOptionError, MissingDependencyError, short_repr
 from adafuse_llm.text.chat import Message
-from langchain_adafuse._constraints import ReplyForm, can_follow_grammars, schema_of, to_flag
+from adafuse_llm.text.grammar import is_available
+from langchain_adafuse._constraints import ReplyForm, schema_of, to_flag
 from langchain_adafuse._messages import (
     Reply,
     ToolLike,
@@ -94,10 +95,11 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     the token counts and forward passes of each member.
 
     Reasoning between ``<think>`` and ``</think>`` is moved to
-    ``additional_kwargs["reasoning_content"]``, and later calls omit it from the prompt. The system
-    message describes tools and schemas to the members. With the extra ``adafuse-llm[grammar]``, they
-    also constrain decoding: tool calls are well-formed, call only existing tools, and have arguments
-    that fit their schemas, and structured output fits its schema. Without the extra, the model
+    ``additional_kwargs["reasoning_content"]``, and later calls omit it from the prompt.
+
+    The system message describes tools and schemas to the members. With the extra
+    ``adafuse-llm[grammar]``, they also constrain decoding: the members call only tools that exist,
+    with arguments that fit, and structured output fits its schema. Without the extra, the model
     parses and checks each reply afterwards (see `enforce`).
 
     In assistant messages of other providers, members read the text. Other content blocks, such as
@@ -116,9 +118,9 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
 
     enforce: Enforce = "auto"
     """Whether tools and response formats constrain decoding. ``"auto"`` constrains it if the extra
-    ``adafuse-llm[grammar]`` is installed. If a schema cannot be enforced, a warning names the reason
-    and the members only read the schema. True raises an error instead. False never constrains it.
-    Every call can override this field."""
+    ``adafuse-llm[grammar]`` is installed; if a schema cannot be enforced, a warning names the
+    reason, and the members only read the schema. True raises an error instead. False never
+    constrains decoding. Every call can override this field."""
 
     _run: ModelRun | None = PrivateAttr(default=None)
     _warnings: set[str] = PrivateAttr(default_factory=set)  # the copies for calls share it
@@ -349,7 +351,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             InvalidOptionError: `enforce` is True, and the form cannot be enforced.
             MissingDependencyError: `enforce` is True, and the extra is not installed.
         """
-        if not self.enforce or (self.enforce == "auto" and not can_follow_grammars()):
+        if not self.enforce or (self.enforce == "auto" and not is_available()):
             return {}
         try:
             constraint = form.constraint()
@@ -528,10 +530,13 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         return engine
 
     def _can_enforce(self, engine: AdaFuseEngine | None) -> bool:
-        """Return whether the form of replies can be enforced, as far as is known without loading."""
+        """Return whether the form of replies can be enforced.
+
+        Without an engine, the result is True if the extra is installed.
+        """
         if not self.enforce:
             return False
-        return can_follow_grammars() if engine is None else engine.can_enforce
+        return is_available() if engine is None else engine.can_enforce
 
     def _warn_once(self, message: str) -> None:
         """Log a warning, unless this model or a copy for a call already logged the same one."""
