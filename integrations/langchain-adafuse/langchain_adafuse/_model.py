@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.load.serializable import Serializable
 from langchain_core.messages.ai import UsageMetadata
-from pydantic import ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 from typing_extensions import Self, TypedDict, Unpack
 
 from adafuse_llm import (
@@ -78,7 +78,7 @@ class ModelFields(TypedDict, total=False):
     stop: str | Sequence[str] | None
     weights: Mapping[str, float] | Sequence[float] | None
     use: str | Sequence[str] | None
-    json_schema: Mapping[str, Any] | type | str | None
+    json_schema: Mapping[str, Any] | type[BaseModel] | str | None
     regex: str | None
     grammar: str | None
     choices: Sequence[str] | None

@@ -54,6 +54,11 @@ SCHEMAS: dict[str, Any] = {
 METHODS = ["json_schema", "function_calling", "json_mode"]
 
 
+def chat_that(script, **fields):
+    """A model that only describes schemas to its members, so that replies may not fit."""
+    return ChatAdaFuse(engine=scripted_engine(script), **{"enforce": False, **fields})
+
+
 def written(value, method, name="City"):
     return call(name, **value) if method == "function_calling" else json.dumps(value)
 
