@@ -162,7 +162,7 @@ def to_tool_choice(choice: str | bool | Mapping[str, Any] | None, names: Sequenc
     if isinstance(choice, Mapping):
         function = choice.get("function", choice)
         name = function.get("name") if isinstance(function, Mapping) else None
-        resolved = name or choice.get("type")
+        resolved = name or choice.get("type") or choice
     if resolved is None or isinstance(resolved, bool):
         resolved = {None: "auto", True: "required", False: "none"}[resolved]
     resolved = "required" if resolved == "any" else resolved

@@ -43,7 +43,7 @@ def check_schema(schema: Schema) -> None:
         reference = part.get("$ref", "#")
         try:
             target = resolver.lookup(reference).contents
-        except Unresolvable:
+        except (Unresolvable, ValueError, TypeError):  # the last two for a pointer into a scalar
             target = None
         if not isinstance(target, (Mapping, bool)):
             raise _missing(reference)
@@ -61,7 +61,7 @@ def problems(value: Any, schema: Schema) -> list[str]:
     try:
         return list(_messages(validator.iter_errors(value)))
     except Unresolvable as error:
-        raise _missing(error.ref) from None
+        raise _missing(error.ref if error.ref[:1] != "/" else f"#{error.ref}") from None
     except RecursionError:
         raise InvalidInputError("the schema refers to itself without end") from None
 

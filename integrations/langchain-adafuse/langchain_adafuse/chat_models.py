@@ -23,7 +23,7 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from langchain_core.utils.uuid import uuid7
-from pydantic import PrivateAttr
+from pydantic import PrivateAttr, StrictBool
 from typing_extensions import Self, Unpack
 
 from adafuse_llm import AdaFuseEngine, StreamEvent
@@ -116,7 +116,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
 
         def __init__(self, **fields: Unpack[ChatFields]) -> None: ...
 
-    enforce: Enforce = "auto"
+    enforce: Literal["auto"] | StrictBool = "auto"
     """Whether tools and response formats constrain decoding. ``"auto"`` constrains it if the extra
     ``adafuse-llm[grammar]`` is installed; if a schema cannot be enforced, a warning names the
     reason, and the members only read the schema. True raises an error instead. False never
