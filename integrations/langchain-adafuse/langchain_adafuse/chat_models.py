@@ -55,6 +55,9 @@ from langchain_adafuse._rounds import ModelRun
 from langchain_adafuse._schema_forms import Schema
 from langchain_adafuse._structured import Method, StructuredOutput
 
+if TYPE_CHECKING:
+    import os
+
 logger = logging.getLogger(__name__)
 
 PROMPT_KEYWORDS = ("tools", "tool_choice", "response_format", "parallel_tool_calls")
@@ -115,6 +118,14 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     if TYPE_CHECKING:  # type checkers derive a constructor for each class that has none
 
         def __init__(self, **fields: Unpack[ChatFields]) -> None: ...
+
+        @classmethod
+        def from_embedded(cls, **fields: Unpack[ChatFields]) -> Self: ...
+
+        @classmethod
+        def from_config(
+            cls, path: str | os.PathLike[str], **fields: Unpack[ChatFields]
+        ) -> Self: ...
 
     enforce: Literal["auto"] | StrictBool = "auto"
     """Whether tools and response formats constrain decoding. ``"auto"`` constrains it if the extra
@@ -517,7 +528,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
                 self.profile["max_input_tokens"] = window
         if self.profile is not None and self._has_own_profile:
             enforces = self._can_enforce(engine)
-            self.profile.update(tool_choice=enforces, structured_output=enforces)
+            self.profile["tool_choice"] = self.profile["structured_output"] = enforces
         if plain := [
             backend.name
             for backend in engine.backends

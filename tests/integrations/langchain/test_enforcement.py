@@ -43,7 +43,10 @@ def multiply(a: int, b: int) -> int:
 
 
 TOOLS = [population, multiply]
-ARGUMENTS = {"population": {"city": str}, "multiply": {"a": int, "b": int}}
+ARGUMENTS: dict[str, dict[str, type]] = {
+    "population": {"city": str},
+    "multiply": {"a": int, "b": int},
+}
 UNFIT = '{"name": "Orrin", "people": "many"}'
 
 
