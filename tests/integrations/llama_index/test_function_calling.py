@@ -61,10 +61,9 @@ HELLO = written_call("greet", name="Zoë", formal=True)
 
 def clerk(prompt: str) -> str:
     """Calls tools once, or speaks freely."""
-    question = prompt.rpartition("user")[2] if "user" in prompt else prompt
-    if "<tool_response>" in prompt.rpartition("12 plus 7")[2]:
+    if '<tool_response>\n{"name"' in prompt:
         return "It is 19."
-    if "both" in question:
+    if "Do both" in prompt:
         return f"Let me see.\n{SUM}\n{HELLO}"
     return SUM if "12 plus 7" in prompt else "I only add."
 
@@ -448,7 +447,7 @@ class Lists(BaseModel):
     values: list[int] = Field(json_schema_extra={"uniqueItems": True})
 
 
-UNIQUE = FunctionTool.from_defaults(lambda values: sum(values), name="total", fn_schema=Lists)
+UNIQUE = FunctionTool.from_defaults(sum, name="total", fn_schema=Lists)
 
 
 async def test_a_schema_that_is_refused_is_requested_in_the_prompt(caplog):
