@@ -60,7 +60,6 @@ from adafuse_llm import (
     AdaFuseConfig,
     AdaFuseEngine,
     Choice,
-    GrammarError,
     InvalidInputError,
     InvalidOptionError,
     MalformedReplyError,
@@ -215,10 +214,6 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
     grammar: str | None = _option("grammar")
     choices: tuple[str, ...] | None = _option("choices")
     use: tuple[str, ...] | None = _option("use")
-    json_schema: dict[str, Any] | None = _option("json_schema")
-    regex: str | None = _option("regex")
-    grammar: str | None = _option("grammar")
-    choices: tuple[str, ...] | None = _option("choices")
 
     _passed_engine: AdaFuseEngine | None = PrivateAttr(default=None)
     _fixed_options: dict[str, Any] = PrivateAttr(default_factory=dict)
@@ -952,7 +947,8 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         """Return options that enforce a constraint, or none if it is not to be enforced.
 
         Raises:
-            GrammarError: `enforce` is True and the constraint cannot be enforced.
+            InvalidOptionError: an option is invalid, or `enforce` is True and the members or the
+                engine's strategy cannot enforce the constraint.
             MissingDependencyError: `enforce` is True and the extra is not installed.
         """
         configured = {name for name in CONSTRAINTS if getattr(self.engine.config, name) is not None}
@@ -960,10 +956,11 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         free |= dict.fromkeys(configured)
         if self.enforce is False:
             return free
+        self.engine.check_grammar(**free)  # an invalid option is an error
         try:
             constrained = {**free, **constraint()}
             self.engine.check_grammar(**constrained)
-        except (GrammarError, MissingDependencyError) as error:
+        except (InvalidOptionError, MissingDependencyError) as error:
             if self.enforce is True:
                 raise
             self._warn_once(
