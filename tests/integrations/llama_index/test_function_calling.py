@@ -37,9 +37,13 @@ from llama_index.llms.adafuse._decode import Chunk
 from llama_index.llms.adafuse.raw import AdaFuseRaw
 
 from adafuse_llm import AdaFuseEngine, GrammarError, InvalidInputError, MalformedReplyError
+from adafuse_llm.strategies import GaC
 from tests.support.instruction_follower import call as written_call
 from tests.support.llama_calls import recorded
 from tests.support.scripted import scripted, scripted_engine
+
+QUICK: dict[str, Any] = {"max_words": 1, "branching_factor": 1, "max_word_tokens": 4}
+"""Options for members that have nothing to say about what they must write."""
 
 WAYS = ("chat", "achat", "stream_chat", "astream_chat")
 
@@ -88,7 +92,7 @@ def free(llm):
 @pytest.fixture(scope="module")
 def stubborn_llm():
     with scripted_engine(stubborn) as engine:
-        yield AdaFuseLLM(engine=engine, max_new_tokens=80, retries=0)
+        yield AdaFuseLLM(engine=engine, max_new_tokens=90, retries=0, **QUICK)
 
 
 async def with_tools(llm: Any, way: str, *args: Any, **kwargs: Any) -> list[ChatResponse]:
@@ -118,6 +122,10 @@ def test_it_is_a_function_calling_model_only_where_calls_can_be_enforced(llm, fr
     for enforce in ("auto", True):
         limited = AdaFuseLLM(engine=llm.engine, enforce=enforce)
         assert not limited.metadata.is_function_calling_model
+    monkeypatch.undo()
+    monkeypatch.setattr(llm.engine, "strategy", GaC())
+    assert not llm.metadata.is_function_calling_model
+    assert calls_of(llm.chat_with_tools([ADD], "12 plus 7?"))  # requested in the prompt
 
 
 @pytest.mark.quick

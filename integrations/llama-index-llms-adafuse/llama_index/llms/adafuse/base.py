@@ -332,7 +332,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
             context_window=min(windows, default=LLMMetadata().context_window),
             num_output=self.engine.config.override(options).max_new_tokens,
             is_chat_model=all(backend.codec.has_chat_template for backend in backends),
-            is_function_calling_model=self.enforce is not False and self.engine.can_enforce,
+            is_function_calling_model=self._can_enforce_calls,
             model_name=self._model_name,
         )
 
@@ -940,6 +940,15 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         if isinstance(prompt, str):
             return self._prompt(prompt, False, overrides)
         return self._messages(prompt, overrides)
+
+    @property
+    def _can_enforce_calls(self) -> bool:
+        engine = self.engine
+        return (
+            self.enforce is not False
+            and "grammar" in engine.strategy.options
+            and engine.can_enforce
+        )
 
     def _enforce(
         self, options: dict[str, Any], constraint: Callable[[], dict[str, Any]]
