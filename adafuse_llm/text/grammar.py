@@ -341,7 +341,7 @@ def _greedy_closing(state: Any) -> bytes | None:
             steps += 1
         if not following or steps > MAX_CLOSING // 50 or len(found) >= MAX_CLOSING:
             return None
-        best = _best(state, following)
+        best = following[0] if len(following) == 1 else _ranked(state, following)[0]
         found.append(best)
         state.consume_token(best)
     return bytes(found)
@@ -373,14 +373,6 @@ def _searched_closing(state: Any) -> bytes | None:
             child.consume_token(byte)
             heapq.heappush(queue, (cost + 1 + rank, next(order), found + bytes([byte]), child))
     return None
-
-
-def _best(state: Any, following: bytes) -> int:
-    """Return the first byte of `_ranked`, in most states without a look at what follows it."""
-    if len(following) == 1:
-        return following[0]
-    closing = next((byte for byte in _CLOSERS if byte in following), None)
-    return _ranked(state, following)[0] if closing is None else closing
 
 
 def _ranked(state: Any, following: bytes) -> list[int]:
