@@ -37,7 +37,7 @@ from llama_index.llms.adafuse._decode import Chunk
 from llama_index.llms.adafuse.raw import AdaFuseRaw
 
 from adafuse_llm import AdaFuseEngine, GrammarError, InvalidInputError, MalformedReplyError
-from adafuse_llm.strategies import GaC
+from adafuse_llm.strategies import BeamSearch
 from tests.support.instruction_follower import call as written_call
 from tests.support.llama_calls import recorded
 from tests.support.scripted import scripted, scripted_engine
@@ -123,7 +123,7 @@ def test_it_is_a_function_calling_model_only_where_calls_can_be_enforced(llm, fr
         limited = AdaFuseLLM(engine=llm.engine, enforce=enforce)
         assert not limited.metadata.is_function_calling_model
     monkeypatch.undo()
-    monkeypatch.setattr(llm.engine, "strategy", GaC())
+    monkeypatch.setattr(llm.engine, "strategy", BeamSearch())
     assert not llm.metadata.is_function_calling_model
     assert calls_of(llm.chat_with_tools([ADD], "12 plus 7?"))  # requested in the prompt
 
