@@ -141,6 +141,7 @@ async def test_a_router(llm):
     router = RouterQueryEngine(AdaFuseSelector(llm), tools, llm=llm)
     response = router.query("What does it cost?")
     assert str(response) == "prices"
+    assert response.metadata is not None
     assert response.metadata["selector_result"].probabilities[1] > 0.5
     assert str(await router.aquery("Who did it?")) == "history"
 

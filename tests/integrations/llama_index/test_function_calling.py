@@ -115,7 +115,7 @@ def calls_of(response: ChatResponse) -> list[tuple[str, Any]]:
 
 @pytest.mark.quick
 def test_it_is_a_function_calling_model_only_where_calls_can_be_enforced(llm, free, monkeypatch):
-    assert isinstance(llm, FunctionCallingLLM)
+    assert issubclass(AdaFuseLLM, FunctionCallingLLM)
     assert llm.metadata.is_function_calling_model
     assert not free.metadata.is_function_calling_model
     monkeypatch.setattr(AdaFuseEngine, "can_enforce", False)
@@ -244,6 +244,7 @@ async def test_text_and_calls(llm, free, way, enforce):
     selected = asked.get_tool_calls_from_response(last)
     assert [(each.tool_name, each.tool_kwargs) for each in selected] == calls_of(last)
     assert len({each.tool_id for each in selected}) == 2
+    assert last.raw is not None
     assert last.raw.finish_reason == "stop"
     assert "".join(chunk.delta or "" for chunk in chunks) == last.message.content
     assert not [chunk for chunk in chunks if "<tool_call" in (chunk.message.content or "")]

@@ -234,7 +234,8 @@ class Reply:
     def _unfinished_call(self) -> list[ToolCallBlock]:
         if self._calls and not self._parallel:
             return []
-        *_, last = copy.copy(self._parser).close() or [None]
+        parts = copy.copy(self._parser).close()
+        last = parts[-1] if parts else None
         if not isinstance(last, InvalidToolCall):
             return []
         name, key, arguments = last.text.partition(', "arguments": ')
@@ -307,11 +308,11 @@ class CallAttempts:
             return
         self._problem = problem
         reply = ChatMessage(role=MessageRole.ASSISTANT, content=_written(response.message))
-        correction = Correction(
-            role=MessageRole.USER,
-            content=f"This reply cannot be used: {problem}\nReply again, and call the tool in the "
-            "form that the instructions describe.",
+        text = (
+            f"This reply cannot be used: {problem}\nReply again, and call the tool in the form that "
+            "the instructions describe."
         )
+        correction = Correction(role=MessageRole.USER, blocks=[TextBlock(text=text)])
         messages = [*self._request["messages"], reply, correction]
         self._request = {**self._request, "messages": messages}
 
