@@ -309,8 +309,8 @@ class CallAttempts:
         self._problem = problem
         reply = ChatMessage(role=MessageRole.ASSISTANT, content=_written(response.message))
         text = (
-            f"This reply cannot be used: {problem}\nReply again, and call the tool in the form that "
-            "the instructions describe."
+            f"This reply cannot be used: {problem}\n"
+            "Reply again, and call the tool in the form that the instructions describe."
         )
         correction = Correction(role=MessageRole.USER, blocks=[TextBlock(text=text)])
         messages = [*self._request["messages"], reply, correction]
