@@ -191,7 +191,8 @@ class Decode:
 
 
 def _options(request: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in request.items() if key not in ("prompt", "messages")}
+    inputs = ("prompt", "messages", "tools", "tool_choice")
+    return {key: value for key, value in request.items() if key not in inputs}
 
 
 def _final_chunk(final: StreamEvent) -> Chunk:
