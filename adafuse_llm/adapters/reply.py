@@ -1,7 +1,7 @@
 """Parse streamed replies into text, reasoning and tool calls.
 
-A call is JSON between two markers. `adafuse_llm.adapters.conversation` describes this format to
-the members::
+A call is JSON between two markers. `adafuse_llm.text.conversation` describes this format to the
+members::
 
     <tool_call>
     {"name": "add", "arguments": {"a": 1, "b": 2}}
@@ -14,10 +14,26 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-CALL_OPENS, CALL_CLOSES = "<tool_call>", "</tool_call>"
+from adafuse_llm.text.conversation import CALL_CLOSES, CALL_OPENS
+
+__all__ = [
+    "CALL_CLOSES",
+    "CALL_OPENS",
+    "REASONING_CLOSES",
+    "REASONING_OPENS",
+    "InvalidToolCall",
+    "Part",
+    "Reasoning",
+    "ReplyParser",
+    "Text",
+    "ToolCall",
+    "read_json",
+]
+
 REASONING_OPENS, REASONING_CLOSES = "<think>", "</think>"
 
 
@@ -203,13 +219,27 @@ def _read_call(text: str) -> ToolCall | InvalidToolCall:
 def read_json(text: str) -> Any:
     """Parse standard JSON, which has no NaN or Infinity.
 
+    A number that is too large for Python becomes the largest float, or an integer of that size, so
+    all values can be written as JSON again.
+
     Raises:
         ValueError: `text` is not JSON.
     """
     try:
-        return json.loads(text, parse_constant=_reject)
+        return json.loads(text, parse_constant=_reject, parse_float=_to_float, parse_int=_to_int)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def _to_float(text: str) -> float:
+    return min(max(float(text), -sys.float_info.max), sys.float_info.max)
+
+
+def _to_int(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:  # more digits than Python converts
+        return int(_to_float(text))
 
 
 def _reject(constant: str) -> NoReturn:

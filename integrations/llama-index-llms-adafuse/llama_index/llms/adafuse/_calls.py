@@ -25,7 +25,6 @@ from llama_index.llms.adafuse._decode import Chunk
 from llama_index.llms.adafuse._messages import Correction
 
 from adafuse_llm import InvalidInputError, MalformedReplyError
-from adafuse_llm.adapters.conversation import TOOL_CHOICES
 from adafuse_llm.adapters.reply import (
     CALL_CLOSES,
     CALL_OPENS,
@@ -39,6 +38,7 @@ from adafuse_llm.adapters.reply import (
 from adafuse_llm.adapters.tool_grammar import tool_grammar
 from adafuse_llm.errors import nearest
 from adafuse_llm.text.chat import Tool
+from adafuse_llm.text.conversation import TOOL_CHOICES
 
 TOOL_KEYWORDS = ("tools", "tool_choice", "parallel_tool_calls")
 """Keywords of `AdaFuseLLM.chat` that concern tools."""

@@ -67,7 +67,7 @@ from adafuse_llm import (
     MissingDependencyError,
     RuntimeConfig,
 )
-from adafuse_llm.adapters.conversation import to_messages
+from adafuse_llm.adapters.conversation import to_conversation, to_messages
 from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
 from adafuse_llm.adapters.options import check_option_names
 from adafuse_llm.adapters.schema import close_objects
@@ -907,7 +907,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
             described = {"tools": toolbox.tools, "tool_choice": toolbox.choice}
         with_prompts = add_prompts(messages, self.system_prompt, self.query_wrapper_prompt)
         if self.messages_to_prompt in (None, generic_messages_to_prompt):
-            return {"messages": to_messages(to_turns(with_prompts), **described), **options}
+            return {"messages": to_conversation(to_turns(with_prompts), **described), **options}
         if toolbox is not None:
             plain = to_messages(to_turns(with_prompts), **described)
             with_prompts = [ChatMessage(role=m["role"], content=m["content"]) for m in plain]
