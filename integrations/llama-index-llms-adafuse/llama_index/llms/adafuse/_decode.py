@@ -191,8 +191,7 @@ class Decode:
 
 
 def _options(request: dict[str, Any]) -> dict[str, Any]:
-    inputs = ("prompt", "messages", "tools", "tool_choice")
-    return {key: value for key, value in request.items() if key not in inputs}
+    return {key: value for key, value in request.items() if key not in ("prompt", "messages")}
 
 
 def _final_chunk(final: StreamEvent) -> Chunk:
