@@ -27,11 +27,11 @@ from pydantic import PrivateAttr, StrictBool
 from typing_extensions import Self, Unpack
 
 from adafuse_llm import AdaFuseEngine, StreamEvent
-from adafuse_llm.adapters.conversation import to_messages
+from adafuse_llm.adapters.conversation import Conversation, to_conversation
 from adafuse_llm.adapters.structured import schema_instructions
 from adafuse_llm.config import CONSTRAINTS
 from adafuse_llm.errors import InvalidOptionError, MissingDependencyError, short_repr
-from adafuse_llm.text.chat import Message
+from adafuse_llm.text.codec import encode_conversation
 from adafuse_llm.text.grammar import is_available
 from langchain_adafuse._constraints import ReplyForm, schema_of, to_flag
 from langchain_adafuse._messages import (
@@ -77,7 +77,7 @@ class ChatFields(ModelFields, total=False):
 class _Request(NamedTuple):
     """A request, converted for the engine."""
 
-    prompt: list[Message]
+    prompt: Conversation
     form: ReplyForm
     reply: Reply
 
@@ -147,8 +147,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         tools: Sequence[ToolLike] | None = None,
     ) -> int:
         """Count the tokens of the whole prompt in the first active member's chat template."""
-        prompt = to_messages(to_turns(messages), tools=to_tools(tools or ()))
-        return len(self._first_codec().encode_messages(prompt))
+        prompt = to_conversation(to_turns(messages), tools=to_tools(tools or ()))
+        return len(encode_conversation(self._first_codec(), prompt))
 
     # Tools and schemas ------------------------------------------------------------------------
 
@@ -347,7 +347,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         instructions = [] if schema is None else [schema_instructions(schema)]
         if form.calls_tools and not form.parallel:
             instructions.insert(0, ONE_CALL)
-        prompt = to_messages(
+        prompt = to_conversation(
             to_turns(messages),
             tools=tools,
             tool_choice=form.choice,
