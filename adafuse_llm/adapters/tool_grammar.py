@@ -141,7 +141,7 @@ def _enforced(source: str) -> str:
     schema = {**enforceable(json.loads(source)), "x-guidance": dict(COMPILE_OPTIONS)}
     rule = f"%json {json.dumps(schema)}"
     if message := llguidance().LLMatcher.validate_grammar(f"{HEADER}\nstart: {rule}\n"):
-        raise GrammarError(f"It cannot be enforced ({_explained(message)}). Simplify it.")
+        raise GrammarError(f"it cannot be enforced ({_explained(message)}). Simplify the schema.")
     return rule
 
 
