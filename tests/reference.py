@@ -651,21 +651,13 @@ class Response:
     def minimum(self) -> int:
         """The lowest limit of tokens that leaves room for a response."""
         closing = self.language.closing("")
-        leads = ("", " ") if self.opening.free else ("",)
         return max(
-            self.opening.counted(member, self.ids[member.name], tokens)
+            self.opening.counted(member, before, self.encode(member, before, closing, self.opening))
             for member in self.members
-            for lead in leads
-            for tokens in [self.encode(member, self.ids[member.name], lead + closing, self.opening)]
+            for before in [self.ids[member.name]]
         )
 
-    def fits(
-        self,
-        written: str,
-        tokens: Mapping[str, Sequence[int]],
-        firsts: Mapping[str, str],
-        most: int,
-    ) -> bool:
+    def fits(self, written: str, tokens: Mapping[str, Sequence[int]], most: int) -> bool:
         """Whether `tokens` leave every member room for what closes the response after them."""
         text = self.text + self.opening.shown(written)
         if not self.language.begins(text.encode()):
@@ -676,8 +668,7 @@ class Response:
             before, own = self.ids[member.name], tokens[member.name]
             if not self.form.is_whole(member, before, own):
                 return False
-            lead = leading_whitespace(firsts[member.name]) if after.free and not own else ""
-            rest = self.encode(member, [*before, *own], lead + closing, after) if closing else []
+            rest = self.encode(member, [*before, *own], closing, after) if closing else []
             count = self.opening.counted(member, before, [*own, *rest])
             if self.completion[member.name] + count > most:
                 return False
@@ -685,11 +676,18 @@ class Response:
                 return False
         return True
 
+    def is_full(self, most: int) -> bool:
+        """Whether some member can take no further token."""
+        return any(
+            self.completion[member.name] >= most or member.is_full(len(self.ids[member.name]))
+            for member in self.members
+        )
+
     def cut(
         self, winner: ReferenceCandidate, firsts: Mapping[str, str], most: int
     ) -> ReferenceCandidate:
         """The winner, or its longest prefix that leaves room to close the response."""
-        if self.fits(winner.written, winner.tokens, firsts, most):
+        if self.fits(winner.written, winner.tokens, most):
             return winner
         (proposer,) = [member for member in self.members if member.name == winner.proposers[0]]
         own = winner.tokens[proposer.name]
@@ -707,7 +705,7 @@ class Response:
                 for member in self.members
             }
             tokens[proposer.name] = own[:size]
-            if self.fits(text, tokens, firsts, most):
+            if self.fits(text, tokens, most):
                 return ReferenceCandidate(
                     text, self.opening.shown(text), False, winner.proposers, tokens, set()
                 )
@@ -728,14 +726,12 @@ class Response:
         self.text += shown
         return shown
 
-    def suggest(self, text: str, firsts: Mapping[str, str], *, stops: bool) -> ReferenceCandidate:
+    def suggest(self, text: str, *, stops: bool) -> ReferenceCandidate:
         """Text that no member has proposed."""
-        tokens = {}
-        for member in self.members:
-            lead = leading_whitespace(firsts[member.name]) if self.opening.free else ""
-            tokens[member.name] = self.encode(
-                member, self.ids[member.name], lead + text, self.opening
-            )
+        tokens = {
+            member.name: self.encode(member, self.ids[member.name], text, self.opening)
+            for member in self.members
+        }
         written = " " * self.opening.spaces + text
         return ReferenceCandidate(written, text, stops, [], tokens, set(), {}, 0.0)
 
@@ -759,7 +755,6 @@ def decode_form(
     weights = options.weights or [1.0] * len(members)
     rounds: list[ReferenceRound] = []
     closes = False
-    firsts = dict.fromkeys(response.ids, "")
 
     def result(cut: int | None, finish: str) -> ReferenceGeneration:
         return ReferenceGeneration(
@@ -773,16 +768,16 @@ def decode_form(
             text = language.forced(response.text)
         if text:
             stops = closes or language.is_final((response.text + text).encode())
-            forced = response.suggest(text, firsts, stops=stops)
+            forced = response.suggest(text, stops=stops)
             if not closes and not response.fits(
-                forced.written, forced.tokens, firsts, options.max_new_tokens
+                forced.written, forced.tokens, options.max_new_tokens
             ):
                 closes = True
                 continue
             response.commit(forced)
             rounds.append(ReferenceRound([forced], 0, text, {}, forced=True))
             was_cut = False
-        elif closes or all(member.is_full(len(ids[member.name])) for member in members):
+        elif closes:
             return result(None, "length")
         else:
             proposals: dict[str, list[Proposal]] = {}
@@ -810,7 +805,7 @@ def decode_form(
             return result(None, "length")
         if stops or language.is_final(response.text.encode()):
             return result(None, "stop")
-        closes = was_cut
+        closes = was_cut or response.is_full(options.max_new_tokens)
 
 
 def choose(

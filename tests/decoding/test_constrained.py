@@ -166,7 +166,11 @@ CONFIGS = st.fixed_dictionaries(
 
 
 def check_schema(
-    members: tuple[Recipe, ...], schema: dict[str, Any], start: dict[str, Any], extra: int, **more: Any
+    members: tuple[Recipe, ...],
+    schema: dict[str, Any],
+    start: dict[str, Any],
+    extra: int,
+    **more: Any,
 ) -> None:
     language = Options(json_schema=schema).language
     assert language is not None
