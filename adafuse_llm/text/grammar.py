@@ -274,6 +274,11 @@ class GrammarText:
         self._state = state.deep_copy()
 
     @property
+    def may_end(self) -> bool:
+        """Whether the response is complete, so that it may end."""
+        return bool(self._state.is_accepting())
+
+    @property
     def is_final(self) -> bool:
         """Whether the response is complete, so that no text can follow."""
         return self.ends_after("")
