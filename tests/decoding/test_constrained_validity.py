@@ -160,9 +160,10 @@ def test_every_strategy_obeys_or_refuses(form: dict[str, Any], strategy: str) ->
     for start in STARTS:
         members = TINY[:2] if "prompt" in start else TALKING
         with AdaFuseEngine([backend(member) for member in members], strategy=strategy) as ensemble:
-            for limit in (16, 40):
+            use = [members[0].name] if strategy == "single" else None
+            for limit in (24, 40):
                 try:
-                    found = ensemble.generate(**start, **form, max_new_tokens=limit)
+                    found = ensemble.generate(**start, **form, max_new_tokens=limit, use=use)
                 except InvalidOptionError as error:
                     assert next(iter(form)) in str(error)
                     refused += 1
