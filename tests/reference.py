@@ -295,7 +295,7 @@ class Proposal:
     stops: bool
 
 
-def propose(
+def propose(  # noqa: C901
     member: ReferenceMember,
     ids: Sequence[int],
     options: Options,
@@ -741,7 +741,7 @@ class Response:
         return next((at for at in places if self.language.holds(self.text[:at].encode())), None)
 
 
-def decode_form(
+def decode_form(  # noqa: C901
     members: Sequence[ReferenceMember],
     prompt: str | None,
     options: Options,

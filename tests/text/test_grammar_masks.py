@@ -98,21 +98,19 @@ def test_members_whose_tokens_cannot_write_every_byte_are_refused(kind: str) -> 
         ensemble.generate("x", regex="[a-z\u4e2d]+")
 
 
-SMALL: tuple[tuple[dict[str, Any], int], ...] = (
-    ({"regex": "a{3,7}(bc)*d"}, 0),
-    ({"regex": "(ab|abcd)*(x y z)?e?"}, 0),
-    ({"regex": '"([^"\\\\]|\\\\.)*"'}, 0),
-    ({"regex": "(abc|ab?d)+\\.\\.\\."}, 0),
-    ({"grammar": 'start: sum\nsum: sum "+" num | num\nnum: /[0-9]{1,3}/ | "(" sum ")"'}, 0),
-    ({"json_schema": {"enum": ["one", "two", 31]}}, 1),
-    ({"json_schema": {"type": "array", "items": {"type": "integer"}, "minItems": 2}}, 1),
-    ({"json_schema": {"type": "string", "minLength": 2, "maxLength": 5}}, 1),
+SMALL: tuple[dict[str, Any], ...] = (
+    {"regex": "a{3,7}(bc)*d"},
+    {"regex": "(ab|abcd)*(x y z)?e?"},
+    {"regex": '"([^"\\]|\\.)*"'},
+    {"regex": "(abc|ab?d)+\.\.\."},
+    {"grammar": 'start: sum
+sum: sum "+" num | num
+num: /[0-9]{1,3}/ | "(" sum ")"'},
 )
-"""Grammars, and how many bytes longer than the shortest closing text theirs may be."""
 
 
-@pytest.mark.parametrize(("form", "slack"), SMALL, ids=range(len(SMALL)))
-def test_a_closing_text_is_about_as_short_as_the_shortest(form: dict[str, Any], slack: int) -> None:
+@pytest.mark.parametrize("form", SMALL, ids=range(len(SMALL)))
+def test_a_closing_text_is_as_short_as_the_shortest(form: dict[str, Any]) -> None:
     language = Language(**form)
     grammar = Grammar.of(AdaFuseConfig(**form))
     assert grammar is not None
@@ -124,7 +122,7 @@ def test_a_closing_text_is_about_as_short_as_the_shortest(form: dict[str, Any], 
             closing = language.closing(response)
             assert language.holds((response + closing).encode())
             shortest = shortest_closing(language, response.encode())
-            assert len(closing.encode()) <= shortest + slack, (response, closing)
+            assert len(closing.encode()) <= shortest, (response, closing)
             lengths.append(shortest)
     assert max(lengths) > 1
 
