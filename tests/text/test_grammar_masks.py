@@ -101,11 +101,9 @@ def test_members_whose_tokens_cannot_write_every_byte_are_refused(kind: str) -> 
 SMALL: tuple[dict[str, Any], ...] = (
     {"regex": "a{3,7}(bc)*d"},
     {"regex": "(ab|abcd)*(x y z)?e?"},
-    {"regex": '"([^"\\]|\\.)*"'},
-    {"regex": "(abc|ab?d)+\.\.\."},
-    {"grammar": 'start: sum
-sum: sum "+" num | num
-num: /[0-9]{1,3}/ | "(" sum ")"'},
+    {"regex": '"([^"\\\\]|\\\\.)*"'},
+    {"regex": "(abc|ab?d)+\\.\\.\\."},
+    {"grammar": 'start: sum\nsum: sum "+" num | num\nnum: /[0-9]{1,3}/ | "(" sum ")"'},
 )
 
 
