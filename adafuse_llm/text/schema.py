@@ -45,7 +45,7 @@ MAX_CHARACTERS = 1_000_000
 MAX_PATTERN = 10_000
 """Greatest number of characters in a pattern."""
 
-_MAX_STEPS = 500_000
+_MAX_STEPS = 1_000_000
 _MAX_INTEGER = 2**53
 _DIGITS = 12
 _LITERAL_DIGITS = 15
@@ -60,7 +60,7 @@ _DRAFTS = {
 }
 
 _TOO_DEEP = (
-    f"The JSON schema has more than {MAX_DEPTH} lists and objects inside each other. "
+    f"the JSON schema has more than {MAX_DEPTH} lists and objects inside each other. "
     "Move inner schemas to '$defs' and refer to them with '$ref'."
 )
 _LEAVE_OUT = "Leave it out and check the parsed response."
@@ -149,7 +149,7 @@ def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
     """
     if isinstance(schema, bool) or not isinstance(schema, Mapping):
         raise GrammarError(
-            "A JSON schema must be an object, such as {'type': 'object', 'properties': {...}}; "
+            "a JSON schema must be an object, such as {'type': 'object', 'properties': {...}}; "
             f"got {short_repr(schema)}."
         )
     try:
@@ -164,8 +164,8 @@ def _show(place: _Place) -> str:
 
 
 def _refuse(place: _Place, reason: str, remedy: str = _LEAVE_OUT) -> NoReturn:
-    where = f"'{_show(place)}'" if place else "The schema"
-    raise GrammarError(f"The JSON schema cannot be enforced. {where} {reason}. {remedy}")
+    where = f"'{_show(place)}'" if place else "it"
+    raise GrammarError(f"the JSON schema cannot be enforced: {where} {reason}. {remedy}")
 
 
 class _Copy:
@@ -184,7 +184,7 @@ class _Copy:
         self._values += 1
         if self._values > MAX_VALUES:
             raise GrammarError(
-                f"The JSON schema has more than {MAX_VALUES:,} values. Use a smaller schema."
+                f"the JSON schema has more than {MAX_VALUES:,} values. Use a smaller schema."
             )
         if value is None or isinstance(value, bool):
             return value
@@ -228,7 +228,7 @@ class _Copy:
         self._characters += len(text)
         if self._characters > MAX_CHARACTERS:
             raise GrammarError(
-                f"The JSON schema has more than {MAX_CHARACTERS:,} characters. "
+                f"the JSON schema has more than {MAX_CHARACTERS:,} characters. "
                 "Use a smaller schema."
             )
         if any("\ud800" <= char <= "\udfff" for char in text):
@@ -292,7 +292,7 @@ class _Preparation:
         self._steps += steps
         if self._steps > _MAX_STEPS:
             raise GrammarError(
-                "The JSON schema is too complex to be checked. Use fewer 'oneOf' options and fewer "
+                "the JSON schema is too complex to be checked. Use fewer 'oneOf' options and fewer "
                 "'$ref' references."
             )
 
@@ -959,7 +959,7 @@ def _factor(value: Any, place: _Place) -> int | float:
     if number == int(number) and number <= _MAX_INTEGER:
         return int(number)
     if number in (0.5, 0.25, 0.125):
-        return number
+        return float(number)
     _refuse(
         place,
         f"must be an integer up to 2**53, 0.5, 0.25 or 0.125; got {short_repr(value)}",
@@ -973,8 +973,8 @@ def _check_literal(value: Any, place: _Place) -> None:
     if isinstance(value, str):
         _check_literal_text(value, place)
     elif isinstance(value, list):
-        for number, item in enumerate(value):
-            _check_literal(item, (*place, str(number)))
+        for index, item in enumerate(value):
+            _check_literal(item, (*place, str(index)))
     elif isinstance(value, dict):
         for name, item in value.items():
             _check_literal_text(name, place)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import enum
 import json
 import random
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Annotated, Any, Literal, Optional
 
@@ -16,6 +16,7 @@ import pytest
 from pydantic import AnyUrl, BaseModel, Field, create_model
 
 from adafuse_llm.errors import GrammarError
+from adafuse_llm.text import schema as schemas
 from adafuse_llm.text.schema import COMPILE_OPTIONS, MAX_DEPTH, MAX_PATTERN, enforceable
 
 pytestmark = pytest.mark.quick
@@ -46,11 +47,10 @@ def compiled(tokenizer) -> Callable[..., Any]:
     """A function that returns a matcher of a schema, or None if llguidance refuses the schema."""
     from llguidance import LLMatcher
 
-    def compile_schema(schema: Any, options: Mapping[str, Any] = COMPILE_OPTIONS) -> Any:
+    def compile_schema(schema: Any, options: Any = COMPILE_OPTIONS) -> Any:
+        overrides: Any = dict(options)
         try:
-            grammar = LLMatcher.grammar_from_json_schema(
-                json.dumps(schema), overrides=dict(options)
-            )
+            grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=overrides)
         except ValueError:
             return None
         matcher = LLMatcher(tokenizer, grammar, log_level=0)
@@ -113,16 +113,12 @@ HOLES: dict[str, tuple[dict[str, Any], str]] = {
         {"type": "number", "maximum": 0.9999999999999999},
         "0.999999999999999999",
     ),
-    "small bound": (
-        {"type": "number", "exclusiveMaximum": 1e-29},
-        "0.00000000000000000000000000001",
-    ),
     "draft-03": (
         {"$schema": "http://json-schema.org/draft-03/schema#", "disallow": "string"},
         '"a"',
     ),
     "nested class": ({"type": "string", "pattern": "^[[:alpha:]]$"}, '"q"'),
-    "intersection": ({"type": "string", "pattern": "^[a&&a]$"}, '"ab"'),
+    "intersection": ({"type": "string", "pattern": "^[^a&&b]$"}, '"a"'),
     "possessive": ({"type": "string", "pattern": "^a++a$"}, '"aa"'),
     "no letter": ({"type": "string", "pattern": "^\\W$"}, '"ƻ"'),
     "no digit": ({"type": "string", "pattern": "^\\D$"}, '"٣"'),
@@ -141,7 +137,8 @@ def test_what_llguidance_does_not_enforce_is_enforced_or_refused(name, compiled)
     assert matcher is None or not accepts(matcher, forbidden)
 
 
-@pytest.mark.parametrize("name", [name for name in HOLES if name != "intersection"])
+@pytest.mark.filterwarnings("ignore:Possible (nested set|set intersection):FutureWarning")
+@pytest.mark.parametrize("name", HOLES)
 def test_llguidance_alone_accepts_what_the_schema_forbids(name, compiled) -> None:
     schema, forbidden = HOLES[name]
     options = {key: COMPILE_OPTIONS[key] for key in COMPILE_OPTIONS if "escapes" not in key}
@@ -150,12 +147,11 @@ def test_llguidance_alone_accepts_what_the_schema_forbids(name, compiled) -> Non
         pytest.skip("this version of llguidance enforces the schema")
     jsonschema = pytest.importorskip("jsonschema")
     validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
-    known = {"leap second", "day with time", "second with date", "repeated names"}  # checked above
     allowed = validator(schema, format_checker=validator.FORMAT_CHECKER).is_valid(
         json.loads(forbidden)
     )
-    other_engine = {"nested class", "no space", "lenient", "coerced", "draft-03"}
-    assert not allowed or name in known | other_engine
+    not_checked = {"leap second", "day with time", "second with date", "no space"}
+    assert not allowed or name in not_checked
 
 
 # Rewritten schemas
@@ -178,8 +174,8 @@ def test_dates_times_and_durations_are_patterns(name, right, wrong, compiled) ->
 
 def test_every_day_of_some_years_is_a_date() -> None:
     pattern = re.compile(enforceable({"format": "date"})["pattern"])
-    first = datetime.date(1896, 1, 1)
-    days = [first + datetime.timedelta(days=n) for n in range(4000)]
+    first = dt.date(1896, 1, 1)
+    days = [first + dt.timedelta(days=n) for n in range(4000)]
     assert all(pattern.search(day.isoformat()) for day in days)
     made = [
         f"{y:04}-{m:02}-{d:02}"
@@ -189,7 +185,7 @@ def test_every_day_of_some_years_is_a_date() -> None:
     ]
     for text in made:
         try:
-            datetime.date.fromisoformat(text)
+            dt.date.fromisoformat(text)
         except ValueError:
             assert not pattern.search(text), text
         else:
@@ -228,7 +224,7 @@ def test_bounds_are_rounded_inward(schema, bounds) -> None:
 def test_texts_within_rounded_bounds_are_within_the_given_bounds(compiled) -> None:
     rng = random.Random(1)
     accepted = 0
-    for _ in range(150):
+    for _ in range(50):
         low = rng.uniform(-1, 1) * 10 ** rng.randrange(-12, 12)
         high = low + rng.uniform(0, 1) * 10 ** rng.randrange(-12, 12)
         kind = rng.choice(["", "exclusive"])
@@ -246,7 +242,7 @@ def test_texts_within_rounded_bounds_are_within_the_given_bounds(compiled) -> No
                 accepted += 1
                 value = json.loads(text)
                 assert low < value < high or (not kind and low <= value <= high)
-    assert accepted > 100
+    assert accepted > 50
 
 
 def test_draft_04_bounds_and_lists_of_items() -> None:
@@ -423,6 +419,41 @@ def test_schemas_without_a_finite_document_are_refused(schema) -> None:
         enforceable(schema)
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"additionalProperties": {"$ref": "#"}},
+        {"patternProperties": {"^a": {"$ref": "#"}}},
+        {"patternProperties": {"(a+)+$": {"$ref": "#"}}},
+    ],
+)
+def test_required_properties_without_a_schema_of_their_own_must_be_finite(other) -> None:
+    with pytest.raises(GrammarError, match="no finite document is valid"):
+        enforceable({"type": "object", "required": ["a"], **other})
+
+
+def test_recursion_under_other_names_is_finite(compiled) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"value": {"type": "integer"}},
+        "required": ["value"],
+        "patternProperties": {"^child[0-9]+$": {"$ref": "#"}},
+        "additionalProperties": False,
+    }
+    assert accepts(compiled(enforceable(schema)), '{"value": 1, "child1": {"value": 2}}')
+
+
+def test_one_finite_alternative_suffices() -> None:
+    full = {"type": "array", "minItems": 1}
+    definitions = {
+        "a": {"anyOf": [{"$ref": "#/$defs/b"}, {"$ref": "#/$defs/c"}]},
+        "b": {**full, "items": {"$ref": "#/$defs/a"}},
+        "c": {**full, "items": {"$ref": "#/$defs/d"}},
+        "d": {**full, "prefixItems": [{"type": "null"}], "items": {"$ref": "#/$defs/d"}},
+    }
+    assert len(enforceable({"$ref": "#/$defs/a", "$defs": definitions})["$defs"]) == 4
+
+
 def test_recursion_that_can_end_is_allowed(compiled) -> None:
     schema = {
         "$ref": "#/$defs/node",
@@ -502,11 +533,11 @@ def test_a_refusal_names_the_keyword_and_its_place(schema, message) -> None:
 
 @pytest.mark.parametrize("schema", [True, False, None, [], "{}"])
 def test_a_schema_must_be_an_object(schema) -> None:
-    with pytest.raises(GrammarError, match="A JSON schema must be an object"):
+    with pytest.raises(GrammarError, match="a JSON schema must be an object"):
         enforceable(schema)
 
 
-def test_cyclic_deep_and_large_schemas_are_refused() -> None:
+def test_cyclic_deep_and_large_schemas_are_refused(monkeypatch) -> None:
     cyclic: dict[str, Any] = {}
     cyclic["items"] = cyclic
     with pytest.raises(GrammarError, match="'items' contains itself"):
@@ -525,9 +556,10 @@ def test_cyclic_deep_and_large_schemas_are_refused() -> None:
     with pytest.raises(GrammarError, match="more than 1,000,000 characters"):
         enforceable({"enum": ["a" * 600_000] * 2})
     options = [
-        {"type": "object", "properties": {"k": {"const": n}}, "required": ["k"]}
-        for n in range(2000)
+        {"type": "object", "properties": {"k": {"const": n}}, "required": ["k"]} for n in range(50)
     ]
+    assert enforceable({"oneOf": options}) == {"anyOf": options}
+    monkeypatch.setattr(schemas, "_MAX_STEPS", 1_000)
     with pytest.raises(GrammarError, match="too complex"):
         enforceable({"oneOf": options})
 
@@ -614,9 +646,9 @@ def random_pattern(rng: random.Random, depth: int = 0) -> str:
 
 def test_patterns_allow_only_what_python_allows(compiled) -> None:
     rng = random.Random(2)
-    texts = ["", *CHARACTERS, *(x + y for x in CHARACTERS[:6] for y in CHARACTERS)]
+    texts = ["", *CHARACTERS, *(x + y for x in CHARACTERS[:2] for y in CHARACTERS)]
     accepted = rejected = 0
-    for _ in range(150):
+    for _ in range(40):
         pattern = f"^(?:{random_pattern(rng)})$"
         matcher = compiled(enforceable({"type": "string", "pattern": pattern}))
         if matcher is None:
@@ -627,8 +659,8 @@ def test_patterns_allow_only_what_python_allows(compiled) -> None:
                 assert re.search(pattern, text), (pattern, text)
             else:
                 rejected += 1
-    assert accepted > 1000
-    assert rejected > 1000
+    assert accepted > 200
+    assert rejected > 200
 
 
 def test_the_decimals_of_pydantic_need_no_lookahead(compiled) -> None:
@@ -672,10 +704,10 @@ MODELS = [
     create_model("Optionals", text=(Optional[str], None), count=(int, 3), none=(None, ...)),  # noqa: UP045
     create_model(
         "Times",
-        moment=datetime.datetime,
-        day=datetime.date,
-        hour=datetime.time,
-        length=datetime.timedelta,
+        moment=dt.datetime,
+        day=dt.date,
+        hour=dt.time,
+        length=dt.timedelta,
     ),
     create_model("Identifiers", one=uuid.UUID, two=AnyUrl),
     create_model("Enums", color=Color, level=Level, mixed=Literal["x", 1, True], one=Literal["y"]),

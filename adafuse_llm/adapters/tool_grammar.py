@@ -1,0 +1,174 @@
+r"""Grammars of replies that call tools, in the form of `adafuse_llm.adapters.conversation`.
+
+`tool_grammar` returns a Lark grammar for the option `grammar` of `AdaFuseEngine.generate`. A member
+that follows it calls only tools that exist, with arguments that fit their schemas. For example,
+with the tool ``add``, the choice ``"required"`` allows ::
+
+    <tool_call>
+    {"name": "add", "arguments": {"a": 1, "b": 2}}
+    </tool_call>
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from adafuse_llm.adapters.reply import (
+    CALL_CLOSES,
+    CALL_OPENS,
+    REASONING_CLOSES,
+    REASONING_OPENS,
+)
+from adafuse_llm.adapters.schema import close_objects, without_annotations
+from adafuse_llm.errors import GrammarError, InvalidInputError, nearest
+from adafuse_llm.text.chat import Tool
+from adafuse_llm.text.grammar import llguidance
+
+HEADER = '%llguidance {"no_forcing": true}'
+
+WHITESPACE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+
+_SPACE = r"[\s\x1c-\x1f]"
+_ANY = "(?s:.*)"
+_THOUGHT = f"{_SPACE}*{REASONING_OPENS}{_ANY}"
+_THOUGHT_END = REASONING_CLOSES.replace("/", r"\/")
+
+# The lexer matches the longest terminal. Text up to a marker is therefore a terminal of its own,
+# and no other terminal that is possible at the same position can contain the marker. Replies do not
+# begin with whitespace, so each member can still write or omit a space before them.
+_TEXT_AND_CALLS = rf"""
+start: CLOSED_THOUGHT_0 more
+     | OPEN_THOUGHT_0
+     | TEXT_AND_CALL_0 calls
+     | TEXT_0?
+more: CLOSED_THOUGHT more
+    | OPEN_THOUGHT
+    | TEXT_AND_CALL calls
+    | TEXT?
+OPEN_THOUGHT: /{_THOUGHT}/ & ~/{_ANY}{_THOUGHT_END}{_ANY}/
+CLOSED_THOUGHT: /{_THOUGHT}{_THOUGHT_END}/ & ~/{_ANY}{_THOUGHT_END}(?s:.+)/
+TEXT: /(?s:.+)/ & ~/{_ANY}{CALL_OPENS}{_ANY}/ & ~/{_THOUGHT}/
+TEXT_AND_CALL: /{_ANY}{CALL_OPENS}/ & ~/{_ANY}{CALL_OPENS}(?s:.+)/ & ~/{_THOUGHT}/
+OPEN_THOUGHT_0: OPEN_THOUGHT & ~/{_SPACE}{_ANY}/
+CLOSED_THOUGHT_0: CLOSED_THOUGHT & ~/{_SPACE}{_ANY}/
+TEXT_0: TEXT & ~/{_SPACE}{_ANY}/
+TEXT_AND_CALL_0: TEXT_AND_CALL & ~/{_SPACE}{_ANY}/
+""".strip()
+
+
+def tool_grammar(
+    tools: Sequence[Tool],
+    *,
+    choice: str = "auto",
+    parallel: bool = True,
+    reply: Mapping[str, Any] | None = None,
+) -> str:
+    """Return a Lark grammar, in the dialect of llguidance, of replies that may call tools.
+
+    Arguments fit the tool's JSON schema. An object whose schema lists its properties and does not
+    mention others gets only the listed ones.
+
+    Args:
+        tools: the tools, with different names.
+        choice: ``"auto"`` for text, reasoning, and then possibly calls; ``"required"`` for one or
+            more calls and nothing else; the name of a tool for exactly one call of that tool.
+        parallel: whether a reply can have several calls.
+        reply: a JSON schema of the replies without calls that ``"auto"`` allows, instead of text
+            and reasoning.
+
+    Raises:
+        InvalidInputError: there are no tools, or `choice` does not fit them.
+        GrammarError: the arguments of a tool or `reply` cannot be enforced. The message names the
+            tool and the reason.
+        MissingDependencyError: llguidance is not installed.
+    """
+    names = [tool.name for tool in tools]
+    if not tools:
+        raise InvalidInputError("a grammar of tool calls needs at least one tool; got none")
+    if choice not in ("auto", "required", *names):
+        raise InvalidInputError(
+            f"the choice of a tool must be auto, required or the name of a tool "
+            f"({', '.join(names)}); got {choice!r}.{nearest(choice, ['auto', 'required', *names])}"
+        )
+    named = choice not in ("auto", "required")
+    used = [tool for tool in tools if tool.name == choice] if named else list(tools)
+    opens = _literal(CALL_OPENS)
+    if choice != "auto":
+        rules = [f"start: {opens} calls"]
+    elif reply is not None:
+        json_reply = _json_rule(close_objects(reply), "the schema of the reply")
+        rules = [f"start: reply | {opens} calls", f"reply: {json_reply}"]
+    else:
+        rules = [_TEXT_AND_CALLS]
+    several = parallel and not named
+    following = _literal("\n" + CALL_OPENS)
+    rules.append(f"calls: call ({following} call)*" if several else "calls: call")
+    closes = _literal("}\n" + CALL_CLOSES)
+    alternatives = []
+    for number, tool in enumerate(used):
+        name = json.dumps(tool.name, ensure_ascii=False)
+        head = _literal(f'\n{{"name": {name}, "arguments": ')
+        alternatives.append(f"{head} arguments_{number} {closes}")
+        label = f"the schema of the tool {tool.name!r}"
+        rules.append(f"arguments_{number}: {_json_rule(_object_schema(tool), label)}")
+    rules.append("call: " + "\n    | ".join(alternatives))
+    return "\n".join([HEADER, *rules, ""])
+
+
+def _literal(text: str) -> str:
+    """Return a text as a literal of a Lark grammar."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _json_rule(schema: Mapping[str, Any], label: str) -> str:
+    """Return the right-hand side of a rule for JSON that fits a schema."""
+    try:
+        plain = {**without_annotations(schema), "x-guidance": WHITESPACE}
+        text = json.dumps(plain, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(f"{label} cannot be written as JSON: {error}") from error
+    rule = f"%json {text}"
+    if reason := _reason_for_refusal(rule):
+        raise GrammarError(
+            f"{label} cannot be enforced ({reason}). Change the schema, or turn enforcement off"
+        )
+    return rule
+
+
+def _object_schema(tool: Tool) -> dict[str, Any]:
+    """Return the schema of a tool's arguments, which are always an object."""
+    schema: Mapping[str, Any] = tool.parameters or {}
+    kind = schema.get("type", "object")
+    if kind != "object" and not (isinstance(kind, (list, tuple)) and "object" in kind):
+        raise GrammarError(
+            f"the schema of the tool {tool.name!r} cannot be enforced: it must have the type "
+            f"'object', because arguments are an object; got {kind!r}"
+        )
+    if schema.keys() <= {"type", "title", "description", "properties", "required"}:
+        schema = {"properties": {}, **schema}
+    return close_objects({**schema, "type": "object"})
+
+
+@functools.lru_cache(maxsize=1024)
+def _reason_for_refusal(rule: str) -> str:
+    """Return why llguidance cannot follow a rule, or "" if it can."""
+    message = llguidance().LLMatcher.validate_grammar(f"{HEADER}\nstart: {rule}\n")
+    return _explained(message)
+
+
+def _explained(message: str) -> str:
+    """Return the reason in an error message of llguidance, without its position in the grammar."""
+    first, *details = message.strip().splitlines() or [""]
+    if "regex parse error" in first:
+        reasons = [line for line in details if line.startswith("error: ")]
+        return f"unsupported pattern: {reasons[0][7:]}" if reasons else first.rstrip(":")
+    first = re.sub(r"^at \d+\(\d+\): ", "", first)
+    first = re.sub(r"^failed to compile JSON schema: ", "", first)
+    if match := re.fullmatch(r"Unimplemented keys: \[(.*)\]", first):
+        keys = ", ".join(key.strip('" ') for key in match[1].split(","))
+        return f"unsupported keyword {keys}"
+    return first.rstrip(".")
