@@ -101,8 +101,7 @@ def main() -> None:
     )
     found = engine(*members).generate("The ferry to", json_schema=SCHEMA, max_new_tokens=300)
     forced = sum(len(each.text) for each in found.rounds if each.forced)
-    passes = found.usage.forward_passes
-    passes = sum(passes.values()) if isinstance(passes, dict) else passes
+    passes = sum(found.usage.forward_passes.values())
     print(
         f"{len(found.text)} characters in {len(found.rounds)} rounds and {passes} forward passes; "
         f"{forced} characters in {sum(each.forced for each in found.rounds)} forced rounds"

@@ -300,7 +300,7 @@ def propose(  # noqa: C901
     ids: Sequence[int],
     options: Options,
     opening: Opening,
-    form: Form | None,
+    form: Form | None = None,
 ) -> tuple[list[Proposal], list[float]]:
     """The spans that a member proposes, in branch order, and the margins it saw."""
     span: list[int] = []

@@ -77,8 +77,8 @@ def _strings(draw: st.DrawFn) -> Schema:
 @st.composite
 def _numbers(draw: st.DrawFn) -> Schema:
     schema: Schema = {"type": draw(st.sampled_from(["integer", "number"]))}
-    low = draw(st.integers(-300, 300))
-    width = draw(st.integers(2, 500))
+    low: float = draw(st.integers(-300, 300))
+    width: float = draw(st.integers(2, 500))
     if schema["type"] == "number" and draw(st.booleans()):
         low, width = low / 8, width / 4
     if draw(st.booleans()):
