@@ -13,6 +13,7 @@ Reasoning is text between ``<think>`` and ``</think>`` at the beginning of a rep
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -66,6 +67,12 @@ class InvalidToolCall:
 
 Part = Text | Reasoning | ToolCall | InvalidToolCall
 
+_STRING_OR_CLOSES = re.compile(
+    r'"(?:[^"\\\x00-\x1f]|\\[^\x00-\x1f])*(?:"|(?P<unfinished>\\?\Z))'
+    rf"|(?P<closes>{re.escape(CALL_CLOSES)})"
+)
+"""A JSON string in a call, or the marker that closes the call. A line break ends no JSON string."""
+
 
 _KIND_AFTER: dict[str, type[Text | Reasoning | ToolCall]] = {
     CALL_OPENS: ToolCall,
@@ -81,7 +88,8 @@ class ReplyParser:
 
     The parts contain the whole reply except the markers. The size of the pieces passed to `feed`
     affects only where text is split into parts. The parser buffers a call until its closing marker
-    arrives. It also buffers text that may be the beginning of a marker.
+    arrives. A marker in a JSON string does not close the call, unless the string never ends. The
+    parser also buffers text that may be the beginning of a marker.
 
     Args:
         tools: whether to recognize calls; otherwise they are text.
@@ -93,6 +101,7 @@ class ReplyParser:
         self._reasoning = reasoning  # becomes False after the first text
         self._kind: type[Text | Reasoning | ToolCall] = Text
         self._buffer = ""
+        self._complete = False
 
     def feed(self, text: str) -> list[Part]:
         """Add `text` to the reply; return the parts that later text cannot change."""
@@ -109,10 +118,12 @@ class ReplyParser:
 
     def close(self) -> list[Part]:
         """End the reply; return the parts that are still buffered."""
+        self._complete = True
+        parts = self.feed("")
         if self._kind is not ToolCall:
-            return self._take(len(self._buffer))
+            return parts + self._take(len(self._buffer))
         self._kind, rest, self._buffer = Text, self._buffer, ""
-        return [InvalidToolCall(None, rest, f"the call is not closed by {CALL_CLOSES}")]
+        return [*parts, InvalidToolCall(None, rest, f"the call is not closed by {CALL_CLOSES}")]
 
     def _take(self, size: int) -> list[Part]:
         """Remove the first `size` characters from the buffer; return them as parts."""
@@ -128,6 +139,9 @@ class ReplyParser:
 
     def _first_marker(self) -> tuple[int, str] | None:
         """Return the position and text of the first marker in the buffer that takes effect."""
+        if self._kind is ToolCall:
+            position = self._call_end()
+            return None if position < 0 else (position, CALL_CLOSES)
         positions = ((self._buffer.find(marker), marker) for marker in self._markers())
         return min(
             (
@@ -137,6 +151,15 @@ class ReplyParser:
             ),
             default=None,
         )
+
+    def _call_end(self) -> int:
+        """Return the position of the marker that closes the call, or -1."""
+        for match in _STRING_OR_CLOSES.finditer(self._buffer):
+            if match["closes"]:
+                return match.start()
+            if match["unfinished"] is not None:
+                break
+        return self._buffer.find(CALL_CLOSES) if self._complete else -1
 
     def _partial_marker_size(self) -> int:
         """Return how many characters at the buffer's end may be the beginning of a marker."""
@@ -153,8 +176,6 @@ class ReplyParser:
         )
 
     def _markers(self) -> list[str]:
-        if self._kind is ToolCall:
-            return [CALL_CLOSES]
         if self._kind is Reasoning:
             return [REASONING_CLOSES]
         return [CALL_OPENS] * self._tools + [REASONING_OPENS] * self._reasoning

@@ -104,6 +104,20 @@ def test_malformed_calls_are_told_and_never_repaired(text, name, error):
     assert error in part.error
 
 
+def test_a_marker_inside_a_string_closes_no_call_unless_the_string_never_ends():
+    call = '{"name": "add", "arguments": {"a": "</tool_call>"}}'
+    assert parsed(f"<tool_call>{call}</tool_call> x", tools=True) == [
+        ToolCall("add", {"a": "</tool_call>"}, call),
+        Text(" x"),
+    ]
+    unfinished = '{"name": "add", "arguments": {"a": "1}}'
+    for rest in ("", "\n", f"\n<tool_call>{ADD}</tool_call>"):
+        first, *others = parsed(f"<tool_call>{unfinished}</tool_call>{rest}", tools=True)
+        assert isinstance(first, InvalidToolCall)
+        assert first.text == unfinished
+        assert others == parsed(rest, tools=True)
+
+
 def test_a_reply_that_ends_inside_a_call():
     (text, call) = parsed(f"So: <tool_call>{ADD}</tool", tools=True)
     assert text == Text("So: ")

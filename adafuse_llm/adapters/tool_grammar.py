@@ -1,0 +1,167 @@
+r"""Grammars of replies that call tools, in the form of `adafuse_llm.adapters.conversation`.
+
+`tool_grammar` returns a Lark grammar for the option `grammar` of `AdaFuseEngine.generate`. A member
+that follows it calls only tools that exist, with arguments that fit their schemas. For example,
+with the tool ``add``, the choice ``"required"`` allows ::
+
+    <tool_call>
+    {"name": "add", "arguments": {"a": 1, "b": 2}}
+    </tool_call>
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from adafuse_llm.adapters.reply import (
+    CALL_CLOSES,
+    CALL_OPENS,
+    REASONING_CLOSES,
+    REASONING_OPENS,
+)
+from adafuse_llm.adapters.schema import close_objects
+from adafuse_llm.errors import GrammarError, InvalidInputError, MissingDependencyError, nearest
+from adafuse_llm.text.chat import Tool
+
+HEADER = '%llguidance {"no_forcing": true}'
+
+WHITESPACE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+
+_SPACE = r"[\s\x1c-\x1f]"
+_ANY = "(?s:.*)"
+_THOUGHT = f"{_SPACE}*{REASONING_OPENS}{_ANY}"
+_THOUGHT_END = REASONING_CLOSES.replace("/", r"\/")
+
+# The lexer matches the longest terminal. Text up to a marker is therefore a terminal of its own,
+# and no other terminal that is possible at the same position can contain the marker. Replies do not
+# begin with whitespace, so each member can still write or omit a space before them.
+_TEXT_AND_CALLS = rf"""
+start: CLOSED_THOUGHT_0 more
+     | OPEN_THOUGHT_0
+     | TEXT_AND_CALL_0 calls
+     | TEXT_0?
+more: CLOSED_THOUGHT more
+    | OPEN_THOUGHT
+    | TEXT_AND_CALL calls
+    | TEXT?
+OPEN_THOUGHT: /{_THOUGHT}/ & ~/{_ANY}{_THOUGHT_END}{_ANY}/
+CLOSED_THOUGHT: /{_THOUGHT}{_THOUGHT_END}/ & ~/{_ANY}{_THOUGHT_END}(?s:.+)/
+TEXT: /(?s:.+)/ & ~/{_ANY}{CALL_OPENS}{_ANY}/ & ~/{_THOUGHT}/
+TEXT_AND_CALL: /{_ANY}{CALL_OPENS}/ & ~/{_ANY}{CALL_OPENS}(?s:.+)/ & ~/{_THOUGHT}/
+OPEN_THOUGHT_0: OPEN_THOUGHT & ~/{_SPACE}{_ANY}/
+CLOSED_THOUGHT_0: CLOSED_THOUGHT & ~/{_SPACE}{_ANY}/
+TEXT_0: TEXT & ~/{_SPACE}{_ANY}/
+TEXT_AND_CALL_0: TEXT_AND_CALL & ~/{_SPACE}{_ANY}/
+""".strip()
+
+
+def tool_grammar(tools: Sequence[Tool], *, choice: str = "auto", parallel: bool = True) -> str:
+    """Return a Lark grammar, in the dialect of llguidance, of replies that may call tools.
+
+    Arguments fit the tool's JSON schema. An object whose schema lists its properties and does not
+    mention others gets only the listed ones.
+
+    Args:
+        tools: the tools, with different names.
+        choice: ``"auto"`` for text, reasoning, and then possibly calls; ``"required"`` for one or
+            more calls and nothing else; the name of a tool for exactly one call of that tool.
+        parallel: whether a reply can have several calls.
+
+    Raises:
+        InvalidInputError: there are no tools, or `choice` does not fit them.
+        GrammarError: the arguments of a tool cannot be enforced. The message names the tool and
+            the reason.
+        MissingDependencyError: llguidance is not installed.
+    """
+    names = [tool.name for tool in tools]
+    if not tools:
+        raise InvalidInputError("a grammar of tool calls needs at least one tool; got none")
+    if choice not in ("auto", "required", *names):
+        raise InvalidInputError(
+            f"the choice of a tool must be auto, required or the name of a tool "
+            f"({', '.join(names)}); got {choice!r}.{nearest(choice, ['auto', 'required', *names])}"
+        )
+    named = choice not in ("auto", "required")
+    used = [tool for tool in tools if tool.name == choice] if named else list(tools)
+    several = parallel and not named
+    rules = [_TEXT_AND_CALLS if choice == "auto" else f"start: {_literal(CALL_OPENS)} calls"]
+    following = f" ({_literal(f'{chr(10)}{CALL_OPENS}')} call)*" if several else ""
+    rules.append(f"calls: call{following}")
+    closes = _literal(f"}}\n{CALL_CLOSES}")
+    alternatives, arguments = [], []
+    for number, tool in enumerate(used):
+        name = json.dumps(tool.name, ensure_ascii=False)
+        head = _literal(f'\n{{"name": {name}, "arguments": ')
+        alternatives.append(f"{head} arguments_{number} {closes}")
+        arguments.append(f"arguments_{number}: {_arguments(tool)}")
+    rules.append("call: " + "\n    | ".join(alternatives))
+    return "\n".join([HEADER, *rules, *arguments, ""])
+
+
+def _literal(text: str) -> str:
+    """Return a text as a literal of a Lark grammar."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _arguments(tool: Tool) -> str:
+    """Return the right-hand side of a rule for the arguments of a tool."""
+    schema = _object_schema(tool)
+    try:
+        text = json.dumps({**schema, "x-guidance": WHITESPACE}, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(
+            f"the schema of the tool {tool.name!r} cannot be written as JSON: {error}"
+        ) from error
+    rule = f"%json {text}"
+    if reason := _reason_for_refusal(rule):
+        raise GrammarError(
+            f"the arguments of the tool {tool.name!r} cannot be enforced: {reason}. Remove it from "
+            "the tool's schema, or call the tool without enforcement"
+        )
+    return rule
+
+
+def _object_schema(tool: Tool) -> dict[str, Any]:
+    """Return the schema of a tool's arguments, which are always an object."""
+    schema: Mapping[str, Any] = tool.parameters or {}
+    kind = schema.get("type", "object")
+    if kind != "object" and not (isinstance(kind, (list, tuple)) and "object" in kind):
+        raise GrammarError(
+            f"the arguments of the tool {tool.name!r} cannot be enforced: their schema must have "
+            f"the type 'object'; got {kind!r}"
+        )
+    if schema.keys() <= {"type", "title", "description", "properties", "required"}:
+        schema = {"properties": {}, **schema}
+    return close_objects({**schema, "type": "object"})
+
+
+@functools.lru_cache(maxsize=1024)
+def _reason_for_refusal(rule: str) -> str:
+    """Return why llguidance cannot follow a rule, or "" if it can."""
+    try:
+        from llguidance import LLMatcher
+    except ImportError as error:
+        raise MissingDependencyError(
+            "llguidance, which enforces tool calls, is not installed: "
+            'pip install "adafuse-llm[grammar]"'
+        ) from error
+    message = LLMatcher.validate_grammar(f"{HEADER}\nstart: {rule}\n")
+    return explain_refusal(message)
+
+
+def explain_refusal(message: str) -> str:
+    """Return the reason in an error message of llguidance, without its position in the grammar."""
+    first, *details = message.strip().splitlines() or [""]
+    if "regex parse error" in first:
+        reasons = [line for line in details if line.startswith("error: ")]
+        return f"the pattern is not supported ({reasons[0][7:]})" if reasons else first.rstrip(":")
+    first = re.sub(r"^at \d+\(\d+\): ", "", first)
+    first = re.sub(r"^failed to compile JSON schema: ", "", first)
+    if match := re.fullmatch(r"Unimplemented keys: \[(.*)\]", first):
+        keys = ", ".join(key.strip('" ') for key in match[1].split(","))
+        return f"the keyword {keys} is not supported"
+    return first.rstrip(".")

@@ -1,0 +1,263 @@
+"""Grammars of tool calls, followed byte by byte."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from adafuse_llm import GrammarError, InvalidInputError
+from adafuse_llm.adapters.conversation import Turn, to_messages
+from adafuse_llm.adapters.reply import Reasoning, ReplyParser, Text, ToolCall
+from adafuse_llm.adapters.schema import close_objects
+from adafuse_llm.adapters.tool_grammar import tool_grammar
+from adafuse_llm.text.chat import Tool
+
+llguidance = pytest.importorskip("llguidance")
+
+NUMBERS = {"a": {"type": "integer"}, "b": {"type": "integer"}}
+ADD = Tool("add", "Add.", {"type": "object", "properties": NUMBERS, "required": ["a", "b"]})
+SAY = Tool(
+    "add_text",
+    "Say a text.",
+    {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+)
+NOW = Tool("now", "Tell the time.", {})
+TOOLS = (ADD, SAY, NOW)
+
+A_SUM = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": -2}}\n</tool_call>'
+A_TEXT = '<tool_call>\n{"name": "add_text", "arguments": {"text": "x"}}\n</tool_call>'
+A_TIME = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+
+
+class Bytes:
+    """A tokenizer with one token for each byte."""
+
+    eos_token_id = 256
+    bos_token_id = None
+    tokens = [bytes([byte]) for byte in range(256)] + [b"<eos>"]
+    special_token_ids = (256,)
+
+    def __call__(self, text):
+        return list(text if isinstance(text, bytes) else text.encode())
+
+
+BYTES = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Bytes()), eos_token=256)
+
+
+def matcher(grammar):
+    follower = llguidance.LLMatcher(BYTES, grammar)
+    assert not follower.is_error(), follower.get_error()
+    return follower
+
+
+def accepts(grammar: str, text: str) -> bool:
+    """Whether the text is a whole reply of the grammar."""
+    follower = matcher(grammar)
+    data = list(text.encode())
+    return follower.try_consume_tokens(data) == len(data) and follower.is_accepting()
+
+
+def begins(grammar: str, text: str) -> bool:
+    """Whether a reply of the grammar can begin with the text."""
+    data = list(text.encode())
+    return matcher(grammar).try_consume_tokens(data) == len(data)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "",
+        "Four.",
+        "a <b> <tool_cal",
+        "not </tool_call> yet\n\n",
+        A_SUM,
+        f"So:\n{A_SUM}",
+        f"So:\n{A_SUM}\n{A_TEXT}\n{A_TIME}",
+        "<think>never closed, <tool_call>, <think>",
+        f"<think>so <tool_call>!\n</think>\n\n{A_SUM}",
+        "<think>a</think> <think>b</think>\nFour.",
+        f"Not first: <think>{A_SUM}",
+        "ä\U0001f600",
+    ],
+)
+def test_auto_allows_text_reasoning_and_then_calls(reply):
+    assert accepts(tool_grammar(TOOLS), reply)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        " Four.",  # each member may write a space before the reply, which is no part of it
+        "<tool_call>add",
+        f"{A_SUM} done",
+        f"{A_SUM}{A_TIME}",
+        A_SUM.replace("add", "subtract"),
+        A_SUM.replace("1", '"1"'),
+        A_SUM.replace('"a": 1, ', ""),
+        A_SUM.replace("-2", '-2, "c": 3'),
+        A_SUM.replace('{"name"', '{ "name"'),
+        A_TIME.replace("{}", '{"zone": 1}'),
+        "<think>a</think><tool_call>add",
+    ],
+)
+def test_auto_forbids_malformed_calls(reply):
+    assert not accepts(tool_grammar(TOOLS), reply)
+
+
+def test_required_allows_calls_and_nothing_else():
+    grammar = tool_grammar(TOOLS, choice="required")
+    assert accepts(grammar, A_TIME)
+    assert accepts(grammar, f"{A_TIME}\n{A_SUM}")
+    for other in ("", "Four.", f"So: {A_SUM}", f"<think></think>{A_SUM}"):
+        assert not accepts(grammar, other)
+
+
+def test_a_name_allows_exactly_one_call_of_that_tool():
+    grammar = tool_grammar(TOOLS, choice="add")
+    assert accepts(grammar, A_SUM)
+    for other in (A_TEXT, A_TIME, f"{A_SUM}\n{A_SUM}", "", f"So: {A_SUM}"):
+        assert not accepts(grammar, other)
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_without_parallel_calls_the_reply_ends_after_the_first(choice):
+    grammar = tool_grammar(TOOLS, choice=choice, parallel=False)
+    assert accepts(grammar, A_SUM)
+    assert not begins(grammar, f"{A_SUM}\n")
+
+
+def parsed(reply, pieces=1):
+    parser = ReplyParser(tools=True)
+    step = max(1, len(reply) // pieces)
+    cut = [reply[start : start + step] for start in range(0, len(reply), step)]
+    parts = [part for piece in cut for part in parser.feed(piece)] + parser.close()
+    return [part for part in parts if not (isinstance(part, Text) and not part.text.strip())]
+
+
+def test_an_argument_can_contain_the_closing_marker():
+    text = 'end with </tool_call>, then "quote\\" </tool_call>\n'
+    arguments = {"text": text}
+    call = json.dumps({"name": "add_text", "arguments": arguments})
+    reply = f"<tool_call>\n{call}\n</tool_call>"
+    assert accepts(tool_grammar(TOOLS, choice="required"), f"{reply}\n{A_SUM}")
+    for pieces in (1, 7, len(reply)):
+        first, second = parsed(f"{reply}\n{A_SUM}", pieces)
+        assert isinstance(first, ToolCall)
+        assert isinstance(second, ToolCall)
+        assert first.arguments == arguments
+        assert second.arguments == {"a": 1, "b": -2}
+
+
+def test_the_history_shows_calls_in_the_form_of_the_grammar():
+    turn: Turn = {"role": "assistant", "content": "So:"}
+    turn["tool_calls"] = [
+        {"id": "1", "name": "add", "arguments": {"a": 1, "b": -2}},
+        {"id": "2", "name": "now", "arguments": {}},
+    ]
+    content = to_messages([turn])[0]["content"]
+    assert accepts(tool_grammar(TOOLS), content)
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", "add"])
+def test_random_bytes_that_the_grammar_allows_parse_as_calls(choice):
+    """Walks prefer the bytes of a call; each ends where the grammar accepts."""
+    rng = random.Random(choice)
+    names = {tool.name: tool for tool in TOOLS}
+    found = 0
+    for _ in range(20):
+        follower = matcher(tool_grammar(TOOLS, choice=choice))
+        reply = b""
+        if choice == "auto":
+            reply = b"Hi <tool_call>"
+            assert follower.try_consume_tokens(list(reply)) == len(reply)
+        while not (follower.is_accepting() and rng.random() < 0.5) and len(reply) < 5000:
+            mask = follower.compute_bitmask()
+            allowed = [byte for byte in range(256) if mask[byte // 8] >> (byte % 8) & 1]
+            if not allowed:
+                break
+            likely = [byte for byte in allowed if byte in b'"}]0123456789'] or allowed
+            byte = rng.choice(likely if rng.random() < 0.8 else allowed)
+            assert follower.consume_token(byte)
+            reply += bytes([byte])
+        assert follower.is_accepting()
+        calls = parsed(reply.decode())
+        if choice == "auto":
+            assert calls.pop(0) == Text("Hi ")
+        assert len(calls) == 1 or choice != "add"
+        for call in calls:
+            assert isinstance(call, ToolCall), reply
+            properties = names[call.name].parameters.get("properties", {})
+            assert set(call.arguments) == set(properties)
+            kinds = {"integer": int, "string": str}
+            for name, value in call.arguments.items():
+                assert isinstance(value, kinds[properties[name]["type"]])
+            found += 1
+    assert found >= 20
+
+
+def test_reasoning_may_mention_calls():
+    reply = f"<think>{A_SUM}</think>{A_TIME}"
+    assert accepts(tool_grammar(TOOLS), reply)
+    thought, call = parsed(reply)
+    assert thought == Reasoning(A_SUM)
+    assert isinstance(call, ToolCall)
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"uniqueItems": True, "type": "array"}, "uniqueItems"),
+        ({"not": {"type": "null"}}, "not"),
+        ({"type": "string", "format": "colour"}, "colour"),
+        ({"type": "string", "pattern": "(?=a)"}, "look-around"),
+    ],
+)
+def test_a_schema_that_cannot_be_enforced_is_refused_with_the_tool_and_the_reason(schema, reason):
+    parameters = {"type": "object", "properties": {"a": schema}}
+    with pytest.raises(GrammarError) as error:
+        tool_grammar([ADD, Tool("odd", "", parameters)])
+    assert "'odd'" in str(error.value)
+    assert reason in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_arguments_are_always_an_object():
+    with pytest.raises(GrammarError, match=r"'odd'.*'array'"):
+        tool_grammar([Tool("odd", "", {"type": "array"})])
+    reference = {"$ref": "#/$defs/A", "$defs": {"A": {"properties": {"a": {"type": "null"}}}}}
+    grammar = tool_grammar([Tool("odd", "", reference)], choice="odd")
+    reply = '<tool_call>\n{"name": "odd", "arguments": %s}\n</tool_call>'
+    assert accepts(grammar, reply % '{"a": null}')
+    assert not accepts(grammar, reply % "[]")
+
+
+def test_names_and_choices_are_checked():
+    odd = Tool('é"\\/}%json {\n', "", {})
+    reply = (
+        f'<tool_call>\n{{"name": {json.dumps(odd.name, ensure_ascii=False)}, "arguments": {{}}}}'
+    )
+    assert accepts(tool_grammar([odd], choice="required"), f"{reply}\n</tool_call>")
+    with pytest.raises(InvalidInputError, match="Did you mean 'add'"):
+        tool_grammar(TOOLS, choice="ad")
+    with pytest.raises(InvalidInputError, match="at least one tool"):
+        tool_grammar([])
+
+
+def test_objects_are_closed_unless_their_schema_says_otherwise():
+    inner: dict[str, Any] = {"type": "object", "properties": {"x": {"const": {"properties": {}}}}}
+    schema = {
+        "properties": {"properties": inner, "open": {**inner, "additionalProperties": True}},
+        "$defs": {"items": {"type": "array", "items": inner}, "any": {"type": "object"}},
+    }
+    closed_inner = {**inner, "additionalProperties": False}
+    assert close_objects(schema) == {
+        "properties": {"properties": closed_inner, "open": schema["properties"]["open"]},
+        "$defs": {"items": {"type": "array", "items": closed_inner}, "any": {"type": "object"}},
+        "additionalProperties": False,
+    }
+    combined = {"allOf": [inner, {"properties": {"y": {}}, "required": ["y"]}]}
+    assert close_objects(combined) == combined
+    assert close_objects({**inner, "required": ["z"]}) == {**inner, "required": ["z"]}
