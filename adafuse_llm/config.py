@@ -16,6 +16,9 @@ __all__ = ["AdaFuseConfig", "DecodeOptions", "RuntimeConfig"]
 CONSTRAINTS = ("json_schema", "regex", "grammar", "choices")
 """Options that determine the form of the response. At most one of them can be set."""
 
+GRAMMARS = ("json_schema", "regex", "grammar")
+"""Those of them that llguidance enforces."""
+
 MAX_WEIGHT = 1e12
 """The highest weight of a member. Sums of weighted scores stay far below the float limit."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import queue
 import threading
 from collections.abc import (
@@ -22,26 +23,43 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self, Unpack
 
-from adafuse_llm.backends.base import Backend, RestrictsTokens
-from adafuse_llm.config import AdaFuseConfig, DecodeOptions, RuntimeConfig
+from adafuse_llm.backends.base import Backend, FollowsGrammars, RestrictsTokens
+from adafuse_llm.config import GRAMMARS, AdaFuseConfig, DecodeOptions, RuntimeConfig
 from adafuse_llm.decoding.draft import Drafting, Drafts, NoDrafts
-from adafuse_llm.decoding.member import Member
-from adafuse_llm.decoding.rounds import cancelled, decode, pool_texts, score_texts
+from adafuse_llm.decoding.member import Form, Member
+from adafuse_llm.decoding.rounds import (
+    PlayRound,
+    cancelled,
+    choose,
+    decode,
+    pool_texts,
+    score_texts,
+)
 from adafuse_llm.errors import (
     ContextWindowError,
+    GrammarError,
     InvalidInputError,
     InvalidOptionError,
     MemberError,
     short_repr,
 )
+from adafuse_llm.forks import after_fork
 from adafuse_llm.loading.config_file import read_config
-from adafuse_llm.results import Generation, Round, Scores, StreamEvent
+from adafuse_llm.results import Choice, Generation, Round, Scores, StreamEvent
 from adafuse_llm.runtime.budget import CacheBudget
 from adafuse_llm.runtime.heap import trim_heap
 from adafuse_llm.runtime.scheduler import Request, Scheduler
 from adafuse_llm.strategies.base import Strategy, StrategyContext, refuse_unused_options
 from adafuse_llm.strategies.registry import find_strategy
 from adafuse_llm.text.chat import as_plain_text, check_messages
+from adafuse_llm.text.grammar import (
+    NO_LEAD,
+    ONE_SPACE,
+    Grammar,
+    GrammarText,
+    GrammarVocabulary,
+    is_available,
+)
 from adafuse_llm.text.opening import Opening, SpaceTokens
 from adafuse_llm.text.stops import Transcript
 from adafuse_llm.text.words import check_text
@@ -112,7 +130,9 @@ class AdaFuseEngine:
         refuse_unused_options(self.strategy, self.config)
         self._active_backends(self.config)
         self._on_round = on_round
-        self._vocabularies: dict[str, SpaceTokens] = {}
+        self._space_vocabularies: dict[str, SpaceTokens] = {}
+        self._grammar_vocabularies: dict[str, GrammarVocabulary] = {}
+        after_fork(self._renew)
         self._warned: set[str] = set()
         self.runtime = runtime or RuntimeConfig()
         self._budget = CacheBudget(self.runtime.cache_bytes)
@@ -219,6 +239,9 @@ class AdaFuseEngine:
             on_round=on_round,
         )
 
+    def _renew(self) -> None:
+        self._building = threading.Lock()
+
     @property
     def backends(self) -> tuple[Backend, ...]:
         """The backends of all members, in member order."""
@@ -229,6 +252,37 @@ class AdaFuseEngine:
         """The smallest context window of all members, in tokens. None if no member has a limit."""
         windows = [b.context_window for b in self._backends if b.context_window is not None]
         return min(windows, default=None)
+
+    @property
+    def can_enforce(self) -> bool:
+        """Whether responses can be made to fit a JSON schema, an expression or a grammar.
+
+        This needs the extra ``grammar``, and members whose tokens can follow a grammar.
+        """
+        return is_available() and all(
+            isinstance(backend, FollowsGrammars) and backend.follows_grammars
+            for backend in self._backends
+        )
+
+    def check_grammar(self, **overrides: Unpack[DecodeOptions]) -> None:
+        """Check that the options can be enforced, without decoding anything.
+
+        The first check of a member takes seconds if its vocabulary is large. The results of checks
+        are kept, so later checks of the same grammar are fast.
+
+        Args:
+            **overrides: any option of `AdaFuseConfig`.
+
+        Raises:
+            GrammarError: the members cannot follow the JSON schema, expression or grammar.
+            InvalidOptionError: an option is invalid, or the strategy does not use it.
+            MissingDependencyError: llguidance is not installed.
+        """
+        config = self.config.override(overrides)
+        refuse_unused_options(self.strategy, config)
+        if (grammar := Grammar.of(config)) is not None:
+            for backend, _ in self._active_backends(config):
+                self._grammar_vocabulary(backend).matcher(grammar, NO_LEAD)
 
     def generate(
         self,
@@ -386,6 +440,66 @@ class AdaFuseEngine:
         with self._running([request], lambda _, event: events.put(event)):
             scores: Scores = _raise_error(events.get())
         return scores
+
+    def choose(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        choices: Sequence[str],
+        timeout: float | None = None,
+        **overrides: Unpack[DecodeOptions],
+    ) -> Choice:
+        """Choose one of several texts as the response. Pass either a prompt or messages.
+
+        The members score all texts, each with the end of the response, in one forward pass each. A
+        member that cannot score one of the texts takes no part in the choice.
+
+        Args:
+            prompt: text to continue.
+            messages: a conversation to answer.
+            choices: different texts.
+            timeout: maximum seconds, as for `generate`.
+            **overrides: any option of `AdaFuseConfig`. ``weights`` and ``use`` affect the choice.
+
+        Raises:
+            InvalidInputError: prompt, messages, choices or options cannot be used.
+            DecodingError: no member can score all texts.
+            MemberError: a member failed; the engine stays usable.
+            RequestTimeoutError: the request took longer than `timeout`.
+            QueueFullError: too many requests wait; nothing was computed.
+        """
+        overrides = _with_choices(choices, overrides)
+        return _choice(self.generate(prompt, messages=messages, timeout=timeout, **overrides))
+
+    async def achoose(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        choices: Sequence[str],
+        timeout: float | None = None,
+        **overrides: Unpack[DecodeOptions],
+    ) -> Choice:
+        """Like `choose`, but does not block the event loop."""
+        overrides = _with_choices(choices, overrides)
+        return _choice(
+            await self.agenerate(prompt, messages=messages, timeout=timeout, **overrides)
+        )
+
+    def choose_batch(
+        self,
+        prompts: Sequence[str] | None = None,
+        *,
+        messages: Sequence[Messages] | None = None,
+        choices: Sequence[str],
+        timeout: float | None = None,
+        **overrides: Unpack[DecodeOptions],
+    ) -> list[Choice]:
+        """Choose among the same texts for many prompts (or conversations) at the same time."""
+        overrides = _with_choices(choices, overrides)
+        results = self.generate_batch(prompts, messages=messages, timeout=timeout, **overrides)
+        return [_choice(generation) for generation in results]
 
     async def agenerate(
         self,
@@ -582,11 +696,18 @@ class AdaFuseEngine:
         refuse_unused_options(self.strategy, config)
         self.strategy.check([backend for backend, _ in self._active_backends(config)])
         members = self._members(config, prompt, messages)
-        needs = self._budget.needs(
-            members, config, self.strategy.max_extra_tokens(len(members), config)
+        spare = self.strategy.max_extra_tokens(len(members), config)
+        if config.choices is not None:
+            spare = _check_choices(members, config)
+            play: PlayRound = partial(choose, members, config.choices)
+        else:
+            _check_room(members, config)
+            play = self.strategy.begin(StrategyContext(members, config, self._new_drafting))
+        needs = self._budget.needs(members, config, spare)
+        grammar = members[0].grammar
+        transcript = Transcript(
+            () if config.choices else config.stop, grammar.can_end if grammar else None
         )
-        play = self.strategy.begin(StrategyContext(members, config, self._new_drafting))
-        transcript = Transcript(config.stop)
         rounds: list[Round] = []
         return Request(
             members,
@@ -659,10 +780,16 @@ class AdaFuseEngine:
         given = prompt if messages is None else as_plain_text(messages)
         text = (given or "").rstrip(" ")
         spaces = 0 if prompt is None else len(prompt) - len(text)
-        opening = Opening(spaces, is_reply=messages is not None and not to_score)
+        grammar = None if to_score else Grammar.of(config)
+        response = None if grammar is None else grammar.text()
+        is_exact = messages is None or to_score or (grammar and grammar.begins_with_space)
+        opening = Opening(spaces, is_reply=not is_exact)
         members = []
         for backend, weight in active:
             space_tokens = self._space_tokens(backend, spaces) if spaces else None
+            form = None
+            if grammar is not None and response is not None:
+                form, space_tokens = self._form(backend, grammar, response, opening, space_tokens)
             started = text if space_tokens else prompt
             ids = _encode(backend, started, messages)
             if started == "":
@@ -679,6 +806,7 @@ class AdaFuseEngine:
                     limit=config.max_new_tokens,
                     opening=opening,
                     space_tokens=space_tokens,
+                    form=form,
                 )
             )
         _check_windows(members)
@@ -689,10 +817,10 @@ class AdaFuseEngine:
 
         Return None if the member cannot restrict its tokens to them.
         """
-        if backend.name not in self._vocabularies:
+        if backend.name not in self._space_vocabularies:
             texts = backend.token_texts if isinstance(backend, RestrictsTokens) else None
-            self._vocabularies[backend.name] = SpaceTokens(texts or (), backend.end_ids)
-        tokens = self._vocabularies[backend.name]
+            self._space_vocabularies[backend.name] = SpaceTokens(texts or (), backend.end_ids)
+        tokens = self._space_vocabularies[backend.name]
         if tokens.can_write(spaces):
             return tokens
         if backend.name not in self._warned:
@@ -705,6 +833,38 @@ class AdaFuseEngine:
                 spaces,
             )
         return None
+
+    def _form(
+        self,
+        backend: Backend,
+        grammar: Grammar,
+        response: GrammarText,
+        opening: Opening,
+        space_tokens: SpaceTokens | None,
+    ) -> tuple[Form, SpaceTokens | None]:
+        """Return the form of a response, and the member's tokens for the spaces of the prompt.
+
+        If no token of the member begins with these spaces as the grammar requires, the tokens are
+        None, so that the member reads the spaces as a part of the prompt.
+        """
+        vocabulary = self._grammar_vocabulary(backend)
+        if opening.spaces and space_tokens is not None:
+            state = vocabulary.matcher(grammar, f'"{" " * opening.spaces}" ')
+            if not vocabulary.mask(state).is_empty:
+                return Form(response, vocabulary, state), space_tokens
+        lead = ONE_SPACE if opening.is_reply else NO_LEAD
+        return Form(response, vocabulary, vocabulary.matcher(grammar, lead)), None
+
+    def _grammar_vocabulary(self, backend: Backend) -> GrammarVocabulary:
+        """Return a member's tokens for grammars.
+
+        Raises:
+            GrammarError: the member's tokens cannot follow a grammar.
+        """
+        with self._building:
+            if backend.name not in self._grammar_vocabularies:
+                self._grammar_vocabularies[backend.name] = _grammar_vocabulary(backend)
+            return self._grammar_vocabularies[backend.name]
 
     def _new_drafting(self, members: Sequence[Member]) -> Drafting:
         if not self.runtime.drafting:
@@ -770,6 +930,103 @@ def _encode(backend: Backend, prompt: str | None, messages: Messages | None) -> 
     except Exception as error:
         reason = f"its tokenizer failed ({type(error).__name__}: {error})"
         raise MemberError(backend.name, reason) from error
+
+
+def _grammar_vocabulary(backend: Backend) -> GrammarVocabulary:
+    reason = "its backend does not tell the bytes of its tokens"
+    if isinstance(backend, FollowsGrammars):
+        reason = "its tokenizer has no fast form"
+        if backend.follows_grammars:
+            try:
+                texts = backend.token_texts or ()
+                tokenizer = backend.grammar_tokenizer()
+                return GrammarVocabulary(backend.name, tokenizer, texts, backend.end_ids)
+            except Exception as error:
+                reason = f"llguidance cannot read its tokenizer: {error}"
+    raise GrammarError(
+        f"member {backend.name!r} cannot follow {', '.join(GRAMMARS[:-1])} or {GRAMMARS[-1]} "
+        f"({reason}). Leave it out with use=[...], or use choices."
+    )
+
+
+def _check_choices(members: Sequence[Member], config: AdaFuseConfig) -> int:
+    """Check that all choices fit the limits of all members. Return the number of their tokens."""
+    choices = config.choices or ()
+    if members[0].opening.is_reply and (spaced := [each for each in choices if each[0].isspace()]):
+        raise InvalidOptionError(
+            f"option 'choices': a reply to messages cannot begin with whitespace; got "
+            f"{short_repr(spaced[0])}"
+        )
+    sizes = []
+    for member in members:
+        for text in choices:
+            forms = (text, f" {text}") if member.opening.is_reply else (text,)
+            for form in forms:
+                owed = 0 if member.holds_spaces else member.opening.spaces
+                sizes.append(member.size(" " * owed + form))
+    _check_minimum(members, config, max(sizes), "the longest of the choices")
+    return sum(sizes)
+
+
+def _check_room(members: Sequence[Member], config: AdaFuseConfig) -> None:
+    """Check that the members have room for a short response that fits the grammar."""
+    grammar = members[0].grammar
+    if grammar is None:
+        return
+    closing = grammar.closing()
+    assert closing is not None, "a grammar has a text"
+    sizes = []
+    for member in members:
+        owed = 0 if member.holds_spaces else member.opening.spaces
+        sizes.append(member.size(" " * owed + closing))
+    _check_minimum(members, config, max(sizes), "a short response that fits the grammar")
+
+
+def _check_minimum(
+    members: Sequence[Member], config: AdaFuseConfig, minimum: int, what: str
+) -> None:
+    """Check that all members have room for `minimum` tokens.
+
+    Raises:
+        InvalidOptionError: ``max_new_tokens`` is lower.
+        ContextWindowError: a context window has no room.
+    """
+    if config.max_new_tokens < minimum:
+        raise InvalidOptionError(
+            f"option 'max_new_tokens': {what} has {minimum} tokens; got {config.max_new_tokens}. "
+            f"Allow at least {minimum}."
+        )
+    for member in members:
+        if member.window is not None and member.prompt_tokens + minimum > member.window:
+            raise ContextWindowError(
+                f"the prompt has {member.prompt_tokens} tokens for member {member.name!r}, and "
+                f"{what} has {minimum}; its context window holds {member.window}. Shorten the "
+                "prompt, or leave this member out."
+            )
+
+
+def _with_choices(choices: Sequence[str], overrides: DecodeOptions) -> DecodeOptions:
+    if choices is None:
+        raise InvalidOptionError("option 'choices': pass a list of texts; got None")
+    return {**overrides, "choices": choices}
+
+
+def _choice(generation: Generation) -> Choice:
+    """Return the result of a response with ``choices``."""
+    (played,) = generation.rounds
+    scores = [candidate.score for candidate in played.candidates if candidate.score is not None]
+    best = min(scores)
+    shares = [math.exp(best - score) for score in scores]
+    return Choice(
+        text=generation.text,
+        index=played.winner,
+        probabilities=tuple(share / math.fsum(shares) for share in shares),
+        nll={
+            name: tuple(candidate.nll[name] for candidate in played.candidates)
+            for name in played.candidates[0].nll
+        },
+        usage=generation.usage,
+    )
 
 
 def _check_windows(members: Sequence[Member]) -> None:

@@ -6,6 +6,7 @@ A backend implements one kind of member. The backend for Hugging Face models is 
 
 from adafuse_llm.backends.base import (
     Backend,
+    FollowsGrammars,
     LimitsDrafting,
     NodeQuery,
     NodeResult,
@@ -20,6 +21,7 @@ from adafuse_llm.tree import Next, Node, TokenTree
 __all__ = [
     "Backend",
     "FakeBackend",
+    "FollowsGrammars",
     "LimitsDrafting",
     "Next",
     "Node",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.tree import Next, Node, TokenTree
@@ -172,6 +172,26 @@ class RestrictsTokens(Protocol):
 
         U+FFFD stands for an incomplete character. The text is empty for ids without a token. None
         if the texts are not known, so that the engine cannot restrict the tokens.
+        """
+        ...
+
+
+@runtime_checkable
+class FollowsGrammars(RestrictsTokens, Protocol):
+    """An optional extension of `RestrictsTokens` for responses that must fit a grammar."""
+
+    @property
+    def follows_grammars(self) -> bool:
+        """Whether the member's tokens can follow a grammar."""
+        ...
+
+    def grammar_tokenizer(self) -> Any:
+        """Return an ``llguidance.LLTokenizer`` with the member's tokens.
+
+        An engine calls this method once. Creating the tokenizer may take seconds.
+
+        Raises:
+            Exception: the tokenizer is of a kind that llguidance cannot read.
         """
         ...
 

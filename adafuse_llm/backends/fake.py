@@ -73,6 +73,13 @@ class FakeBackend:
     def token_texts(self) -> Sequence[str] | None:
         return self._codec.texts if self._codec.is_complete else None
 
+    @property
+    def follows_grammars(self) -> bool:
+        return self._codec.is_complete
+
+    def grammar_tokenizer(self) -> Any:
+        return self._codec.grammar_tokenizer()
+
     def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
         return [self._evaluate_one(query) for query in queries]
 
@@ -157,6 +164,12 @@ class FakeCodec:
         """Texts of all tokens, by token id."""
         return tuple(self._texts)
 
+    def grammar_tokenizer(self) -> Any:
+        """Return an ``llguidance.LLTokenizer`` with these tokens."""
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        return LLTokenizer(TokenizerWrapper(_Tokens(self)), eos_token=self.end_id)
+
     def encode_prompt(self, text: str) -> list[int]:
         return self.encode_continuation((), text)[0]
 
@@ -181,3 +194,19 @@ class FakeCodec:
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the joined texts of `tokens`."""
         return "".join(self._texts[token] for token in tokens)
+
+
+class _Tokens:
+    """The tokens of a codec, as llguidance reads them."""
+
+    bos_token_id = None
+
+    def __init__(self, codec: FakeCodec) -> None:
+        self.eos_token_id = codec.end_id
+        self.special_token_ids = [codec.end_id]
+        self.tokens = [text.encode() for text in codec.texts]
+        self._codec = codec
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        text = text.decode() if isinstance(text, bytes) else text
+        return self._codec.encode_continuation((), text)[0]

@@ -6,13 +6,14 @@ import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from typing_extensions import override
 
 from adafuse_llm.backends.base import Backend, NodeQuery, NodeResult
-from adafuse_llm.errors import MemberError
+from adafuse_llm.errors import GrammarError, MemberError
 from adafuse_llm.text.codec import TextCodec
+from adafuse_llm.text.grammar import GrammarFollower, GrammarText, GrammarVocabulary
 from adafuse_llm.text.opening import Opening, SpaceTokens
 from adafuse_llm.tree import Next, Node, TokenTree
 
@@ -73,6 +74,21 @@ class NoDrafter(Drafter):
 NO_DRAFTER = NoDrafter()
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The form that a response must have.
+
+    Attributes:
+        text: the response so far. All members of a request share this object.
+        vocabulary: the member's tokens.
+        state: the grammar's state at the start of the member's response.
+    """
+
+    text: GrammarText
+    vocabulary: GrammarVocabulary
+    state: Any
+
+
 class Member:
     """State of one member in one request: the token tree, the texts of the nodes, and the costs.
 
@@ -86,8 +102,11 @@ class Member:
         opening: the beginning of the response, the same for all members.
         space_tokens: the member's tokens that continue the spaces of `opening`. None if `prompt`
             already contains these spaces.
+        form: the form that the response must have, or None. It includes the spaces of `opening`.
 
     Attributes:
+        grammar: the response as its grammar reads it, the same for all members. None if the
+            response may have any form.
         prompt_tokens: number of committed tokens of the prompt, which include tokens that consist
             of spaces of `opening`.
         drafter: object that chooses the drafts of each pass.
@@ -109,6 +128,7 @@ class Member:
         limit: int = sys.maxsize,
         opening: Opening | None = None,
         space_tokens: SpaceTokens | None = None,
+        form: Form | None = None,
     ) -> None:
         self.name: str = backend.name
         self.codec: TextCodec = backend.codec
@@ -130,6 +150,11 @@ class Member:
         self._top = top
         self._texts: dict[Node, str] = {}
         self._places: dict[tuple[Node, str], tuple[Node, bool] | None] = {}
+        self.grammar: GrammarText | None = None
+        self._follower: GrammarFollower | None = None
+        if form is not None:
+            self.grammar = form.text
+            self._follower = GrammarFollower(form.vocabulary, form.state, self.tree, self.text)
 
     @property
     def response_tokens(self) -> int:
@@ -189,6 +214,13 @@ class Member:
             self._places[start, text] = self._encode(start, text)
         return self._places[start, text]
 
+    def size(self, text: str) -> int:
+        """Return the number of tokens of `text` that count as tokens of the response."""
+        with self._tokenizer_errors():
+            tokens, _ = self.codec.encode_continuation(self.tree.ids, text)
+        node = self.tree.grow(tokens)
+        return self._new_tokens(node)
+
     def _encode(self, start: Node, text: str) -> tuple[Node, bool] | None:
         before = self.tree.tokens(start)
         context = [*self.tree.ids, *before] if before else self.tree.ids
@@ -207,7 +239,7 @@ class Member:
         wanted = [node for node in dict.fromkeys(nodes) if node.next is None]
         unknown = [node for node in scored if node.logprob is None]
         if wanted:
-            drafts = self.drafter.extra_nodes(self, wanted)
+            drafts = self._permitted(self.drafter.extra_nodes(self, wanted))
             query = self.query([*wanted, *drafts], unknown)
             yield (MemberQuery(self, query, len(drafts), tuple(unknown)),)
         elif unknown:
@@ -220,7 +252,7 @@ class Member:
 
     def draft(self, node: Node) -> Steps[None]:
         """Evaluate a node that is not needed yet. If the pass fails, the node stays unevaluated."""
-        drafts = [node, *self.drafter.extra_nodes(self, [node])]
+        drafts = self._permitted([node, *self.drafter.extra_nodes(self, [node])])
         yield (MemberQuery(self, self.query(drafts), len(drafts)),)
 
     def stop_drafting(self) -> None:
@@ -258,8 +290,36 @@ class Member:
         self.tokens += result.tokens
         self.reused += result.reused
 
+    def _permitted(self, drafts: Sequence[Node]) -> list[Node]:
+        """Return the drafts that the grammar permits."""
+        if self._follower is None:
+            return list(drafts)
+        permitted = []
+        dropped: set[Node | None] = set()
+        for node in drafts:
+            allowed = self._follower.allowed(node)
+            if node.parent in dropped or allowed is None or allowed.is_empty:
+                dropped.add(node)
+            else:
+                permitted.append(node)
+        return permitted
+
     def _allowed(self, node: Node) -> bytes | None:
-        """Return the tokens that may follow `node` while spaces of the prompt are missing."""
+        """Return the tokens that the grammar permits after `node`.
+
+        Without a grammar, return the tokens that may follow while spaces of the prompt are missing.
+        """
+        if self._follower is not None:
+            allowed = self._follower.allowed(node)
+            if allowed is not None and allowed.is_empty:
+                if node.children:  # another member wrote the text, so only its score matters
+                    return None
+                raise MemberError(
+                    self.name,
+                    f"none of its tokens continues {self.text(node)!r:.80} as the grammar requires."
+                    " Leave it out with use=[...], or change the grammar",
+                )
+            return None if allowed is None else allowed.mask
         if self._space_tokens is None or not self.opening.spaces:
             return None
         text = self.text(node)
@@ -267,6 +327,15 @@ class Member:
         if missing <= 0 or text.strip(" ") or not self._space_tokens.can_write(missing):
             return None
         return self._space_tokens.mask(missing)
+
+    def is_forced(self, node: Node) -> bool:
+        """Return whether the grammar leaves one alternative after `node`."""
+        allowed = None if self._follower is None else self._follower.allowed(node)
+        return allowed is not None and allowed.is_forced
+
+    def is_whole(self, node: Node) -> bool:
+        """Return whether the text up to `node` ends at the end of a character."""
+        return self._follower is None or self._follower.is_whole(node)
 
     def next(self, node: Node) -> Next:
         """Return the next-token distribution after an evaluated node."""
@@ -282,6 +351,14 @@ class Member:
             reason = f"its tokenizer failed ({type(error).__name__}: {error})"
             raise MemberError(self.name, reason) from error
 
+    @contextmanager
+    def _grammar_errors(self) -> Iterator[None]:
+        """Convert an error of the grammar to a `MemberError` of this member."""
+        try:
+            yield
+        except GrammarError as error:
+            raise MemberError(self.name, f"{error}") from error
+
     def commit(self, node: Node, text: str) -> None:
         """Commit the path to `node`, which becomes the root.
 
@@ -290,14 +367,22 @@ class Member:
             text: the text of the path, as the first proposer wrote it.
         """
         self.prompt_tokens += node.length - self.tree.root.length - self._new_tokens(node)
+        if self._follower is not None:
+            with self._grammar_errors():
+                held = self.opening.spaces if self.holds_spaces else 0
+                self._follower.commit(node, text[held:])
         self.opening = self.opening.after(text)
         self.tree.commit(node)
+        if self._follower is not None:
+            self._follower.forget_dropped()
         self._texts.clear()
         self._places.clear()
 
     def prune(self, ends: Iterable[Node]) -> None:
         """Keep only the paths to `ends` and the nodes below `ends`."""
         self.tree.prune(ends)
+        if self._follower is not None:
+            self._follower.forget_dropped()
         alive = set(self.tree.nodes())
         self._texts = {node: text for node, text in self._texts.items() if node in alive}
         self._places.clear()

@@ -38,6 +38,8 @@ class RoundOutcome:
         margins: the margins of each member, by member name.
         committed: the part of the winner that is committed. This is the winner itself, or a prefix
             of it if the whole winner has more tokens than ``max_new_tokens`` allows.
+        forced: whether the grammar determined the text, so that no member was asked.
+        closes: whether the text completes a response that has reached a limit of its length.
     """
 
     pool: tuple[PoolCandidate, ...]
@@ -45,6 +47,13 @@ class RoundOutcome:
     winner: int
     margins: dict[str, tuple[float, ...]]
     committed: PoolCandidate
+    forced: bool = False
+    closes: bool = False
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether only a part of the winner is committed."""
+        return self.committed is not self.pool[self.winner]
 
 
 PlayRound = Callable[[], Steps[RoundOutcome]]
@@ -97,7 +106,8 @@ def commit_best(
     """Choose the candidate with the lowest score, and commit it in every member's tree.
 
     If the candidate has more tokens than a member's limit allows, commit its longest prefix that
-    leaves every member within the limit.
+    leaves every member within the limit. Under a grammar, the prefix must also leave room for the
+    text that closes the response.
 
     Args:
         pool: the candidates.
@@ -111,15 +121,44 @@ def commit_best(
     """
     winner = best_candidate(scored)
     committed = pool.candidates[winner]
-    if not _within_limits(committed):
-        committed = next(filter(_within_limits, (prefixes or pool.prefixes)(committed)))
-    for member, end in committed.ends.items():
-        member.commit(end, committed.text)
+    if not pool.fits(committed):
+        shorter = list((prefixes or pool.prefixes)(committed))
+        committed = next(filter(pool.fits, shorter), shorter[-1])
+    _commit(committed)
     return RoundOutcome(tuple(pool.candidates), tuple(scored), winner, margins, committed)
 
 
-def _within_limits(candidate: PoolCandidate) -> bool:
-    return all(member.room(end) >= 0 for member, end in candidate.ends.items())
+def _commit(candidate: PoolCandidate) -> None:
+    for member, end in candidate.ends.items():
+        member.commit(end, candidate.text)
+
+
+def forced_round(members: Sequence[Member], *, closes: bool) -> RoundOutcome | None:
+    """Commit text that the grammar determines, without a proposal of any member.
+
+    This is text to which the grammar leaves no alternative, or a text that completes the response.
+
+    Args:
+        members: all members. Their responses have a grammar.
+        closes: whether to complete the response.
+
+    Returns:
+        The outcome, or None if the grammar leaves a choice.
+    """
+    opening, grammar = members[0].opening, members[0].grammar
+    assert grammar is not None, "only a grammar can force text"
+    text = grammar.closing() if closes else "" if opening.is_reply else grammar.forced()
+    if not text:
+        return None
+    pool = Pool(opening)
+    candidate = pool.suggest(" " * opening.spaces + text, stops=closes or grammar.ends_after(text))
+    for member in members:
+        pool.place(member, candidate)
+    if not closes and not pool.fits(candidate):
+        return forced_round(members, closes=True)
+    _commit(candidate)
+    scored = (to_result(candidate, members, [inf] * len(members), 0.0),)
+    return RoundOutcome((candidate,), scored, 0, {}, candidate, forced=True, closes=closes)
 
 
 def decode(
@@ -136,9 +175,13 @@ def decode(
         transcript: an empty transcript. Every round adds to it.
         rounds: an empty list. Every round appends to it.
     """
+    grammar = members[0].grammar
+    closes = False
     for index in count():
         started = time.perf_counter()
-        outcome = yield from play()
+        outcome = None if grammar is None else forced_round(members, closes=closes)
+        if outcome is None:
+            outcome = yield from play()
         elapsed = time.perf_counter() - started
         shown = transcript.push(outcome.committed.shown)
         rounds.append(
@@ -149,10 +192,14 @@ def decode(
                 text=outcome.committed.shown,
                 margins=outcome.margins,
                 elapsed=elapsed,
+                forced=outcome.forced,
             )
         )
+        if grammar is not None:
+            grammar.commit(outcome.committed.shown)
         finish = _finish(outcome, members, transcript)
-        if finish is not None:
+        closes = finish == "length" and not outcome.closes and bool(grammar and grammar.closing())
+        if finish is not None and not closes:
             shown += transcript.flush()
             generation = summarize(members, transcript, rounds, finish)
             yield StreamEvent(text=shown, round=rounds[-1], generation=generation)
@@ -205,6 +252,39 @@ def score_texts(
             )
         )
     yield Scores(texts=tuple(scored), usage=usage(members))
+
+
+def choose(members: Sequence[Member], choices: Sequence[str]) -> Steps[RoundOutcome]:
+    """Play the round of a response that is one of several texts.
+
+    Every text ends the response. The NLL of a text is the sum over its tokens and the end of the
+    response, in nats, and F is the weighted mean over the members. A member that cannot score one
+    of the texts takes no part in the choice.
+
+    Args:
+        members: all members.
+        choices: the texts.
+
+    Raises:
+        DecodingError: no member can score all texts.
+    """
+    opening = members[0].opening
+    pool = Pool(opening)
+    if opening.is_reply:
+        yield from in_lockstep([member.evaluate([member.tree.root]) for member in members])
+        for member in members:
+            pool.expect(member)
+    for text in choices:
+        pool.suggest(" " * opening.spaces + text, stops=True)
+    yield from in_lockstep([pool.read(member, lambda _: False) for member in members])
+    sums = [[c.nll(member) * c.terms(member) for c in pool.candidates] for member in members]
+    sums = [row if all(map(isfinite, row)) else [inf] * len(row) for row in sums]
+    weights = [member.weight for member in members]
+    scored = [
+        to_result(candidate, members, nll, fuse(nll, weights))
+        for candidate, *nll in zip(pool.candidates, *sums, strict=True)
+    ]
+    return commit_best(pool, scored, {})
 
 
 def to_result(
@@ -280,12 +360,14 @@ def _finish(
     outcome: RoundOutcome, members: Sequence[Member], transcript: Transcript
 ) -> FinishReason | None:
     """Return why the response ends after this round, or None if the response continues."""
-    committed = outcome.committed
+    committed, grammar = outcome.committed, members[0].grammar
     if transcript.stopped:
         return "stop_sequence"
-    if committed.stops:
+    if outcome.closes:
+        return "length"
+    if committed.stops or (grammar is not None and grammar.is_final):
         return "stop"
-    if committed is not outcome.pool[outcome.winner]:
+    if outcome.is_cut:
         return "length"
     if any(
         member not in committed.ends

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -63,7 +64,24 @@ class PoolCandidate:
             terms.append(member.next(self.ends[member]).end_logprob)
         known = [term for term in terms if term is not None]
         assert len(known) == len(terms), "the candidate is not evaluated"
+        if member.grammar is not None:
+            known = self._under_grammar(member, known)
         return 0.0 - math.fsum(known) / len(known) if known else math.inf
+
+    def _under_grammar(self, member: Member, terms: Sequence[float]) -> list[float]:
+        """Return the terms of `nll` for a response with a grammar.
+
+        A term is 0 if the grammar leaves one alternative. The first term is divided by the
+        probability that the grammar permits there. This probability is the same for all candidates.
+        """
+        start = self.starts.get(member, member.tree.root)
+        before = [start, *self.path(member)][: len(terms)]
+        return [
+            0.0 if member.is_forced(node) else term - (member.next(start).mass if first else 0.0)
+            for first, node, term in zip(
+                itertools.chain([True], itertools.repeat(False)), before, terms, strict=False
+            )
+        ]
 
 
 class Pool:
@@ -130,6 +148,33 @@ class Pool:
         prefix = self._candidate("")
         prefix.ends = {member: self._start(member) for member in self._members}
         yield prefix
+
+    def fits(self, candidate: PoolCandidate) -> bool:
+        """Return whether a candidate can be committed.
+
+        It must leave every member within its limit of tokens. Under a grammar, a short text must
+        then complete the response within the limit and the context window of every member.
+        """
+        if not all(member.room(end) >= 0 for member, end in candidate.ends.items()):
+            return False
+        grammar = next(iter(self._members)).grammar
+        if grammar is None:
+            return True
+        closing = grammar.closing(candidate.shown)
+        return closing is not None and all(
+            self._has_room(member, candidate, closing) for member in self._members
+        )
+
+    def _has_room(self, member: Member, candidate: PoolCandidate, closing: str) -> bool:
+        """Return whether a member has room for `closing` after a candidate."""
+        end = candidate.ends.get(member)
+        if end is None or not member.is_whole(end):
+            return False
+        if not closing:
+            return True
+        owed = 0 if member.holds_spaces else self._opening.spaces - len(candidate.text)
+        placed = member.place(" " * owed + closing, end)
+        return placed is not None and member.room(placed[0]) >= 0
 
     def find(self, candidate: PoolCandidate) -> PoolCandidate:
         """Return the candidate of this pool that equals `candidate` from another pool."""

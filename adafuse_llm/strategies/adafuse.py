@@ -7,7 +7,7 @@ from functools import partial
 
 from typing_extensions import override
 
-from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.config import CONSTRAINTS, AdaFuseConfig
 from adafuse_llm.decoding.rounds import PlayRound, Scorer, play_round, score
 from adafuse_llm.strategies.base import Strategy, StrategyContext
 
@@ -26,7 +26,14 @@ class AdaFuse(Strategy):
 
     name = "adafuse"
     options = frozenset(
-        {"margin_threshold", "max_words", "branching_factor", "max_word_tokens", "weights"}
+        {
+            *CONSTRAINTS,
+            "margin_threshold",
+            "max_words",
+            "branching_factor",
+            "max_word_tokens",
+            "weights",
+        }
     )
 
     @override

@@ -52,7 +52,14 @@ class BeamSearch(Strategy):
     num_beams: int = DEFAULT_BEAMS
 
     options = frozenset(
-        {"margin_threshold", "max_words", "branching_factor", "max_word_tokens", "weights"}
+        {
+            "choices",
+            "margin_threshold",
+            "max_words",
+            "branching_factor",
+            "max_word_tokens",
+            "weights",
+        }
     )
 
     def __post_init__(self) -> None:

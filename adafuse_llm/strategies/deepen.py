@@ -10,7 +10,7 @@ from functools import partial
 from typing_extensions import override
 
 from adafuse_llm.backends.base import Backend, SupportsAnchors
-from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.config import GRAMMARS, AdaFuseConfig
 from adafuse_llm.decoding.lockstep import in_lockstep
 from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, commit_best, to_result
@@ -55,7 +55,7 @@ class DeePEn(Strategy):
     rate: float = 0.15
 
     name = "deepen"
-    options = frozenset({"weights"})
+    options = frozenset({*GRAMMARS, "weights"})
 
     def __post_init__(self) -> None:
         if self.steps < 1:

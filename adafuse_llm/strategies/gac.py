@@ -10,7 +10,7 @@ from functools import partial
 from typing_extensions import override
 
 from adafuse_llm.backends.base import Backend
-from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.config import GRAMMARS, AdaFuseConfig
 from adafuse_llm.decoding.lockstep import in_lockstep
 from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import Proposal
@@ -65,7 +65,7 @@ class GaC(Strategy):
     threshold: float | None = None
     gate: str | None = None
 
-    options = frozenset({"weights"})
+    options = frozenset({*GRAMMARS, "weights"})
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not 0 <= self.threshold <= 1:

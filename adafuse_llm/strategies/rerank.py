@@ -61,6 +61,7 @@ class Rerank(WholeAnswers):
     """
 
     name = "rerank"
+    options = WholeAnswers.options | {"choices"}
 
     def __init__(self, ranker: Ranker | None = None) -> None:
         if ranker is not None and not isinstance(ranker, Ranker):
@@ -71,7 +72,7 @@ class Rerank(WholeAnswers):
         self.ranker = ranker
         if ranker is not None:
             self.name = "rerank-pairs"
-            self.options = self.options - {"weights"}
+            self.options = self.options - {"choices", "weights"}
 
     @override
     def begin(self, context: StrategyContext) -> PlayRound:

@@ -82,6 +82,8 @@ def first_logprobs(
 ) -> Steps[list[list[float]]]:
     """Return the natural log of each member's probability of each candidate, [member, candidate].
 
+    Under a grammar, probabilities are normalized over the permitted tokens.
+
     This is the probability of the member's first token for the candidate. If the member proposed
     the candidate, this is the token that it proposed. Otherwise, it is the first token of its
     encoding of the text. The value is minus infinity if the member cannot write the text.
@@ -98,12 +100,14 @@ def first_logprobs(
             for member, row in zip(members, nodes, strict=True)
         ]
     )
+    masses = [m.next(m.tree.root).mass if m.grammar is not None else 0.0 for m in members]
     return [
         [
-            member.next(member.tree.root).end_logprob if candidate.stops else _logprob(node)
+            (member.next(member.tree.root).end_logprob if candidate.stops else _logprob(node))
+            - mass
             for candidate, node in zip(pool.candidates, row, strict=True)
         ]
-        for member, row in zip(members, nodes, strict=True)
+        for member, row, mass in zip(members, nodes, masses, strict=True)
     ]
 
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from typing_extensions import override
 
-from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.config import GRAMMARS, AdaFuseConfig
 from adafuse_llm.decoding.lockstep import in_lockstep
 from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, commit_best
@@ -42,7 +42,7 @@ class UniTE(Strategy):
     top_k: int = 10
 
     name = "unite"
-    options = frozenset({"weights"})
+    options = frozenset({*GRAMMARS, "weights"})
 
     def __post_init__(self) -> None:
         if self.top_k < 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 
 class Transcript:
@@ -10,6 +10,8 @@ class Transcript:
 
     Args:
         stops: the stop sequences.
+        can_end: function that returns whether a text is a complete response. A stop sequence has no
+            effect if the text before it is not. Default: every text is complete.
 
     Attributes:
         text: the response so far, up to the first stop sequence.
@@ -17,11 +19,14 @@ class Transcript:
         stopped: whether a stop sequence has appeared.
     """
 
-    def __init__(self, stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self, stops: Sequence[str] = (), can_end: Callable[[str], bool] | None = None
+    ) -> None:
         self.text = ""
         self.shown = 0
         self.stopped = False
         self._stops = tuple(stops)
+        self._can_end = can_end
 
     def push(self, span: str) -> str:
         """Add a span, and return the text that can be shown now.
@@ -46,12 +51,19 @@ class Transcript:
 
     def _first_stop(self, before: int) -> int | None:
         """Return the start of the earliest stop sequence that ends after index `before`."""
-        starts = [
+        starts = sorted(
             start
             for stop in self._stops
-            if (start := self.text.find(stop, max(0, before - len(stop) + 1))) >= 0
-        ]
-        return min(starts, default=None)
+            for start in self._occurrences(stop, max(0, before - len(stop) + 1))
+        )
+        if self._can_end is None:
+            return min(starts, default=None)
+        return next((start for start in starts if self._can_end(self.text[:start])), None)
+
+    def _occurrences(self, stop: str, start: int) -> Iterator[int]:
+        while (start := self.text.find(stop, start)) >= 0:
+            yield start
+            start += 1
 
     def _held_back(self) -> int:
         """Return the length of the longest end of the text that could begin a stop sequence."""

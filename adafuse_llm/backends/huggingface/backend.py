@@ -184,6 +184,19 @@ class HuggingFaceBackend:
         return self._codec.token_texts()
 
     @property
+    def follows_grammars(self) -> bool:
+        return bool(getattr(self.tokenizer, "is_fast", False))
+
+    def grammar_tokenizer(self) -> Any:
+        from llguidance.hf import from_tokenizer
+
+        return from_tokenizer(
+            self.tokenizer,
+            n_vocab=max(self._decoder.vocabulary, len(self.tokenizer)),
+            eos_token=sorted(self._end_ids),
+        )
+
+    @property
     def vocabulary(self) -> Mapping[str, int]:
         return self._space.vocabulary
 

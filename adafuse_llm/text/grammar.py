@@ -1,0 +1,615 @@
+"""Texts of a given form: JSON schemas, regular expressions and Lark grammars.
+
+The library llguidance (extra ``grammar``) compiles a grammar and reads text byte by byte. Two kinds
+of state use it:
+
+* `GrammarText` follows the text of a response. It knows which text can still follow, whether the
+  response may end, and a short text that completes it.
+* `GrammarFollower` follows the tokens of one member. It computes the tokens that may follow a node.
+
+A member may write something before the response: spaces at the end of the prompt, or one space
+before a reply to messages. This is the *lead* of its grammar.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import importlib.util
+import itertools
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from adafuse_llm.errors import GrammarError, MissingDependencyError
+from adafuse_llm.forks import after_fork
+from adafuse_llm.text.words import REPLACEMENT, added
+from adafuse_llm.tree import Node, TokenTree
+
+NO_LEAD = ""
+ONE_SPACE = '" "? '
+"""Lead of a reply: one space or none."""
+
+MAX_FORCED = 1_000
+"""Maximum number of bytes of forced text that is committed at once."""
+
+MAX_CLOSING = 10_000
+"""Maximum number of bytes of the text that completes a response."""
+
+MAX_STATES = 5_000
+"""Maximum number of states that the search for this text visits."""
+
+MAX_CHARACTER_BYTES = 4
+
+CACHED_GRAMMARS = 64
+"""Number of compiled grammars that are kept, for each member and for texts."""
+
+JSON_CHARACTERS = '{}[]":, -0123456789truefalsn'
+
+_HEADER = re.compile(r"\s*%llguidance\s*(\{[^\n]*\})")
+_POSITION = re.compile(r"^at (\d+)\((\d+)\): ")
+_CLOSERS = b'}]"'
+_LAST = frozenset([ord("\\"), *range(0x80, 0x100)])
+"""Bytes that do not shorten a text: the start of an escape, and parts of longer characters."""
+
+_SPACES = [chr(code) for code in range(0x3001) if chr(code).isspace()]
+
+
+def is_available() -> bool:
+    """Return whether llguidance is installed."""
+    return importlib.util.find_spec("llguidance") is not None
+
+
+def llguidance() -> Any:
+    """Return the library.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    try:
+        import llguidance as library
+    except ImportError as error:
+        raise MissingDependencyError(
+            "json_schema, regex and grammar need the package llguidance: "
+            "pip install 'adafuse-llm[grammar]'"
+        ) from error
+    return library
+
+
+class GrammarOptions(Protocol):
+    """The options that set a grammar. `AdaFuseConfig` describes them."""
+
+    @property
+    def json_schema(self) -> dict[str, Any] | None:
+        """A JSON schema."""
+
+    @property
+    def regex(self) -> str | None:
+        """A regular expression."""
+
+    @property
+    def grammar(self) -> str | None:
+        """A Lark grammar."""
+
+
+class Grammar:
+    """A grammar that responses must fit.
+
+    Args:
+        option: the option of `AdaFuseConfig` that gives the grammar, for errors.
+        body: the grammar in llguidance's dialect of Lark. Its rule ``start`` is a response.
+        literals: characters that a response may have to contain.
+
+    Raises:
+        GrammarError: the grammar cannot be enforced.
+        MissingDependencyError: llguidance is not installed.
+
+    Attributes:
+        begins_with_space: whether a response may begin with whitespace.
+    """
+
+    def __init__(self, option: str, body: str, literals: Iterable[str] = ()) -> None:
+        self.option = option
+        self.literals = frozenset(literals)
+        self._body = body
+        self._start = _compile(_byte_tokenizer(), self.lark())
+        if self._start.is_error():
+            raise GrammarError(f"option {option!r}: {_reason(self._start.get_error(), option)}")
+        start = self.text()
+        self.begins_with_space = any(start.holds(space) for space in _SPACES)
+        if start.closing() is None:
+            raise GrammarError(
+                f"option {option!r}: no text of at most {MAX_CLOSING:,} bytes was found that fits "
+                "the grammar. Every repetition and recursion must be able to end."
+            )
+
+    @classmethod
+    def of(cls, options: GrammarOptions) -> Grammar | None:
+        """Return the grammar that options set, or None if they set none.
+
+        Raises:
+            GrammarError: the grammar cannot be enforced.
+            MissingDependencyError: llguidance is not installed.
+        """
+        if options.json_schema is not None:
+            return _grammar("json_schema", json.dumps(options.json_schema, ensure_ascii=False))
+        if options.regex is not None:
+            return _grammar("regex", options.regex)
+        if options.grammar is not None:
+            return _grammar("grammar", options.grammar)
+        return None
+
+    def text(self) -> GrammarText:
+        """Return the state of an empty response."""
+        return GrammarText(self._start)
+
+    def lark(self, lead: str = NO_LEAD) -> str:
+        """Return the grammar of a lead and a response."""
+        header = '%llguidance {"no_forcing": true}\n'
+        if not lead:
+            return header + self._body
+        return f"{header}start: {lead}response\nresponse: %lark {{\n{self._body}\n}}\n"
+
+
+@functools.lru_cache(CACHED_GRAMMARS)
+def _grammar(option: str, source: str) -> Grammar:
+    library = llguidance()
+    if option == "json_schema":
+        schema = json.loads(source)
+        form = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+        body = f"start: %json {json.dumps({**schema, 'x-guidance': form})}"
+        return Grammar(option, body, {*JSON_CHARACTERS, *_literals(schema)})
+    if option == "regex":
+        return Grammar(option, f"start: /{library.regex_to_lark(source, '')}/", source)
+    return Grammar(option, _without_header(source), source)
+
+
+def _literals(schema: Any) -> Iterator[str]:
+    """Yield the texts of a schema that a response may have to contain."""
+    if isinstance(schema, Mapping):
+        for key, value in schema.items():
+            if key in ("const", "enum", "required", "pattern"):
+                yield from _strings(value)
+            elif key == "properties" and isinstance(value, Mapping):
+                yield from value
+            yield from _literals(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from _literals(value)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from value
+        yield from _strings(list(value.values()))
+    elif isinstance(value, list):
+        for each in value:
+            yield from _strings(each)
+
+
+def _without_header(source: str) -> str:
+    """Return a Lark grammar without its line ``%llguidance``, which sets other options."""
+    return _HEADER.sub("", source, count=1)
+
+
+def _reason(error: str, option: str) -> str:
+    """Return llguidance's description of an error, with the position in the user's grammar."""
+    message = error.partition("\n   1 |")[0].strip()
+    position = _POSITION.match(message)
+    message = " ".join(_POSITION.sub("", message).split())
+    message = message.removeprefix("failed to compile JSON schema: ")
+    if option == "grammar" and position:
+        message = f"line {int(position[1]) - 1}, column {position[2]}: {message}"
+    remedy = {
+        "json_schema": "Leave this part out of the schema, and check the parsed response instead.",
+        "regex": "Write the expression in Rust's syntax, without look-around or back-references.",
+        "grammar": "The grammar must be in llguidance's dialect of Lark.",
+    }[option]
+    return f"it cannot be enforced ({message}). {remedy}"
+
+
+class _Bytes:
+    """A vocabulary whose tokens are the 256 bytes and an end."""
+
+    eos_token_id = 256
+    bos_token_id = None
+    special_token_ids = (256,)
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+@functools.cache
+def _byte_tokenizer() -> Any:
+    library = llguidance()
+    return library.LLTokenizer(library.TokenizerWrapper(_Bytes()), eos_token=256)
+
+
+def _compile(tokenizer: Any, lark: str) -> Any:
+    return llguidance().LLMatcher(tokenizer, lark, log_level=0)
+
+
+def _next_bytes(state: Any) -> bytes:
+    """Return the bytes that may follow in a matcher over bytes.
+
+    Raises:
+        GrammarError: the grammar exceeds a limit of llguidance.
+    """
+    mask = int.from_bytes(state.compute_bitmask(), "little")
+    if state.is_error():
+        reason = " ".join(state.get_error().split())
+        raise GrammarError(f"the grammar is too complex: {reason:.200}. Simplify it.")
+    mask &= (1 << 256) - 1
+    if mask & (mask - 1) == 0:  # one byte or none
+        return bytes([mask.bit_length() - 1]) if mask else b""
+    return bytes(byte for byte in range(256) if mask >> byte & 1)
+
+
+class GrammarText:
+    """A response, read by its grammar. Not thread-safe.
+
+    Args:
+        state: a matcher over bytes. This class does not change it.
+    """
+
+    def __init__(self, state: Any) -> None:
+        self._first = state
+        self._state = state.deep_copy()
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the response is complete, so that no text can follow."""
+        return self.ends_after("")
+
+    def commit(self, text: str) -> None:
+        """Add text to the response. The grammar must allow it."""
+        consumed = self._state.consume_tokens(list(text.encode()))
+        assert consumed, f"the grammar does not allow {text!r}"
+
+    def holds(self, text: str) -> bool:
+        """Return whether `text` can follow the response."""
+        return self._after(text) is not None
+
+    def can_end(self, text: str) -> bool:
+        """Return whether `text` alone is a complete response."""
+        state = self._first.deep_copy()
+        return _consumed(state, text.encode()) and bool(state.is_accepting())
+
+    def ends_after(self, text: str) -> bool:
+        """Return whether the response must end after `text`."""
+        state = self._after(text)
+        return state is not None and bool(state.is_accepting()) and not _next_bytes(state)
+
+    def forced(self) -> str:
+        """Return the whole words that must follow the response, because nothing else can.
+
+        If the response must end after the forced text, the last word is included, too.
+        """
+        state = self._state.deep_copy()
+        found = bytearray()
+        while not state.is_accepting() and len(found) < MAX_FORCED:
+            following = _next_bytes(state)
+            if len(following) != 1:
+                break
+            found += following
+            state.consume_token(following[0])
+        text = found.decode(errors="ignore")
+        if self.ends_after(text):
+            return text
+        words = re.match(r"(?s:.*\S)(?=\s)", text)
+        return words[0] if words else ""
+
+    def closing(self, text: str = "") -> str | None:
+        """Return a short text that completes the response after `text`.
+
+        Returns:
+            The text, which is empty if the response may end after `text`. None if the grammar does
+            not allow `text`, or if the search finds no text of at most `MAX_CLOSING` bytes.
+        """
+        state = self._after(text)
+        if state is None:
+            return None
+        found = _greedy_closing(state.deep_copy())
+        if found is None:
+            found = _searched_closing(state)
+        return None if found is None else found.decode()
+
+    def _after(self, text: str) -> Any | None:
+        state = self._state.deep_copy()
+        return state if _consumed(state, text.encode()) else None
+
+
+def _consumed(state: Any, text: bytes) -> bool:
+    """Advance a matcher over bytes, and return whether the grammar allows the text."""
+    return len(text) == state.try_consume_tokens(list(text))
+
+
+def _greedy_closing(state: Any) -> bytes | None:
+    """Complete a text with the best next byte at every step. Return None if it does not end."""
+    found = bytearray()
+    steps = 0
+    while not state.is_accepting():
+        following = _next_bytes(state)
+        if len(following) != 1:
+            steps += 1
+        if not following or steps > MAX_CLOSING // 50 or len(found) >= MAX_CLOSING:
+            return None
+        best = following[0] if len(following) == 1 else _ranked(state, following)[0]
+        found.append(best)
+        state.consume_token(best)
+    return bytes(found)
+
+
+def _searched_closing(state: Any) -> bytes | None:
+    """Complete a text with a best-first search over all bytes.
+
+    The cost of a text is the number of steps with several possible bytes, plus the ranks of the
+    chosen bytes. Return None after `MAX_STATES` states.
+    """
+    order = itertools.count()
+    queue = [(0, next(order), b"", state)]
+    for _ in range(MAX_STATES):
+        if not queue:
+            return None
+        cost, _, found, reached = heapq.heappop(queue)
+        following = _next_bytes(reached)
+        while len(following) == 1 and not reached.is_accepting() and len(found) < MAX_CLOSING:
+            found += following
+            reached.consume_token(following[0])
+            following = _next_bytes(reached)
+        if reached.is_accepting():
+            return found
+        if len(found) >= MAX_CLOSING:
+            continue
+        for rank, byte in enumerate(_ranked(reached, following)):
+            child = reached.deep_copy()
+            child.consume_token(byte)
+            heapq.heappush(queue, (cost + 1 + rank, next(order), found + bytes([byte]), child))
+    return None
+
+
+def _ranked(state: Any, following: bytes) -> list[int]:
+    """Order the bytes that may follow: the byte that probably leads to the shortest text first.
+
+    First come the bytes that close an object, an array or a string. Then come the bytes after which
+    the text may end now or after one more byte, and then the bytes after which the fewest bytes may
+    follow. Escapes and characters of several bytes come last.
+    """
+    closing = [byte for byte in _CLOSERS if byte in following]
+    others = []
+    for byte in following:
+        if byte in _CLOSERS:
+            continue
+        child = state.deep_copy()
+        child.consume_token(byte)
+        ends = bool(child.is_accepting())
+        options = _next_bytes(child)
+        soon = not ends and len(options) <= 4 and any(_ends_after(child, b) for b in options)
+        others.append((byte in _LAST, not ends, not soon, len(options), byte))
+    return [*closing, *(byte for *_, byte in sorted(others))]
+
+
+def _ends_after(state: Any, byte: int) -> bool:
+    child = state.deep_copy()
+    child.consume_token(byte)
+    return bool(child.is_accepting())
+
+
+class GrammarVocabulary:
+    """The tokens of a member, for grammars. Any thread may use it.
+
+    Args:
+        name: the member's name, for errors.
+        tokenizer: llguidance's tokenizer with the member's tokens.
+        texts: the text of each token in the middle of a text, by token id.
+        end_ids: ids of the member's end-of-sequence tokens.
+    """
+
+    def __init__(
+        self, name: str, tokenizer: Any, texts: Sequence[str], end_ids: Collection[int]
+    ) -> None:
+        self.name = name
+        self._tokenizer = tokenizer
+        self._size = (max(tokenizer.vocab_size, len(texts)) + 7) // 8
+        self._ends = _bits(end_ids)
+        usable = [
+            token
+            for token, text in enumerate(texts)
+            if text and token not in end_ids and self._reads(token, text)
+        ]
+        self._usable = _bits(usable)
+        read = (bytes(tokenizer.decode_bytes([token])) for token in usable)
+        self._characters = {text for text in read if len(text) <= MAX_CHARACTER_BYTES}
+        self._matchers: OrderedDict[str, Any] = OrderedDict()
+        after_fork(self._renew)
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()
+
+    def _reads(self, token: int, text: str) -> bool:
+        """Return whether llguidance reads a token as the text that the member's codec decodes."""
+        if token >= self._tokenizer.vocab_size or self._tokenizer.is_special_token(token):
+            return False
+        read = bytes(self._tokenizer.decode_bytes([token]))
+        return bool(read) and (REPLACEMENT in text or read == text.encode())
+
+    def matcher(self, grammar: Grammar, lead: str) -> Any:
+        """Return a new matcher at the start of a response.
+
+        Raises:
+            GrammarError: the member lacks tokens that the grammar needs, or the grammar is too
+                complex for this vocabulary.
+        """
+        self._check_characters(grammar)
+        lark = grammar.lark(lead)
+        with self._lock:
+            known = self._matchers.get(lark)
+            if known is None:
+                known = _compile(self._tokenizer, lark)
+                if known.is_error():
+                    reason = _reason(known.get_error(), grammar.option)
+                    raise GrammarError(f"option {grammar.option!r}, member {self.name!r}: {reason}")
+                self._matchers[lark] = known
+                if len(self._matchers) > CACHED_GRAMMARS:
+                    self._matchers.popitem(last=False)
+            self._matchers.move_to_end(lark)
+            return known.deep_copy()
+
+    def _check_characters(self, grammar: Grammar) -> None:
+        """Check that the member has tokens for the grammar's literal characters."""
+        known = self._characters
+        characters = frozenset("".join(grammar.literals))
+        missing = sorted(
+            each
+            for each in characters
+            if each.encode() not in known
+            and any(bytes([byte]) not in known for byte in each.encode())
+        )
+        if missing:
+            raise GrammarError(
+                f"option {grammar.option!r}: member {self.name!r} has no token for "
+                f"{', '.join(map(repr, missing[:5]))}, which the response may have to contain. "
+                "Leave the member out with use=[...], or change the grammar."
+            )
+
+    def encode(self, text: str) -> list[int]:
+        """Return tokens whose bytes are those of `text`."""
+        return list(self._tokenizer.greedy_tokenize(text))
+
+    def is_usable(self, token: int) -> bool:
+        """Return whether llguidance reads the token as the member's codec does."""
+        return bool(self._usable >> token & 1)
+
+    def read(self, tokens: Sequence[int]) -> bytes:
+        """Return the bytes of tokens."""
+        return bytes(self._tokenizer.decode_bytes(list(tokens)))
+
+    def mask(self, state: Any) -> Allowed:
+        """Return the tokens that may follow in a state of a matcher."""
+        bits = int.from_bytes(state.compute_bitmask(), "little") & self._usable
+        if state.is_error():
+            reason = " ".join(state.get_error().split())
+            raise GrammarError(f"the grammar is too complex: {reason:.200}. Simplify it.")
+        may_end = bool(state.is_accepting())
+        is_forced = bits & (bits - 1) == 0 and bool(bits) != may_end
+        if may_end:
+            bits |= self._ends
+        return Allowed(bits.to_bytes(self._size, "little"), is_forced, is_empty=not bits)
+
+
+def _bits(tokens: Collection[int]) -> int:
+    bits = bytearray(max(tokens, default=0) // 8 + 1)
+    for token in tokens:
+        bits[token // 8] |= 1 << token % 8
+    return int.from_bytes(bits, "little")
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """The tokens that may follow a node.
+
+    Attributes:
+        mask: the tokens, in the format of ``Node.allowed``.
+        is_forced: whether there is one alternative: one token, or the end of the response.
+        is_empty: whether no token may follow.
+    """
+
+    mask: bytes
+    is_forced: bool
+    is_empty: bool
+
+
+class GrammarFollower:
+    """The grammar's states at the nodes of a member's tree. Not thread-safe.
+
+    Args:
+        vocabulary: the member's tokens.
+        state: a matcher over these tokens, at the root of the tree.
+        tree: the tree.
+        text_of: function that returns the text from the root to a node.
+    """
+
+    def __init__(
+        self,
+        vocabulary: GrammarVocabulary,
+        state: Any,
+        tree: TokenTree,
+        text_of: Callable[[Node], str],
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._tree = tree
+        self._text_of = text_of
+        self._states: dict[Node, Any | None] = {tree.root: state}
+        self._allowed: dict[Node, Allowed] = {}
+
+    def allowed(self, node: Node) -> Allowed | None:
+        """Return the tokens that may follow a node. None if the grammar forbids the node itself."""
+        if node not in self._allowed:
+            state = self._state(node)
+            if state is None:
+                return None
+            self._allowed[node] = self._vocabulary.mask(state)
+        return self._allowed[node]
+
+    def is_whole(self, node: Node) -> bool:
+        """Return whether the tokens from the root to a node end at the end of a character."""
+        try:
+            self._vocabulary.read(self._tree.tokens(node)).decode()
+        except UnicodeDecodeError:
+            return False
+        return True
+
+    def commit(self, node: Node, text: str) -> None:
+        """Prepare for the commit of the path to `node`.
+
+        Args:
+            node: the new root.
+            text: the text of the path, for a member whose tokens do not decode to exactly this
+                text.
+
+        Raises:
+            GrammarError: the grammar does not allow the text.
+        """
+        state = self._state(node)
+        if state is None:
+            state = self._consumed(self._tree.root, self._vocabulary.encode(text))
+        if state is None:
+            raise GrammarError(f"the grammar does not allow {text!r:.80}")
+        self._states[node] = state
+
+    def forget_dropped(self) -> None:
+        """Forget the nodes that are no longer in the tree."""
+        alive = set(self._tree.nodes())
+        self._states = {node: state for node, state in self._states.items() if node in alive}
+        self._allowed = {node: mask for node, mask in self._allowed.items() if node in alive}
+
+    def _state(self, node: Node) -> Any | None:
+        if node not in self._states:
+            path = [node]
+            while (parent := path[-1].parent) is not None and parent not in self._states:
+                path.append(parent)
+            for each in reversed(path):
+                assert each.parent is not None, "the state of the root is known"
+                self._states[each] = self._consumed(each.parent, self._tokens(each))
+        return self._states[node]
+
+    def _tokens(self, node: Node) -> list[int]:
+        """Return tokens that llguidance reads as the codec reads the node's token."""
+        if self._vocabulary.is_usable(node.token):
+            return [node.token]
+        assert node.parent is not None
+        return self._vocabulary.encode(added(self._text_of(node.parent), self._text_of(node)))
+
+    def _consumed(self, node: Node, tokens: Sequence[int]) -> Any | None:
+        state = self._states[node]
+        if state is None:
+            return None
+        copy = state.deep_copy()
+        return copy if copy.try_consume_tokens(list(tokens)) == len(tokens) else None
