@@ -46,7 +46,7 @@ from adafuse_llm import (
     RuntimeConfig,
     StreamEvent,
 )
-from adafuse_llm.config import CONSTRAINTS
+from adafuse_llm.config import CONSTRAINTS, GRAMMARS
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.evaluation.files import naming, read_text
 from adafuse_llm.loading.config_file import LOADING, ConfigFile, read_config, read_schema
@@ -99,9 +99,7 @@ class Setup:
     @property
     def has_grammar(self) -> bool:
         """Whether a schema, a regular expression or a grammar determines the response's form."""
-        return any(
-            getattr(self.config, name) is not None for name in CONSTRAINTS if name != "choices"
-        )
+        return any(getattr(self.config, name) is not None for name in GRAMMARS)
 
     def paths(self) -> list[str]:
         """Return the folders or Hub IDs of the models. The default is the embedded members."""
