@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 
 from adafuse_llm.errors import InvalidOptionError, nearest, short_repr
 
-__all__ = ["AdaFuseConfig", "DecodeOptions", "RuntimeConfig"]
+__all__ = ["AdaFuseConfig", "ChoiceOptions", "DecodeOptions", "RuntimeConfig"]
 
 CONSTRAINTS = ("json_schema", "regex", "grammar", "choices")
 """Options that determine the form of the response. At most one of them can be set."""
@@ -78,7 +78,15 @@ class RuntimeConfig(Options):
     )
 
 
-class DecodeOptions(TypedDict, total=False):
+class ChoiceOptions(TypedDict, total=False):
+    """Types of the options that affect a choice among texts. `AdaFuseConfig` describes them."""
+
+    max_new_tokens: int
+    weights: Mapping[str, float] | Sequence[float] | None
+    use: str | Sequence[str] | None
+
+
+class DecodeOptions(ChoiceOptions, total=False):
     """Types of the options that `AdaFuseConfig` and every call take as keyword arguments.
 
     `AdaFuseConfig` describes each option.
@@ -88,10 +96,7 @@ class DecodeOptions(TypedDict, total=False):
     max_words: int
     branching_factor: int
     max_word_tokens: int
-    max_new_tokens: int
     stop: str | Sequence[str] | None
-    weights: Mapping[str, float] | Sequence[float] | None
-    use: str | Sequence[str] | None
     json_schema: Mapping[str, Any] | type[BaseModel] | str | None
     regex: str | None
     grammar: str | None

@@ -24,7 +24,13 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self, Unpack
 
 from adafuse_llm.backends.base import Backend, FollowsGrammars, RestrictsTokens
-from adafuse_llm.config import GRAMMARS, AdaFuseConfig, DecodeOptions, RuntimeConfig
+from adafuse_llm.config import (
+    GRAMMARS,
+    AdaFuseConfig,
+    ChoiceOptions,
+    DecodeOptions,
+    RuntimeConfig,
+)
 from adafuse_llm.decoding.draft import Drafting, Drafts, NoDrafts
 from adafuse_llm.decoding.member import Form, Member
 from adafuse_llm.decoding.rounds import (
@@ -448,7 +454,7 @@ class AdaFuseEngine:
         messages: Messages | None = None,
         choices: Sequence[str],
         timeout: float | None = None,
-        **overrides: Unpack[DecodeOptions],
+        **overrides: Unpack[ChoiceOptions],
     ) -> Choice:
         """Choose one of several texts as the response. Pass either a prompt or messages.
 
@@ -460,7 +466,7 @@ class AdaFuseEngine:
             messages: a conversation to answer.
             choices: different texts.
             timeout: maximum seconds, as for `generate`.
-            **overrides: any option of `AdaFuseConfig`. ``weights`` and ``use`` affect the choice.
+            **overrides: ``weights``, ``use`` and ``max_new_tokens``, as in `AdaFuseConfig`.
 
         Raises:
             InvalidInputError: prompt, messages, choices or options cannot be used.
@@ -469,8 +475,8 @@ class AdaFuseEngine:
             RequestTimeoutError: the request took longer than `timeout`.
             QueueFullError: too many requests wait; nothing was computed.
         """
-        overrides = _with_choices(choices, overrides)
-        return _choice(self.generate(prompt, messages=messages, timeout=timeout, **overrides))
+        options = _with_choices(choices, overrides)
+        return _choice(self.generate(prompt, messages=messages, timeout=timeout, **options))
 
     async def achoose(
         self,
@@ -479,13 +485,11 @@ class AdaFuseEngine:
         messages: Messages | None = None,
         choices: Sequence[str],
         timeout: float | None = None,
-        **overrides: Unpack[DecodeOptions],
+        **overrides: Unpack[ChoiceOptions],
     ) -> Choice:
         """Like `choose`, but does not block the event loop."""
-        overrides = _with_choices(choices, overrides)
-        return _choice(
-            await self.agenerate(prompt, messages=messages, timeout=timeout, **overrides)
-        )
+        options = _with_choices(choices, overrides)
+        return _choice(await self.agenerate(prompt, messages=messages, timeout=timeout, **options))
 
     def choose_batch(
         self,
@@ -494,11 +498,11 @@ class AdaFuseEngine:
         messages: Sequence[Messages] | None = None,
         choices: Sequence[str],
         timeout: float | None = None,
-        **overrides: Unpack[DecodeOptions],
+        **overrides: Unpack[ChoiceOptions],
     ) -> list[Choice]:
         """Choose among the same texts for many prompts (or conversations) at the same time."""
-        overrides = _with_choices(choices, overrides)
-        results = self.generate_batch(prompts, messages=messages, timeout=timeout, **overrides)
+        options = _with_choices(choices, overrides)
+        results = self.generate_batch(prompts, messages=messages, timeout=timeout, **options)
         return [_choice(generation) for generation in results]
 
     async def agenerate(
@@ -1005,10 +1009,11 @@ def _check_minimum(
             )
 
 
-def _with_choices(choices: Sequence[str], overrides: DecodeOptions) -> DecodeOptions:
+def _with_choices(choices: Sequence[str], overrides: ChoiceOptions) -> DecodeOptions:
     if choices is None:
         raise InvalidOptionError("option 'choices': pass a list of texts; got None")
-    return {**overrides, "choices": choices}
+    options: DecodeOptions = {**overrides, "choices": choices}  # type: ignore[typeddict-item]
+    return options
 
 
 def _choice(generation: Generation) -> Choice:

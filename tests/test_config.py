@@ -26,6 +26,10 @@ def test_defaults() -> None:
         "stop": (),
         "weights": None,
         "use": None,
+        "json_schema": None,
+        "regex": None,
+        "grammar": None,
+        "choices": None,
     }
 
 

@@ -157,7 +157,7 @@ class Pool:
         """
         if not all(member.room(end) >= 0 for member, end in candidate.ends.items()):
             return False
-        grammar = next(iter(self._members)).grammar
+        grammar = next((member.grammar for member in self._members), None)
         if grammar is None:
             return True
         closing = grammar.closing(candidate.shown)

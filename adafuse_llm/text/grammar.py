@@ -328,7 +328,7 @@ class GrammarText:
 
 def _consumed(state: Any, text: bytes) -> bool:
     """Advance a matcher over bytes, and return whether the grammar allows the text."""
-    return len(text) == state.try_consume_tokens(list(text))
+    return bool(len(text) == state.try_consume_tokens(list(text)))
 
 
 def _greedy_closing(state: Any) -> bytes | None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.load.serializable import Serializable
 from langchain_core.messages.ai import UsageMetadata
-from pydantic import ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 from typing_extensions import Self, TypedDict, Unpack
 
 from adafuse_llm import (
@@ -78,6 +78,10 @@ class ModelFields(TypedDict, total=False):
     stop: str | Sequence[str] | None
     weights: Mapping[str, float] | Sequence[float] | None
     use: str | Sequence[str] | None
+    json_schema: Mapping[str, Any] | type[BaseModel] | str | None
+    regex: str | None
+    grammar: str | None
+    choices: Sequence[str] | None
     temperature: float | None
     members: Members
     engine: AdaFuseEngine | None
@@ -146,6 +150,11 @@ class EnsembleModel(Serializable):
     """Also accepted as `max_tokens` and `max_completion_tokens`."""
     stop: list[str] | str | None = None
     weights: dict[str, float] | list[float] | None = None
+    json_schema: Any = None
+    """JSON schema that replies fit: a dict, JSON text, or a pydantic class."""
+    regex: str | None = None
+    grammar: str | None = None
+    choices: list[str] | None = None
     temperature: float | None = None
     """Must be 0 if set, because decoding is deterministic."""
 

@@ -178,6 +178,10 @@ class AdaFuseLLM(CustomLLM):
     max_new_tokens: int | None = _option("max_new_tokens")
     stop: tuple[str, ...] | None = _option("stop")
     weights: dict[str, float] | tuple[float, ...] | None = _option("weights")
+    json_schema: Any = _option("json_schema")
+    regex: str | None = _option("regex")
+    grammar: str | None = _option("grammar")
+    choices: tuple[str, ...] | None = _option("choices")
     use: tuple[str, ...] | None = _option("use")
 
     _passed_engine: AdaFuseEngine | None = PrivateAttr(default=None)
