@@ -333,6 +333,10 @@ class Member:
         allowed = None if self._follower is None else self._follower.allowed(node)
         return allowed is not None and allowed.is_forced
 
+    def mass(self, node: Node) -> float:
+        """Return the natural log of the probability that the grammar permits after `node`."""
+        return 0.0 if self._follower is None else self.next(node).mass
+
     def is_whole(self, node: Node) -> bool:
         """Return whether the text up to `node` ends at the end of a character."""
         return self._follower is None or self._follower.is_whole(node)

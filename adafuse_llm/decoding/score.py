@@ -77,7 +77,7 @@ class PoolCandidate:
         start = self.starts.get(member, member.tree.root)
         before = [start, *self.path(member)][: len(terms)]
         return [
-            0.0 if member.is_forced(node) else term - (member.next(start).mass if first else 0.0)
+            0.0 if member.is_forced(node) else term - (member.mass(start) if first else 0.0)
             for first, node, term in zip(
                 itertools.chain([True], itertools.repeat(False)), before, terms, strict=False
             )

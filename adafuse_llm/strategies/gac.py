@@ -111,7 +111,7 @@ class GaC(Strategy):
                 return self._alone(members, gate, offered)
         proposals = yield from in_lockstep([offer(member, LISTED) for member in members])
         pool = union(members, proposals)
-        if not opening.spaces:
+        if not opening.spaces and (gate.grammar is None or gate.grammar.may_end):
             pool.suggest("", stops=True)
         listed = LISTED
         while True:
@@ -146,5 +146,5 @@ def _unlisted(members: Sequence[Member], listed: int) -> float:
     for member in members:
         logprobs = member.next(member.tree.root).logprobs
         if len(logprobs) >= listed:
-            bound += member.weight * math.exp(logprobs[listed - 1])
+            bound += member.weight * math.exp(logprobs[listed - 1] - member.mass(member.tree.root))
     return bound / math.fsum(member.weight for member in members)

@@ -100,7 +100,7 @@ def first_logprobs(
             for member, row in zip(members, nodes, strict=True)
         ]
     )
-    masses = [m.next(m.tree.root).mass if m.grammar is not None else 0.0 for m in members]
+    masses = [member.mass(member.tree.root) for member in members]
     return [
         [
             (member.next(member.tree.root).end_logprob if candidate.stops else _logprob(node))

@@ -20,6 +20,7 @@ import itertools
 import json
 import re
 import threading
+import unicodedata
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,15 @@ MAX_FORCED = 1_000
 
 MAX_CLOSING = 10_000
 """Maximum number of bytes of the text that completes a response."""
+
+MAX_RANKED = 32
+"""Maximum number of bytes that a step of the search compares."""
+
+MAX_REPEATS = 16
+"""Number of steps for which the same byte is chosen if the same bytes may follow."""
+
+MAX_CHOICES = 1_000
+"""Number of choices after which the search for the text starts again and compares more texts."""
 
 MAX_STATES = 5_000
 """Maximum number of states that the search for this text visits."""
@@ -264,6 +274,11 @@ class GrammarText:
         self._state = state.deep_copy()
 
     @property
+    def may_end(self) -> bool:
+        """Whether the response is complete, so that it may end."""
+        return bool(self._state.is_accepting())
+
+    @property
     def is_final(self) -> bool:
         """Whether the response is complete, so that no text can follow."""
         return self.ends_after("")
@@ -334,17 +349,31 @@ def _consumed(state: Any, text: bytes) -> bool:
 def _greedy_closing(state: Any) -> bytes | None:
     """Complete a text with the best next byte at every step. Return None if it does not end."""
     found = bytearray()
-    steps = 0
-    while not state.is_accepting():
+    before, best, repeats, choices = b"", 0, 0, 0
+    for _ in range(MAX_CLOSING):
+        if state.is_accepting():
+            return bytes(found)
         following = _next_bytes(state)
-        if len(following) != 1:
-            steps += 1
-        if not following or steps > MAX_CLOSING // 50 or len(found) >= MAX_CLOSING:
+        if not following or choices > MAX_CHOICES:
             return None
-        best = following[0] if len(following) == 1 else _ranked(state, following)[0]
+        if following != before or repeats == MAX_REPEATS:
+            best = following[0] if len(following) == 1 else _ranked(state, _sample(following))[0]
+            repeats, choices = 0, choices + (len(following) > 1)
+        before, repeats = following, repeats + 1
         found.append(best)
         state.consume_token(best)
-    return bytes(found)
+    return None
+
+
+def _sample(following: bytes) -> bytes:
+    """Return at most `MAX_RANKED` of the bytes that may follow, of as many kinds as possible."""
+    if len(following) <= MAX_RANKED:
+        return following
+    kinds: dict[str, list[int]] = {}
+    for byte in following:
+        kinds.setdefault(unicodedata.category(chr(byte)) if byte < 0x80 else "", []).append(byte)
+    chosen = (byte for kind, found in kinds.items() if kind for byte in found[:2])
+    return bytes({*chosen, *(byte for byte in _CLOSERS if byte in following)}) or following
 
 
 def _searched_closing(state: Any) -> bytes | None:
@@ -375,25 +404,28 @@ def _searched_closing(state: Any) -> bytes | None:
     return None
 
 
-def _ranked(state: Any, following: bytes) -> list[int]:
-    """Order the bytes that may follow: the byte that probably leads to the shortest text first.
+def _ranked(state: Any, candidates: bytes) -> list[int]:
+    """Order bytes that may follow: the byte that probably leads to the shortest text first.
 
     First come the bytes that close an object, an array or a string. Then come the bytes after which
-    the text may end now or after one more byte, and then the bytes after which the fewest bytes may
-    follow. Escapes and characters of several bytes come last.
+    the text may end now or after one more byte, then the bytes after which other bytes may follow
+    than before, and then the bytes after which the fewest bytes may follow. Escapes and characters
+    of several bytes come last.
     """
-    closing = [byte for byte in _CLOSERS if byte in following]
-    others = []
-    for byte in following:
-        if byte in _CLOSERS:
-            continue
+    following = _next_bytes(state)
+    ranks = []
+    for byte in candidates:
         child = state.deep_copy()
         child.consume_token(byte)
-        ends = bool(child.is_accepting())
         options = _next_bytes(child)
-        soon = not ends and len(options) <= 4 and any(_ends_after(child, b) for b in options)
-        others.append((byte in _LAST, not ends, not soon, len(options), byte))
-    return [*closing, *(byte for *_, byte in sorted(others))]
+        # inside a string, a bracket is a character like others, and many may follow
+        closer = _CLOSERS.find(byte) if len(options) <= MAX_RANKED else -1
+        ends = bool(child.is_accepting())
+        soon = not ends and len(options) <= 4 and any(_ends_after(child, each) for each in options)
+        place = closer if closer >= 0 else len(_CLOSERS)
+        rank = (place, byte in _LAST, not ends, not soon, options == following, len(options))
+        ranks.append((*rank, byte))
+    return [byte for *_, byte in sorted(ranks)]
 
 
 def _ends_after(state: Any, byte: int) -> bool:
