@@ -43,7 +43,7 @@ def with_options(
     questions: Sequence[Question], count: int, seed: int
 ) -> list[tuple[Question, list[str]]]:
     """Return the questions, each with `count` options in random order, one of which is right."""
-    drawn = random.Random(seed)  # noqa: S311  not for security
+    drawn = random.Random(seed)
     paired = []
     for question in questions:
         right = question.accepted[0]
