@@ -62,12 +62,14 @@ from adafuse_llm.results import (
     StreamEvent,
     Usage,
 )
+from adafuse_llm.text.chat import Tool
 
 __all__ = [  # noqa: RUF022  grouped by use
     "AdaFuseEngine",
     "AdaFuseConfig",
     "RuntimeConfig",
     "MemberSpec",
+    "Tool",
     "Generation",
     "Round",
     "Candidate",

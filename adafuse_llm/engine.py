@@ -57,7 +57,9 @@ from adafuse_llm.runtime.heap import trim_heap
 from adafuse_llm.runtime.scheduler import Request, Scheduler
 from adafuse_llm.strategies.base import Strategy, StrategyContext, refuse_unused_options
 from adafuse_llm.strategies.registry import find_strategy
-from adafuse_llm.text.chat import as_plain_text, check_messages
+from adafuse_llm.text.chat import Tool, as_plain_text
+from adafuse_llm.text.codec import encode_conversation
+from adafuse_llm.text.conversation import Conversation, check_conversation
 from adafuse_llm.text.grammar import (
     NO_LEAD,
     ONE_SPACE,
@@ -82,7 +84,8 @@ CROWD = 2
 many requests, sharing forward passes saves more than proposing one after another."""
 
 RoundObserver = Callable[[Round], None]
-Messages = Sequence[Mapping[str, Any]]
+Messages = Sequence[Mapping[str, Any]] | Conversation
+Tools = Sequence[Tool | Mapping[str, Any]]
 
 
 class AdaFuseEngine:
@@ -295,6 +298,8 @@ class AdaFuseEngine:
         prompt: str | None = None,
         *,
         messages: Messages | None = None,
+        tools: Tools = (),
+        tool_choice: str = "auto",
         on_round: RoundObserver | None = None,
         cancel: threading.Event | None = None,
         timeout: float | None = None,
@@ -305,7 +310,16 @@ class AdaFuseEngine:
         Args:
             prompt: text to continue.
             messages: a conversation to answer, as dicts with a role and content. Each member
-                renders it with its own chat template.
+                renders it with its own chat template. An assistant's message may have
+                ``tool_calls`` (dicts with ``id``, ``name`` and ``arguments``), and a tool's message
+                the ``tool_call_id`` of the call that it answers.
+            tools: tools that the reply can call: `Tool`, or dicts in the form of OpenAI's API. Each
+                member reads tools, calls and results in the form of its own chat template, if the
+                template supports tools. All members write calls in the same form, which
+                :mod:`adafuse_llm.text.conversation` describes.
+            tool_choice: ``"auto"``; ``"none"`` to omit the tools; ``"required"`` to request a call
+                of any tool; or the name of a tool, to request a call of that tool. The choice
+                becomes part of the prompt and is not enforced.
             on_round: function to call with every round of this call, in addition to the engine's
                 observer.
             cancel: an event that any thread can set to end the decode after at most one more round.
@@ -320,6 +334,7 @@ class AdaFuseEngine:
             RequestTimeoutError: the request took longer than `timeout`.
             QueueFullError: too many requests wait; nothing was computed.
         """
+        messages = _with_tools(messages, tools, tool_choice)
         request = self._request(prompt, messages, cancel, timeout, overrides)
         *_, last = self._stream_one(request, on_round)
         assert last.generation is not None, "a decode ends with its generation or an error"
@@ -330,6 +345,8 @@ class AdaFuseEngine:
         prompt: str | None = None,
         *,
         messages: Messages | None = None,
+        tools: Tools = (),
+        tool_choice: str = "auto",
         on_round: RoundObserver | None = None,
         cancel: threading.Event | None = None,
         timeout: float | None = None,
@@ -343,6 +360,7 @@ class AdaFuseEngine:
         slowly neither slows the decode nor uses up its time. Closing the iterator, or leaving a
         loop over it, stops the decode after at most one more round.
         """
+        messages = _with_tools(messages, tools, tool_choice)
         request = self._request(prompt, messages, cancel, timeout, overrides)
         return self._stream_one(request, on_round)
 
@@ -351,6 +369,8 @@ class AdaFuseEngine:
         prompts: Sequence[str] | None = None,
         *,
         messages: Sequence[Messages] | None = None,
+        tools: Tools = (),
+        tool_choice: str = "auto",
         on_round: RoundObserver | None = None,
         cancel: threading.Event | None = None,
         timeout: float | None = None,
@@ -364,6 +384,8 @@ class AdaFuseEngine:
         events = self.stream_batch(
             prompts,
             messages=messages,
+            tools=tools,
+            tool_choice=tool_choice,
             on_round=on_round,
             cancel=cancel,
             timeout=timeout,
@@ -377,6 +399,8 @@ class AdaFuseEngine:
         prompts: Sequence[str] | None = None,
         *,
         messages: Sequence[Messages] | None = None,
+        tools: Tools = (),
+        tool_choice: str = "auto",
         on_round: RoundObserver | None = None,
         cancel: threading.Event | None = None,
         timeout: float | None = None,
@@ -388,7 +412,9 @@ class AdaFuseEngine:
         prompt. Closing the iterator stops all decodes after at most one more round.
         """
         requests = [
-            self._batch_request(number, prompt, conversation, cancel, timeout, overrides)
+            self._batch_request(
+                number, prompt, conversation, tools, tool_choice, cancel, timeout, overrides
+            )
             for number, (prompt, conversation) in enumerate(_split_batch(prompts, messages))
         ]
         return self._stream_all(requests, on_round)
@@ -399,6 +425,8 @@ class AdaFuseEngine:
         continuations: Sequence[str] = (),
         *,
         messages: Messages | None = None,
+        tools: Tools = (),
+        tool_choice: str = "auto",
         stops: bool = False,
         timeout: float | None = None,
         **overrides: Unpack[DecodeOptions],
@@ -415,6 +443,8 @@ class AdaFuseEngine:
                 special tokens with which the member begins every prompt. If the member uses no
                 such tokens, the continuation follows its end-of-sequence token.
             messages: a conversation to which the continuations are replies.
+            tools: as for `generate`.
+            tool_choice: as for `generate`.
             continuations: texts of at least one character.
             stops: whether to include the probability that the response ends after each text.
             timeout: maximum seconds, as for `generate`.
@@ -436,6 +466,7 @@ class AdaFuseEngine:
             check_text(text, "a continuation")
         self._check_start(timeout)
         config = self.config.override(overrides)
+        messages = _with_tools(messages, tools, tool_choice)
         members = self._members(config, prompt, messages, to_score=True)
         pool = pool_texts(members, continuations, stops=stops)
         room = max(sum(1 for _ in member.tree.nodes()) for member in members)
@@ -452,6 +483,8 @@ class AdaFuseEngine:
         prompt: str | None = None,
         *,
         messages: Messages | None = None,
+        tools: Tools = (),
+        tool_choice: str = "auto",
         choices: Sequence[str],
         timeout: float | None = None,
         **overrides: Unpack[ChoiceOptions],
@@ -464,6 +497,8 @@ class AdaFuseEngine:
         Args:
             prompt: text to continue.
             messages: a conversation to answer.
+            tools: as for `generate`.
+            tool_choice: as for `generate`.
             choices: different texts.
             timeout: maximum seconds, as for `generate`.
             **overrides: ``weights``, ``use`` and ``max_new_tokens``, as in `AdaFuseConfig`.
@@ -476,33 +511,60 @@ class AdaFuseEngine:
             QueueFullError: too many requests wait; nothing was computed.
         """
         options = _with_choices(choices, overrides)
-        return _choice(self.generate(prompt, messages=messages, timeout=timeout, **options))
+        generation = self.generate(
+            prompt,
+            messages=messages,
+            tools=tools,
+            tool_choice=tool_choice,
+            timeout=timeout,
+            **options,
+        )
+        return _choice(generation)
 
     async def achoose(
         self,
         prompt: str | None = None,
         *,
         messages: Messages | None = None,
+        tools: Tools = (),
+        tool_choice: str = "auto",
         choices: Sequence[str],
         timeout: float | None = None,
         **overrides: Unpack[ChoiceOptions],
     ) -> Choice:
         """Like `choose`, but does not block the event loop."""
         options = _with_choices(choices, overrides)
-        return _choice(await self.agenerate(prompt, messages=messages, timeout=timeout, **options))
+        generation = await self.agenerate(
+            prompt,
+            messages=messages,
+            tools=tools,
+            tool_choice=tool_choice,
+            timeout=timeout,
+            **options,
+        )
+        return _choice(generation)
 
     def choose_batch(
         self,
         prompts: Sequence[str] | None = None,
         *,
         messages: Sequence[Messages] | None = None,
+        tools: Tools = (),
+        tool_choice: str = "auto",
         choices: Sequence[str],
         timeout: float | None = None,
         **overrides: Unpack[ChoiceOptions],
     ) -> list[Choice]:
         """Choose among the same texts for many prompts (or conversations) at the same time."""
         options = _with_choices(choices, overrides)
-        results = self.generate_batch(prompts, messages=messages, timeout=timeout, **options)
+        results = self.generate_batch(
+            prompts,
+            messages=messages,
+            tools=tools,
+            tool_choice=tool_choice,
+            timeout=timeout,
+            **options,
+        )
         return [_choice(generation) for generation in results]
 
     async def agenerate(
@@ -510,6 +572,8 @@ class AdaFuseEngine:
         prompt: str | None = None,
         *,
         messages: Messages | None = None,
+        tools: Tools = (),
+        tool_choice: str = "auto",
         on_round: RoundObserver | None = None,
         cancel: threading.Event | None = None,
         timeout: float | None = None,
@@ -523,6 +587,8 @@ class AdaFuseEngine:
         async for event in self.astream(
             prompt,
             messages=messages,
+            tools=tools,
+            tool_choice=tool_choice,
             on_round=on_round,
             cancel=cancel,
             timeout=timeout,
@@ -537,6 +603,8 @@ class AdaFuseEngine:
         prompt: str | None = None,
         *,
         messages: Messages | None = None,
+        tools: Tools = (),
+        tool_choice: str = "auto",
         on_round: RoundObserver | None = None,
         cancel: threading.Event | None = None,
         timeout: float | None = None,
@@ -550,6 +618,8 @@ class AdaFuseEngine:
         stream = await self._open_astream(
             prompt,
             messages=messages,
+            tools=tools,
+            tool_choice=tool_choice,
             on_round=on_round,
             cancel=cancel,
             timeout=timeout,
@@ -564,12 +634,15 @@ class AdaFuseEngine:
         prompt: str | None = None,
         *,
         messages: Messages | None = None,
+        tools: Tools = (),
+        tool_choice: str = "auto",
         on_round: RoundObserver | None = None,
         cancel: threading.Event | None = None,
         timeout: float | None = None,
         **overrides: Unpack[DecodeOptions],
     ) -> AsyncGenerator[StreamEvent, None]:
         """Check the arguments of `astream` now, and return its iterator."""
+        messages = _with_tools(messages, tools, tool_choice)
         request = await asyncio.to_thread(
             self._request, prompt, messages, cancel, timeout, overrides
         )
@@ -722,10 +795,18 @@ class AdaFuseEngine:
             timeout=timeout,
         )
 
-    def _batch_request(self, number: int, *arguments: Any) -> Request:
+    def _batch_request(
+        self,
+        number: int,
+        prompt: str | None,
+        messages: Messages | None,
+        tools: Tools,
+        tool_choice: str,
+        *arguments: Any,
+    ) -> Request:
         """Like `_request`, but errors name the input by its index."""
         try:
-            return self._request(*arguments)
+            return self._request(prompt, _with_tools(messages, tools, tool_choice), *arguments)
         except InvalidOptionError:
             raise
         except InvalidInputError as error:
@@ -770,8 +851,7 @@ class AdaFuseEngine:
         active = self._active_backends(config)
         if (prompt is None) == (messages is None):
             raise InvalidInputError("pass either a prompt or messages")
-        if messages is not None:
-            messages = check_messages(messages)
+        conversation = None if messages is None else check_conversation(messages)
         if prompt is not None:
             if not isinstance(prompt, str):
                 raise InvalidInputError(f"prompt must be text; got {type(prompt).__name__}")
@@ -781,7 +861,7 @@ class AdaFuseEngine:
                     "the prompt is empty, or has only spaces: pass a text to continue"
                 )
         top = self.strategy.top(config)
-        given = prompt if messages is None else as_plain_text(messages)
+        given = prompt if conversation is None else as_plain_text(conversation.flat())
         text = (given or "").rstrip(" ")
         spaces = 0 if prompt is None else len(prompt) - len(text)
         grammar = None if to_score else Grammar.of(config)
@@ -795,7 +875,7 @@ class AdaFuseEngine:
             if grammar is not None and response is not None:
                 form, space_tokens = self._form(backend, grammar, response, opening, space_tokens)
             started = text if space_tokens else prompt
-            ids = _encode(backend, started, messages)
+            ids = _encode(backend, started, conversation)
             if started == "":
                 ids = ids or sorted(backend.end_ids)[:1]
             if not ids:
@@ -923,12 +1003,25 @@ def _raise_error(event: Any) -> Any:
     return event
 
 
-def _encode(backend: Backend, prompt: str | None, messages: Messages | None) -> list[int]:
+def _with_tools(messages: Messages | None, tools: Tools, tool_choice: str) -> Messages | None:
+    """Return messages with the tools that the reply can call.
+
+    Raises:
+        InvalidInputError: the messages or the tools are invalid, or tools come without messages.
+    """
+    if messages is not None:
+        return check_conversation(messages, tools, tool_choice)
+    if tools or tool_choice != "auto":
+        raise InvalidInputError("tools and tool_choice need messages; got none")
+    return None
+
+
+def _encode(backend: Backend, prompt: str | None, conversation: Conversation | None) -> list[int]:
     """Encode a prompt with a member's tokenizer. Name the member in every error."""
     try:
-        if prompt is not None:
-            return backend.codec.encode_prompt(prompt)
-        return backend.codec.encode_messages(messages or ())
+        if conversation is not None:
+            return encode_conversation(backend.codec, conversation)
+        return backend.codec.encode_prompt(prompt or "")
     except InvalidInputError as error:
         raise InvalidInputError(f"member {backend.name!r}: {error}") from error
     except Exception as error:

@@ -1,62 +1,27 @@
-"""Conversations with tools, written as plain messages that every chat template accepts.
+"""Conversations of frameworks, converted for the engine.
 
-Most chat templates do not support tools, and those that do use different formats. Members that read
-different formats could not agree on how to write a call. This module therefore describes the tools
-to all members in the same words. For example, a member reads ::
-
-    system      the system message, then the tools and how to call them
-    user        What is 1 + 2?
-    assistant   <tool_call>
-                {"name": "add", "arguments": {"a": 1, "b": 2}}
-                </tool_call>
-    user        <tool_response>
-                {"name": "add", "content": "3"}
-                </tool_response>
+`to_conversation` keeps the structure of tools, calls and results, so that each member can read
+them in the form of its own chat template. `to_messages` writes them as plain messages in the common
+form, which every chat template accepts. `adafuse_llm.text.conversation` describes both.
 """
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from typing_extensions import TypedDict
 
-from adafuse_llm.adapters.reply import CALL_CLOSES, CALL_OPENS, ReplyParser, Text
-from adafuse_llm.errors import InvalidInputError, nearest
+from adafuse_llm.adapters.reply import ReplyParser, Text
 from adafuse_llm.text.chat import Message, Tool, check_content, check_role
+from adafuse_llm.text.conversation import (
+    Call,
+    Conversation,
+    check_conversation,
+    check_results,
+)
 
-RESULT_OPENS, RESULT_CLOSES = "<tool_response>", "</tool_response>"
-
-TOOL_CHOICES = ("auto", "none", "required")
-
-TOOLS = """\
-# Tools
-
-You have these tools, one in a line, with a JSON schema of their arguments:"""
-
-HOW_TO_CALL = f"""\
-To call a tool, end your reply with its name and its arguments as JSON, in this form:
-
-{CALL_OPENS}
-{{"name": "the tool's name", "arguments": {{"the argument's name": "its value"}}}}
-{CALL_CLOSES}
-
-To call several tools, write one such block after the other. Their results come in the next \
-message, each between {RESULT_OPENS} and {RESULT_CLOSES}."""
-
-AUTO = "Call a tool only where it helps; otherwise, answer directly."
-REQUIRED = "This time, your reply must call at least one tool."
-NAMED = "This time, your reply must call the tool {name}."
-
-
-class Call(TypedDict):
-    """A tool call by the assistant. The message with its result refers to the call by `id`."""
-
-    id: str
-    name: str
-    arguments: dict[str, Any]
+__all__ = ["Call", "Conversation", "Turn", "to_conversation", "to_messages"]
 
 
 class Turn(TypedDict, total=False):
@@ -79,24 +44,24 @@ class Turn(TypedDict, total=False):
     tool_call_id: str | None
 
 
-def to_messages(
+def to_conversation(
     turns: Iterable[Turn],
     *,
     tools: Sequence[Tool] = (),
     tool_choice: str = "auto",
     instructions: str = "",
-) -> list[Message]:
-    """Convert a conversation with tools to messages for `AdaFuseEngine.generate`.
+) -> Conversation:
+    """Convert a conversation with tools for ``AdaFuseEngine.generate(messages=...)``.
 
     Reasoning at the beginning of assistant turns is removed.
 
     Args:
         turns: the conversation, in order.
-        tools: tools to describe at the end of the first system message. If the conversation does
-            not start with a system message, one is added.
+        tools: tools that the reply can call.
         tool_choice: ``"auto"``; ``"none"`` to omit the tools; ``"required"`` to request a call of
             any tool; or the name of a tool, to request a call of that tool.
-        instructions: text to append to the first system message, after the tools.
+        instructions: text to append to the first system message, after the tools. If the
+            conversation does not start with a system message, one is added.
 
     Raises:
         InvalidInputError: the conversation is empty; a turn has an unknown role, content that is
@@ -104,118 +69,45 @@ def to_messages(
             or a result without a matching call; two tools have the same name; or `tool_choice`
             does not fit `tools`.
     """
-    tool_names: dict[str, str] = {}  # maps the ids of calls to the tools' names
-    messages: list[Message] = []
-    follows_result = False
-    for number, turn in enumerate(turns):
-        label = f"message {number}"
-        role = check_role(turn.get("role"), label)
-        content = check_content(turn.get("content"), label)
-        if turn.get("tool_calls") and role != "assistant":
-            raise InvalidInputError(
-                f"{label} has role {role!r}; only an assistant message can have tool_calls"
-            )
-        if role == "tool":
-            block = _result_block(turn, content, tool_names, label)
-            if follows_result:
-                block = f"{messages.pop()['content']}\n{block}"
-            messages.append({"role": "user", "content": block})
-        elif role == "assistant":
-            calls = turn.get("tool_calls") or ()
-            blocks = [_block(CALL_OPENS, _call_json(call, label), CALL_CLOSES) for call in calls]
-            tool_names |= {str(call.get("id")): call["name"] for call in calls}
-            text = _without_reasoning(content)
-            if blocks:  # each call begins on a new line, as in members' replies
-                text = "\n".join([*filter(None, [text.rstrip("\n")]), *blocks])
-            messages.append({"role": role, "content": text})
-        else:
-            name = turn.get("name") if role == "user" else None
-            messages.append({"role": role, "content": f"{name}: {content}" if name else content})
-        follows_result = role == "tool"
-    if not messages:
-        raise InvalidInputError("the conversation is empty: pass at least one user message")
-    return _with_system(messages, [_describe_tools(tools, tool_choice), instructions.strip()])
+    messages = [_to_message(number, turn) for number, turn in enumerate(turns)]
+    conversation = check_conversation(messages, tools, tool_choice, instructions=instructions)
+    check_results(conversation.messages)
+    return conversation
 
 
-def _with_system(messages: list[Message], texts: Iterable[str]) -> list[Message]:
-    """Append `texts` to the first system message, or add one."""
-    first = messages[0]["content"] if messages[0]["role"] == "system" else ""
-    content = "\n\n".join(text for text in (first, *texts) if text)
-    if not content:
-        return messages
-    rest = messages[messages[0]["role"] == "system" :]
-    return [{"role": "system", "content": content}, *rest]
+def to_messages(
+    turns: Iterable[Turn],
+    *,
+    tools: Sequence[Tool] = (),
+    tool_choice: str = "auto",
+    instructions: str = "",
+) -> list[Message]:
+    """Convert a conversation with tools to plain messages in the common form.
 
-
-def _describe_tools(tools: Sequence[Tool], choice: str) -> str:
-    """Return the section of the prompt about tools. It is empty if the members can call none."""
-    names = [tool.name for tool in tools]
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise InvalidInputError(
-            f"tools need different names; got {', '.join(twice)} more than once"
-        )
-    if choice not in (*TOOL_CHOICES, *names):
-        raise InvalidInputError(
-            f"tool_choice must be {', '.join(TOOL_CHOICES)} or the name of a tool "
-            f"({', '.join(names) or 'no tools given'}); got {choice!r}."
-            f"{nearest(choice, [*TOOL_CHOICES, *names])}"
-        )
-    if choice == "required" and not tools:
-        raise InvalidInputError("tool_choice='required' needs at least one tool; got none")
-    if choice == "none" or not tools:
-        return ""
-    request = {"auto": AUTO, "required": REQUIRED}.get(choice, NAMED.format(name=choice))
-    lines = [
-        _json(
-            {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
-            f"tool {tool.name!r}",
-        )
-        for tool in tools
-    ]
-    return "\n\n".join([TOOLS, "\n".join(lines), f"{HOW_TO_CALL} {request}"])
-
-
-def _result_block(turn: Turn, content: str, tool_names: Mapping[str, str], label: str) -> str:
-    """Return the result of a call in the format that members read."""
-    key = turn.get("tool_call_id")
-    if key is None or key not in tool_names:
-        raise InvalidInputError(
-            f"{label} is the result of a call with id {key!r}, but no earlier assistant message "
-            f"has a call with that id. Ids of earlier calls: "
-            f"{', '.join(map(repr, tool_names)) or 'none'}"
-        )
-    result = _json({"name": tool_names[key], "content": content}, label)
-    return _block(RESULT_OPENS, result, RESULT_CLOSES)
-
-
-def _call_json(call: Call, label: str) -> str:
-    if not isinstance(call.get("name"), str) or not isinstance(call.get("arguments"), Mapping):
-        raise InvalidInputError(
-            f"{label} has a tool call without a name or a mapping of arguments: {call!r:.80}"
-        )
-    return _json({"name": call["name"], "arguments": call["arguments"]}, label)
-
-
-def _block(opens: str, text: str, closes: str) -> str:
-    r"""Return JSON `text` between markers.
-
-    ``</`` is escaped as ``<\/``, so the text cannot contain a closing marker.
+    The arguments and errors are the same as for `to_conversation`. The tools are described at the
+    end of the first system message.
     """
-    escaped = text.replace("</", r"<\/")
-    return f"{opens}\n{escaped}\n{closes}"
+    conversation = to_conversation(
+        turns, tools=tools, tool_choice=tool_choice, instructions=instructions
+    )
+    return conversation.flat()
 
 
-def _json(value: Mapping[str, Any], label: str) -> str:
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_to_plain)
-    except (TypeError, ValueError) as error:
-        raise InvalidInputError(f"{label} cannot be written as JSON: {error}") from error
-
-
-def _to_plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"{type(value).__name__} {value!r:.40} is not JSON")
+def _to_message(number: int, turn: Turn) -> dict[str, Any]:
+    """Return a message without the name of its speaker and without reasoning."""
+    label = f"message {number}"
+    role = check_role(turn.get("role"), label)
+    content = check_content(turn.get("content"), label)
+    if role == "assistant":
+        content = _without_reasoning(content)
+    elif role == "user" and (name := turn.get("name")):
+        content = f"{name}: {content}"
+    message: dict[str, Any] = {"role": role, "content": content}
+    if calls := turn.get("tool_calls"):
+        message["tool_calls"] = calls
+    if role == "tool":
+        message["tool_call_id"] = turn.get("tool_call_id")
+    return message
 
 
 def _without_reasoning(content: str) -> str:

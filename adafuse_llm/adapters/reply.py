@@ -1,7 +1,7 @@
 """Parse streamed replies into text, reasoning and tool calls.
 
-A call is JSON between two markers. `adafuse_llm.adapters.conversation` describes this format to
-the members::
+A call is JSON between two markers. `adafuse_llm.text.conversation` describes this format to the
+members::
 
     <tool_call>
     {"name": "add", "arguments": {"a": 1, "b": 2}}
@@ -17,7 +17,22 @@ import re
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-CALL_OPENS, CALL_CLOSES = "<tool_call>", "</tool_call>"
+from adafuse_llm.text.conversation import CALL_CLOSES, CALL_OPENS
+
+__all__ = [
+    "CALL_CLOSES",
+    "CALL_OPENS",
+    "REASONING_CLOSES",
+    "REASONING_OPENS",
+    "InvalidToolCall",
+    "Part",
+    "Reasoning",
+    "ReplyParser",
+    "Text",
+    "ToolCall",
+    "read_json",
+]
+
 REASONING_OPENS, REASONING_CLOSES = "<think>", "</think>"
 
 

@@ -15,11 +15,13 @@ from adafuse_llm.backends.base import (
     SupportsPlacement,
 )
 from adafuse_llm.backends.fake import FakeBackend
-from adafuse_llm.text.codec import TextCodec, TokenizerCodec
+from adafuse_llm.text.codec import RendersTools, TextCodec, TokenizerCodec
+from adafuse_llm.text.conversation import Conversation
 from adafuse_llm.tree import Next, Node, TokenTree
 
 __all__ = [
     "Backend",
+    "Conversation",
     "FakeBackend",
     "FollowsGrammars",
     "LimitsDrafting",
@@ -27,6 +29,7 @@ __all__ = [
     "Node",
     "NodeQuery",
     "NodeResult",
+    "RendersTools",
     "RestrictsTokens",
     "SupportsAnchors",
     "SupportsPlacement",

@@ -62,25 +62,50 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
             "messages must be a list of {'role': ..., 'content': ...} dicts; "
             f"got {type(messages).__name__}"
         )
-    checked = [_check_message(number, message) for number, message in enumerate(messages)]
-    if not checked:
-        raise InvalidInputError("the list of messages is empty: pass at least one user message")
-    if not any(message["content"].strip() for message in checked):
-        raise InvalidInputError("messages have no text: pass at least one message with content")
+    checked = [check_message(number, message) for number, message in enumerate(messages)]
+    check_any_text(checked)
     return checked
 
 
-def _check_message(number: int, message: Any) -> Message:
+def check_any_text(messages: Sequence[Message], *, has_more: bool = False) -> None:
+    """Check that members have something to read.
+
+    Args:
+        messages: checked messages.
+        has_more: whether members read more than the content of the messages, such as tools.
+
+    Raises:
+        InvalidInputError: there is no message, or nothing to read.
+    """
+    if not messages:
+        raise InvalidInputError("the list of messages is empty: pass at least one user message")
+    if not has_more and not any(message["content"].strip() for message in messages):
+        raise InvalidInputError("messages have no text: pass at least one message with content")
+
+
+def check_message(number: int, message: Any, *, also: Sequence[str] = ()) -> Message:
+    """Return the role and the content of a message.
+
+    Args:
+        number: index of the message, for errors.
+        message: a dict.
+        also: keys that the message may have in addition to role and content.
+
+    Raises:
+        InvalidInputError: the message has an invalid form, role or content.
+    """
     if not isinstance(message, Mapping) or "role" not in message:
         raise InvalidInputError(
             f"message {number} must be a dict with 'role' and 'content'; got {message!r:.80}"
         )
     role = check_role(message["role"], f"message {number}")
-    unknown = [str(key) for key in message if key not in ("role", "content")]
+    keys = ("role", "content", *also)
+    unknown = [key for key in message if key not in keys]
     if any(message[key] is not None for key in unknown):
+        allowed = f"{', '.join(map(repr, keys[:-1]))} and {keys[-1]!r}"
         raise InvalidInputError(
-            f"message {number} has {', '.join(map(repr, unknown))}; only 'role' and 'content' are "
-            "allowed. Put all text for the models into 'content'."
+            f"message {number} has {', '.join(repr(str(key)) for key in unknown)}; only {allowed} "
+            "are allowed. Put all text for the models into 'content'."
         )
     return {"role": role, "content": check_content(message.get("content"), f"message {number}")}
 
@@ -134,10 +159,18 @@ def _part_text(part: Any, what: str) -> str:
 
 
 def merge_turns(messages: Iterable[Message]) -> list[Message]:
-    """Merge consecutive messages with the same role; a blank line separates their texts."""
+    """Merge consecutive messages with the same role; a blank line separates their texts.
+
+    Messages with tool calls, and results of calls, do not change.
+    """
     merged: list[Message] = []
     for message in messages:
-        if merged and merged[-1]["role"] == message["role"]:
+        if (
+            merged
+            and merged[-1]["role"] == message["role"]
+            and _is_plain(merged[-1])
+            and _is_plain(message)
+        ):
             merged[-1] = {
                 "role": message["role"],
                 "content": f"{merged[-1]['content']}\n\n{message['content']}",
@@ -147,11 +180,16 @@ def merge_turns(messages: Iterable[Message]) -> list[Message]:
     return merged
 
 
+def _is_plain(message: Message) -> bool:
+    return message.keys() <= {"role", "content"}
+
+
 def fold_system(messages: Iterable[Message], *, but_first: bool = False) -> list[Message]:
     """Turn system messages and tool results into user messages, and merge consecutive messages.
 
     Some templates do not support these roles, or require strictly alternating turns. The returned
     conversation begins with a user message, or with the system message that `but_first` keeps.
+    Messages with tool calls, and results of calls, do not change.
 
     Args:
         messages: checked messages.
@@ -160,7 +198,9 @@ def fold_system(messages: Iterable[Message], *, but_first: bool = False) -> list
     turns = merge_turns(messages)
     kept = turns[:1] if but_first and turns[0]["role"] == "system" else []
     turns = [
-        {"role": "user", "content": turn["content"]} if turn["role"] in ("system", "tool") else turn
+        {"role": "user", "content": turn["content"]}
+        if turn["role"] in ("system", "tool") and _is_plain(turn)
+        else turn
         for turn in turns[len(kept) :]
     ]
     if not turns or turns[0]["role"] != "user":

@@ -12,14 +12,16 @@ import copy
 import itertools
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
 from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.forks import after_fork
-from adafuse_llm.text.chat import Message, check_messages, fit, render_plain
+from adafuse_llm.text.chat import Message, fit, render_plain
+from adafuse_llm.text.conversation import Conversation, check_conversation
 from adafuse_llm.text.deadline import run_within
+from adafuse_llm.text.tool_forms import ToolForm, find_form, render_tools
 from adafuse_llm.text.words import REPLACEMENT, added
 
 CONTEXT_TOKENS = 8
@@ -66,7 +68,10 @@ class TextCodec(Protocol):
         ...
 
     def encode_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the tokens of a conversation, up to the start of the assistant's reply."""
+        """Return the tokens of a conversation, up to the start of the assistant's reply.
+
+        Messages have a role and content.
+        """
         ...
 
     def encode_continuation(self, context: Sequence[int], text: str) -> tuple[list[int], bool]:
@@ -86,6 +91,29 @@ class TextCodec(Protocol):
         ...
 
 
+@runtime_checkable
+class RendersTools(Protocol):
+    """Optional extension of `TextCodec`: conversations with tools in the member's own form.
+
+    For a codec without this extension, tools, calls and results become text of plain messages
+    (`Conversation.flat`).
+    """
+
+    def encode_conversation(self, conversation: Conversation) -> list[int]:
+        """Return the tokens of a conversation, up to the start of the assistant's reply."""
+        ...
+
+
+def encode_conversation(codec: TextCodec, conversation: Conversation) -> list[int]:
+    """Return the tokens of a conversation for a member, up to the start of its reply.
+
+    The member reads tools, calls and results in its own form, if its codec supports this.
+    """
+    if isinstance(codec, RendersTools):
+        return codec.encode_conversation(conversation)
+    return codec.encode_messages(conversation.flat())
+
+
 class TokenizerCodec:
     """A codec for a Hugging Face tokenizer (fast or slow). It does not change the tokenizer.
 
@@ -98,6 +126,7 @@ class TokenizerCodec:
         self._is_fast = bool(getattr(tokenizer, "is_fast", False))
         has_template = bool(getattr(tokenizer, "chat_template", None))
         self._chat_tokenizer: Any = _separate_copy(tokenizer) if has_template else None
+        self._tool_form: tuple[ToolForm | None] | None = None
         after_fork(self._create_lock)
         for each in (self._tokenizer, self._chat_tokenizer or self._tokenizer):
             _bound_cache(each)
@@ -143,12 +172,67 @@ class TokenizerCodec:
         self._extend(before, text, self._in_prompt)
         return before + after
 
+    @property
+    def tool_form(self) -> ToolForm | None:
+        """How the chat template accepts tools, or None if it does not support them.
+
+        The first use renders a short conversation several times.
+        """
+        if self._tool_form is None:  # several threads may find the same form at the same time
+            try:
+                form = run_within(RENDER_SECONDS, lambda: find_form(self._render))
+            except TimeoutError:
+                form = None
+            self._tool_form = (form,)
+        return self._tool_form[0]
+
     def encode_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        checked = check_messages(messages)
+        return self.encode_conversation(check_conversation(messages))
+
+    def encode_conversation(self, conversation: Conversation) -> list[int]:
+        """Return the tokens of a conversation, up to the start of the assistant's reply.
+
+        Tools, calls and results have the form of the chat template. If the template does not
+        support tools, or does not accept this conversation, they become text of plain messages.
+
+        Raises:
+            InvalidInputError: the template does not accept the messages in any form.
+        """
         if not self.has_chat_template:
-            return self.encode_prompt(render_plain(checked))
-        marked, marks = self._mark_control_tokens(checked)
-        rendered = self._fit_and_render(marked)
+            return self.encode_prompt(render_plain(conversation.flat()))
+        if conversation.has_tools and (form := self.tool_form):
+            tokens = self._encode_with_tools(conversation, form)
+            if tokens is not None:
+                return tokens
+        messages = conversation.flat()
+        mark, marks = self._mark_control_tokens([message["content"] for message in messages])
+        marked: list[Message] = [
+            {"role": message["role"], "content": mark(message["content"])} for message in messages
+        ]
+        return self._encode_rendered(self._fit_and_render(marked), marks)
+
+    def _encode_with_tools(self, conversation: Conversation, form: ToolForm) -> list[int] | None:
+        """Encode a conversation in the tool form of the template.
+
+        Return None if the template does not accept the conversation in this form, or changes the
+        marks of control tokens that messages spell out, so that these would not stay text.
+        """
+        mark, marks = self._mark_control_tokens(conversation.texts())
+        marked = conversation.map_texts(mark)
+        try:
+            rendered = run_within(RENDER_SECONDS, lambda: render_tools(marked, form, self._render))
+        except TimeoutError:
+            return None
+        if rendered is None:
+            return None
+        tokens, harmless = (self._encode_rendered(text, marks) for text in rendered)
+        control = self._in_prompt.ids
+        if [t for t in tokens if t in control] != [t for t in harmless if t in control]:
+            return None
+        return tokens
+
+    def _encode_rendered(self, rendered: str, marks: re.Pattern[str]) -> list[int]:
+        """Encode a rendered conversation. Text that `marks` encloses contains no control token."""
         first, *parts = marks.split(rendered)
         tokens = self._encode_template(first)
         for spelled, after in zip(parts[::2], parts[1::2], strict=True):
@@ -159,29 +243,31 @@ class TokenizerCodec:
         return tokens
 
     def _mark_control_tokens(
-        self, messages: Sequence[Message]
-    ) -> tuple[list[Message], re.Pattern[str]]:
-        """Enclose control tokens that messages spell out in two characters that no message has.
+        self, texts: Iterable[str]
+    ) -> tuple[Callable[[str], str], re.Pattern[str]]:
+        """Return a function that encloses the control tokens that texts spell out in two marks.
 
-        If another text becomes a control token, for example because the tokenizer normalizes it,
-        this method encloses the whole content of the message.
+        The marks are characters that no text has. If another text becomes a control token, for
+        example because the tokenizer normalizes it, the function encloses the whole text.
+
+        Args:
+            texts: all texts that the function will be called with.
 
         Returns:
-            The messages, and a pattern that splits a rendered conversation at the two characters.
-            Its only group is the enclosed text.
+            The function, and a pattern that splits a rendered conversation at the marks. The only
+            group of the pattern is the enclosed text.
         """
         control = self._in_prompt
-        texts = "".join(message["content"] for message in messages)
-        unused = (mark for mark in map(chr, _MARKS) if mark not in texts)
+        joined = "".join(texts)
+        unused = (mark for mark in map(chr, _MARKS) if mark not in joined)
         start, end = next(unused), next(unused)
-        marked: list[Message] = []
-        for message in messages:
-            content = message["content"]
-            others = filter(None, control.pattern.split(content))
+
+        def mark(text: str) -> str:
+            others = filter(None, control.pattern.split(text))
             safe = all(control.ids.isdisjoint(self._encode_template(other)) for other in others)
-            content = (control.pattern if safe else _STRIPPED).sub(f"{start}\\g<0>{end}", content)
-            marked.append({"role": message["role"], "content": content})
-        return marked, re.compile(f"{start}([^{start}{end}]*){end}|[{start}{end}]")
+            return (control.pattern if safe else _STRIPPED).sub(f"{start}\\g<0>{end}", text)
+
+        return mark, re.compile(f"{start}([^{start}{end}]*){end}|[{start}{end}]")
 
     def encode_continuation(self, context: Sequence[int], text: str) -> tuple[list[int], bool]:
         tokens = list(context)
@@ -291,9 +377,12 @@ class TokenizerCodec:
                 "template for endless loops, or use another member."
             ) from error
 
-    def _render(self, messages: list[dict[str, Any]]) -> str:
+    def _render(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+    ) -> str:
+        options = {"tools": tools} if tools else {}
         text = self._chat_tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True
+            messages, tokenize=False, add_generation_prompt=True, **options
         )
         return str(text)
 

@@ -28,6 +28,7 @@ from typing import Any, Protocol
 
 from adafuse_llm.errors import GrammarError, MissingDependencyError
 from adafuse_llm.forks import after_fork
+from adafuse_llm.text.schema import COMPILE_OPTIONS, enforceable
 from adafuse_llm.text.words import REPLACEMENT, added
 from adafuse_llm.tree import Node, TokenTree
 
@@ -170,8 +171,11 @@ def _grammar(option: str, source: str) -> Grammar:
     library = llguidance()
     if option == "json_schema":
         schema = json.loads(source)
-        form = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
-        body = f"start: %json {json.dumps({**schema, 'x-guidance': form})}"
+        try:
+            prepared = enforceable(schema)
+        except GrammarError as error:
+            raise GrammarError(f"option 'json_schema': {error}") from None
+        body = f"start: %json {json.dumps({**prepared, 'x-guidance': dict(COMPILE_OPTIONS)})}"
         return Grammar(option, body, {*JSON_CHARACTERS, *_literals(schema)})
     if option == "regex":
         return Grammar(option, f"start: /{library.regex_to_lark(source, '')}/", source)
@@ -213,7 +217,7 @@ def _reason(error: str, option: str) -> str:
     message = error.partition("\n   1 |")[0].strip()
     position = _POSITION.match(message)
     message = " ".join(_POSITION.sub("", message).split())
-    message = message.removeprefix("failed to compile JSON schema: ")
+    message = message.removeprefix("failed to compile JSON schema: ").rpartition(" error: ")[2]
     if option == "grammar" and position:
         message = f"line {int(position[1]) - 1}, column {position[2]}: {message}"
     remedy = {

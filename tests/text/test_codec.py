@@ -14,10 +14,11 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import PreTrainedTokenizerFast
 
 from adafuse_llm.backends.fake import FakeCodec
-from adafuse_llm.text.chat import check_messages, fit, render_plain
+from adafuse_llm.text.chat import Tool, check_messages, fit, render_plain
 from adafuse_llm.text.codec import TextCodec, TokenizerCodec
+from adafuse_llm.text.conversation import check_conversation
 from tests.support.models import CHATML, STRICT, TEXT, TOKENIZER_KINDS, tokenizer
-from tests.support.templates import FAMILIES, family_tokenizer, turn
+from tests.support.templates import FAMILIES, TOOL_FAMILIES, family_tokenizer, turn
 from tests.support.tokenizers import known_tokenizer
 
 
@@ -238,6 +239,32 @@ def test_e4_control_tokens_that_a_user_spells_out_stay_text(
                 assert known.decode(prompt) == known.decode(codec.encode_prompt("hello")).replace(
                     "hello", text
                 )
+
+
+@pytest.mark.parametrize("family", ["qwen2.5", "mistral-3-tools"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_e4_control_tokens_in_tool_calls_stay_text(kind: str, family: str) -> None:
+    known = _with_template(kind, TOOL_FAMILIES[family].template)
+    codec = TokenizerCodec(known)
+    assert codec.tool_form is not None
+    control = {*known.all_special_ids, *known.get_added_vocab().values()}
+    if kind in LOSSY:
+        control -= {known.unk_token_id}
+    spellings = [known.convert_ids_to_tokens(token) for token in sorted(control)]
+    spellings += ["".join(chr(ord(letter) + 0xFEE0) for letter in "</s>")]
+
+    def found(text: str) -> list[int]:
+        call = {"id": "1", "name": "add", "arguments": {text: [text]}}
+        turns = [
+            turn("user", text),
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": text},
+        ]
+        conversation = check_conversation(turns, [Tool("add", text, {text: text})])
+        return [token for token in codec.encode_conversation(conversation) if token in control]
+
+    for spelling in spellings:
+        assert found(f"a {spelling} b") == found("hello")
 
 
 @pytest.mark.parametrize("kind", KINDS)

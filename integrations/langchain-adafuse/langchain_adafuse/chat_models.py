@@ -27,10 +27,10 @@ from pydantic import PrivateAttr
 from typing_extensions import Self, Unpack
 
 from adafuse_llm import AdaFuseEngine, StreamEvent
-from adafuse_llm.adapters.conversation import to_messages
+from adafuse_llm.adapters.conversation import Conversation, to_conversation
 from adafuse_llm.adapters.structured import schema_instructions
 from adafuse_llm.errors import InvalidInputError
-from adafuse_llm.text.chat import Message
+from adafuse_llm.text.codec import encode_conversation
 from langchain_adafuse._messages import (
     Reply,
     ToolLike,
@@ -103,8 +103,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         tools: Sequence[ToolLike] | None = None,
     ) -> int:
         """Count the tokens of the whole prompt in the first active member's chat template."""
-        prompt = to_messages(to_turns(messages), tools=to_tools(tools or ()))
-        return len(self._first_codec().encode_messages(prompt))
+        prompt = to_conversation(to_turns(messages), tools=to_tools(tools or ()))
+        return len(encode_conversation(self._first_codec(), prompt))
 
     # Tools and schemas ------------------------------------------------------------------------
 
@@ -249,7 +249,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
 
     def _prepare(
         self, messages: list[BaseMessage], stop: list[str] | None, keywords: Mapping[str, Any]
-    ) -> tuple[Self, list[Message], Reply]:
+    ) -> tuple[Self, Conversation, Reply]:
         """Return a model with the call's options, the prompt, and a converter of the reply."""
         call = self._for_call(stop, {k: v for k, v in keywords.items() if k not in PROMPT_KEYWORDS})
         if blocks := omitted_blocks(messages):
@@ -259,7 +259,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             )
         tools = to_tools(keywords.get("tools") or ())
         choice = to_tool_choice(keywords.get("tool_choice"), [tool.name for tool in tools])
-        prompt = to_messages(
+        prompt = to_conversation(
             to_turns(messages),
             tools=tools,
             tool_choice=choice,

@@ -10,6 +10,7 @@ from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.utilities.token_counting import TokenCounter
 
 from adafuse_llm.backends import Backend
+from adafuse_llm.text.codec import encode_conversation
 
 CONTEXT = "\n"
 """Text before the counted text, because the count may differ at the start of a prompt."""
@@ -77,5 +78,5 @@ def make_prompt_helper(
 
 def _encode(backend: Backend, request: dict[str, Any]) -> list[int]:
     if "messages" in request:
-        return backend.codec.encode_messages(request["messages"])
+        return encode_conversation(backend.codec, request["messages"])
     return backend.codec.encode_prompt(request["prompt"])

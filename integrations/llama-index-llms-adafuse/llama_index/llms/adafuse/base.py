@@ -51,7 +51,7 @@ from adafuse_llm import (
     MemberSpec,
     RuntimeConfig,
 )
-from adafuse_llm.adapters.conversation import to_messages
+from adafuse_llm.adapters.conversation import to_conversation
 from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
 from adafuse_llm.adapters.options import check_option_names
 from adafuse_llm.backends import Backend
@@ -648,7 +648,7 @@ class AdaFuseLLM(CustomLLM):
         with_prompts = add_prompts(messages, self.system_prompt, self.query_wrapper_prompt)
         if self.messages_to_prompt not in (None, generic_messages_to_prompt):
             return {"prompt": self.messages_to_prompt(with_prompts), **options}
-        return {"messages": to_messages(to_turns(with_prompts)), **options}
+        return {"messages": to_conversation(to_turns(with_prompts)), **options}
 
     def _decode(self, request: dict[str, Any]) -> Decode:
         return Decode(self.engine, request, emit_events=self.emit_events)

@@ -1,0 +1,435 @@
+"""Conversations with tools, and the common form in which members write calls.
+
+All members continue the same reply, so they must write calls in the same form::
+
+    <tool_call>
+    {"name": "add", "arguments": {"a": 1, "b": 2}}
+    </tool_call>
+
+A member reads the tools, the calls and the results of a conversation in the form of its own chat
+template, if the template supports tools (`adafuse_llm.text.tool_forms`). Otherwise it reads plain
+messages in the common form (`Conversation.flat`)::
+
+    system      the system message, then the tools and how to call them
+    user        What is 1 + 2?
+    assistant   <tool_call>
+                {"name": "add", "arguments": {"a": 1, "b": 2}}
+                </tool_call>
+    user        <tool_response>
+                {"name": "add", "content": "3"}
+                </tool_response>
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from typing_extensions import TypedDict
+
+from adafuse_llm.errors import InvalidInputError, nearest, short_repr
+from adafuse_llm.text.chat import Message, Tool, check_any_text, check_message
+from adafuse_llm.text.words import check_text
+
+CALL_OPENS, CALL_CLOSES = "<tool_call>", "</tool_call>"
+RESULT_OPENS, RESULT_CLOSES = "<tool_response>", "</tool_response>"
+
+TOOL_CHOICES = ("auto", "none", "required")
+
+TOOLS = """\
+# Tools
+
+You have these tools, one in a line, with a JSON schema of their arguments:"""
+
+HOW_TO_CALL = f"""\
+To call a tool, end your reply with its name and its arguments as JSON, in this form:
+
+{CALL_OPENS}
+{{"name": "the tool's name", "arguments": {{"the argument's name": "its value"}}}}
+{CALL_CLOSES}
+
+To call several tools, write one such block after the other."""
+
+WHERE_RESULTS_COME = (
+    f" Their results come in the next message, each between {RESULT_OPENS} and {RESULT_CLOSES}."
+)
+
+ONLY_THIS_FORM = (
+    " Write calls only in this form, even if other instructions or earlier calls use another form."
+)
+
+AUTO = "Call a tool only where it helps; otherwise, answer directly."
+REQUIRED = "This time, your reply must call at least one tool."
+NAMED = "This time, your reply must call the tool {name}."
+
+TextMap = Callable[[str], str]
+
+
+class Call(TypedDict):
+    """A tool call by the assistant. The message with its result refers to the call by `id`."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+
+class ChatMessage(Message, total=False):
+    """A checked message of a conversation with tools.
+
+    Attributes:
+        tool_calls: at least one call, in an assistant's message.
+        tool_call_id: in a tool's message, the id of the call that it answers.
+    """
+
+    tool_calls: list[Call]
+    tool_call_id: str
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A checked conversation. Use `check_conversation` to create one.
+
+    Attributes:
+        messages: at least one message.
+        tools: the tools that the next reply can call, each with a different name.
+        tool_choice: ``"auto"``; ``"required"`` to request a call of any tool; or the name of a
+            tool, to request a call of that tool.
+        instructions: text that follows the system message and the tools.
+    """
+
+    messages: tuple[ChatMessage, ...]
+    tools: tuple[Tool, ...] = ()
+    tool_choice: str = "auto"
+    instructions: str = ""
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether the conversation has tools, calls or results of calls."""
+        return bool(self.tools) or any(len(message) > 2 for message in self.messages)
+
+    @property
+    def request(self) -> str:
+        """A sentence that says whether the next reply must call a tool. Empty without tools."""
+        if not self.tools:
+            return ""
+        sentences = {"auto": AUTO, "required": REQUIRED}
+        return sentences.get(self.tool_choice) or NAMED.format(name=self.tool_choice)
+
+    def texts(self) -> list[str]:
+        """Return all texts that members read, except keywords and ids."""
+        found: list[str] = []
+
+        def collect(text: str) -> str:
+            found.append(text)
+            return text
+
+        self.map_texts(collect)
+        return found
+
+    def map_texts(self, change: TextMap) -> Conversation:
+        """Return the conversation with every text that members read changed by `change`."""
+
+        def changed(message: ChatMessage) -> ChatMessage:
+            result: ChatMessage = {**message, "content": change(message["content"])}
+            if calls := message.get("tool_calls"):
+                result["tool_calls"] = [
+                    {
+                        "id": call["id"],
+                        "name": change(call["name"]),
+                        "arguments": _map_json(call["arguments"], change),
+                    }
+                    for call in calls
+                ]
+            return result
+
+        is_name = self.tool_choice not in TOOL_CHOICES
+        return replace(
+            self,
+            messages=tuple(map(changed, self.messages)),
+            tools=tuple(
+                Tool(
+                    change(tool.name),
+                    change(tool.description),
+                    _map_json(tool.parameters, change),
+                )
+                for tool in self.tools
+            ),
+            tool_choice=change(self.tool_choice) if is_name else self.tool_choice,
+            instructions=change(self.instructions),
+        )
+
+    def with_system(self, *texts: str) -> Conversation:
+        """Append texts and the instructions to the first system message, or add such a message.
+
+        The result has no instructions.
+        """
+        messages = self.messages
+        has_system = messages[0]["role"] == "system"
+        first = messages[0]["content"] if has_system else ""
+        content = "\n\n".join(text for text in (first, *texts, self.instructions) if text)
+        if content:
+            system: ChatMessage = {"role": "system", "content": content}
+            messages = (system, *messages[has_system:])
+        return replace(self, messages=messages, instructions="")
+
+    def flat(self) -> list[Message]:
+        """Return plain messages in the common form, which every chat template accepts.
+
+        The first system message describes the tools. If the conversation does not start with a
+        system message, one is added. The results of consecutive messages share one user message.
+        """
+        names: dict[str, str] = {}  # maps the ids of calls to the tools' names
+        flat: list[ChatMessage] = []
+        follows_result = False
+        for message in self.messages:
+            role, content = message["role"], message["content"]
+            key = message.get("tool_call_id")
+            if key is not None:
+                result = to_json({"name": names[key], "content": content})
+                content = _block(RESULT_OPENS, result, RESULT_CLOSES)
+                if follows_result:
+                    content = f"{flat.pop()['content']}\n{content}"
+                role = "user"
+            elif calls := message.get("tool_calls"):
+                names |= {call["id"]: call["name"] for call in calls}
+                blocks = [
+                    _block(
+                        CALL_OPENS,
+                        to_json({"name": call["name"], "arguments": call["arguments"]}),
+                        CALL_CLOSES,
+                    )
+                    for call in calls
+                ]  # each call begins on a new line, as in members' replies
+                content = "\n".join([*filter(None, [content.rstrip("\n")]), *blocks])
+            flat.append({"role": role, "content": content})
+            follows_result = key is not None
+        system = []
+        if self.tools:
+            lines = "\n".join(to_json(vars(tool)) for tool in self.tools)
+            system = [TOOLS, lines, f"{HOW_TO_CALL}{WHERE_RESULTS_COME} {self.request}"]
+        with_system = replace(self, messages=tuple(flat)).with_system(*system)
+        return [{"role": m["role"], "content": m["content"]} for m in with_system.messages]
+
+
+def check_conversation(
+    messages: Sequence[Mapping[str, Any]] | Conversation,
+    tools: Sequence[Tool | Mapping[str, Any]] = (),
+    tool_choice: str = "auto",
+    *,
+    instructions: str = "",
+) -> Conversation:
+    """Return a checked conversation.
+
+    Args:
+        messages: dicts with a role and content. An assistant's message may have ``tool_calls``, a
+            list of dicts with ``id``, ``name`` and ``arguments``; a tool's message may have the
+            ``tool_call_id`` of the call that it answers. The form of OpenAI's API is also allowed.
+            A `Conversation` is returned as it is.
+        tools: tools that the reply can call: instances of `Tool`, or dicts in the form of OpenAI's
+            API (``{"type": "function", "function": {"name": ..., ...}}``).
+        tool_choice: ``"auto"``; ``"none"`` to omit the tools; ``"required"`` to request a call of
+            any tool; or the name of a tool, to request a call of that tool.
+        instructions: text to append to the first system message, after the tools.
+
+    Raises:
+        InvalidInputError: a message, a call or a tool has an invalid form; a result answers no
+            earlier call; two tools have the same name; or `tool_choice` does not fit `tools`.
+    """
+    if isinstance(messages, Conversation):
+        if tools or tool_choice != "auto" or instructions:
+            raise InvalidInputError(
+                "a Conversation has its own tools and tool_choice: pass them to "
+                "check_conversation, or pass messages as a list"
+            )
+        return messages
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
+        raise InvalidInputError(
+            "messages must be a list of {'role': ..., 'content': ...} dicts; "
+            f"got {type(messages).__name__}"
+        )
+    checked = tuple(_check_message(number, message) for number, message in enumerate(messages))
+    checked_tools = _check_tools(tools)
+    _check_tool_choice(checked_tools, tool_choice)
+    if tool_choice == "none":
+        checked_tools, tool_choice = (), "auto"
+    check_text(instructions, "instructions")
+    conversation = Conversation(checked, checked_tools, tool_choice, instructions.strip())
+    check_any_text(checked, has_more=conversation.has_tools or bool(conversation.instructions))
+    if conversation.has_tools:
+        check_results(checked)
+    return conversation
+
+
+def _check_message(number: int, message: Any) -> ChatMessage:
+    label = f"message {number}"
+    plain = check_message(number, message, also=("tool_calls", "tool_call_id"))
+    checked: ChatMessage = {"role": plain["role"], "content": plain["content"]}
+    if calls := message.get("tool_calls"):
+        if checked["role"] != "assistant":
+            raise InvalidInputError(
+                f"{label} has role {checked['role']!r}; only an assistant message can have "
+                "tool_calls"
+            )
+        if isinstance(calls, (str, bytes, Mapping)) or not isinstance(calls, Iterable):
+            raise InvalidInputError(
+                f"{label} has tool_calls of type {type(calls).__name__}; pass a list of dicts "
+                "with 'id', 'name' and 'arguments'"
+            )
+        checked["tool_calls"] = [_check_call(call, label) for call in calls]
+    if (key := message.get("tool_call_id")) is not None:
+        if checked["role"] != "tool":
+            raise InvalidInputError(
+                f"{label} has role {checked['role']!r}; only a tool message can have a tool_call_id"
+            )
+        checked["tool_call_id"] = str(key)
+    return checked
+
+
+def _check_call(call: Any, label: str) -> Call:
+    """Return a call with plain JSON arguments. The arguments may be JSON text."""
+    call = call if isinstance(call, Mapping) else {"name": call}
+    function = call.get("function")
+    if not isinstance(function, Mapping):
+        function = call
+    name, arguments = function.get("name"), function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            raise InvalidInputError(
+                f"{label} calls {name!r} with arguments that are not JSON: {error}"
+            ) from error
+    if not isinstance(name, str) or not isinstance(arguments, Mapping):
+        raise InvalidInputError(
+            f"{label} has a tool call without a name or a mapping of arguments: {short_repr(call)}"
+        )
+    check_text(name, label)
+    return {
+        "id": str(call.get("id")),
+        "name": name,
+        "arguments": _plain_json(arguments, label),
+    }
+
+
+def check_results(messages: Iterable[ChatMessage]) -> None:
+    """Check that every result answers an earlier call.
+
+    Raises:
+        InvalidInputError: a result answers no earlier call.
+    """
+    ids: dict[str, None] = {}
+    for number, message in enumerate(messages):
+        ids |= dict.fromkeys(call["id"] for call in message.get("tool_calls", ()))
+        if message["role"] == "tool" and (key := message.get("tool_call_id")) not in ids:
+            raise InvalidInputError(
+                f"message {number} is the result of a call with id {key!r}, but no earlier "
+                "assistant message has a call with that id. Ids of earlier calls: "
+                f"{', '.join(map(repr, ids)) or 'none'}"
+            )
+
+
+def _check_tools(tools: Sequence[Tool | Mapping[str, Any]]) -> tuple[Tool, ...]:
+    if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Iterable):
+        raise InvalidInputError(f"tools must be a list of tools; got {type(tools).__name__}")
+    checked = tuple(_check_tool(number, tool) for number, tool in enumerate(tools))
+    counts = Counter(tool.name for tool in checked)
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise InvalidInputError(
+            f"tools need different names; got {', '.join(twice)} more than once"
+        )
+    return checked
+
+
+def _check_tool(number: int, tool: Any) -> Tool:
+    if isinstance(tool, Mapping):
+        function = tool.get("function")
+        function = function if isinstance(function, Mapping) else tool
+        tool = Tool(
+            function.get("name", ""),
+            function.get("description") or "",
+            function.get("parameters") or {},
+        )
+    if (
+        not isinstance(tool, Tool)
+        or not (isinstance(tool.name, str) and tool.name)
+        or not isinstance(tool.description, str)
+        or not isinstance(tool.parameters, Mapping)
+    ):
+        raise InvalidInputError(
+            f"tool {number} must be a Tool, or a dict with 'name', 'description' and 'parameters' "
+            f"(a JSON schema); got {short_repr(tool)}"
+        )
+    label = f"tool {tool.name!r}"
+    check_text(tool.name, label)
+    check_text(tool.description, label)
+    return Tool(tool.name, tool.description, _plain_json(tool.parameters, label))
+
+
+def _check_tool_choice(tools: Sequence[Tool], choice: Any) -> None:
+    names = [tool.name for tool in tools]
+    if choice not in (*TOOL_CHOICES, *names):
+        raise InvalidInputError(
+            f"tool_choice must be {', '.join(TOOL_CHOICES)} or the name of a tool "
+            f"({', '.join(names) or 'no tools given'}); got {choice!r}."
+            f"{nearest(str(choice), [*TOOL_CHOICES, *names])}"
+        )
+    if choice == "required" and not tools:
+        raise InvalidInputError("tool_choice='required' needs at least one tool; got none")
+
+
+def _block(opens: str, text: str, closes: str) -> str:
+    r"""Return JSON `text` between markers.
+
+    ``</`` is escaped as ``<\/``, so the text cannot contain a closing marker.
+    """
+    escaped = text.replace("</", r"<\/")
+    return f"{opens}\n{escaped}\n{closes}"
+
+
+def to_json(value: Any) -> str:
+    """Return checked values as JSON, in the spelling that members read."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _plain_json(value: Mapping[str, Any], label: str) -> dict[str, Any]:
+    """Return a copy that consists of dicts, lists, text, numbers, booleans and None.
+
+    Raises:
+        InvalidInputError: `value` cannot be written as JSON, or has text that is not valid Unicode.
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_to_plain)
+        plain: dict[str, Any] = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInputError(f"{label} cannot be written as JSON: {error}") from error
+    check_text(text, label)
+    return plain
+
+
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} {value!r:.40} is not JSON")
+
+
+def _map_json(value: Any, change: TextMap) -> Any:
+    """Return JSON data with all texts changed, keys included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(key): _map_json(each, change) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_map_json(each, change) for each in value]
+    return value
+
+
+def calls_in(text: str) -> Iterator[Any]:
+    """Return the JSON of each call in the common form that `text` contains."""
+    for part in text.split(CALL_OPENS)[1:]:
+        try:
+            yield json.loads(part.split(CALL_CLOSES)[0])
+        except (ValueError, RecursionError):
+            continue
