@@ -58,18 +58,14 @@ def test_s2_a_guide_shows_what_its_code_prints(name, count, tmp_path, monkeypatc
         assert not re.search(r"(.)\1{9}", output), "the members repeat themselves"
 
 
-LIMITED = {
-    "then": {"if": {"const": 1}, "then": {"minimum": 1}},
-    "minContains": {"contains": {}, "minContains": 2},
-    "$dynamicRef": {"$dynamicRef": "#x", "$defs": {"x": {"$dynamicAnchor": "x"}}},
-}
 EXAMPLES = {
-    **{name: {name: {}} for name in ("not", "if", "contains", "dependentSchemas")},
+    **{name: {name: {}} for name in ("not", "contains")},
+    "if": {"if": {"const": 1}, "then": {"minimum": 1}},
+    "dependentSchemas": {"dependentSchemas": {"a": {"required": ["b"]}}},
     **{name: {name: {"a": ["b"]}} for name in ("dependentRequired", "dependencies")},
     **{name: {name: False} for name in ("unevaluatedProperties", "unevaluatedItems")},
     "uniqueItems": {"uniqueItems": True},
-    "propertyNames": {"propertyNames": {"pattern": "^a"}},
-    **LIMITED,
+    "$dynamicRef": {"$dynamicRef": "#x", "$defs": {"x": {"$dynamicAnchor": "x"}}},
 }
 """A schema with each keyword that the guide names as refused."""
 
@@ -83,6 +79,7 @@ FORMATS = [
 OTHERS = [
     {"type": "object", "properties": {"a": {}}, "minProperties": 1},
     {"type": "object", "properties": {"a": {}}, "maxProperties": 1},
+    {"type": "object", "propertyNames": {"pattern": "^a"}},
     {"oneOf": [{"type": "integer"}, {"type": "number"}]},
     {"type": "string", "pattern": "^(?!a)b$"},
     {"type": "string", "pattern": r"^(a)\1$"},
@@ -90,6 +87,8 @@ OTHERS = [
     {"enum": []},
 ]
 ENFORCED = [
+    {"type": "object", "propertyNames": {"enum": ["a", "b"]}},
+    *({"type": "string", "format": name} for name in ("binary", "password", "path")),
     {"type": "object", "properties": {"a": {}}, "required": ["a"], "minProperties": 1},
     {"oneOf": [{"type": "integer"}, {"type": "null"}]},
     {"type": "string", "title": "t", "default": "d", "x-unknown": 1},
