@@ -11,8 +11,9 @@ each question in three ways:
 * grown: the response is one of the options, written word by word under a regular expression
 * chosen: the response is the likeliest option (``choices``)
 
-The questions are those of ``benchmarks/embedded_skills.py``. A McNemar test compares the chosen
-answers with the free answers.
+The questions are those of ``benchmarks/embedded_skills.py``, except for skills with too few
+different answers. In its free answers to arithmetic questions, a member writes the calculation
+first; when it chooses, it writes nothing. A McNemar test compares the chosen with the free answers.
 """
 
 from __future__ import annotations
@@ -21,8 +22,6 @@ import argparse
 import json
 import random
 import re
-import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -42,7 +41,10 @@ TASK: Final = TASKS["embedded"]
 def with_options(
     questions: Sequence[Question], count: int, seed: int
 ) -> list[tuple[Question, list[str]]]:
-    """Return the questions, each with `count` options in random order, one of which is right."""
+    """Return the questions, each with `count` options in random order, one of which is right.
+
+    Questions of skills with fewer different answers are left out.
+    """
     drawn = random.Random(seed)
     paired = []
     for question in questions:
@@ -55,7 +57,9 @@ def with_options(
                 and not verbatim(other.accepted[0], question.accepted)
             }
         )
-        options = [right, *drawn.sample(wrong, min(count - 1, len(wrong)))]
+        if len(wrong) < count - 1:
+            continue
+        options = [right, *drawn.sample(wrong, count - 1)]
         drawn.shuffle(options)
         paired.append((question, options))
     return paired
@@ -87,12 +91,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     paths = [str(path) for path in member_paths()]
     engines = {Path(path).name: AdaFuseEngine.from_pretrained([path]) for path in paths}
     engines[ENSEMBLE] = AdaFuseEngine.from_pretrained(paths)
+    print(f"{len(paired)} questions with {given.options} options")
     rows: dict[str, list[dict[str, bool]]] = {}
     for name, engine in engines.items():
         rows[name] = [answer(engine, question, options) for question, options in paired]
         print(f"{name}: {report(rows[name])}", flush=True)
-    sizes = Counter(len(options) for _, options in paired)
-    print(f"{len(paired)} questions; options: {dict(sizes)}")
+        for skill in dict.fromkeys(question.group for question, _ in paired):
+            of_skill = zip(paired, rows[name], strict=True)
+            print(f"  {skill}: {report([row for (q, _), row in of_skill if q.group == skill])}")
     if given.output:
         record: dict[str, Any] = {"arguments": vars(given) | {"output": None}, "rows": rows}
         given.output.write_text(json.dumps(record, indent=1), encoding="utf-8")
@@ -106,4 +112,4 @@ def report(rows: Sequence[dict[str, bool]]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

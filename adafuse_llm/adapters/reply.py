@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -218,13 +219,27 @@ def _read_call(text: str) -> ToolCall | InvalidToolCall:
 def read_json(text: str) -> Any:
     """Parse standard JSON, which has no NaN or Infinity.
 
+    A number that is too large for Python becomes the largest float, or an integer of that size, so
+    all values can be written as JSON again.
+
     Raises:
         ValueError: `text` is not JSON.
     """
     try:
-        return json.loads(text, parse_constant=_reject)
+        return json.loads(text, parse_constant=_reject, parse_float=_to_float, parse_int=_to_int)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def _to_float(text: str) -> float:
+    return min(max(float(text), -sys.float_info.max), sys.float_info.max)
+
+
+def _to_int(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:  # more digits than Python converts
+        return int(_to_float(text))
 
 
 def _reject(constant: str) -> NoReturn:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -10,6 +10,12 @@ _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSc
 
 _DATA = ("const", "enum", "default", "examples")
 """Keywords whose value is data."""
+
+_ANNOTATIONS = (
+    *("title", "description", "default", "examples", "$comment"),
+    *("deprecated", "readOnly", "writeOnly"),
+)
+"""Keywords that do not affect which values fit."""
 
 _OTHER_PROPERTIES = (
     *("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"),
@@ -28,9 +34,9 @@ def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
     `schema`. If the schema combines the properties of several schemas (such as ``allOf``), it is
     returned unchanged, because closing its parts could exclude every value.
     """
-    if any(_combines_properties(part) for part in _parts(schema)):
+    if any(_combines_properties(part) for part in subschemas(schema)):
         return dict(schema)
-    closed: dict[str, Any] = _closed(schema)
+    closed: dict[str, Any] = _mapped(schema, _closed)
     return closed
 
 
@@ -45,37 +51,52 @@ def _combines_properties(schema: Mapping[str, Any]) -> bool:
     )
 
 
-def _parts(schema: Any) -> Iterator[Mapping[str, Any]]:
+def subschemas(schema: Any) -> Iterator[Mapping[str, Any]]:
     """Yield a schema and all schemas in it."""
     if isinstance(schema, (list, tuple)):
         for item in schema:
-            yield from _parts(item)
+            yield from subschemas(item)
     if not isinstance(schema, Mapping):
         return
     yield schema
     for key, value in schema.items():
         if key in _MAPS and isinstance(value, Mapping):
-            yield from _parts(list(value.values()))
+            yield from subschemas(list(value.values()))
         elif key not in _DATA:
-            yield from _parts(value)
+            yield from subschemas(value)
 
 
-def _closed(schema: Any) -> Any:
-    if isinstance(schema, (list, tuple)):
-        return [_closed(item) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    closed: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _MAPS and isinstance(value, Mapping):
-            closed[key] = {name: _closed(part) for name, part in value.items()}
-        else:
-            closed[key] = value if key in _DATA else _closed(value)
-    properties = closed.get("properties")
+def without_annotations(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema without keywords, such as ``description``, that only describe values."""
+    plain: dict[str, Any] = _mapped(schema, _plain)
+    return plain
+
+
+def _plain(schema: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in schema.items() if key not in _ANNOTATIONS}
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    properties = schema.get("properties")
     if (
         isinstance(properties, Mapping)
-        and not any(key in closed for key in _OTHER_PROPERTIES)
-        and set(closed.get("required") or ()) <= properties.keys()
+        and not any(key in schema for key in _OTHER_PROPERTIES)
+        and set(schema.get("required") or ()) <= properties.keys()
     ):
-        closed["additionalProperties"] = False
-    return closed
+        return {**schema, "additionalProperties": False}
+    return schema
+
+
+def _mapped(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """Return a schema with a function applied to it and to all schemas in it."""
+    if isinstance(schema, (list, tuple)):
+        return [_mapped(item, change) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    mapped: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _MAPS and isinstance(value, Mapping):
+            mapped[key] = {name: _mapped(part, change) for name, part in value.items()}
+        else:
+            mapped[key] = value if key in _DATA else _mapped(value, change)
+    return change(mapped)

@@ -62,12 +62,15 @@ def find_json(text: str) -> Any:
         raise ValueError(f"the JSON is malformed: {error}") from None
 
 
-def correction(error: str) -> str:
-    """Return a user message that requests a correction of an unusable reply."""
-    return (
-        f"This reply cannot be used: {error}\n"
-        "Reply with the corrected JSON value, and with nothing else."
-    )
+def correction(error: str, *, tool: str | None = None) -> str:
+    """Return a user message that requests a correction of an unusable reply.
+
+    Args:
+        error: why the reply cannot be used.
+        tool: name of the tool that the reply must call; None if the reply must be a JSON value.
+    """
+    wanted = "the corrected JSON value" if tool is None else f"a corrected call of the tool {tool}"
+    return f"This reply cannot be used: {error}\nReply with {wanted}, and with nothing else."
 
 
 def partial_json(text: str) -> str:

@@ -23,9 +23,10 @@ from adafuse_llm.adapters.reply import (
     REASONING_CLOSES,
     REASONING_OPENS,
 )
-from adafuse_llm.adapters.schema import close_objects
-from adafuse_llm.errors import GrammarError, InvalidInputError, MissingDependencyError, nearest
+from adafuse_llm.adapters.schema import close_objects, without_annotations
+from adafuse_llm.errors import GrammarError, InvalidInputError, nearest
 from adafuse_llm.text.chat import Tool
+from adafuse_llm.text.grammar import llguidance
 
 HEADER = '%llguidance {"no_forcing": true}'
 
@@ -59,7 +60,13 @@ TEXT_AND_CALL_0: TEXT_AND_CALL & ~/{_SPACE}{_ANY}/
 """.strip()
 
 
-def tool_grammar(tools: Sequence[Tool], *, choice: str = "auto", parallel: bool = True) -> str:
+def tool_grammar(
+    tools: Sequence[Tool],
+    *,
+    choice: str = "auto",
+    parallel: bool = True,
+    reply: Mapping[str, Any] | None = None,
+) -> str:
     """Return a Lark grammar, in the dialect of llguidance, of replies that may call tools.
 
     Arguments fit the tool's JSON schema. An object whose schema lists its properties and does not
@@ -70,11 +77,13 @@ def tool_grammar(tools: Sequence[Tool], *, choice: str = "auto", parallel: bool 
         choice: ``"auto"`` for text, reasoning, and then possibly calls; ``"required"`` for one or
             more calls and nothing else; the name of a tool for exactly one call of that tool.
         parallel: whether a reply can have several calls.
+        reply: a JSON schema of the replies without calls that ``"auto"`` allows, instead of text
+            and reasoning.
 
     Raises:
         InvalidInputError: there are no tools, or `choice` does not fit them.
-        GrammarError: the arguments of a tool cannot be enforced. The message names the tool and
-            the reason.
+        GrammarError: the arguments of a tool or `reply` cannot be enforced. The message names the
+            tool and the reason.
         MissingDependencyError: llguidance is not installed.
     """
     names = [tool.name for tool in tools]
@@ -87,19 +96,27 @@ def tool_grammar(tools: Sequence[Tool], *, choice: str = "auto", parallel: bool 
         )
     named = choice not in ("auto", "required")
     used = [tool for tool in tools if tool.name == choice] if named else list(tools)
+    opens = _literal(CALL_OPENS)
+    if choice != "auto":
+        rules = [f"start: {opens} calls"]
+    elif reply is not None:
+        json_reply = _json_rule(close_objects(reply), "the schema of the reply")
+        rules = [f"start: reply | {opens} calls", f"reply: {json_reply}"]
+    else:
+        rules = [_TEXT_AND_CALLS]
     several = parallel and not named
-    rules = [_TEXT_AND_CALLS if choice == "auto" else f"start: {_literal(CALL_OPENS)} calls"]
-    following = f" ({_literal(f'{chr(10)}{CALL_OPENS}')} call)*" if several else ""
-    rules.append(f"calls: call{following}")
-    closes = _literal(f"}}\n{CALL_CLOSES}")
-    alternatives, arguments = [], []
+    following = _literal("\n" + CALL_OPENS)
+    rules.append(f"calls: call ({following} call)*" if several else "calls: call")
+    closes = _literal("}\n" + CALL_CLOSES)
+    alternatives = []
     for number, tool in enumerate(used):
         name = json.dumps(tool.name, ensure_ascii=False)
         head = _literal(f'\n{{"name": {name}, "arguments": ')
         alternatives.append(f"{head} arguments_{number} {closes}")
-        arguments.append(f"arguments_{number}: {_arguments(tool)}")
+        label = f"the schema of the tool {tool.name!r}"
+        rules.append(f"arguments_{number}: {_json_rule(_object_schema(tool), label)}")
     rules.append("call: " + "\n    | ".join(alternatives))
-    return "\n".join([HEADER, *rules, *arguments, ""])
+    return "\n".join([HEADER, *rules, ""])
 
 
 def _literal(text: str) -> str:
@@ -107,20 +124,17 @@ def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _arguments(tool: Tool) -> str:
-    """Return the right-hand side of a rule for the arguments of a tool."""
-    schema = _object_schema(tool)
+def _json_rule(schema: Mapping[str, Any], label: str) -> str:
+    """Return the right-hand side of a rule for JSON that fits a schema."""
     try:
-        text = json.dumps({**schema, "x-guidance": WHITESPACE}, allow_nan=False)
+        plain = {**without_annotations(schema), "x-guidance": WHITESPACE}
+        text = json.dumps(plain, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise InvalidInputError(
-            f"the schema of the tool {tool.name!r} cannot be written as JSON: {error}"
-        ) from error
+        raise InvalidInputError(f"{label} cannot be written as JSON: {error}") from error
     rule = f"%json {text}"
     if reason := _reason_for_refusal(rule):
         raise GrammarError(
-            f"the arguments of the tool {tool.name!r} cannot be enforced: {reason}. Remove it from "
-            "the tool's schema, or call the tool without enforcement"
+            f"{label} cannot be enforced ({reason}). Change the schema, or turn enforcement off"
         )
     return rule
 
@@ -131,8 +145,8 @@ def _object_schema(tool: Tool) -> dict[str, Any]:
     kind = schema.get("type", "object")
     if kind != "object" and not (isinstance(kind, (list, tuple)) and "object" in kind):
         raise GrammarError(
-            f"the arguments of the tool {tool.name!r} cannot be enforced: their schema must have "
-            f"the type 'object'; got {kind!r}"
+            f"the schema of the tool {tool.name!r} cannot be enforced: it must have the type "
+            f"'object', because arguments are an object; got {kind!r}"
         )
     if schema.keys() <= {"type", "title", "description", "properties", "required"}:
         schema = {"properties": {}, **schema}
@@ -142,26 +156,19 @@ def _object_schema(tool: Tool) -> dict[str, Any]:
 @functools.lru_cache(maxsize=1024)
 def _reason_for_refusal(rule: str) -> str:
     """Return why llguidance cannot follow a rule, or "" if it can."""
-    try:
-        from llguidance import LLMatcher
-    except ImportError as error:
-        raise MissingDependencyError(
-            "llguidance, which enforces tool calls, is not installed: "
-            'pip install "adafuse-llm[grammar]"'
-        ) from error
-    message = LLMatcher.validate_grammar(f"{HEADER}\nstart: {rule}\n")
-    return explain_refusal(message)
+    message = llguidance().LLMatcher.validate_grammar(f"{HEADER}\nstart: {rule}\n")
+    return _explained(message)
 
 
-def explain_refusal(message: str) -> str:
+def _explained(message: str) -> str:
     """Return the reason in an error message of llguidance, without its position in the grammar."""
     first, *details = message.strip().splitlines() or [""]
     if "regex parse error" in first:
         reasons = [line for line in details if line.startswith("error: ")]
-        return f"the pattern is not supported ({reasons[0][7:]})" if reasons else first.rstrip(":")
+        return f"unsupported pattern: {reasons[0][7:]}" if reasons else first.rstrip(":")
     first = re.sub(r"^at \d+\(\d+\): ", "", first)
     first = re.sub(r"^failed to compile JSON schema: ", "", first)
     if match := re.fullmatch(r"Unimplemented keys: \[(.*)\]", first):
         keys = ", ".join(key.strip('" ') for key in match[1].split(","))
-        return f"the keyword {keys} is not supported"
+        return f"unsupported keyword {keys}"
     return first.rstrip(".")

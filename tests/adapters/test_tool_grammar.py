@@ -248,7 +248,7 @@ def test_names_and_choices_are_checked():
 
 def test_objects_are_closed_unless_their_schema_says_otherwise():
     inner: dict[str, Any] = {"type": "object", "properties": {"x": {"const": {"properties": {}}}}}
-    schema = {
+    schema: dict[str, Any] = {
         "properties": {"properties": inner, "open": {**inner, "additionalProperties": True}},
         "$defs": {"items": {"type": "array", "items": inner}, "any": {"type": "object"}},
     }

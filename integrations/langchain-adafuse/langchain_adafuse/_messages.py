@@ -14,13 +14,22 @@ from langchain_core.messages.tool import ToolCallChunk, tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
+from langchain_core.utils.json import parse_partial_json
 
 from adafuse_llm import StreamEvent
 from adafuse_llm.adapters.conversation import Call, Turn
-from adafuse_llm.adapters.reply import CALL_OPENS, InvalidToolCall, Reasoning, ReplyParser, Text
+from adafuse_llm.adapters.reply import (
+    CALL_CLOSES,
+    CALL_OPENS,
+    InvalidToolCall,
+    Reasoning,
+    ReplyParser,
+    Text,
+)
 from adafuse_llm.adapters.reply import ToolCall as ValidToolCall
-from adafuse_llm.errors import InvalidInputError, nearest
+from adafuse_llm.errors import InvalidInputError, nearest, short_repr
 from adafuse_llm.text.chat import Tool
+from adafuse_llm.text.conversation import RESULT_CLOSES, RESULT_OPENS
 from langchain_adafuse._rounds import ROUNDS_KEY
 
 ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "function": "tool"}
@@ -34,16 +43,27 @@ SKIPPED_BLOCKS = frozenset(
 """Types of blocks that are omitted from assistant messages without a note: reasoning, which no
 member reads again, and copies of tool calls."""
 
+ERRORS_KEY = "adafuse_call_errors"
+"""Key in the ``additional_kwargs`` of chunks, with the errors of malformed calls by id."""
+
 ToolLike = dict[str, Any] | type | Callable[..., Any] | BaseTool
 
 
 def to_turns(messages: Iterable[BaseMessage]) -> list[Turn]:
     """Convert messages to turns.
 
-    In an assistant's message, the text of malformed calls becomes part of the content, and content
-    blocks without text are omitted (see `omitted_blocks`).
+    In an assistant's message, malformed calls become part of the content, and content blocks
+    without text are omitted (see `omitted_blocks`). The answer to a malformed call becomes a user's
+    turn.
     """
-    return [_to_turn(message) for message in messages]
+    messages = list(messages)
+    malformed = {
+        call["id"]: call["name"]
+        for message in messages
+        if isinstance(message, AIMessage)
+        for call in message.invalid_tool_calls
+    }
+    return [_to_turn(message, malformed) for message in messages]
 
 
 def omitted_blocks(messages: Iterable[BaseMessage]) -> list[str]:
@@ -62,21 +82,39 @@ def omitted_blocks(messages: Iterable[BaseMessage]) -> list[str]:
     return sorted(types - SKIPPED_BLOCKS)
 
 
-def _to_turn(message: BaseMessage) -> Turn:
+def _to_turn(message: BaseMessage, malformed: Mapping[str | None, str | None]) -> Turn:
+    """Convert a message. `malformed` has the names of the tools of malformed calls, by id."""
     role = getattr(message, "role", None) or ROLES.get(message.type, message.type)
+    if isinstance(message, ToolMessage) and message.tool_call_id in malformed:
+        name = malformed[message.tool_call_id] or message.name
+        named = {} if name is None else {"name": name}
+        answer = json.dumps({**named, "content": message.text}, ensure_ascii=False)
+        return {"role": "user", "content": f"{RESULT_OPENS}\n{answer}\n{RESULT_CLOSES}"}
     turn: Turn = {"role": role, "content": message.content, "name": message.name}
     if isinstance(message, ToolMessage):
         turn["tool_call_id"] = message.tool_call_id
     if isinstance(message, AIMessage):
         content = message.content if isinstance(message.content, list) else [message.content]
-        malformed = [call["args"] or "" for call in message.invalid_tool_calls]
         texts = [text for block in content if (text := _block_text(block)) is not None]
-        turn["content"] = [*texts, *malformed]
+        calls = [_malformed_block(call) for call in message.invalid_tool_calls]
+        said = "".join(texts)
+        separator = "\n" if said and calls and not said.endswith("\n") else ""
+        turn["content"] = said + separator + "\n".join(calls)
         turn["tool_calls"] = [
             Call(id=call["id"] or "", name=call["name"], arguments=call["args"])
             for call in message.tool_calls
         ]
     return turn
+
+
+def _malformed_block(call: Mapping[str, Any]) -> str:
+    """Return a malformed call in the form that members write. Other providers keep the name out of
+    the arguments.
+    """
+    text = (call["args"] or "").removeprefix(CALL_OPENS).strip()
+    if call["name"] and '"name"' not in text:
+        text = f'{{"name": {json.dumps(call["name"])}, "arguments": {text}}}'
+    return f"{CALL_OPENS}\n{text}\n{CALL_CLOSES}"
 
 
 def _block_text(block: str | dict[str, Any]) -> str | None:
@@ -89,9 +127,26 @@ def _block_text(block: str | dict[str, Any]) -> str | None:
     return text if isinstance(text, str) else None
 
 
+def to_openai_tool(tool: ToolLike, *, strict: bool | None = None) -> dict[str, Any]:
+    """Convert a tool from any form that LangChain accepts to a function of OpenAI's API.
+
+    Raises:
+        InvalidInputError: the tool runs on the servers of another provider, or has no name.
+    """
+    converted = convert_to_openai_tool(tool, strict=strict)
+    function = converted.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise InvalidInputError(
+            "a tool must be a function, a class with a schema, an instance of BaseTool, or a dict "
+            "with the schema of a function. Tools that run on another provider's servers are not "
+            f"supported; got {short_repr(tool)}"
+        )
+    return converted
+
+
 def to_tools(tools: Sequence[ToolLike]) -> list[Tool]:
     """Convert tools from any form that LangChain accepts."""
-    functions = [convert_to_openai_tool(tool)["function"] for tool in tools]
+    functions = [to_openai_tool(tool)["function"] for tool in tools]
     return [
         Tool(function["name"], function.get("description", ""), function.get("parameters", {}))
         for function in functions
@@ -104,19 +159,42 @@ def to_tool_choice(choice: str | bool | Mapping[str, Any] | None, names: Sequenc
     Raises:
         InvalidInputError: `choice` is neither a known value nor one of `names`.
     """
+    resolved: object = choice
     if isinstance(choice, Mapping):
-        choice = choice.get("function", choice).get("name") or choice.get("type")
-    aliases = {None: "auto", True: "required", False: "none", "any": "required"}
-    resolved = (
-        aliases.get(choice, choice) if isinstance(choice, (str, bool)) else aliases.get(choice)
-    )
+        function = choice.get("function", choice)
+        name = function.get("name") if isinstance(function, Mapping) else None
+        resolved = name or choice.get("type") or choice
+    if resolved is None or isinstance(resolved, bool):
+        resolved = {None: "auto", True: "required", False: "none"}[resolved]
+    resolved = "required" if resolved == "any" else resolved
     allowed = ("auto", "none", "required", *names)
-    if resolved not in allowed:
+    if not isinstance(resolved, str) or resolved not in allowed:
         raise InvalidInputError(
-            f"tool_choice must be 'any', a bool, or one of {', '.join(allowed)}; got {choice!r}."
-            f"{nearest(str(choice), allowed)}"
+            f"tool_choice must be 'any', a bool, or one of {', '.join(allowed)}; got "
+            f"{short_repr(choice)}.{nearest(str(resolved), allowed)}"
         )
-    return str(resolved)
+    return resolved
+
+
+def with_call_errors(message: AIMessage) -> AIMessage:
+    """Return a complete message whose malformed calls have their text and their errors.
+
+    LangChain builds these calls from chunks, which have no place for errors.
+    """
+    if ERRORS_KEY not in message.additional_kwargs:
+        return message
+    others = dict(message.additional_kwargs)
+    errors = others.pop(ERRORS_KEY)
+    calls = [
+        {
+            **call,
+            "args": (call["args"] or "").removeprefix(CALL_OPENS),
+            "error": errors.get(call["id"], call["error"]),
+        }
+        for call in message.invalid_tool_calls
+    ]
+    update = {"additional_kwargs": others, "invalid_tool_calls": calls}
+    return message.model_copy(update=update)
 
 
 @dataclass
@@ -127,11 +205,14 @@ class Reply:
 
     Args:
         tools: whether to recognize tool calls.
+        parallel: whether to keep all calls of a reply; otherwise, only the first one.
     """
 
     tools: bool
+    parallel: bool = True
     _parser: ReplyParser = field(init=False)
     _calls: int = 0
+    _has_valid_call: bool = False
     _at_start: bool = False  # True while only white space has followed a call or reasoning
 
     def __post_init__(self) -> None:
@@ -159,7 +240,9 @@ class Reply:
         parts = self._parser.feed(event.text)
         if event.generation is not None:
             parts += self._parser.close()
-        content, reasoning, calls = "", "", []
+        content, reasoning = "", ""
+        calls: list[ToolCallChunk] = []
+        errors: dict[str, str] = {}
         for part in parts:
             if isinstance(part, Text):
                 text = part.text.lstrip() if self._at_start else part.text
@@ -169,8 +252,11 @@ class Reply:
             self._at_start = True
             if isinstance(part, Reasoning):
                 reasoning += part.text
-            else:
-                calls.append(self._call_chunk(part))
+            elif self.parallel or self._calls == 0:
+                call = self._call_chunk(part)
+                calls.append(call)
+                if isinstance(part, InvalidToolCall):
+                    errors[str(call["id"])] = part.error
         extras = {ROUNDS_KEY: records, "reasoning_content": reasoning}
         messages = [
             AIMessageChunk(
@@ -178,11 +264,14 @@ class Reply:
             )
         ]
         if calls:
-            messages.append(AIMessageChunk(content="", tool_call_chunks=calls))
+            others = {ERRORS_KEY: errors} if errors else {}
+            messages.append(
+                AIMessageChunk(content="", tool_call_chunks=calls, additional_kwargs=others)
+            )
         if event.generation is not None:
             messages += [AIMessageChunk(content="")] if calls else []
             metadata = dict(metadata or {})
-            if self._calls and metadata.get("finish_reason") == "stop":
+            if self._has_valid_call and metadata.get("finish_reason") == "stop":
                 metadata["finish_reason"] = "tool_calls"
             messages[-1].response_metadata = metadata
             messages[-1].usage_metadata = usage
@@ -192,13 +281,23 @@ class Reply:
     def _call_chunk(self, part: ValidToolCall | InvalidToolCall) -> ToolCallChunk:
         """Convert a call to a chunk.
 
-        LangChain would turn unfinished JSON into a valid call. To prevent this, the chunk of a
-        malformed call begins with the opening marker.
+        LangChain would turn the text of some malformed calls into valid calls. To prevent this,
+        such a text begins with the opening marker in the chunk (see `with_call_errors`).
         """
-        arguments = f"{CALL_OPENS}{part.text}"
         if isinstance(part, ValidToolCall):
+            self._has_valid_call = True
             arguments = json.dumps(part.arguments, ensure_ascii=False)
+        else:
+            arguments = f"{CALL_OPENS}{part.text}" if _is_repairable(part.text) else part.text
         index, self._calls = self._calls, self._calls + 1
         return tool_call_chunk(
             name=part.name, args=arguments, id=f"call_{uuid.uuid4().hex}", index=index
         )
+
+
+def _is_repairable(text: str) -> bool:
+    """Return whether LangChain reads an object in the text of a malformed call."""
+    try:
+        return not text.strip() or isinstance(parse_partial_json(text), dict)
+    except (ValueError, RecursionError):
+        return False

@@ -33,7 +33,7 @@ from adafuse_llm import (
 )
 from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
 from adafuse_llm.adapters.options import check_option_names
-from adafuse_llm.config import Options, explain
+from adafuse_llm.config import CONSTRAINTS, Options, explain
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest
 from adafuse_llm.summary import RoundDetail, Summary
 from adafuse_llm.text.codec import TextCodec
@@ -150,8 +150,9 @@ class EnsembleModel(Serializable):
     """Also accepted as `max_tokens` and `max_completion_tokens`."""
     stop: list[str] | str | None = None
     weights: dict[str, float] | list[float] | None = None
-    json_schema: Any = None
-    """JSON schema that replies fit: a dict, JSON text, or a pydantic class."""
+    json_schema: dict[str, Any] | None = None
+    """Schema that the whole response fits; also accepts JSON text or a pydantic class. At most one
+    of `json_schema`, `regex`, `grammar` and `choices` can be set."""
     regex: str | None = None
     grammar: str | None = None
     choices: list[str] | None = None
@@ -190,6 +191,7 @@ class EnsembleModel(Serializable):
             return given
         checked = check_option_names(given, extra=(*cls.model_fields, *ACCEPTED))
         checked = {name: value for name, value in checked.items() if name not in ACCEPTED}
+        checked = _with_plain_schema(checked)
         if checked.get("engine") is None and not checked.get("members"):
             paths = os.environ.get(MEMBERS_VARIABLE, "").split(",")
             checked["members"] = [path.strip() for path in paths if path.strip()]
@@ -367,6 +369,9 @@ class EnsembleModel(Serializable):
         update = {name: value for name, value in update.items() if name not in ACCEPTED}
         if stop is not None:
             update["stop"] = [stop] if isinstance(stop, str) else list(stop)
+        update = _with_plain_schema(update)
+        if any(name in update for name in CONSTRAINTS):  # the call's value replaces all four
+            update = {**dict.fromkeys(CONSTRAINTS), **update}
         if "use" in update or "model" in update:  # the call's value replaces both
             update = {"use": None, "model": None, **update}
         own = {name: update[name] for name in PER_CALL if name in update}
@@ -457,8 +462,13 @@ class EnsembleModel(Serializable):
 
     def _decode_options(self, cancel: threading.Event) -> dict[str, Any]:
         """Return the keyword arguments of a decode, except the prompt."""
+        return {"cancel": cancel, **self._engine_options}
+
+    @property
+    def _engine_options(self) -> dict[str, Any]:
+        """The decoding options, including the active members."""
         chosen = {} if self._chosen is None else {"use": self._chosen}
-        return {"cancel": cancel, **self._options, **chosen}
+        return {**self._options, **chosen}
 
     @contextmanager
     def _deadline(self) -> Iterator[threading.Event]:
@@ -509,6 +519,17 @@ _CallOptions: Any = create_model(
     **cast("Any", {name: (field.annotation, field) for name, field in _PER_CALL_FIELDS.items()}),
 )
 """The options in `PER_CALL` of one call, with the types and limits of the model's fields."""
+
+
+def _with_plain_schema(options: dict[str, Any]) -> dict[str, Any]:
+    """Replace the option `json_schema` by a dict, if it is set.
+
+    Raises:
+        InvalidOptionError: it is no JSON schema.
+    """
+    if (schema := options.get("json_schema")) is None:
+        return options
+    return {**options, "json_schema": AdaFuseConfig(json_schema=schema).json_schema}
 
 
 def usage_of(generation: Generation) -> UsageMetadata:

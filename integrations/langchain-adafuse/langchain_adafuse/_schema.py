@@ -1,129 +1,92 @@
-"""Validation of plain data against a JSON schema.
-
-It supports the keywords in the schemas of pydantic classes and TypedDicts.
-"""
+"""Validation of plain data against a JSON schema. Nothing is read from a network."""
 
 from __future__ import annotations
 
-import operator
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from adafuse_llm.errors import InvalidInputError
+import jsonschema
+from jsonschema.validators import validator_for
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012
+
+from adafuse_llm.adapters.schema import subschemas
+from adafuse_llm.errors import InvalidInputError, short_repr
 
 Schema = Mapping[str, Any]
 
-TYPES: Mapping[str, tuple[type, ...]] = {
-    "object": (dict,),
-    "array": (list,),
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "null": (type(None),),
-}
+MAX_REASON = 300
+"""Longest reason in a message, in characters. The validator's messages repeat whole values."""
 
-BOUNDS: Mapping[str, Callable[[Any, Any], bool]] = {
-    "minimum": operator.ge,
-    "maximum": operator.le,
-    "exclusiveMinimum": operator.gt,
-    "exclusiveMaximum": operator.lt,
-    "minLength": operator.ge,
-    "maxLength": operator.le,
-    "minItems": operator.ge,
-    "maxItems": operator.le,
-}
-"""By keyword, the comparison that a number, or the length of a value, must satisfy."""
+
+def check_schema(schema: Schema) -> None:
+    """Check that values can be validated against a schema.
+
+    Raises:
+        InvalidInputError: the schema is invalid, has a pattern that Python's ``re`` cannot read, or
+            refers to a schema that it does not contain.
+    """
+    try:
+        _validator_class(schema).check_schema(schema)
+    except jsonschema.SchemaError as error:
+        place = "".join(f"[{part!r}]" for part in error.absolute_path)
+        problem = _shortened(error.message)
+        if error.validator == "format" and error.validator_value == "regex":
+            problem = f"Python's re module cannot read the pattern {short_repr(error.instance)}"
+        raise InvalidInputError(f"the schema is invalid at schema{place}: {problem}") from None
+    parts = list(subschemas(schema))
+    if any({"$id", "$anchor", "$dynamicAnchor"} & part.keys() for part in parts):
+        return  # `problems` resolves the references
+    resolver = Registry().with_resource("", DRAFT202012.create_resource(schema)).resolver()
+    for part in parts:
+        reference = part.get("$ref", "#")
+        try:
+            target = resolver.lookup(reference).contents
+        except (Unresolvable, ValueError, TypeError):  # the last two for a pointer into a scalar
+            target = None
+        if not isinstance(target, (Mapping, bool)):
+            raise _missing(reference)
 
 
 def problems(value: Any, schema: Schema) -> list[str]:
-    """Return one message per violation of the schema, each with the path of the wrong value."""
-    return list(_problems(value, schema, schema, "the reply"))
-
-
-def _problems(value: Any, schema: Any, root: Schema, path: str) -> Iterator[str]:
-    if schema is False:
-        yield f"{path} is not allowed"
-    if isinstance(schema, Mapping):
-        for check in (_references, _alternatives, _values):
-            yield from check(value, schema, root, path)
-
-
-def _references(value: Any, schema: Schema, root: Schema, path: str) -> Iterator[str]:
-    if "$ref" in schema:
-        yield from _problems(value, _target(schema["$ref"], root), root, path)
-
-
-def _target(reference: str, root: Schema) -> Any:
-    """Resolve a reference within the schema, such as ``#`` or ``#/$defs/Name``.
+    """Return one message per violation of the schema, each with the path of the wrong value.
 
     Raises:
-        InvalidInputError: the reference does not point to a part of the schema.
+        InvalidInputError: the schema refers to a schema that it does not contain, or to itself
+            without end.
     """
-    target: Any = root
-    for part in reference.split("/")[1:]:
-        name = part.replace("~1", "/").replace("~0", "~")
-        if not (isinstance(target, Mapping) and name in target):
-            target = None
-            break
-        target = target[name]
-    if not reference.startswith("#") or target is None:
-        raise InvalidInputError(
-            f"the schema refers to {reference!r}, which it does not contain; references must point "
-            "to parts of the schema itself, such as '#/$defs/Name'"
-        )
-    return target
+    kind = _validator_class(schema)
+    validator = kind(schema, registry=Registry(), format_checker=kind.FORMAT_CHECKER)
+    try:
+        return list(_messages(validator.iter_errors(value)))
+    except Unresolvable as error:
+        raise _missing(error.ref if error.ref[:1] != "/" else f"#{error.ref}") from None
+    except RecursionError:
+        raise InvalidInputError("the schema refers to itself without end") from None
 
 
-def _alternatives(value: Any, schema: Schema, root: Schema, path: str) -> Iterator[str]:
-    for part in schema.get("allOf", ()):
-        yield from _problems(value, part, root, path)
-    for choice in ("anyOf", "oneOf"):
-        branches = [list(_problems(value, part, root, path)) for part in schema.get(choice, ())]
-        if branches and all(branches):
-            firsts = "; ".join(messages[0] for messages in branches)
-            yield f"{path} fits none of its alternatives ({firsts})"
+def _validator_class(schema: Schema) -> Any:
+    return validator_for(schema, default=jsonschema.Draft202012Validator)
 
 
-def _values(value: Any, schema: Schema, root: Schema, path: str) -> Iterator[str]:
-    allowed = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if allowed is not None and value not in allowed:
-        yield f"{path} must be one of {allowed}; got {value!r:.60}"
-    declared = schema.get("type", ())
-    types = (declared,) if isinstance(declared, str) else declared
-    if types and not any(_has_type(value, name) for name in types):
-        yield f"{path} must be of type {' or '.join(types)}; got {value!r:.60}"
-        return
-    if isinstance(value, (int, float, str, list)) and not isinstance(value, bool):
-        yield from _bounds(value, schema, path)
-    if isinstance(value, list):
-        for number, item in enumerate(value):
-            yield from _problems(item, schema.get("items"), root, f"{path}[{number}]")
-    if isinstance(value, dict):
-        yield from _properties(value, schema, root, path)
+def _messages(errors: Iterator[jsonschema.ValidationError]) -> Iterator[str]:
+    for error in errors:
+        path = "".join(f"[{part!r}]" for part in error.absolute_path)
+        branches: dict[Any, str] = {}  # the first problem of each alternative
+        for inner in error.context or ():
+            branches.setdefault(inner.schema_path[0], inner.message)
+        reasons = "; ".join(branches.values())
+        message = f"{error.message} ({reasons})" if reasons else error.message
+        yield f"the reply{path}: {_shortened(message)}"
 
 
-def _bounds(value: float | str | list[Any], schema: Schema, path: str) -> Iterator[str]:
-    size = value if isinstance(value, (int, float)) else len(value)
-    for name, holds in BOUNDS.items():
-        bounds_value = name.endswith("imum")
-        if name in schema and bounds_value == (size is value) and not holds(size, schema[name]):
-            yield f"{path} breaks {name} {schema[name]}; got {size}"
-    if isinstance(value, str) and not re.search(schema.get("pattern", ""), value):
-        yield f"{path} does not match {schema['pattern']!r}; got {value!r:.60}"
+def _missing(reference: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"the schema refers to {reference!r}, which it does not contain; references must point to "
+        "parts of the schema itself, such as '#/$defs/Name'"
+    )
 
 
-def _properties(value: dict[str, Any], schema: Schema, root: Schema, path: str) -> Iterator[str]:
-    yield from (f"{path} lacks {n!r}" for n in schema.get("required", ()) if n not in value)
-    known, others = schema.get("properties", {}), schema.get("additionalProperties", True)
-    for name, item in value.items():
-        yield from _problems(item, known.get(name, others), root, f"{path}[{name!r}]")
-
-
-def _has_type(value: Any, name: str) -> bool:
-    if isinstance(value, bool):
-        return name == "boolean"
-    if name == "integer" and isinstance(value, float):
-        return value.is_integer()
-    return isinstance(value, TYPES.get(name, (object,)))
+def _shortened(message: str) -> str:
+    return message if len(message) <= MAX_REASON else f"{message[: MAX_REASON - 3]}..."

@@ -24,13 +24,20 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import ValidationError
 from pydantic.v1 import ValidationError as ValidationErrorV1
 
-from adafuse_llm.adapters.structured import correction, find_json
+from adafuse_llm.adapters.structured import correction, find_json, partial_json
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
-from langchain_adafuse._schema import problems
+from langchain_adafuse._schema import check_schema, problems
 from langchain_adafuse._schema_forms import Schema, prepare
 
 Method = Literal["json_schema", "function_calling", "json_mode"]
 METHODS = ("json_schema", "function_calling", "json_mode")
+
+PARTIAL_TYPES: dict[str | None, tuple[type, ...]] = {
+    None: (dict, list),
+    "object": (dict,),
+    "array": (list,),
+}
+"""The types of partial values, by the type of the final value in JSON schema."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +47,12 @@ class Reader:
     Args:
         schema: a pydantic class (v1 or v2) or a JSON schema.
         tool: name of the tool that the reply must call; None if the reply's text must be JSON.
+        kind: the type of the value in JSON schema, such as ``"object"``; None if it is not known.
     """
 
     schema: Schema
     tool: str | None
+    kind: str | None = None
 
     def read(self, message: AIMessage) -> Any:
         """Return the object in a reply.
@@ -56,12 +65,16 @@ class Reader:
         )
 
     def read_partly(self, message: AIMessage) -> Any:
-        """Return the partial object in an unfinished reply, or None if the reply has none yet."""
+        """Return the partial object in an unfinished reply, or None if the reply has none yet.
+
+        A partial object or list has the type of the final value.
+        """
         if self.tool is not None:
             return None
-        _, brace, rest = message.text.partition("{")
         try:
-            partial = parse_partial_json(brace + rest)
+            partial = parse_partial_json(partial_json(message.text))
+            if not isinstance(partial, PARTIAL_TYPES.get(self.kind, ())):
+                return None
             return partial if isinstance(self.schema, dict) else self._validate(partial)
         except ValueError:
             return None
@@ -71,7 +84,8 @@ class Reader:
             if call["name"] == self.tool:
                 return call["args"]
         if message.invalid_tool_calls:
-            raise ValueError("the call of the tool is not well-formed JSON between its markers")
+            error = message.invalid_tool_calls[0].get("error") or "it is malformed"
+            raise ValueError(f"the call of the tool {self.tool} cannot be read: {error}")
         raise ValueError(f"there is no call of the tool {self.tool}")
 
     def _validate(self, value: Any) -> Any:
@@ -124,7 +138,7 @@ class StructuredOutput(Runnable[LanguageModelInput, Any]):
 
         Raises:
             InvalidOptionError: `method` is unknown, or `strict` is used with ``"json_mode"``.
-            InvalidInputError: `schema` contains no JSON schema, or `method` is
+            InvalidInputError: `schema` contains no JSON schema or an invalid one, or `method` is
                 ``"function_calling"`` and the schema is not one of an object.
         """
         if method not in METHODS:
@@ -136,6 +150,8 @@ class StructuredOutput(Runnable[LanguageModelInput, Any]):
         schema = prepare(schema)
         json_schema = convert_to_json_schema(schema, strict=strict)
         is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
+        if not is_class:  # a class validates its objects itself
+            check_schema(json_schema)
         ls_format = {"kwargs": {"method": method, "strict": strict}, "schema": schema}
         bound["ls_structured_output_format"] = ls_format
         tool = None
@@ -154,7 +170,10 @@ class StructuredOutput(Runnable[LanguageModelInput, Any]):
             model = chat.bind(response_format=response_format, **bound)
         else:
             model = chat.bind(response_format={"type": "json_object"}, **bound)
-        reader = Reader(schema if is_class else json_schema, tool)
+        kind = json_schema.get("type", "object" if "properties" in json_schema else None)
+        reader = Reader(
+            schema if is_class else json_schema, tool, kind if isinstance(kind, str) else None
+        )
         return cls(model, reader, include_raw=include_raw, max_repairs=max_repairs)
 
     def invoke(
@@ -278,9 +297,12 @@ class Attempt:
         self._raw, self._parsed, self._error = raw, None, None
         try:
             self._parsed = self._output.reader.read(raw)
+        except InvalidInputError:  # of the schema, which no other reply mends
+            raise
         except ValueError as error:
             self._error = error
-            self.messages = [*self.messages, raw, HumanMessage(correction(str(error)))]
+            request = correction(str(error), tool=self._output.reader.tool)
+            self.messages = [*self.messages, raw, HumanMessage(request)]
         self.is_over = self._error is None or self._repairs_left == 0
         self._repairs_left -= 1
 

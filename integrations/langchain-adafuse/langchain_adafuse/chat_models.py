@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from langchain_core.callbacks import (
     AsyncCallbackManager,
@@ -21,23 +22,27 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config
-from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.utils.uuid import uuid7
-from pydantic import PrivateAttr
+from pydantic import PrivateAttr, StrictBool
 from typing_extensions import Self, Unpack
 
 from adafuse_llm import AdaFuseEngine, StreamEvent
 from adafuse_llm.adapters.conversation import Conversation, to_conversation
 from adafuse_llm.adapters.structured import schema_instructions
-from adafuse_llm.errors import InvalidInputError
+from adafuse_llm.config import CONSTRAINTS
+from adafuse_llm.errors import InvalidOptionError, MissingDependencyError, short_repr
 from adafuse_llm.text.codec import encode_conversation
+from adafuse_llm.text.grammar import is_available
+from langchain_adafuse._constraints import ReplyForm, schema_of, to_flag
 from langchain_adafuse._messages import (
     Reply,
     ToolLike,
     omitted_blocks,
+    to_openai_tool,
     to_tool_choice,
     to_tools,
     to_turns,
+    with_call_errors,
 )
 from langchain_adafuse._model import (
     EnsembleModel,
@@ -50,10 +55,31 @@ from langchain_adafuse._rounds import ModelRun
 from langchain_adafuse._schema_forms import Schema
 from langchain_adafuse._structured import Method, StructuredOutput
 
+if TYPE_CHECKING:
+    import os
+
 logger = logging.getLogger(__name__)
 
-PROMPT_KEYWORDS = ("tools", "tool_choice", "response_format")
-"""Keywords of a call that become part of the prompt; all others are options."""
+PROMPT_KEYWORDS = ("tools", "tool_choice", "response_format", "parallel_tool_calls")
+"""Keywords of a call that describe the reply; all others are options."""
+
+ONE_CALL = "A reply can have at most one call."
+
+Enforce = Literal["auto"] | bool
+
+
+class ChatFields(ModelFields, total=False):
+    """The keyword arguments of `ChatAdaFuse`, for type checkers."""
+
+    enforce: Enforce
+
+
+class _Request(NamedTuple):
+    """A request, converted for the engine."""
+
+    prompt: Conversation
+    form: ReplyForm
+    reply: Reply
 
 
 class ChatAdaFuse(EnsembleModel, BaseChatModel):
@@ -72,9 +98,12 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     the token counts and forward passes of each member.
 
     Reasoning between ``<think>`` and ``</think>`` is moved to
-    ``additional_kwargs["reasoning_content"]``, and later calls omit it from the prompt. The system
-    message describes tools and schemas to the members. Tools and schemas do not constrain decoding:
-    the model parses and checks each reply afterwards.
+    ``additional_kwargs["reasoning_content"]``, and later calls omit it from the prompt.
+
+    The system message describes tools and schemas to the members. With the extra
+    ``adafuse-llm[grammar]``, they also constrain decoding: the members call only tools that exist,
+    with arguments that fit, and structured output fits its schema. Without the extra, the model
+    parses and checks each reply afterwards (see `enforce`).
 
     In assistant messages of other providers, members read the text. Other content blocks, such as
     images, are omitted, and one warning per model names their types.
@@ -88,10 +117,25 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
 
     if TYPE_CHECKING:  # type checkers derive a constructor for each class that has none
 
-        def __init__(self, **fields: Unpack[ModelFields]) -> None: ...
+        def __init__(self, **fields: Unpack[ChatFields]) -> None: ...
+
+        @classmethod
+        def from_embedded(cls, **fields: Unpack[ChatFields]) -> Self: ...
+
+        @classmethod
+        def from_config(
+            cls, path: str | os.PathLike[str], **fields: Unpack[ChatFields]
+        ) -> Self: ...
+
+    enforce: Literal["auto"] | StrictBool = "auto"
+    """Whether tools and response formats constrain decoding. ``"auto"`` constrains it if the extra
+    ``adafuse-llm[grammar]`` is installed; if a schema cannot be enforced, a warning names the
+    reason, and the members only read the schema. True raises an error instead. False never
+    constrains decoding. Every call can override this field."""
 
     _run: ModelRun | None = PrivateAttr(default=None)
     _warnings: set[str] = PrivateAttr(default_factory=set)  # the copies for calls share it
+    _has_own_profile: bool = PrivateAttr(default=False)  # not one that the user gave
 
     @property
     def _llm_type(self) -> str:
@@ -114,6 +158,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         *,
         tool_choice: str | bool | Mapping[str, Any] | None = None,
         strict: bool | None = None,
+        parallel_tool_calls: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """Return the model with tools that it can call.
@@ -122,13 +167,21 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             tools: functions, pydantic classes, TypedDicts, instances of `BaseTool`, or schemas.
             tool_choice: ``"auto"`` or None to let the members decide; ``"none"`` or False to omit
                 the tools; ``"any"``, ``"required"`` or True to request a call of any tool; or the
-                name of a tool, or a dict with its name, to request a call of that tool. The choice
-                becomes part of the prompt.
+                name of a tool, or a dict with its name, to request exactly one call of that tool.
+                The choice becomes part of the prompt, and constrains decoding (see `enforce`).
             strict: whether the tools' schemas forbid additional arguments.
+            parallel_tool_calls: whether a reply can have several calls. With False, the reply ends
+                after its first call; if calls are not enforced, further calls are dropped.
             **kwargs: passed to every call.
+
+        Raises:
+            InvalidInputError: a tool has no schema, or `tool_choice` does not fit the tools.
         """
-        formatted = [convert_to_openai_tool(tool, strict=strict) for tool in tools]
+        formatted = [to_openai_tool(tool, strict=strict) for tool in tools]
         choice = to_tool_choice(tool_choice, [tool["function"]["name"] for tool in formatted])
+        if parallel_tool_calls is not None:
+            to_flag("parallel_tool_calls", parallel_tool_calls, default=True)
+            kwargs["parallel_tool_calls"] = parallel_tool_calls
         return self.bind(tools=formatted, tool_choice=choice, **kwargs)
 
     def with_structured_output(
@@ -143,18 +196,19 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     ) -> Runnable[LanguageModelInput, Any]:
         """Return a runnable whose output fits a schema.
 
-        A stream yields partial objects until the reply is finished, then the complete object. If a
-        reply does not fit, the model sends it back to the members with the errors, up to
-        `max_repairs` times.
+        The schema constrains decoding where it can be enforced (see `enforce`). A stream yields
+        partial objects until the reply is finished, then the complete object. If a reply does not
+        fit, the model sends it back to the members with the errors, up to `max_repairs` times. An
+        enforced reply always fits the schema, but a validator of a pydantic class can reject it.
 
         Args:
             schema: a pydantic class (v1 or v2), a TypedDict or a JSON schema. A JSON schema can be
                 in a dict ``{"name": ..., "schema": ...}``, or in a ``response_format`` of OpenAI's
                 API. For a pydantic class, the output is an instance of the class; otherwise, it is
                 plain data.
-            method: ``"json_schema"`` adds the schema to the prompt; ``"function_calling"`` requests
-                a call of a tool with this schema; ``"json_mode"`` requests any JSON object, which
-                your prompt must describe.
+            method: ``"json_schema"`` requests JSON that fits the schema; ``"function_calling"``
+                requests a call of a tool with this schema; ``"json_mode"`` requests any JSON
+                object, which your prompt must describe.
             include_raw: whether to return ``{"raw": message, "parsed": ..., "parsing_error": ...}``
                 instead of the object, and to raise no error if no reply fits.
             strict: whether additional properties are errors.
@@ -162,7 +216,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             **kwargs: passed to every call.
 
         Raises:
-            InvalidInputError: `schema` contains no JSON schema.
+            InvalidInputError: `schema` contains no JSON schema, or an invalid one.
             OutputParserException: no reply fits the schema, and `include_raw` is False.
         """
         return StructuredOutput.of(
@@ -229,10 +283,13 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         run: CallbackManagerForLLMRun | None,
         keywords: Mapping[str, Any],
     ) -> Generator[ChatGenerationChunk, None, None]:
-        call, prompt, reply = self._prepare(messages, stop, keywords)
-        with closing(call._decode(run or self._run, messages=prompt)) as events:
+        call = self._for_call(stop, _options_in(keywords))
+        request = call._prepare(messages, keywords)
+        constraint = {} if request.form.is_free else call._constraint(call._loaded(), request.form)
+        decoded = call._decode(run or self._run, messages=request.prompt, **constraint)
+        with closing(decoded) as events:
             for event, records in events:
-                yield from call._reply_chunks(reply, event, records)
+                yield from call._reply_chunks(request.reply, event, records)
 
     async def _achunks(
         self,
@@ -241,31 +298,83 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         run: AsyncCallbackManagerForLLMRun | None,
         keywords: Mapping[str, Any],
     ) -> AsyncGenerator[ChatGenerationChunk, None]:
-        call, prompt, reply = self._prepare(messages, stop, keywords)
-        async with aclosing(call._adecode(run or self._run, messages=prompt)) as events:
+        call = self._for_call(stop, _options_in(keywords))
+        request = call._prepare(messages, keywords)
+        constraint: dict[str, Any] = {}
+        if not request.form.is_free:  # compiling a grammar for the first time takes a while
+            engine = await call._aloaded()
+            constraint = await asyncio.to_thread(call._constraint, engine, request.form)
+        decoded = call._adecode(run or self._run, messages=request.prompt, **constraint)
+        async with aclosing(decoded) as events:
             async for event, records in events:
-                for chunk in call._reply_chunks(reply, event, records):
+                for chunk in call._reply_chunks(request.reply, event, records):
                     yield chunk
 
-    def _prepare(
-        self, messages: list[BaseMessage], stop: list[str] | None, keywords: Mapping[str, Any]
-    ) -> tuple[Self, Conversation, Reply]:
-        """Return a model with the call's options, the prompt, and a converter of the reply."""
-        call = self._for_call(stop, {k: v for k, v in keywords.items() if k not in PROMPT_KEYWORDS})
+    def _for_call(self, stop: Sequence[str] | None, overrides: Mapping[str, Any]) -> Self:
+        options = dict(overrides)
+        enforce = options.pop("enforce", None)
+        call = super()._for_call(stop, options)
+        if enforce is None:
+            return call
+        if enforce != "auto" and not isinstance(enforce, bool):
+            raise InvalidOptionError(
+                f"enforce must be 'auto', True or False; got {short_repr(enforce)}"
+            )
+        return call.model_copy(update={"enforce": enforce})
+
+    def _prepare(self, messages: list[BaseMessage], keywords: Mapping[str, Any]) -> _Request:
+        """Convert the messages and keywords of a call."""
         if blocks := omitted_blocks(messages):
             self._warn_once(
                 "assistant messages contain blocks that are not text, which members do not read: "
                 f"{', '.join(blocks)}"
             )
         tools = to_tools(keywords.get("tools") or ())
-        choice = to_tool_choice(keywords.get("tool_choice"), [tool.name for tool in tools])
+        schema = schema_of(keywords.get("response_format"))
+        form = ReplyForm(
+            tools,
+            to_tool_choice(keywords.get("tool_choice"), [tool.name for tool in tools]),
+            to_flag("parallel_tool_calls", keywords.get("parallel_tool_calls"), default=True),
+            schema,
+        )
+        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        if given and not form.is_free:
+            raise InvalidOptionError(
+                f"{given[0]} cannot be combined with "
+                f"{'tools' if form.calls_tools else 'response_format'}, because both determine the "
+                "form of the reply; pass only one of them"
+            )
+        instructions = [] if schema is None else [schema_instructions(schema)]
+        if form.calls_tools and not form.parallel:
+            instructions.insert(0, ONE_CALL)
         prompt = to_conversation(
             to_turns(messages),
             tools=tools,
-            tool_choice=choice,
-            instructions=_instructions(keywords.get("response_format")),
+            tool_choice=form.choice,
+            instructions="\n\n".join(instructions),
         )
-        return call, prompt, Reply(tools=bool(tools) and choice != "none")
+        return _Request(prompt, form, Reply(tools=form.calls_tools, parallel=form.parallel))
+
+    def _constraint(self, engine: AdaFuseEngine, form: ReplyForm) -> dict[str, Any]:
+        """Return the engine's option that enforces the form of a reply; empty if nothing is.
+
+        Raises:
+            InvalidOptionError: `enforce` is True, and the form cannot be enforced.
+            MissingDependencyError: `enforce` is True, and the extra is not installed.
+        """
+        if not self.enforce or (self.enforce == "auto" and not is_available()):
+            return {}
+        try:
+            constraint = form.constraint()
+            engine.check_grammar(**{**self._engine_options, **constraint})
+        except (InvalidOptionError, MissingDependencyError) as error:
+            if self.enforce is True:
+                raise
+            self._warn_once(
+                f"the form of replies is only described to the members, not enforced: {error}"
+            )
+            return {}
+        return constraint
 
     def _reply_chunks(
         self, reply: Reply, event: StreamEvent, records: RoundRecords
@@ -325,7 +434,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         result = super(ChatAdaFuse, self._with_run(run_manager))._generate_with_cache(
             messages, stop, run_manager, **kwargs
         )
-        return self._with_output(result)
+        return self._completed(result)
 
     async def _agenerate_with_cache(
         self,
@@ -337,11 +446,14 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         result = await super(ChatAdaFuse, self._with_run(run_manager))._agenerate_with_cache(
             messages, stop, run_manager, **kwargs
         )
-        return self._with_output(result)
+        return self._completed(result)
 
-    def _with_output(self, result: ChatResult) -> ChatResult:
-        """Fill the ``llm_output`` of a result, which may come from a cache."""
-        message = cast("AIMessage", result.generations[0].message)
+    def _completed(self, result: ChatResult) -> ChatResult:
+        """Fill the ``llm_output`` and the errors of malformed calls. The result may come from a
+        cache.
+        """
+        message = with_call_errors(cast("AIMessage", result.generations[0].message))
+        result.generations[0].message = message
         name = message.response_metadata.get("model_name", self.model_name)
         result.llm_output = output_of(name, [message.usage_metadata or {}])
         return result
@@ -367,6 +479,10 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
 
     # LangChain's cache key and model profile ---------------------------------------------------
 
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        return {**super()._identifying_params, "enforce": self.enforce}
+
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         """Return the cache key: the ensemble, all options, and keywords that change the prompt."""
         in_prompt = {key: kwargs.pop(key) for key in PROMPT_KEYWORDS if key in kwargs}
@@ -376,11 +492,15 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     def _resolve_model_profile(self) -> ModelProfile:
         """Return the model's capabilities.
 
-        Tools and schemas are only described in the prompt, so the profile claims neither a forced
-        tool choice nor structured output. The context window is the smallest of the active members,
-        from their ``config.json``. If one of these files is not on this machine or has no window,
-        the profile includes the window once the members are loaded.
+        The profile claims a forced tool choice and structured output if they can be enforced: the
+        extra ``adafuse-llm[grammar]`` is installed, and no loaded member prevents it. The context
+        window is the smallest of the active members, from their ``config.json``. If one of these
+        files is not on this machine or has no window, the profile includes the window once the
+        members are loaded.
         """
+        self._has_own_profile = True
+        ensemble = self._ensemble
+        enforces = self._can_enforce(ensemble.engine() if ensemble.is_loaded else None)
         window = self._ensemble.context_window(self._names)
         profile = ModelProfile(
             text_inputs=True,
@@ -392,9 +512,9 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             pdf_inputs=False,
             reasoning_output=True,
             tool_calling=True,
-            tool_choice=False,
+            tool_choice=enforces,
             tool_call_streaming=True,
-            structured_output=False,
+            structured_output=enforces,
             temperature=False,
         )
         return profile if window is None else {**profile, "max_input_tokens": window}
@@ -406,6 +526,9 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             window = self._ensemble.context_window(names)
             if window is not None:
                 self.profile["max_input_tokens"] = window
+        if self.profile is not None and self._has_own_profile:
+            enforces = self._can_enforce(engine)
+            self.profile["tool_choice"] = self.profile["structured_output"] = enforces
         if plain := [
             backend.name
             for backend in engine.backends
@@ -416,6 +539,15 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
                 "text, in which each message begins with 'User:' or 'Assistant:'"
             )
         return engine
+
+    def _can_enforce(self, engine: AdaFuseEngine | None) -> bool:
+        """Return whether the form of replies can be enforced.
+
+        Without an engine, the result is True if the extra is installed.
+        """
+        if not self.enforce:
+            return False
+        return is_available() if engine is None else engine.can_enforce
 
     def _warn_once(self, message: str) -> None:
         """Log a warning, unless this model or a copy for a call already logged the same one."""
@@ -438,16 +570,6 @@ def _run_fields(
     }
 
 
-def _instructions(response_format: Mapping[str, Any] | None) -> str:
-    """Return the prompt's instructions for the format of the reply."""
-    match response_format:
-        case None | {"type": "text"}:
-            return ""
-        case {"type": "json_object"}:
-            return schema_instructions({"type": "object"})
-        case {"type": "json_schema", "json_schema": {"schema": schema}}:
-            return schema_instructions(schema)
-    raise InvalidInputError(
-        "response_format must be {'type': 'json_schema', 'json_schema': {'schema': ...}}, "
-        f"{{'type': 'json_object'}} or {{'type': 'text'}}; got {response_format!r:.80}"
-    )
+def _options_in(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of a call that are options."""
+    return {name: value for name, value in keywords.items() if name not in PROMPT_KEYWORDS}

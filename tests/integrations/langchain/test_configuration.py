@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import re
 import time
 import warnings
 from typing import Any
@@ -17,6 +18,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.load import dumpd, dumps, load, loads
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import ConfigurableField
+from pydantic import BaseModel
 
 from adafuse_llm import (
     AdaFuseConfig,
@@ -27,6 +29,8 @@ from adafuse_llm import (
     RuntimeConfig,
 )
 from adafuse_llm.backends import FakeBackend
+from adafuse_llm.config import CONSTRAINTS
+from adafuse_llm.text.grammar import is_available
 from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
 from tests.support.instruction_follower import answer
 from tests.support.scripted import save_scripted, scripted_engine
@@ -53,6 +57,12 @@ def loads_counted(monkeypatch):
         classmethod(lambda cls, *args, **kw: count.append(1) or original(cls, *args, **kw)),
     )
     return count
+
+
+class City(BaseModel):
+    """A city."""
+
+    name: str
 
 
 def text(reply):
@@ -128,7 +138,8 @@ def test_a_call_overrides_every_option(model):
         "round_detail": "summary",
         "model": "ink+quill",
     }
-    assert {*said, "max_new_tokens", "use", "stop"} >= set(AdaFuseConfig.model_fields)
+    tested_below = {"max_new_tokens", "use", "stop", *CONSTRAINTS}
+    assert {*said, *tested_below} >= set(AdaFuseConfig.model_fields)
     short, whole = text(model.invoke("Hi", **said)), text(model.invoke("Hi"))
     assert whole.startswith(short)
     assert len(short) < len(whole)
@@ -144,6 +155,28 @@ def test_a_call_overrides_every_option(model):
         model.invoke("Hi", round_detail="some")
     with pytest.raises(ValueError, match=r"there is no member 'quil'.*Did you mean 'quill'"):
         model.invoke("Hi", model="quil")
+
+
+@BOTH
+def test_a_call_replaces_the_form_of_the_response(kind, obliging):
+    pytest.importorskip("llguidance")
+    schema = {"enum": ["Good", "Bad"]}
+    for model in (kind(engine=obliging), kind(engine=obliging, regex="[0-9]{3}")):
+        assert text(model.invoke("Hi", choices=["Good day", "Bad day"])) in ("Good day", "Bad day")
+        assert text(model.invoke("Hi", json_schema=schema)) in ('"Good"', '"Bad"')
+        assert text(model.invoke("Hi", json_schema=json.dumps(schema))) in ('"Good"', '"Bad"')
+        assert text(model.invoke("Hi", grammar='start: "Hello" | "Bye"')) in ("Hello", "Bye")
+    assert re.fullmatch("[0-9]{3}", text(model.invoke("Hi")))
+    model = kind(members="embedded", json_schema=City)
+    assert model.json_schema == City.model_json_schema()
+    assert pickle.loads(pickle.dumps(model)).asdict() == model.asdict()
+    model = kind(engine=obliging)
+    with pytest.raises(InvalidOptionError, match="only one of"):
+        kind(engine=obliging, regex="a", choices=["a"])
+    with pytest.raises(InvalidOptionError, match="only one of"):
+        model.invoke("Hi", regex="a", choices=["a"])
+    with pytest.raises(InvalidOptionError, match="not JSON"):
+        kind(engine=obliging, json_schema="{")
 
 
 @BOTH
@@ -247,7 +280,8 @@ def test_what_a_chat_model_can_do_is_told_truthfully(saved):
     chat = ChatAdaFuse(members=saved)
     assert chat.profile is not None
     assert chat.profile["tool_calling"]
-    assert not chat.profile["structured_output"]
+    assert chat.profile["structured_output"] == is_available()
+    assert chat.profile["tool_choice"] == is_available()
     assert chat.profile["max_input_tokens"] == 8192
     chat.warmup()
     assert ChatAdaFuse(members=saved).profile == chat.profile

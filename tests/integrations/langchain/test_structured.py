@@ -16,7 +16,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from adafuse_llm import InvalidInputError, InvalidOptionError
 from langchain_adafuse import ChatAdaFuse, get_round_callback
-from langchain_adafuse._schema import problems
+from langchain_adafuse._schema import check_schema, problems
 from tests.support.instruction_follower import call
 from tests.support.scripted import scripted_engine
 
@@ -51,7 +51,13 @@ SCHEMAS: dict[str, Any] = {
     "json schema": City.model_json_schema(),
     "openai": {"name": "City", "description": "A city.", "parameters": City.model_json_schema()},
 }
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 METHODS = ["json_schema", "function_calling", "json_mode"]
+
+
+def chat_that(script, **fields):
+    """A model that only describes schemas to its members, so that replies may not fit."""
+    return ChatAdaFuse(engine=scripted_engine(script), **{"enforce": False, **fields})
 
 
 def written(value, method, name="City"):
@@ -78,7 +84,7 @@ def repairing(method, failures, name="City"):
 async def test_all_methods_and_schemas(method, kind):
     schema = SCHEMAS[kind]
     name = getattr(schema, "__name__", "City")
-    chat = ChatAdaFuse(engine=scripted_engine(repairing(method, 0, name)))
+    chat = chat_that(repairing(method, 0, name))
     structured = chat.with_structured_output(schema, method=method)
     expected = type(structured.invoke("Which city?"))
     assert expected is (schema if kind in ("v1", "v2") else dict)
@@ -108,7 +114,7 @@ async def test_all_methods_and_schemas(method, kind):
 @pytest.mark.parametrize("schema", [City, CityDict])
 async def test_what_does_not_fit_is_repaired_so_many_times(method, schema):
     name = schema.__name__
-    chat = ChatAdaFuse(engine=scripted_engine(repairing(method, 2, name)))
+    chat = chat_that(repairing(method, 2, name))
     structured = chat.with_structured_output(schema, method=method)
     with get_round_callback() as rounds:
         assert plain(structured.invoke("Which city?")) == GOOD
@@ -129,9 +135,7 @@ async def test_what_does_not_fit_is_repaired_so_many_times(method, schema):
 
 @pytest.mark.quick
 def test_in_a_chain_and_with_options():
-    chat = ChatAdaFuse(
-        engine=scripted_engine(lambda prompt: f"Sure:\n```json\n{json.dumps(GOOD)}\n```")
-    )
+    chat = chat_that(lambda prompt: f"Sure:\n```json\n{json.dumps(GOOD)}\n```")
     prompt = ChatPromptTemplate.from_messages([("system", "Be exact."), ("user", "{question}")])
     chain = prompt | chat.with_structured_output(City)
     assert chain.invoke({"question": "Which?"}) == City(**GOOD)
@@ -142,10 +146,52 @@ def test_in_a_chain_and_with_options():
 
 @pytest.mark.quick
 def test_a_call_that_is_missing_is_said():
-    chat = ChatAdaFuse(engine=scripted_engine(lambda prompt: "Orrin."))
+    chat = chat_that(lambda prompt: "Orrin.")
     structured = chat.with_structured_output(City, method="function_calling", max_repairs=0)
     with pytest.raises(OutputParserException, match="no call of the tool City"):
         structured.invoke("Which?")
+
+
+def test_c2_the_correction_asks_for_what_is_accepted():
+    requests = []
+
+    def script(prompt):
+        if "This reply cannot be used" not in prompt:
+            return call("City", name="Orrin", people="many")
+        requests.append(prompt)
+        asked = prompt.rpartition("This reply cannot be used")[2]
+        return call("City", **GOOD) if "a corrected call of the tool City" in asked else "{}"
+
+    structured = chat_that(script).with_structured_output(City, method="function_calling")
+    assert structured.invoke("Which city?") == City(**GOOD)
+    assert not any("JSON value" in prompt.rpartition("cannot be used")[2] for prompt in requests)
+    assert structured.invoke("Which city?") == City(**GOOD)
+
+    truncated = call("City", **GOOD)[:-20]
+    raw = chat_that(lambda prompt: truncated).with_structured_output(
+        City, method="function_calling", max_repairs=0, include_raw=True
+    )
+    assert "not closed by </tool_call>" in str(raw.invoke("Which city?")["parsing_error"])
+
+
+@pytest.mark.parametrize("reply", ['[{"a": 1}, {"a": 2}]', 'So: [{"a": 1}, {"a": 2}] {}'])
+async def test_c9_a_list_streams_as_a_list_from_the_first(reply):
+    schema = {"title": "L", "type": "array", "items": {"type": "object"}}
+    structured = chat_that(lambda prompt: reply, max_words=1).with_structured_output(schema)
+    for pieces in (
+        list(structured.stream("Which?")),
+        [piece async for piece in structured.astream("Which?")],
+    ):
+        assert all(isinstance(piece, list) for piece in pieces)
+        assert pieces[-1] == [{"a": 1}, {"a": 2}]
+        assert len(pieces) > 2
+
+
+def test_c9_an_object_after_a_list_streams_as_an_object():
+    structured = chat_that(lambda prompt: f"[1, 2]: {json.dumps(GOOD)}", max_words=1)
+    pieces = list(structured.with_structured_output(City.model_json_schema()).stream("Which?"))
+    assert all(isinstance(piece, dict) for piece in pieces)
+    assert pieces[-1] == GOOD
 
 
 def test_unknown_methods_are_refused(chat):
@@ -158,23 +204,27 @@ def test_unknown_methods_are_refused(chat):
     ("value", "schema", "wrong"),
     [
         (3, {"type": "integer", "minimum": 3}, None),
-        (2, {"type": "integer", "minimum": 3}, "breaks minimum"),
-        (True, {"type": "integer"}, "of type integer"),
+        (2, {"type": "integer", "minimum": 3}, "less than the minimum"),
+        (True, {"type": "integer"}, "of type 'integer'"),
         (2.0, {"type": "integer"}, None),
         ("a", {"enum": ["a", "b"]}, None),
         ("c", {"enum": ["a", "b"]}, "one of"),
         (None, {"anyOf": [{"type": "string"}, {"type": "null"}]}, None),
-        (3, {"anyOf": [{"type": "string"}, {"type": "null"}]}, "none of its alternatives"),
+        (
+            3,
+            {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "given.*of type 'string'",
+        ),
         ([1, "b"], {"type": "array", "items": {"type": "integer"}}, r"reply\[1\]"),
-        ([1], {"type": "array", "minItems": 2}, "breaks minItems"),
-        ("ab", {"type": "string", "maxLength": 1}, "breaks maxLength"),
+        ([1], {"type": "array", "minItems": 2}, "too short"),
+        ("ab", {"type": "string", "maxLength": 1}, "too long"),
         ("ab", {"type": "string", "pattern": "^b"}, "does not match"),
-        ({}, {"type": "object", "required": ["a"]}, "lacks 'a'"),
-        ({"b": 1}, {"properties": {"a": {}}, "additionalProperties": False}, "is not allowed"),
+        ({}, {"type": "object", "required": ["a"]}, "'a' is a required"),
+        ({"b": 1}, {"properties": {"a": {}}, "additionalProperties": False}, "'b' was unexpected"),
         (
             {"a": 1},
             {"properties": {"a": {"$ref": "#/$defs/S"}}, "$defs": {"S": {"type": "string"}}},
-            r"\['a'\] must be of type string",
+            r"reply\['a'\]: 1 is not of type 'string'",
         ),
         (
             {"next": {"next": 1}},
@@ -182,13 +232,14 @@ def test_unknown_methods_are_refused(chat):
                 "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
                 "type": "object",
             },
-            r"none of its alternatives",
+            "not valid under any",
         ),
         (
             {"next": None},
             {"properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}},
             None,
         ),
+        ("x" * 5000, {"type": "integer"}, r"^.{1,320}$"),
     ],
 )
 def test_problems_of_values(value, schema, wrong):
@@ -200,9 +251,55 @@ def test_problems_of_values(value, schema, wrong):
 
 
 @pytest.mark.parametrize("reference", ["#/$defs/S", "https://example.org/s.json", "#/type/x"])
-def test_a_schema_that_refers_to_what_it_does_not_hold_is_refused(reference):
+def test_a_schema_that_refers_to_what_it_does_not_hold_is_refused(chat, reference):
+    schema = {"title": "City", "type": "object", "properties": {"a": {"$ref": reference}}}
     with pytest.raises(InvalidInputError, match=f"refers to '{re.escape(reference)}'"):
-        problems(1, {"$ref": reference, "type": "object"})
+        chat.with_structured_output(schema)
+    if reference != "#/type/x":
+        with pytest.raises(InvalidInputError, match=f"refers to '{re.escape(reference)}'"):
+            problems({"a": 1}, schema)
+
+
+def test_a_schema_that_refers_to_itself_without_end_is_refused():
+    with pytest.raises(InvalidInputError, match="refers to itself"):
+        problems(1, {"$ref": "#"})
+
+
+@pytest.mark.parametrize(
+    ("schema", "fits", "does_not"),
+    [
+        ({"type": "array", "prefixItems": [{"type": "string"}], "items": False}, ["a"], ["a", 1]),
+        ({"type": "integer", "multipleOf": 3}, 6, 7),
+        ({"type": "array", "uniqueItems": True}, [1, 2], [1, 1]),
+        ({"type": "string", "not": {"const": "x"}}, "y", "x"),
+        ({"type": "integer", "if": {"minimum": 5}, "then": {"multipleOf": 5}}, 10, 6),
+        ({"type": "object", "minProperties": 1}, {"a": 1}, {}),
+        ({"type": "string", "format": "date"}, "2024-12-31", "2024-13-01"),
+        ({"type": "integer", "oneOf": [{"minimum": 3}, {"maximum": 3}]}, 4, 3),
+        (
+            {"$schema": "http://json-schema.org/draft-07/schema#", "items": [True, False]},
+            [1],
+            [1, 2],
+        ),
+    ],
+)
+def test_c8_values_are_validated_by_all_keywords(schema, fits, does_not):
+    check_schema(schema)
+    assert not problems(fits, schema)
+    assert problems(does_not, schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "wrong"),
+    [
+        ({"pattern": r"\p{L}", "type": "string"}, r"schema\['pattern'\].*cannot read .*p\{L\}"),
+        ({"properties": {"a": {"minimum": "x"}}}, r"schema\['properties'\]\['a'\]\['minimum'\]"),
+        ({"type": "number or string"}, r"schema\['type'\]"),
+    ],
+)
+def test_c8_an_invalid_schema_is_one_error_before_any_call(chat, schema, wrong):
+    with pytest.raises(InvalidInputError, match=wrong):
+        chat.with_structured_output({"title": "City", **schema})
 
 
 class Inner(TypedDict):
@@ -241,7 +338,7 @@ def test_c3_null_fits_what_a_typed_dict_calls_optional(method):
         prompts.append(prompt)
         return written(NULLS, method, "Nullable")
 
-    chat = ChatAdaFuse(engine=scripted_engine(script))
+    chat = chat_that(script)
     structured = chat.with_structured_output(Nullable, method=method, max_repairs=0)
     assert structured.invoke("Which?") == NULLS
     assert list(structured.stream("Which?"))[-1] == NULLS
@@ -256,11 +353,11 @@ def test_c3_null_fits_what_a_typed_dict_calls_optional(method):
         ({"note": 3}, r"\['note'\]"),
         ({"choice": "b"}, r"\['choice'\]"),
         ({"many": [3]}, r"\['many'\]\[0\]"),
-        ({"inner": {}}, "lacks 'number'"),
+        ({"inner": {}}, "'number' is a required"),
     ],
 )
 def test_c3_null_fits_nowhere_else(changed, wrong):
-    chat = ChatAdaFuse(engine=scripted_engine(lambda prompt: json.dumps({**NULLS, **changed})))
+    chat = chat_that(lambda prompt: json.dumps({**NULLS, **changed}))
     with pytest.raises(OutputParserException, match=wrong):
         chat.with_structured_output(Nullable, max_repairs=0).invoke("Which?")
 
@@ -295,7 +392,7 @@ WRAPPED: dict[str, Any] = {
 
 
 def replying(reply):
-    return ChatAdaFuse(engine=scripted_engine(lambda prompt: reply))
+    return chat_that(lambda prompt: reply)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -308,7 +405,7 @@ def test_c4_a_schema_in_a_wrapper_is_the_schema(method, kind):
         for reply in replies
     )
     assert right.invoke("Which?") == GOOD
-    with pytest.raises(OutputParserException, match="lacks 'people'"):
+    with pytest.raises(OutputParserException, match="'people' is a required"):
         wrong.invoke("Which?")
     assert given == WRAPPED[kind]
 
@@ -351,6 +448,6 @@ def test_c4_a_dict_without_a_schema_is_refused(chat, schema):
 @pytest.mark.quick
 @pytest.mark.parametrize("repairs", [-1, "x", 1.5, True])
 def test_a_wrong_number_of_repairs_is_refused(repairs):
-    chat = ChatAdaFuse(engine=scripted_engine(lambda prompt: "Orrin."))
+    chat = chat_that(lambda prompt: "Orrin.")
     with pytest.raises(InvalidOptionError, match="max_repairs"):
         chat.with_structured_output(City, max_repairs=repairs)

@@ -18,7 +18,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 from pydantic import BaseModel
 
-from adafuse_llm import AdaFuseEngine
+from adafuse_llm import AdaFuseEngine, InvalidInputError, InvalidOptionError
 from langchain_adafuse import ChatAdaFuse, get_round_callback
 from tests.support.instruction_follower import call
 from tests.support.models import CHATML
@@ -42,7 +42,8 @@ TOOLS = [population, multiply]
 
 
 def chat_that(script, other=None, **fields):
-    return ChatAdaFuse(engine=scripted_engine(script, other), **fields)
+    """A model that only describes tools to its members, so that calls may be malformed."""
+    return ChatAdaFuse(engine=scripted_engine(script, other), **{"enforce": False, **fields})
 
 
 @pytest.mark.parametrize(
@@ -77,6 +78,53 @@ def test_every_member_reads_the_tools_and_the_choice(choice, told):
 def test_an_unknown_choice_is_refused(chat):
     with pytest.raises(ValueError, match=r"tool_choice.*Did you mean 'multiply'"):
         chat.bind_tools(TOOLS, tool_choice="multiple")
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [{"type": "web_search"}, {"type": "function"}, {"type": "computer_use", "name": None}],
+    ids=str,
+)
+def test_c10_a_tool_of_another_provider_is_refused(chat, tool):
+    with pytest.raises(InvalidInputError, match=r"a tool must be a function.*not supported"):
+        chat.bind_tools([tool])
+    with pytest.raises(InvalidInputError, match="a tool must be a function"):
+        chat.invoke("Hi", tools=[tool])
+
+
+@pytest.mark.parametrize("choice", [["multiply"], 3, {"type": ["multiply"]}, {"function": "f"}])
+def test_c10_a_choice_of_another_type_is_refused(chat, choice):
+    with pytest.raises(InvalidInputError, match="tool_choice must be"):
+        chat.bind_tools(TOOLS, tool_choice=choice)
+
+
+@pytest.mark.parametrize("parallel", [None, True, False])
+def test_c10_parallel_calls_can_be_turned_off(parallel):
+    prompts = []
+    reply = "I look.\n" + call("population", city="Orrin") + "\n" + call("multiply", a=2, b=3)
+
+    def script(prompt):
+        prompts.append(prompt)
+        return reply
+
+    chat = chat_that(script)
+    bound = chat.bind_tools(TOOLS, parallel_tool_calls=parallel)
+    per_call = chat.bind_tools(TOOLS)
+    for message in (
+        bound.invoke("Go"),
+        reduce(add, list(bound.stream("Go"))),
+        per_call.invoke("Go", parallel_tool_calls=parallel),
+    ):
+        assert len(message.tool_calls) == (1 if parallel is False else 2)
+    assert any("at most one call" in prompt for prompt in prompts) == (parallel is False)
+
+
+def test_c10_parallel_calls_are_a_flag(chat):
+    for wrong in ("no", 1):
+        with pytest.raises(InvalidOptionError, match="parallel_tool_calls must be True or False"):
+            chat.bind_tools(TOOLS, parallel_tool_calls=wrong)
+        with pytest.raises(InvalidOptionError, match="parallel_tool_calls must be True or False"):
+            chat.invoke("Hi", parallel_tool_calls=wrong)
 
 
 @pytest.mark.quick
@@ -115,10 +163,87 @@ async def test_a_malformed_call_is_never_repaired(reply):
         third = chat.stream_events("Go", version="v3").output
     streamed = list(chat.stream("Go"))
     assert all(not chunk.tool_calls for chunk in streamed)
+    text = reply.removeprefix("<tool_call>").removesuffix("</tool_call>")
     for message in (chat.invoke("Go"), reduce(add, streamed), await chat.ainvoke("Go"), third):
         assert not message.tool_calls
         (invalid,) = message.invalid_tool_calls
-        assert invalid["args"] == reply.removesuffix("</tool_call>")
+        assert invalid["args"].removeprefix("<tool_call>") == text
+
+
+MALFORMED = '<tool_call>\n{"name": "multiply", "arguments": {"a": 2, "b": }}\n</tool_call>'
+UNFINISHED = '<tool_call>\n{"name": "multiply", "arguments": {"a": 2, "b": 3'
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [(MALFORMED, "not JSON"), (UNFINISHED, "not closed by </tool_call>")],
+)
+async def test_c5_a_malformed_call_has_its_reason_and_can_be_answered(reply, error):
+    prompts = []
+
+    def script(prompt):
+        prompts.append(prompt)
+        return "It is 6." if "Bad JSON." in prompt else f"So:\n{reply}"
+
+    chat = chat_that(script).bind_tools(TOOLS)
+    text = reply.removeprefix("<tool_call>").removesuffix("</tool_call>")
+    for message in (chat.invoke("Go"), await chat.ainvoke("Go")):
+        (invalid,) = message.invalid_tool_calls
+        assert error in invalid["error"]
+        assert invalid["args"] == text
+        assert "<tool_call>" not in str(message.additional_kwargs)
+        assert message.content == "So:\n"
+        assert message.response_metadata["finish_reason"] == "stop"
+        answer = ToolMessage("Bad JSON.", tool_call_id=invalid["id"], status="error")
+        assert chat.invoke([HumanMessage("Go"), message, answer]).content == "It is 6."
+    for template in ("<|im_start|>", "[INST]"):
+        (read, *_) = [p for p in prompts if template in p and "Bad JSON." in p]
+        assert f"So:\n<tool_call>\n{text.strip()}\n</tool_call>" in read
+        assert '<tool_response>\n{"content": "Bad JSON."}\n</tool_response>' in read
+
+    streamed: Any = reduce(add, list(chat.stream("Go")))
+    (invalid,) = streamed.invalid_tool_calls
+    assert error in streamed.additional_kwargs["adafuse_call_errors"][invalid["id"]]
+    answer = ToolMessage("Bad JSON.", tool_call_id=invalid["id"])
+    assert chat.invoke([HumanMessage("Go"), streamed, answer]).content == "It is 6."
+
+
+def test_c5_an_agent_continues_after_a_malformed_call():
+    def script(prompt):
+        return "It is 6." if "could not be executed" in prompt else MALFORMED
+
+    agent: Any = create_agent(chat_that(script), TOOLS)
+    state = agent.invoke({"messages": [HumanMessage("What is 2 * 3?")]})
+    assert state["messages"][-1].invalid_tool_calls[0]["error"]
+    again = agent.invoke({"messages": [*state["messages"], HumanMessage("Again, please.")]})
+    assert again["messages"][-1].content == "It is 6."
+
+
+def test_c5_a_malformed_call_of_another_provider_is_read():
+    prompts = []
+
+    def script(prompt):
+        prompts.append(prompt)
+        return "It is 6."
+
+    foreign = AIMessage(
+        "", invalid_tool_calls=[{"name": "multiply", "args": '{"a": 2', "id": "1", "error": None}]
+    )
+    history = [HumanMessage("Go"), foreign, ToolMessage("Cut off.", tool_call_id="1")]
+    assert chat_that(script).invoke(history).content == "It is 6."
+    assert any(
+        '<tool_call>\n{"name": "multiply", "arguments": {"a": 2}\n</tool_call>' in prompt
+        and '{"name": "multiply", "content": "Cut off."}' in prompt
+        for prompt in prompts
+    )
+
+
+def test_c5_a_valid_and_a_malformed_call():
+    reply = call("multiply", a=2, b=3) + "\n" + MALFORMED
+    message = chat_that(lambda prompt: reply).bind_tools(TOOLS).invoke("Go")
+    assert [each["args"] for each in message.tool_calls] == [{"a": 2, "b": 3}]
+    assert "not JSON" in message.invalid_tool_calls[0]["error"]
+    assert message.response_metadata["finish_reason"] == "tool_calls"
 
 
 def test_a_reply_that_is_cut_inside_a_call():
@@ -269,7 +394,7 @@ def test_members_of_all_families_answer_any_history(family):
         scripted(reply, "sentencepiece", name="other", template=CHATML),
     ]
     with AdaFuseEngine(members) as engine:
-        chat = ChatAdaFuse(engine=engine).bind_tools(TOOLS)
+        chat = ChatAdaFuse(engine=engine, enforce=False).bind_tools(TOOLS)
         assert chat.invoke(HISTORY).content == "Well."
         assert "".join(piece.text for piece in chat.stream("Hi")) == "Well."
 

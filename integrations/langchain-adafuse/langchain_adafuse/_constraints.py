@@ -1,0 +1,86 @@
+"""The form of replies that a call asks for with tools or a response format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from adafuse_llm.adapters.schema import close_objects
+from adafuse_llm.adapters.tool_grammar import tool_grammar
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError, short_repr
+from adafuse_llm.text.chat import Tool
+
+
+@dataclass(frozen=True)
+class ReplyForm:
+    """The form of a reply.
+
+    Args:
+        tools: the tools that the reply can call.
+        choice: ``"auto"``, ``"required"`` or the name of a tool; ``"none"`` if the reply cannot
+            call tools.
+        parallel: whether the reply can have several calls.
+        schema: a JSON schema of replies without calls; None for free text.
+    """
+
+    tools: Sequence[Tool] = ()
+    choice: str = "none"
+    parallel: bool = True
+    schema: Mapping[str, Any] | None = None
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether the reply can call tools."""
+        return bool(self.tools) and self.choice != "none"
+
+    @property
+    def is_free(self) -> bool:
+        """Whether every text has this form."""
+        return not self.calls_tools and self.schema is None
+
+    def constraint(self) -> dict[str, Any]:
+        """Return the engine's option that enforces this form; empty if every text has it.
+
+        Raises:
+            GrammarError: the form cannot be enforced.
+            MissingDependencyError: the extra ``adafuse-llm[grammar]`` is not installed.
+        """
+        if self.calls_tools:
+            grammar = tool_grammar(
+                self.tools, choice=self.choice, parallel=self.parallel, reply=self.schema
+            )
+            return {"grammar": grammar}
+        return {} if self.schema is None else {"json_schema": close_objects(self.schema)}
+
+
+def schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the JSON schema in a ``response_format`` of OpenAI's API; None for free text.
+
+    Raises:
+        InvalidInputError: `response_format` has another form.
+    """
+    match response_format:
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return {"type": "object"}
+        case {"type": "json_schema", "json_schema": {"schema": Mapping() as schema}}:
+            return schema
+    raise InvalidInputError(
+        "response_format must be {'type': 'json_schema', 'json_schema': {'schema': ...}}, "
+        f"{{'type': 'json_object'}} or {{'type': 'text'}}; got {short_repr(response_format)}"
+    )
+
+
+def to_flag(name: str, value: object, default: bool) -> bool:
+    """Return a keyword's value that is a bool; None stands for the default.
+
+    Raises:
+        InvalidOptionError: the value is neither a bool nor None.
+    """
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise InvalidOptionError(f"{name} must be True or False; got {short_repr(value)}")
+    return value

@@ -1,0 +1,295 @@
+"""Tools and schemas that constrain decoding: members that write something else cannot."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import reduce
+from operator import add
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from pydantic import BaseModel, Field, field_validator
+
+from adafuse_llm import GrammarError, InvalidOptionError, MissingDependencyError
+from langchain_adafuse import ChatAdaFuse, get_round_callback
+from tests.support.instruction_follower import call
+from tests.support.scripted import scripted_engine
+
+pytest.importorskip("llguidance")
+
+
+class City(BaseModel):
+    """A city."""
+
+    name: str
+    people: int
+
+
+@tool
+def population(city: str) -> int:
+    """How many people live in a city."""
+    return {"Orrin": 1200, "Vell": 300}[city]
+
+
+@tool
+def multiply(a: int, b: int) -> int:
+    """The product of two numbers."""
+    return a * b
+
+
+TOOLS = [population, multiply]
+ARGUMENTS: dict[str, dict[str, type]] = {
+    "population": {"city": str},
+    "multiply": {"a": int, "b": int},
+}
+UNFIT = '{"name": "Orrin", "people": "many"}'
+
+
+def chat_that(reply, **fields):
+    script = reply if callable(reply) else lambda prompt: reply
+    return ChatAdaFuse(engine=scripted_engine(script), **{"max_new_tokens": 80, **fields})
+
+
+def check_calls(message):
+    """Check that all calls of a message are valid; return the names of their tools."""
+    assert not message.invalid_tool_calls
+    for made in message.tool_calls:
+        kinds = ARGUMENTS[made["name"]]
+        assert made["args"].keys() == kinds.keys()
+        assert all(type(value) is kinds[name] for name, value in made["args"].items())
+    return [made["name"] for made in message.tool_calls]
+
+
+# Structured output ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+async def test_a_reply_fits_the_schema_whatever_the_members_write(method):
+    reply = UNFIT if method == "json_schema" else call("City", **json.loads(UNFIT))
+    chat = chat_that(reply)
+    structured = chat.with_structured_output(City, method=method, max_repairs=0)
+    with get_round_callback() as rounds:
+        city = structured.invoke("Which city?")
+    assert city.name == "Orrin"
+    assert len({each["run_id"] for each in rounds.rounds}) == 1
+    assert await structured.ainvoke("Which city?") == city
+    assert list(structured.stream("Which city?"))[-1] == city
+    free = chat.with_structured_output(
+        City, method=method, max_repairs=0, include_raw=True, enforce=False
+    )
+    assert "people" in str(free.invoke("Which city?")["parsing_error"])
+
+
+def test_json_mode_yields_an_object():
+    chat = chat_that("Sure, here you are: Orrin.")
+    structured = chat.with_structured_output({"type": "object"}, method="json_mode", max_repairs=0)
+    assert isinstance(structured.invoke("Which city?"), dict)
+    reply = chat.invoke("Which city?", response_format={"type": "json_object"})
+    assert isinstance(json.loads(reply.text), dict)
+
+
+def test_partial_objects_stream():
+    chat = chat_that(UNFIT, max_words=1)
+    pieces = list(chat.with_structured_output(City.model_json_schema()).stream("Which city?"))
+    assert all(isinstance(piece, dict) for piece in pieces)
+    assert {"name": "Orrin"} in pieces
+    assert pieces[-1].keys() == {"name", "people"}
+
+
+def test_a_validator_of_a_class_still_asks_for_a_correction():
+    class Large(City):
+        """A large city."""
+
+        @field_validator("people")
+        @classmethod
+        def _is_large(cls, people):
+            if people < 1000:
+                raise ValueError("too few people")
+            return people
+
+    def script(prompt):
+        people = 1200 if "too few people" in prompt else 12
+        return json.dumps({"name": "Orrin", "people": people})
+
+    assert chat_that(script).with_structured_output(Large).invoke("Which?").people == 1200
+
+
+def test_at_the_length_limit_the_reply_is_closed():
+    chat = chat_that(json.dumps({"name": "Orrin " * 50, "people": 12}), max_new_tokens=40)
+    structured = chat.with_structured_output(City, include_raw=True, max_repairs=0)
+    whole: Any = structured.invoke("Which city?")
+    assert isinstance(whole["parsed"], City)
+    assert whole["raw"].response_metadata["finish_reason"] == "length"
+
+
+# Tools ----------------------------------------------------------------------------------------
+
+MALFORMED = '<tool_call>\n{"name": "divide", "arguments": [1, 2'
+WRONG_TYPES = '<tool_call>\n{"name": "multiply", "arguments": {"a": "two", "c": 3}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("reply", [MALFORMED, f"I look.\n{WRONG_TYPES}"])
+def test_calls_are_valid_where_members_may_call(reply):
+    chat = chat_that(reply).bind_tools(TOOLS)
+    message = chat.invoke("Go")
+    assert len(check_calls(message)) >= 1
+    assert message.content == ("I look.\n" if reply.startswith("I") else "")
+    assert "<tool_call>" not in message.text
+
+
+def test_members_need_not_call():
+    message = chat_that("<think>No <tool_call>.</think> Hello.").bind_tools(TOOLS).invoke("Hi")
+    assert message.content == "Hello."
+    assert message.additional_kwargs["reasoning_content"] == "No <tool_call>."
+    assert not message.tool_calls
+    assert message.response_metadata["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("choice", ["any", "required", True])
+async def test_a_call_can_be_required(choice):
+    chat = chat_that("Hello.").bind_tools(TOOLS, tool_choice=choice)
+    message = chat.invoke("Hi")
+    names = check_calls(message)
+    assert names
+    assert message.content == ""
+    assert check_calls(await chat.ainvoke("Hi")) == names
+
+
+def test_a_tool_can_be_chosen():
+    reply = call("population", city="Orrin") + "\n" + call("population", city="Vell")
+    for choice in ("multiply", "population"):
+        message = chat_that(reply).bind_tools(TOOLS, tool_choice=choice).invoke("Hi")
+        assert check_calls(message) == [choice]
+    assert message.tool_calls[0]["args"] == {"city": "Orrin"}
+    forbidden = chat_that("Hello.").bind_tools(TOOLS, tool_choice="none").invoke("Hi")
+    assert forbidden.content == "Hello."
+
+
+@pytest.mark.parametrize("choice", ["auto", "any"])
+def test_c10_parallel_calls_can_be_turned_off(choice):
+    reply = call("population", city="Orrin") + "\n" + call("population", city="Vell")
+    chat = chat_that(reply, max_new_tokens=300)
+    both = chat.bind_tools(TOOLS, tool_choice=choice).invoke("Go")
+    assert check_calls(both) == ["population", "population"]
+    one = chat.bind_tools(TOOLS, tool_choice=choice, parallel_tool_calls=False).invoke("Go")
+    assert check_calls(one) == ["population"]
+    assert one.usage_metadata["output_tokens"] < both.usage_metadata["output_tokens"]
+
+
+def test_calls_stream_and_stop_sequences_do_not_cut_them():
+    calls = [call("population", city="</tool_call>\n"), call("multiply", a=2, b=3)]
+    reply = "I look.\n" + "\n".join(calls)
+    chat = chat_that(reply, stop=["}}"], max_new_tokens=300).bind_tools(TOOLS)
+    chunks = list(chat.stream("Go"))
+    emitted = [piece for chunk in chunks for piece in chunk.tool_call_chunks]
+    assert [json.loads(piece["args"]) for piece in emitted] == [
+        {"city": "</tool_call>\n"},
+        {"a": 2, "b": 3},
+    ]
+    message: Any = reduce(add, chunks)
+    assert check_calls(message) == ["population", "multiply"]
+    assert message.response_metadata["finish_reason"] == "tool_calls"
+
+
+# Agents ---------------------------------------------------------------------------------------
+
+
+def asks_first(prompt):
+    if '"content": "1200"' not in prompt:
+        return call("population", city="Orrin")
+    if '"name": "City"' in prompt:
+        return call("City", name="Orrin", people=1200)
+    return '{"name": "Orrin", "people": 1200}'
+
+
+@pytest.mark.parametrize("strategy", [City, ProviderStrategy(City), ToolStrategy(City)])
+def test_agents_call_tools_and_answer_in_a_schema(strategy):
+    agent = create_agent(chat_that(asks_first), TOOLS, response_format=strategy)
+    state = agent.invoke({"messages": [HumanMessage("Which city?")]})
+    assert state["structured_response"] == City(name="Orrin", people=1200)
+    results = [each.content for each in state["messages"] if isinstance(each, ToolMessage)]
+    assert results[0] == "1200"
+
+
+@pytest.mark.parametrize("strategy", [ProviderStrategy(City), ToolStrategy(City)])
+def test_agents_answer_in_a_schema_whatever_the_members_write(strategy):
+    agent = create_agent(chat_that("Orrin, I think."), [], response_format=strategy)
+    state = agent.invoke({"messages": [HumanMessage("Which city?")]})
+    assert isinstance(state["structured_response"], City)
+
+
+# What cannot be enforced ----------------------------------------------------------------------
+
+
+class Odd(BaseModel):
+    """A schema with a pattern that cannot be enforced."""
+
+    name: str = Field(json_schema_extra={"pattern": "(?=O)"})
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_a_schema_that_cannot_be_enforced_is_described_with_one_warning(method, caplog):
+    reply = call("Odd", name="Orrin") if method == "function_calling" else '{"name": "Orrin"}'
+    chat = chat_that(reply)
+    structured = chat.with_structured_output(Odd, method=method)
+    for _ in range(2):
+        assert structured.invoke("Which?") == Odd(name="Orrin")
+    (record,) = caplog.records
+    assert "not enforced" in record.message
+    assert "look-ahead" in record.message
+    caplog.clear()
+    assert chat.with_structured_output(Odd, method=method, enforce=False).invoke("Which?")
+    assert not caplog.records
+    with pytest.raises(GrammarError, match="look-ahead"):
+        chat.with_structured_output(Odd, method=method, enforce=True).invoke("Which?")
+
+
+def test_without_the_extra_nothing_is_enforced(monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    chat = chat_that(WRONG_TYPES)
+    assert not chat.profile["structured_output"]
+    assert chat.bind_tools(TOOLS).invoke("Go").tool_calls[0]["args"] == {"a": "two", "c": 3}
+    assert not caplog.records
+    with pytest.raises(MissingDependencyError, match=r"adafuse-llm\[grammar\]"):
+        chat.bind_tools(TOOLS, enforce=True).invoke("Go")
+
+
+def test_the_profile_says_what_can_be_enforced(monkeypatch):
+    def claims(chat):
+        return {chat.profile[key] for key in ("structured_output", "tool_choice")}
+
+    chat = chat_that("Hello.")
+    assert claims(chat) == {True}
+    assert claims(ChatAdaFuse.from_embedded()) == {True}
+    assert claims(ChatAdaFuse.from_embedded(enforce=False)) == {False}
+    for backend in chat.engine.backends:
+        monkeypatch.setattr(type(backend), "follows_grammars", False)
+    chat.invoke("Hi")
+    assert claims(chat) == {False}
+    given = chat_that("Hello.", profile={"structured_output": True})
+    given.invoke("Hi")
+    assert given.profile["structured_output"]
+
+
+def test_two_forms_of_one_reply_are_refused():
+    chat = chat_that("Hello.", regex="Hello.")
+    assert chat.invoke("Hi").content == "Hello."
+    with pytest.raises(InvalidOptionError, match="regex cannot be combined with tools"):
+        chat.bind_tools(TOOLS).invoke("Hi")
+    with pytest.raises(InvalidOptionError, match="regex cannot be combined with response_format"):
+        chat.with_structured_output(City).invoke("Hi")
+    assert chat.invoke("Hi", choices=["Hello.", "Bye."]).content == "Hello."
+    assert City(**json.loads(chat.invoke("Hi", json_schema=City).text))
+
+
+@pytest.mark.parametrize("wrong", ["yes", 1, "auto "])
+def test_enforce_is_validated(wrong):
+    with pytest.raises(InvalidOptionError, match="enforce"):
+        chat_that("Hello.", enforce=wrong)
+    with pytest.raises(InvalidOptionError, match="enforce must be 'auto', True or False"):
+        chat_that("Hello.").invoke("Hi", enforce=wrong)
