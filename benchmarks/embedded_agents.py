@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from adafuse_llm.adapters.conversation import to_messages
+from adafuse_llm.adapters.conversation import Turn, to_messages
 from adafuse_llm.adapters.reply import InvalidToolCall, ReplyParser, ToolCall
 from adafuse_llm.adapters.tool_grammar import tool_grammar
 from adafuse_llm.embedded import final_answer, handbook_questions, member_paths
@@ -83,7 +83,7 @@ def _judge(job: Job) -> dict[str, Any]:
     """Run one case with one engine. Return whether the case succeeded, and its first wrong turn."""
     system, kind, case = job
     form: Form = "ReAct" if kind == "ReAct" else "tool calls"
-    options = {"max_new_tokens": MAX_NEW_TOKENS}
+    options: dict[str, Any] = {"max_new_tokens": MAX_NEW_TOKENS}
     if kind == ENFORCED:
         options["grammar"] = _grammar("auto")
 
@@ -111,7 +111,7 @@ def _judge_choice(job: ChoiceJob) -> dict[str, Any]:
     """Return whether the first reply to a case obeys ``tool_choice`` and makes the right call."""
     system, choice, enforced, case = job
     (messages, _), *_ = turns_of(case, "tool calls", TOOLS)
-    turns = [{"role": m["role"], "content": m["content"]} for m in messages[1:]]
+    turns: list[Turn] = [{"role": m["role"], "content": m["content"]} for m in messages[1:]]
     options: dict[str, Any] = {"max_new_tokens": MAX_NEW_TOKENS}
     if enforced:
         options["grammar"] = _grammar(choice)

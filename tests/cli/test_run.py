@@ -453,8 +453,12 @@ def test_answers_have_the_form_that_a_flag_sets_and_the_run_records_it(adafuse, 
     pytest.importorskip("llguidance", reason="needs the extra [grammar]")
     output, schema = tmp_path / "out.jsonl", tmp_path / "schema.json"
     properties = {"ok": {"type": "boolean"}, "id": {"enum": [1, 2]}}
-    whole = {"type": "object", "properties": properties, "required": ["ok", "id"]}
-    whole["additionalProperties"] = False
+    whole = {
+        "type": "object",
+        "properties": properties,
+        "required": ["ok", "id"],
+        "additionalProperties": False,
+    }
     schema.write_text(json.dumps(whole))
     job = [*job[:-1], 30, "--output", output, "--json-schema", schema]
     result = adafuse(*job, "--rounds")

@@ -58,7 +58,7 @@ def test_s2_a_guide_shows_what_its_code_prints(name, count, tmp_path, monkeypatc
         assert not re.search(r"(.)\1{9}", output), "the members repeat themselves"
 
 
-EXAMPLES = {
+EXAMPLES: dict[str, dict[str, Any]] = {
     **{name: {name: {}} for name in ("not", "contains")},
     "if": {"if": {"const": 1}, "then": {"minimum": 1}},
     "dependentSchemas": {"dependentSchemas": {"a": {"required": ["b"]}}},
@@ -76,7 +76,7 @@ FORMATS = [
 ]
 """The formats of JSON Schema."""
 
-OTHERS = [
+OTHERS: list[dict[str, Any]] = [
     {"type": "object", "properties": {"a": {}}, "minProperties": 1},
     {"type": "object", "properties": {"a": {}}, "maxProperties": 1},
     {"type": "object", "propertyNames": {"pattern": "^a"}},
@@ -86,7 +86,7 @@ OTHERS = [
     {"$ref": "http://localhost:9/schema.json"},
     {"enum": []},
 ]
-ENFORCED = [
+ENFORCED: list[dict[str, Any]] = [
     {"type": "object", "propertyNames": {"enum": ["a", "b"]}},
     *({"type": "string", "format": name} for name in ("binary", "password", "path")),
     {"type": "object", "properties": {"a": {}}, "required": ["a"], "minProperties": 1},
