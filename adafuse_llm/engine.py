@@ -266,11 +266,16 @@ class AdaFuseEngine:
     def can_enforce(self) -> bool:
         """Whether responses can be made to fit a JSON schema, an expression or a grammar.
 
-        This needs the extra ``grammar``, and members whose tokens can follow a grammar.
+        This needs the extra ``grammar``, members whose tokens can follow a grammar, and a strategy
+        that uses these options.
         """
-        return is_available() and all(
-            isinstance(backend, FollowsGrammars) and backend.follows_grammars
-            for backend in self._backends
+        return (
+            is_available()
+            and self.strategy.options.issuperset(GRAMMARS)
+            and all(
+                isinstance(backend, FollowsGrammars) and backend.follows_grammars
+                for backend in self._backends
+            )
         )
 
     def check_grammar(self, **overrides: Unpack[DecodeOptions]) -> None:

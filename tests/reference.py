@@ -8,12 +8,14 @@ sequences. Slow on purpose; what it says is what the engine has to say.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+
+from tests.reference_grammar import FORMS, Follower, Language, Lead
 
 UNFINISHED = "\ufffd"
 EXTRA_TOKENS = 3
@@ -30,6 +32,16 @@ class Options:
     max_new_tokens: int = 256
     stop: tuple[str, ...] = ()
     weights: tuple[float, ...] | None = None
+    json_schema: Mapping[str, Any] | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    choices: tuple[str, ...] | None = None
+
+    @property
+    def language(self) -> Language | None:
+        """The texts that a response may be, or None where it may be any text."""
+        form = {name: value for name in FORMS if (value := getattr(self, name)) is not None}
+        return Language(**form) if form else None
 
 
 @dataclass
@@ -68,26 +80,33 @@ class ReferenceMember:
         """Log-probabilities in nats of the token after `ids`, [vocabulary]."""
         return log_softmax(self.logits(ids))
 
-    def likeliest(self, ids: Sequence[int], count: int, spaces: int = 0) -> list[int]:
-        """The `count` likeliest next tokens, ties to the lower id.
-
-        If the prompt still lacks `spaces`, only tokens that continue them.
-        """
+    def likeliest(
+        self, ids: Sequence[int], count: int, allowed: Sequence[int] | None = None
+    ) -> list[int]:
+        """The `count` likeliest next tokens, ties to the lower id; only `allowed` ones."""
         row = self.logits(ids)
-        allowed = self.continuing(ids, spaces) if spaces > 0 else range(len(row))
-        chosen = sorted(allowed, key=lambda token: (-row[token], token))
+        choice = range(len(row)) if allowed is None else allowed
+        chosen = sorted(choice, key=lambda token: (-row[token], token))
         return [int(token) for token in chosen[:count]]
 
-    def greedy(self, ids: Sequence[int], spaces: int = 0) -> int:
-        return self.likeliest(ids, 1, spaces)[0]
+    def greedy(self, ids: Sequence[int], allowed: Sequence[int] | None = None) -> int:
+        return self.likeliest(ids, 1, allowed)[0]
 
-    def margin(self, ids: Sequence[int], spaces: int = 0) -> float:
+    def margin(self, ids: Sequence[int], allowed: Sequence[int] | None = None) -> float:
         """Δ, equation 1, with probabilities of the tokens that may follow."""
         chances = np.exp(self.logprobs(ids))
-        allowed = self.continuing(ids, spaces) if spaces > 0 else range(len(chances))
-        first, *second = self.likeliest(ids, 2, spaces)
+        first, *second = self.likeliest(ids, 2, allowed)
         margin = chances[first] - (chances[second[0]] if second else 0.0)
-        return float(margin / chances[list(allowed)].sum())
+        return float(margin / self.mass(ids, allowed))
+
+    def mass(self, ids: Sequence[int], allowed: Sequence[int] | None = None) -> float:
+        """The probability of all tokens that may follow."""
+        chances = np.exp(self.logprobs(ids))
+        return float((chances if allowed is None else chances[list(allowed)]).sum())
+
+    def owing(self, ids: Sequence[int], spaces: int) -> list[int] | None:
+        """The tokens that may follow while the prompt lacks `spaces`; None for all of them."""
+        return self.continuing(ids, spaces) if spaces > 0 else None
 
     def continuing(self, ids: Sequence[int], spaces: int) -> list[int]:
         """The tokens that continue `spaces` spaces and do not lead into a dead end."""
@@ -165,13 +184,53 @@ def leading_whitespace(text: str) -> str:
     return text[: len(text) - len(text.lstrip())]
 
 
-def finish_word(
-    member: ReferenceMember, ids: Sequence[int], first: int, options: Options, spaces: int = 0
-) -> list[int]:
-    """The word after `ids` that begins with the token `first`; the rest is greedy.
+class Form:
+    """What a grammar says about a response: its language, and what every member has written."""
 
-    The prompt still lacks `spaces` after `ids`.
-    """
+    def __init__(
+        self, language: Language, members: Sequence[ReferenceMember], opening: Opening
+    ) -> None:
+        self.language = language
+        self._followers = {
+            member.name: Follower(
+                language,
+                member,
+                Lead(0 if member.name in opening.held else opening.spaces, free=opening.free),
+            )
+            for member in members
+        }
+        self._written = {member.name: b"" for member in members}
+
+    def written(self, member: ReferenceMember, ids: Sequence[int], tokens: Sequence[int]) -> bytes:
+        """All that a member has written after its prompt, with `tokens` after `ids` at the end."""
+        return self._written[member.name] + self._followers[member.name].written(ids, tokens)
+
+    def allowed(
+        self, member: ReferenceMember, ids: Sequence[int], tokens: Sequence[int]
+    ) -> tuple[list[int], bool]:
+        """What may follow `tokens` after `ids`, and whether it is one alternative only."""
+        return self._followers[member.name].allowed(self.written(member, ids, tokens))
+
+    def is_whole(self, member: ReferenceMember, ids: Sequence[int], tokens: Sequence[int]) -> bool:
+        """Whether `tokens` end at the end of a character."""
+        try:
+            self.written(member, ids, tokens).decode()
+        except UnicodeDecodeError:
+            return False
+        return True
+
+    def commit(self, member: ReferenceMember, ids: Sequence[int], tokens: Sequence[int]) -> None:
+        self._written[member.name] = self.written(member, ids, tokens)
+
+
+Allow = Callable[[Sequence[int]], "list[int] | None"]
+"""The tokens that may follow some tokens of a span; None for all of them."""
+
+
+def finish_word(
+    member: ReferenceMember, ids: Sequence[int], first: int, options: Options, allow: Allow
+) -> list[int]:
+    """The word after `ids` that begins with the token `first`; the rest is greedy."""
     word = [first]
     while True:
         text = member.text(ids, word)
@@ -183,7 +242,7 @@ def finish_word(
             return word
         if member.is_full(len(ids) + len(word)):
             return word
-        following = member.greedy([*ids, *word], spaces - len(text))
+        following = member.greedy([*ids, *word], allow(word))
         if following in member.end_ids:  # rule 4
             return word
         longer = member.text(ids, [*word, following])
@@ -236,8 +295,12 @@ class Proposal:
     stops: bool
 
 
-def propose(
-    member: ReferenceMember, ids: Sequence[int], options: Options, opening: Opening
+def propose(  # noqa: C901
+    member: ReferenceMember,
+    ids: Sequence[int],
+    options: Options,
+    opening: Opening,
+    form: Form | None,
 ) -> tuple[list[Proposal], list[float]]:
     """The spans that a member proposes, in branch order, and the margins it saw."""
     span: list[int] = []
@@ -246,6 +309,11 @@ def propose(
     ahead = " " * opening.spaces if held else ""
     lacking = 0 if held else opening.spaces
 
+    def allow(tokens: Sequence[int]) -> list[int] | None:
+        if form is not None:
+            return form.allowed(member, ids, tokens)[0]
+        return member.owing([*ids, *tokens], lacking - len(member.text(ids, tokens)))
+
     def proposal(tokens: Sequence[int], *, stops: bool) -> Proposal:
         return Proposal(tuple(tokens), ahead + member.text(ids, tokens), stops)
 
@@ -253,20 +321,24 @@ def propose(
         here = [*ids, *span]
         if member.is_full(len(here)):
             break
-        left = lacking - len(member.text(ids, span))
-        margins.append(member.margin(here, left))
+        done = list(span)
+
+        def after(word: Sequence[int], done: Sequence[int] = done) -> list[int] | None:
+            return allow([*done, *word])
+
+        margins.append(member.margin(here, allow(span)))
         if margins[-1] >= options.margin_threshold:
-            token = member.greedy(here, left)
+            token = member.greedy(here, allow(span))
             if token in member.end_ids:
                 return [proposal(span, stops=True)], margins
-            span += finish_word(member, here, token, options, left)
+            span += finish_word(member, here, token, options, after)
         else:
             branches = []
-            for token in member.likeliest(here, options.branching_factor, left):
+            for token in member.likeliest(here, options.branching_factor, allow(span)):
                 if token in member.end_ids:
                     branches.append(proposal(span, stops=True))
                 else:
-                    word = finish_word(member, here, token, options, left)
+                    word = finish_word(member, here, token, options, after)
                     branches.append(proposal([*span, *word], stops=False))
             return branches, margins
     return [proposal(span, stops=False)], margins
@@ -292,6 +364,7 @@ class ReferenceRound:
     winner: int
     text: str
     margins: dict[str, list[float]]
+    forced: bool = False
 
 
 @dataclass
@@ -335,10 +408,10 @@ def pool(
     return list(found.values())
 
 
-def mean_nll(
+def terms_of(
     member: ReferenceMember, ids: Sequence[int], tokens: Sequence[int], *, stops: bool
-) -> float:
-    """Mean negative log-likelihood of a span, in nats per term (equation 5)."""
+) -> list[float]:
+    """Negative log-likelihoods of a span's tokens and of its end, in nats (equation 5)."""
     prefixes = [(*ids, *tokens[:at]) for at in range(len(tokens) + stops)]
     if any(prefix not in member._rows for prefix in prefixes):
         rows = member.forward([*ids, *tokens])
@@ -351,6 +424,30 @@ def mean_nll(
     if stops:
         chance = sum(math.exp(member.logprobs(prefixes[-1])[end]) for end in member.end_ids)
         terms.append(-math.log(chance) if chance > 0 else math.inf)
+    return terms
+
+
+def mean_nll(
+    member: ReferenceMember,
+    ids: Sequence[int],
+    tokens: Sequence[int],
+    *,
+    stops: bool,
+    form: Form | None = None,
+) -> float:
+    """Mean negative log-likelihood of a span, in nats per term.
+
+    Under a grammar the first term is relative to all that the grammar allows there, and a term
+    counts nothing where the grammar leaves one alternative.
+    """
+    terms = terms_of(member, ids, tokens, stops=stops)
+    if form is not None:
+        for at in range(len(terms)):
+            allowed, single = form.allowed(member, ids, tokens[:at])
+            if at == 0 and not single:
+                terms[0] += math.log(member.mass(ids, allowed))
+            if single:
+                terms[at] = 0.0
     return sum(terms) / len(terms) if terms else math.nan
 
 
@@ -359,6 +456,7 @@ def score(
     ids: Mapping[str, Sequence[int]],
     candidates: Sequence[ReferenceCandidate],
     weights: Sequence[float],
+    form: Form | None = None,
 ) -> None:
     """Fill in the candidates' scores (equation 6)."""
     for candidate in candidates:
@@ -366,9 +464,8 @@ def score(
         for member, weight in zip(members, weights, strict=True):
             if member.name in candidate.unscorable:
                 continue
-            nll = mean_nll(
-                member, ids[member.name], candidate.tokens[member.name], stops=candidate.stops
-            )
+            tokens = candidate.tokens[member.name]
+            nll = mean_nll(member, ids[member.name], tokens, stops=candidate.stops, form=form)
             if math.isfinite(nll):
                 candidate.nll[member.name] = nll
                 total += weight * nll
@@ -447,6 +544,10 @@ def decode(
     messages: Sequence[Mapping[str, Any]] | None = None,
 ) -> ReferenceGeneration:
     """The whole response to a prompt or a conversation."""
+    if options.choices is not None:
+        return choose(members, prompt, options, messages=messages)[0]
+    if (language := options.language) is not None:
+        return decode_form(members, prompt, options, language, messages=messages)
     opening, ids = begin(members, prompt, messages)
     prompt_tokens = {name: len(tokens) for name, tokens in ids.items()}
     completion = dict.fromkeys(ids, 0)
@@ -458,7 +559,7 @@ def decode(
         margins: dict[str, list[float]] = {}
         for member in members:
             proposals[member.name], margins[member.name] = propose(
-                member, ids[member.name], options, opening
+                member, ids[member.name], options, opening, None
             )
         candidates = pool(members, ids, proposals, opening)
         score(members, ids, candidates, weights)
@@ -515,3 +616,241 @@ def begin(
     held = {member.name for member in members if not member.can_write(ids[member.name], spaces)}
     ids |= {m.name: list(m.codec.encode_prompt(prompt)) for m in members if m.name in held}
     return Opening(spaces, held=frozenset(held)), ids
+
+
+# Responses of a given form ----------------------------------------------------------------------
+
+
+class Response:
+    """A response that must be in a language, and every member's tokens for it."""
+
+    def __init__(
+        self,
+        members: Sequence[ReferenceMember],
+        prompt: str | None,
+        messages: Sequence[Mapping[str, Any]] | None,
+        language: Language,
+    ) -> None:
+        self.members = members
+        self.language = language
+        self.opening, self.ids = begin(members, prompt, messages)
+        if self.opening.free and language.begins_with_whitespace:
+            self.opening = Opening()
+        self.form = Form(language, members, self.opening)
+        self.prompt_tokens = {name: len(tokens) for name, tokens in self.ids.items()}
+        self.completion = dict.fromkeys(self.ids, 0)
+        self.text = ""
+
+    def encode(
+        self, member: ReferenceMember, before: Sequence[int], text: str, opening: Opening
+    ) -> list[int]:
+        """A member's tokens for `text` of the response after the tokens `before`."""
+        owed = 0 if member.name in opening.held else opening.spaces
+        return list(member.codec.encode_continuation(list(before), " " * owed + text)[0])
+
+    def minimum(self) -> int:
+        """The lowest limit of tokens that leaves room for a response."""
+        closing = self.language.closing("")
+        return max(
+            self.opening.counted(member, before, self.encode(member, before, closing, self.opening))
+            for member in self.members
+            for before in [self.ids[member.name]]
+        )
+
+    def fits(self, written: str, tokens: Mapping[str, Sequence[int]], most: int) -> bool:
+        """Whether `tokens` leave every member room for what closes the response after them."""
+        text = self.text + self.opening.shown(written)
+        if not self.language.begins(text.encode()):
+            return False
+        closing = self.language.closing(text)
+        after = self.opening.after(written)
+        for member in self.members:
+            before, own = self.ids[member.name], tokens[member.name]
+            if not self.form.is_whole(member, before, own):
+                return False
+            rest = self.encode(member, [*before, *own], closing, after) if closing else []
+            count = self.opening.counted(member, before, [*own, *rest])
+            if self.completion[member.name] + count > most:
+                return False
+            if not member.fits(len(before) + len(own) + len(rest)):
+                return False
+        return True
+
+    def is_full(self, most: int) -> bool:
+        """Whether some member can take no further token."""
+        return any(
+            self.completion[member.name] >= most or member.is_full(len(self.ids[member.name]))
+            for member in self.members
+        )
+
+    def cut(
+        self, winner: ReferenceCandidate, firsts: Mapping[str, str], most: int
+    ) -> ReferenceCandidate:
+        """The winner, or its longest prefix that leaves room to close the response."""
+        if self.fits(winner.written, winner.tokens, most):
+            return winner
+        (proposer,) = [member for member in self.members if member.name == winner.proposers[0]]
+        own = winner.tokens[proposer.name]
+        for size in range(len(own) - 1, 0, -1):
+            text = proposer.text(self.ids[proposer.name], own[:size])
+            if proposer.name in self.opening.held:
+                text = " " * self.opening.spaces + text
+            if not winner.written.startswith(text):  # it ends inside a character
+                continue
+            tokens = {
+                member.name: member.codec.encode_continuation(
+                    list(self.ids[member.name]),
+                    self.opening.form(member, text, firsts[member.name]),
+                )[0]
+                for member in self.members
+            }
+            tokens[proposer.name] = own[:size]
+            if self.fits(text, tokens, most):
+                return ReferenceCandidate(
+                    text, self.opening.shown(text), False, winner.proposers, tokens, set()
+                )
+        nothing: dict[str, list[int]] = {member.name: [] for member in self.members}
+        return ReferenceCandidate("", "", False, winner.proposers, nothing, set())
+
+    def commit(self, candidate: ReferenceCandidate) -> str:
+        """Add a candidate to the response, and return what of it is shown."""
+        for member in self.members:
+            before, tokens = self.ids[member.name], candidate.tokens[member.name]
+            new = self.opening.counted(member, before, tokens)
+            self.completion[member.name] += new
+            self.prompt_tokens[member.name] += len(tokens) - new
+            self.form.commit(member, before, tokens)
+        assert commit(self.members, self.ids, candidate)
+        shown = self.opening.shown(candidate.written)
+        self.opening = self.opening.after(candidate.written)
+        self.text += shown
+        return shown
+
+    def suggest(self, text: str, *, stops: bool) -> ReferenceCandidate:
+        """Text that no member has proposed."""
+        tokens = {
+            member.name: self.encode(member, self.ids[member.name], text, self.opening)
+            for member in self.members
+        }
+        written = " " * self.opening.spaces + text
+        return ReferenceCandidate(written, text, stops, [], tokens, set(), {}, 0.0)
+
+    def stop_at(self, stops: Sequence[str]) -> int | None:
+        """Where the first stop sequence begins before which the response may end."""
+        places = [at for at in range(len(self.text)) if self.text.startswith(tuple(stops), at)]
+        return next((at for at in places if self.language.holds(self.text[:at].encode())), None)
+
+
+def decode_form(  # noqa: C901
+    members: Sequence[ReferenceMember],
+    prompt: str | None,
+    options: Options,
+    language: Language,
+    *,
+    messages: Sequence[Mapping[str, Any]] | None = None,
+) -> ReferenceGeneration:
+    """The response to a prompt or a conversation that is in `language`."""
+    response = Response(members, prompt, messages, language)
+    assert response.minimum() <= options.max_new_tokens
+    weights = options.weights or [1.0] * len(members)
+    rounds: list[ReferenceRound] = []
+    closes = False
+
+    def result(cut: int | None, finish: str) -> ReferenceGeneration:
+        return ReferenceGeneration(
+            response.text[:cut], finish, rounds, response.prompt_tokens, response.completion
+        )
+
+    while True:
+        ids, opening = response.ids, response.opening
+        text = language.closing(response.text) if closes else ""
+        if not closes and not opening.free:
+            text = language.forced(response.text)
+        if text:
+            stops = closes or language.is_final((response.text + text).encode())
+            forced = response.suggest(text, stops=stops)
+            if not closes and not response.fits(
+                forced.written, forced.tokens, options.max_new_tokens
+            ):
+                closes = True
+                continue
+            response.commit(forced)
+            rounds.append(ReferenceRound([forced], 0, text, {}, forced=True))
+            was_cut = False
+        elif closes:
+            return result(None, "length")
+        else:
+            proposals: dict[str, list[Proposal]] = {}
+            margins: dict[str, list[float]] = {}
+            for member in members:
+                proposals[member.name], margins[member.name] = propose(
+                    member, ids[member.name], options, opening, response.form
+                )
+            firsts = {name: own[0].text for name, own in proposals.items()}
+            candidates = pool(members, ids, proposals, opening)
+            score(members, ids, candidates, weights, response.form)
+            scores = [math.inf if c.score is None else c.score for c in candidates]
+            winner = candidates[scores.index(min(scores))]
+            if winner.score is None:
+                raise RuntimeError("no member can score any candidate")
+            kept = response.cut(winner, firsts, options.max_new_tokens)
+            shown = response.commit(kept)
+            rounds.append(ReferenceRound(candidates, candidates.index(winner), shown, margins))
+            stops = kept.stops
+            was_cut = kept is not winner
+        at = response.stop_at(options.stop)
+        if at is not None:
+            return result(at, "stop_sequence")
+        if closes:
+            return result(None, "length")
+        if stops or language.is_final(response.text.encode()):
+            return result(None, "stop")
+        closes = was_cut or response.is_full(options.max_new_tokens)
+
+
+def choose(
+    members: Sequence[ReferenceMember],
+    prompt: str | None,
+    options: Options,
+    *,
+    messages: Sequence[Mapping[str, Any]] | None = None,
+) -> tuple[ReferenceGeneration, dict[str, list[float]]]:
+    """The option that the members find likeliest, and every member's sums in nats."""
+    assert options.choices is not None
+    opening, ids = begin(members, prompt, messages)
+    weights = options.weights or [1.0] * len(members)
+    owed = " " * opening.spaces
+    candidates = [
+        ReferenceCandidate(owed + text, text, True, [], {}, set()) for text in options.choices
+    ]
+    sums: dict[str, list[float]] = {}
+    for member in members:
+        before = ids[member.name]
+        likeliest = member.greedy(before)
+        lead = "" if member.name in opening.held else owed
+        if opening.free and likeliest not in member.end_ids:
+            lead = leading_whitespace(member.text(before, [likeliest]))
+        own = []
+        for candidate in candidates:
+            tokens, exact = member.codec.encode_continuation(list(before), lead + candidate.text)
+            candidate.tokens[member.name] = list(tokens)
+            fitting = exact and member.fits(len(before) + len(tokens))
+            own.append(sum(terms_of(member, before, tokens, stops=True)) if fitting else math.inf)
+        if all(map(math.isfinite, own)):
+            sums[member.name] = own
+    if not sums:
+        raise RuntimeError("no member can score all choices")
+    shares = {m.name: weight for m, weight in zip(members, weights, strict=True) if m.name in sums}
+    for at, candidate in enumerate(candidates):
+        candidate.nll = {name: own[at] for name, own in sums.items()}
+        total = sum(shares[name] * nll for name, nll in candidate.nll.items())
+        candidate.score = total / sum(shares.values())
+    scores = [candidate.score for candidate in candidates if candidate.score is not None]
+    winner = candidates[scores.index(min(scores))]
+    completion, prompt_tokens = {}, {}
+    for member in members:
+        before, tokens = ids[member.name], winner.tokens[member.name]
+        completion[member.name] = opening.counted(member, before, tokens)
+        prompt_tokens[member.name] = len(before) + len(tokens) - completion[member.name]
+    rounds = [ReferenceRound(candidates, candidates.index(winner), winner.text, {})]
+    return ReferenceGeneration(winner.text, "stop", rounds, prompt_tokens, completion), sums

@@ -50,7 +50,7 @@ def offers(
     found: list[tuple[list[int], str, bool]] = []
     held = member.name in opening.held
     ahead, lacking = (" " * opening.spaces, 0) if held else ("", opening.spaces)
-    for token in member.likeliest(ids, count, lacking):
+    for token in member.likeliest(ids, count, member.owing(ids, lacking)):
         if token in member.end_ids:
             found.append(([], ahead, True))
             continue
@@ -211,11 +211,11 @@ def deepen(steps: int = 5, rate: float = 0.15) -> Choose:
             [p @ space for p, space in zip(chances, spaces, strict=True)], axis=0, weights=weights
         )
         main, before = members[0], ids[members[0].name]
-        token = main.greedy(before, 0 if main.name in opening.held else opening.spaces)
+        lacking = 0 if main.name in opening.held else opening.spaces
+        token = main.greedy(before, main.owing(before, lacking))
         moved = main.logits(before).copy()
         if token not in main.end_ids:
             moved = descend(moved, spaces[0], target, steps, rate)
-            lacking = 0 if main.name in opening.held else opening.spaces
             allowed = main.continuing(before, lacking) if lacking else range(len(moved))
             token = max(allowed, key=lambda token: moved[token])
         average = float(np.exp(moved - moved.max())[token] / np.exp(moved - moved.max()).sum())

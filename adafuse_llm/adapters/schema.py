@@ -11,12 +11,6 @@ _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSc
 _DATA = ("const", "enum", "default", "examples")
 """Keywords whose value is data."""
 
-_ANNOTATIONS = (
-    *("title", "description", "default", "examples", "$comment"),
-    *("deprecated", "readOnly", "writeOnly"),
-)
-"""Keywords that do not affect which values fit."""
-
 _OTHER_PROPERTIES = (
     *("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"),
     *("minProperties", "dependentSchemas", "dependentRequired"),
@@ -64,16 +58,6 @@ def subschemas(schema: Any) -> Iterator[Mapping[str, Any]]:
             yield from subschemas(list(value.values()))
         elif key not in _DATA:
             yield from subschemas(value)
-
-
-def without_annotations(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema without keywords, such as ``description``, that only describe values."""
-    plain: dict[str, Any] = _mapped(schema, _plain)
-    return plain
-
-
-def _plain(schema: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in schema.items() if key not in _ANNOTATIONS}
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:

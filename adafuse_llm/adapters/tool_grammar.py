@@ -23,14 +23,13 @@ from adafuse_llm.adapters.reply import (
     REASONING_CLOSES,
     REASONING_OPENS,
 )
-from adafuse_llm.adapters.schema import close_objects, without_annotations
+from adafuse_llm.adapters.schema import close_objects
 from adafuse_llm.errors import GrammarError, InvalidInputError, nearest
 from adafuse_llm.text.chat import Tool
 from adafuse_llm.text.grammar import llguidance
+from adafuse_llm.text.schema import COMPILE_OPTIONS, enforceable
 
 HEADER = '%llguidance {"no_forcing": true}'
-
-WHITESPACE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 
 _SPACE = r"[\s\x1c-\x1f]"
 _ANY = "(?s:.*)"
@@ -127,15 +126,22 @@ def _literal(text: str) -> str:
 def _json_rule(schema: Mapping[str, Any], label: str) -> str:
     """Return the right-hand side of a rule for JSON that fits a schema."""
     try:
-        plain = {**without_annotations(schema), "x-guidance": WHITESPACE}
-        text = json.dumps(plain, allow_nan=False)
+        source = json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InvalidInputError(f"{label} cannot be written as JSON: {error}") from error
-    rule = f"%json {text}"
-    if reason := _reason_for_refusal(rule):
-        raise GrammarError(
-            f"{label} cannot be enforced ({reason}). Change the schema, or turn enforcement off"
-        )
+    try:
+        return _enforced(source)
+    except GrammarError as error:
+        raise GrammarError(f"{label}: {error}") from None
+
+
+@functools.lru_cache(maxsize=1024)
+def _enforced(source: str) -> str:
+    """Return the right-hand side of a rule for JSON that fits a schema, which is JSON text."""
+    schema = {**enforceable(json.loads(source)), "x-guidance": dict(COMPILE_OPTIONS)}
+    rule = f"%json {json.dumps(schema)}"
+    if message := llguidance().LLMatcher.validate_grammar(f"{HEADER}\nstart: {rule}\n"):
+        raise GrammarError(f"it cannot be enforced ({_explained(message)}). Simplify the schema.")
     return rule
 
 
@@ -153,22 +159,7 @@ def _object_schema(tool: Tool) -> dict[str, Any]:
     return close_objects({**schema, "type": "object"})
 
 
-@functools.lru_cache(maxsize=1024)
-def _reason_for_refusal(rule: str) -> str:
-    """Return why llguidance cannot follow a rule, or "" if it can."""
-    message = llguidance().LLMatcher.validate_grammar(f"{HEADER}\nstart: {rule}\n")
-    return _explained(message)
-
-
 def _explained(message: str) -> str:
     """Return the reason in an error message of llguidance, without its position in the grammar."""
-    first, *details = message.strip().splitlines() or [""]
-    if "regex parse error" in first:
-        reasons = [line for line in details if line.startswith("error: ")]
-        return f"unsupported pattern: {reasons[0][7:]}" if reasons else first.rstrip(":")
-    first = re.sub(r"^at \d+\(\d+\): ", "", first)
-    first = re.sub(r"^failed to compile JSON schema: ", "", first)
-    if match := re.fullmatch(r"Unimplemented keys: \[(.*)\]", first):
-        keys = ", ".join(key.strip('" ') for key in match[1].split(","))
-        return f"unsupported keyword {keys}"
-    return first.rstrip(".")
+    text = " ".join(message.partition("\n   1 |")[0].split())
+    return re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?", "", text)

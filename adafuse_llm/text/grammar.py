@@ -62,6 +62,7 @@ CACHED_GRAMMARS = 64
 JSON_CHARACTERS = '{}[]":, -0123456789truefalsn'
 
 _HEADER = re.compile(r"\s*%llguidance\s*(\{[^\n]*\})")
+_QUOTED = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 _POSITION = re.compile(r"^at (\d+)\((\d+)\): ")
 _CLOSERS = b'}]"'
 _LAST = frozenset([ord("\\"), *range(0x80, 0x100)])
@@ -178,8 +179,9 @@ def _grammar(option: str, source: str) -> Grammar:
         body = f"start: %json {json.dumps({**prepared, 'x-guidance': dict(COMPILE_OPTIONS)})}"
         return Grammar(option, body, {*JSON_CHARACTERS, *_literals(schema)})
     if option == "regex":
-        return Grammar(option, f"start: /{library.regex_to_lark(source, '')}/", source)
-    return Grammar(option, _without_header(source), source)
+        body = f"start: /{library.regex_to_lark(source, '')}/"
+        return Grammar(option, body, filter(str.isalnum, source))
+    return Grammar(option, _without_header(source), _QUOTED.findall(source))
 
 
 def _literals(schema: Any) -> Iterator[str]:

@@ -48,6 +48,7 @@ def assert_same(actual: Generation, expected: ReferenceGeneration, tolerance: fl
         TALLY["rounds"] += 1
         where = f"round {number}"
         assert got.index == number
+        assert got.forced == want.forced, where
         assert {name: len(m) for name, m in got.margins.items()} == {
             name: len(m) for name, m in want.margins.items()
         }, where

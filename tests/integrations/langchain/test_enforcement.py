@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from functools import reduce
 from operator import add
@@ -241,11 +242,11 @@ def test_a_schema_that_cannot_be_enforced_is_described_with_one_warning(method, 
         assert structured.invoke("Which?") == Odd(name="Orrin")
     (record,) = caplog.records
     assert "not enforced" in record.message
-    assert "look-ahead" in record.message
+    assert re.search("look-?ahead", record.message)
     caplog.clear()
     assert chat.with_structured_output(Odd, method=method, enforce=False).invoke("Which?")
     assert not caplog.records
-    with pytest.raises(GrammarError, match="look-ahead"):
+    with pytest.raises(GrammarError, match=r"look-?ahead"):
         chat.with_structured_output(Odd, method=method, enforce=True).invoke("Which?")
 
 

@@ -59,7 +59,7 @@ def two_agents(prompt: str) -> str:
 @pytest.fixture(scope="module")
 def llm():
     with scripted_engine(react) as engine:
-        yield AdaFuseLLM(engine=engine, stop=STOP)
+        yield AdaFuseLLM(engine=engine, stop=STOP, enforce=False)
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -144,7 +144,7 @@ async def call(llm, asynchronous, *args, **kwargs):
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 async def test_a_tool_is_chosen_and_called(llm, asynchronous):
-    without_stop = AdaFuseLLM(engine=llm.engine)
+    without_stop = AdaFuseLLM(engine=llm.engine, enforce=False)
     response = await call(without_stop, asynchronous, [TOOL], "What is 12 plus 7?")
     assert response.response == "19"
     assert [source.raw_input["kwargs"] for source in response.sources] == [{"a": 12, "b": 7}]
@@ -170,13 +170,38 @@ async def test_a_step_that_cannot_be_read_is_asked_for_again():
         return CALL if "Error while parsing" in prompt else "Thought: Hm.\nAction: add"
 
     with scripted_engine(clumsy) as engine:
-        llm = AdaFuseLLM(engine=engine)
+        llm = AdaFuseLLM(engine=engine, enforce=False)
         assert llm.predict_and_call([TOOL], "12 plus 7?").response == "19"
+        once = AdaFuseLLM(engine=engine, retries=0, enforce=False)
         with pytest.raises(AdaFuseLLMError, match="in 1 attempts") as caught:
-            AdaFuseLLM(engine=engine, retries=0).predict_and_call([TOOL], "12 plus 7?")
+            once.predict_and_call([TOOL], "12 plus 7?")
         assert isinstance(caught.value.__cause__, MalformedReplyError)
         with pytest.raises(AdaFuseLLMError, match="unknown option"):
-            llm.predict_and_call([TOOL], "12 plus 7?", tool_required=True)
+            llm.predict_and_call([TOOL], "12 plus 7?", verbosity=2)
+
+
+async def test_arguments_of_a_react_agent_ask_for_its_step(llm):
+    """Even where calls could be enforced."""
+    enforced = AdaFuseLLM(engine=llm.engine, stop=STOP)
+    assert enforced.metadata.is_function_calling_model
+    formatter = ReActChatFormatter.from_defaults()
+    response = await enforced.apredict_and_call(
+        [TOOL], "What is 12 plus 7?", react_chat_formatter=formatter
+    )
+    assert response.response == "19"
+
+
+async def test_a_step_without_a_call_or_with_a_failing_tool(llm):
+    asked = [ChatMessage("Observation: 19 was it?")]
+    with pytest.raises(AdaFuseLLMError, match="calls no tool"):
+        llm.predict_and_call([TOOL], chat_history=asked, error_on_no_tool_call=True)
+
+    def add(a: int, b: int) -> int:
+        raise OSError("the abacus is broken")
+
+    broken = FunctionTool.from_defaults(add)
+    with pytest.raises(AdaFuseLLMError, match="abacus"):
+        await llm.apredict_and_call([broken], "12 plus 7?", error_on_tool_error=True)
 
 
 def test_failing_members_are_not_taken_for_an_answer():

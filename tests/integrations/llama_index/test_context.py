@@ -160,7 +160,7 @@ class Report(BaseModel):
 async def test_l1_a_malformed_reply_is_no_empty_response(engine, mode, way, streaming):
     """The members never write the requested JSON."""
     query_engine = INDEXES["short"].as_query_engine(
-        llm=AdaFuseLLM(engine=engine, retries=0),
+        llm=AdaFuseLLM(engine=engine, retries=0, enforce=False),
         similarity_top_k=2,
         response_mode=ResponseMode(mode),
         streaming=streaming,

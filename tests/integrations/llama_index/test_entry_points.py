@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +30,8 @@ from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.schema import TextNode
 from llama_index.llms.adafuse import AdaFuseLLM, AdaFuseLLMError
 
-from adafuse_llm import AdaFuseEngine, InvalidOptionError
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidOptionError
+from adafuse_llm.config import CONSTRAINTS
 from tests.support.hashing import HashingEmbedding
 from tests.support.llama_calls import PATHS, ask, prompt_of, prompts_read, recorded
 from tests.support.models import CHATML, STRICT
@@ -392,8 +394,6 @@ async def test_no_option_is_ignored(engine, path):
 
 @pytest.mark.quick
 def test_every_option_can_be_said_once_for_all_calls(engine):
-    from adafuse_llm import AdaFuseConfig
-
     said: dict[str, Any] = {
         "margin_threshold": 0.5,
         "max_words": 2,
@@ -404,10 +404,35 @@ def test_every_option_can_be_said_once_for_all_calls(engine):
         "weights": {"ink": 1.0, "quill": 2.0},
         "use": ("ink", "quill"),
     }
-    assert {*said} == {*AdaFuseConfig.model_fields}
+    assert {*said} == {*AdaFuseConfig.model_fields} - {*CONSTRAINTS}
     llm = AdaFuseLLM(engine=engine, **said)
     with recorded() as record:
         llm.complete("Where?")
     (start,) = record.named("AdaFuseGenerationStartEvent")
     assert start.options == AdaFuseConfig(**said).model_dump(mode="json")
     assert start.members == ("ink", "quill")
+
+
+FORMS: dict[str, Any] = {
+    "json_schema": ({"type": "array", "items": {"type": "boolean"}, "minItems": 1}, r"\[.*\]"),
+    "regex": ("(yes|no)!", "(yes|no)!"),
+    "grammar": ('start: "is it " ("sea" | "land")', "is it (sea|land)"),
+    "choices": (["sea", "land"], "sea|land"),
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_reply_has_the_form_that_an_option_gives_it(engine, path, form):
+    assert {*FORMS} == {*CONSTRAINTS}
+    value, pattern = FORMS[form]
+    options: dict[str, Any] = {form: value}
+    shaped = AdaFuseLLM(engine=engine, max_new_tokens=24, **options)
+    said = await ask(shaped, path, "Where is it?")
+    assert re.fullmatch(pattern, said.text)
+    free = AdaFuseLLM(engine=engine, max_new_tokens=24)
+    assert (await ask(free, path, "Where is it?", **options)).text == said.text
+    replaced = await ask(shaped, path, "Where is it?", **{form: None, "choices": ["hill"]})
+    assert replaced.text == "hill"
+    with pytest.raises(AdaFuseLLMError, match="only one of"):
+        await ask(free, path, "Where?", regex="a", choices=["b"])

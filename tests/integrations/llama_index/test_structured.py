@@ -7,11 +7,16 @@ from typing import Any, Literal
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage
-from llama_index.core.bridge.pydantic import BaseModel, Field
+from llama_index.core.bridge.pydantic import BaseModel, Field, field_validator
 from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
 from llama_index.llms.adafuse import AdaFuseLLM, AdaFuseLLMError
 
-from adafuse_llm import AdaFuseEngine, MalformedReplyError
+from adafuse_llm import (
+    AdaFuseEngine,
+    GrammarError,
+    MalformedReplyError,
+    MissingDependencyError,
+)
 from tests.support.llama_calls import recorded
 from tests.support.scripted import scripted, scripted_engine
 
@@ -48,8 +53,9 @@ def ships(prompt: str) -> str:
 
 @pytest.fixture(scope="module")
 def llm():
+    """Members whose replies are requested in the prompt only."""
     with scripted_engine(ships) as engine:
-        yield AdaFuseLLM(engine=engine)
+        yield AdaFuseLLM(engine=engine, enforce=False)
 
 
 async def predict(llm, path, name, **options):
@@ -87,7 +93,7 @@ async def test_a_wrong_reply_is_asked_for_again_with_what_is_wrong(way):
         return WRITTEN if "kind: Input should be" in prompt else "?"
 
     with scripted_engine(learning) as engine:
-        llm = AdaFuseLLM(engine=engine, system_prompt="You know ships.")
+        llm = AdaFuseLLM(engine=engine, system_prompt="You know ships.", enforce=False)
         with recorded() as record:
             assert await predict(llm, way, "wrong") == Ship(**FERRY)
         assert len(record.named("LLMChatEndEvent")) == 2
@@ -100,7 +106,7 @@ async def test_a_wrong_reply_is_asked_for_again_with_what_is_wrong(way):
 @pytest.mark.parametrize("way", WAYS)
 async def test_attempts_are_bounded(way):
     with AdaFuseEngine([scripted(lambda prompt: "A ship is a ship.")]) as engine:
-        llm = AdaFuseLLM(engine=engine, retries=1)
+        llm = AdaFuseLLM(engine=engine, retries=1, enforce=False)
         with (
             recorded() as record,
             pytest.raises(AdaFuseLLMError, match="Ship in 2 attempts") as caught,
@@ -110,7 +116,8 @@ async def test_attempts_are_bounded(way):
         assert len(record.named("LLMChatStartEvent")) == 2
         with pytest.raises(AdaFuseLLMError, match=r"in 1 attempts.*cut off"):
             cut = AdaFuseEngine([scripted(lambda prompt: WRITTEN)])
-            await predict(AdaFuseLLM(engine=cut, retries=0), way, "cut", max_new_tokens=9)
+            short = AdaFuseLLM(engine=cut, retries=0, enforce=False)
+            await predict(short, way, "cut", max_new_tokens=9)
 
 
 @pytest.mark.quick
@@ -158,3 +165,138 @@ def test_messages_keep_their_places(llm):
         AdaFuseLLM(engine=engine).structured_predict(Ship, template, name="it")
     (prompt,) = {text for text in seen if "JSON schema" in text}
     assert prompt.index("know ships") < prompt.index("JSON schema") < prompt.index("Which is it?")
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_l5_a_query_wrapper_stays_where_it_was(way):
+    seen: list[str] = []
+
+    def learning(prompt: str) -> str:
+        seen.append(prompt)
+        return WRITTEN if "cannot be used" in prompt else "A ship."
+
+    with scripted_engine(learning) as engine:
+        llm = AdaFuseLLM(engine=engine, query_wrapper_prompt="<<{query_str}>>", enforce=False)
+        assert await predict(llm, way, "L5") == Ship(**FERRY)
+    for prompt in {text for text in seen if "JSON schema" in text}:
+        assert prompt.count("<<") == 1
+        assert "<<Describe the ship L5.>>" in prompt
+    assert any("cannot be used" in text for text in seen)
+
+
+# Enforced ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stubborn():
+    """Members that never write JSON where they may write something else."""
+    with scripted_engine(lambda prompt: "I would rather not.") as engine:
+        yield AdaFuseLLM(
+            engine=engine, retries=0, max_words=1, branching_factor=1, max_word_tokens=4,
+            max_new_tokens=90,
+        )  # fmt: skip
+
+
+class Berth(BaseModel):
+    """A place for a ship."""
+
+    number: int
+    side: Literal["port", "starboard"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_members_can_write_nothing_but_the_object(stubborn, way):
+    given = getattr(stubborn, way)(Berth, PROMPT, name="any")
+    if "stream" in way:
+        shown = list(given) if way[0] == "s" else [each async for each in await given]
+        berth = shown[-1]
+    else:
+        berth = await given if way.startswith("a") else given
+    assert isinstance(berth, Berth)
+
+
+@pytest.mark.quick
+async def test_as_structured_llm_where_it_is_enforced(stubborn):
+    berth = stubborn.as_structured_llm(Berth)
+    reply = berth.chat([ChatMessage("Where?")])
+    assert Berth.model_validate_json(reply.message.content) == reply.raw
+    assert isinstance((await berth.acomplete("Where?")).raw, Berth)
+
+
+class Names(BaseModel):
+    names: list[str]
+
+
+async def test_an_object_at_the_length_limit_is_whole():
+    endless = '{"names": ["Anna", "Bo", "Carl'.ljust(99, "l")
+    with scripted_engine(lambda prompt: endless) as engine:
+        llm = AdaFuseLLM(engine=engine, retries=0, max_new_tokens=40)
+        with recorded() as record:
+            crew = llm.structured_predict(Names, PROMPT, name="long")
+    assert crew.names[:2] == ["Anna", "Bo"]
+    (end,) = record.named("AdaFuseGenerationEndEvent")
+    assert end.finish_reason == "length"
+
+
+class Even(BaseModel):
+    number: int
+
+    @field_validator("number")
+    @classmethod
+    def _check(cls, number: int) -> int:
+        if number % 2:
+            raise ValueError("it is odd")
+        return number
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_what_a_schema_cannot_say_is_asked_for_again(way):
+    def counts(prompt: str) -> str:
+        return '{"number": 4}' if "it is odd" in prompt else '{"number": 3}'
+
+    with scripted_engine(counts) as engine:
+        given = getattr(AdaFuseLLM(engine=engine), way)(Even, PROMPT, name="any")
+        if "stream" in way:
+            shown = list(given) if way[0] == "s" else [each async for each in await given]
+            number = shown[-1]
+        else:
+            number = await given if way.startswith("a") else given
+    assert number == Even(number=4)
+
+
+class Crew(BaseModel):
+    names: set[str]
+
+
+async def test_a_schema_that_is_refused_falls_back_to_the_prompt(caplog):
+    with scripted_engine(lambda prompt: '{"names": ["Anna"]}') as engine:
+        llm = AdaFuseLLM(engine=engine)
+        for _ in range(2):
+            assert llm.structured_predict(Crew, PROMPT, name="any") == Crew(names={"Anna"})
+        (warning,) = [each for each in caplog.records if "not enforced" in each.message]
+        assert "uniqueItems" in warning.message
+        strict = AdaFuseLLM(engine=engine, enforce=True)
+        for way in WAYS:
+            with pytest.raises(AdaFuseLLMError, match="uniqueItems") as caught:
+                given = getattr(strict, way)(Crew, PROMPT, name="any")
+                if way == "stream_structured_predict":
+                    list(given)
+                elif way == "astream_structured_predict":
+                    _ = [each async for each in await given]
+                elif way == "astructured_predict":
+                    await given
+            assert isinstance(caught.value.__cause__, GrammarError)
+
+
+async def test_without_the_extra_the_prompt_requests_the_object(llm, monkeypatch, caplog):
+    def missing(self: AdaFuseEngine, **options: Any) -> None:
+        if options.get("json_schema"):
+            raise MissingDependencyError("install adafuse-llm[grammar]")
+
+    monkeypatch.setattr(AdaFuseEngine, "check_grammar", missing)
+    free = AdaFuseLLM(engine=llm.engine)
+    assert free.structured_predict(Ship, PROMPT, name="bare") == Ship(**FERRY)
+    assert "adafuse-llm[grammar]" in caplog.text
+    strict = AdaFuseLLM(engine=llm.engine, enforce=True)
+    with pytest.raises(MissingDependencyError, match="adafuse-llm"):
+        strict.structured_predict(Ship, PROMPT, name="bare")

@@ -23,6 +23,10 @@ _IGNORED_BLOCKS = (ThinkingBlock, CachePoint)
 """Types of blocks that are not part of the prompt."""
 
 
+class Correction(ChatMessage):
+    """A user message that requests the correction of a reply. The query wrapper leaves it alone."""
+
+
 def to_turns(messages: Sequence[ChatMessage]) -> list[Turn]:
     """Convert messages to turns with a role, text and tool calls.
 
@@ -48,10 +52,17 @@ def add_prompts(
     system_prompt: str | None,
     query_wrapper_prompt: BasePromptTemplate | None,
 ) -> list[ChatMessage]:
-    """Add the system prompt if it is missing, and wrap the text of the last user message."""
+    """Add the system prompt if it is missing, and wrap the text of the last user message.
+
+    The last user message is the user's question even if a `Correction` follows it.
+    """
     result = list(messages)
     if query_wrapper_prompt is not None:
-        users = [n for n, message in enumerate(result) if message.role == "user"]
+        users = [
+            n
+            for n, message in enumerate(result)
+            if message.role == "user" and not isinstance(message, Correction)
+        ]
         for number in users[-1:]:
             result[number] = _wrap(result[number], query_wrapper_prompt)
     if not system_prompt:

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
-from llama_index.core.base.llms.types import ChatMessage, CompletionResponse
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    CompletionResponse,
+    MessageRole,
+    TextBlock,
+)
 from llama_index.core.bridge.pydantic import BaseModel, ValidationError
 from llama_index.core.program.utils import FlexibleModel, process_streaming_objects
+from llama_index.llms.adafuse._messages import Correction
 
 from adafuse_llm import MalformedReplyError
 from adafuse_llm.adapters.structured import (
@@ -62,7 +68,9 @@ class Attempts(Generic[Model]):
             self._messages = [
                 *self._messages,
                 ChatMessage(role="assistant", content=reply),
-                ChatMessage(role="user", content=correction(self._last_error)),
+                Correction(
+                    role=MessageRole.USER, blocks=[TextBlock(text=correction(self._last_error))]
+                ),
             ]
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from contextvars import copy_context
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from llama_index.core.base.llms.generic_utils import (
     messages_to_prompt as generic_messages_to_prompt,
@@ -32,39 +33,57 @@ from llama_index.core.instrumentation.events.llm import (
 )
 from llama_index.core.llms import CustomLLM
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import default_completion_to_prompt
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
+from llama_index.core.tools.calling import acall_tool_with_selection, call_tool_with_selection
 from llama_index.core.types import PydanticProgramMode
+from llama_index.llms.adafuse._calls import (
+    REACT_KEYWORDS,
+    TOOL_KEYWORDS,
+    CallAttempts,
+    Reply,
+    Toolbox,
+    selections,
+    to_openai_tool,
+    tool_choice,
+)
 from llama_index.llms.adafuse._decode import Chunk, Decode, aends_when_closed, ends_when_closed
 from llama_index.llms.adafuse._messages import add_prompts, to_turns
 from llama_index.llms.adafuse._structured import Attempts, Model, Partial
 from llama_index.llms.adafuse._tokens import LongestTokenizer, make_prompt_helper
 from llama_index.llms.adafuse.errors import aadapter_errors, adapter_errors
 from llama_index_instrumentation import get_dispatcher
-from typing_extensions import Self, Unpack
+from typing_extensions import Self, Unpack, override
 
 from adafuse_llm import (
     AdaFuseConfig,
     AdaFuseEngine,
+    Choice,
     InvalidInputError,
     InvalidOptionError,
+    MalformedReplyError,
     MemberSpec,
+    MissingDependencyError,
     RuntimeConfig,
 )
-from adafuse_llm.adapters.conversation import to_conversation
+from adafuse_llm.adapters.conversation import to_conversation, to_messages
 from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
 from adafuse_llm.adapters.options import check_option_names
+from adafuse_llm.adapters.schema import close_objects
 from adafuse_llm.backends import Backend
-from adafuse_llm.config import DecodeOptions
+from adafuse_llm.config import CONSTRAINTS, DecodeOptions
 
 if TYPE_CHECKING:
     import torch
     from llama_index.core.callbacks import CallbackManager
     from llama_index.core.chat_engine.types import AgentChatResponse
+    from llama_index.core.llms.llm import ToolSelection
     from llama_index.core.rate_limiter import BaseRateLimiter
-    from llama_index.core.tools import BaseTool
+    from llama_index.core.tools import BaseTool, ToolOutput
     from llama_index.core.types import BaseOutputParser
 
+logger = logging.getLogger(__name__)
 dispatcher = get_dispatcher(__name__)
 
 OBSERVATION = "\nObservation:"
@@ -90,6 +109,7 @@ class LLMOptions(DecodeOptions, total=False):
     runtime: RuntimeConfig
     emit_events: bool
     retries: int
+    enforce: Literal["auto"] | bool
     complete_as_chat: bool | None
     max_tokens: int | None
     max_completion_tokens: int | None
@@ -103,7 +123,7 @@ class LLMOptions(DecodeOptions, total=False):
     rate_limiter: BaseRateLimiter | None
 
 
-class AdaFuseLLM(CustomLLM):
+class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
     """A LlamaIndex LLM backed by an ensemble of local language models.
 
     The members are loaded on first use. LLMs with the same members share one engine. An LLM is
@@ -121,8 +141,14 @@ class AdaFuseLLM(CustomLLM):
         dtype, device_map, revision, trust_remote_code: as for `AdaFuseEngine.from_pretrained`.
         runtime: settings of the engine's scheduler and caches.
         emit_events: whether to emit instrumentation events for the rounds.
-        retries: how many times structured prediction and `predict_and_call` request another reply
-            if a reply is malformed.
+        retries: how many times structured prediction, `chat_with_tools` and `predict_and_call`
+            request another reply if a reply is malformed.
+        enforce: whether the members can write nothing but well-formed tool calls and objects.
+            ``"auto"``: yes, if the extra ``adafuse-llm[grammar]`` is installed, every member can
+            follow a grammar, and the schema can be enforced; otherwise the prompt requests the
+            form, and a warning gives the reason. True: an error instead of that warning. False:
+            only the prompt requests the form. The LLM is a function-calling model in LlamaIndex's
+            sense (``metadata.is_function_calling_model``) only if calls can be enforced.
         complete_as_chat: whether completions send the prompt as a user message, which each member
             formats with its own chat template. `complete` then returns what `chat` returns for one
             user message. Default: true if every active member has a chat template and
@@ -166,6 +192,11 @@ class AdaFuseLLM(CustomLLM):
         ge=0,
         description="How many times to request another reply if a reply is malformed.",
     )
+    enforce: Literal["auto"] | bool = Field(
+        default="auto",
+        description="Whether to enforce the form of tool calls and objects: 'auto' (where "
+        "possible), True (or raise an error), False.",
+    )
     complete_as_chat: bool | None = Field(
         default=None,
         description="Whether completions go through the members' chat templates. Default: whether "
@@ -186,6 +217,7 @@ class AdaFuseLLM(CustomLLM):
 
     _passed_engine: AdaFuseEngine | None = PrivateAttr(default=None)
     _fixed_options: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _warnings: set[str] = PrivateAttr(default_factory=set)
 
     def __init__(
         self,
@@ -218,8 +250,8 @@ class AdaFuseLLM(CustomLLM):
             )
         if (mode := base.get("pydantic_program_mode")) not in (None, *_PROGRAM_MODES):
             raise InvalidInputError(
-                f"pydantic_program_mode must be 'default' or 'llm', which request JSON in the "
-                f"prompt; got {mode!r}. Other modes need a function-calling model"
+                f"pydantic_program_mode must be 'default' or 'llm'; got {mode!r}. With both, "
+                "structured prediction enforces the schema of the object where it can"
             )
         ensemble = Ensemble(given=engine) if members is None else Ensemble.of(members)
         if isinstance(base.get("query_wrapper_prompt"), str):
@@ -288,7 +320,11 @@ class AdaFuseLLM(CustomLLM):
     @property
     @adapter_errors()
     def metadata(self) -> LLMMetadata:
-        """Context window, output limit and model name. Reading it loads the members."""
+        """Context window, output limit and abilities. Reading it loads the members.
+
+        ``is_function_calling_model`` is true if well-formed tool calls can be enforced. LlamaIndex
+        then uses function agents and programs that call functions.
+        """
         options = self._options({})
         backends = self._active_backends(options)
         windows = [b.context_window for b in backends if b.context_window is not None]
@@ -296,6 +332,7 @@ class AdaFuseLLM(CustomLLM):
             context_window=min(windows, default=LLMMetadata().context_window),
             num_output=self.engine.config.override(options).max_new_tokens,
             is_chat_model=all(backend.codec.has_chat_template for backend in backends),
+            is_function_calling_model=self._can_enforce_calls,
             model_name=self._model_name,
         )
 
@@ -373,30 +410,71 @@ class AdaFuseLLM(CustomLLM):
     @adapter_errors()
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        decode = self._decode(self._messages(messages, kwargs))
-        return _chat_response(decode.result())
+        """Return the reply to a conversation.
+
+        Args:
+            messages: the conversation.
+            **kwargs: options of `AdaFuseConfig`, and ``tools``, ``tool_choice`` and
+                ``parallel_tool_calls`` in the form of OpenAI; see `chat_with_tools`.
+
+        Raises:
+            AdaFuseLLMError: the messages, the tools or an option cannot be used.
+        """
+        request, to_response = self._chat(messages, kwargs)
+        return to_response(self._decode(request).result())
 
     @ends_when_closed
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        decode = self._decode(self._messages(messages, kwargs))
-        return (_chat_response(chunk) for chunk in decode.chunks())
+        request, to_response = self._chat(messages, kwargs)
+        return (to_response(chunk) for chunk in self._decode(request).chunks())
 
     @aadapter_errors
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        await self._aload()
-        decode = self._decode(self._messages(messages, kwargs))
-        return _chat_response(await decode.aresult())
+        request, to_response = await self._achat(messages, kwargs)
+        return to_response(await self._decode(request).aresult())
 
     @aends_when_closed
     @llm_chat_callback()
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
+        request, to_response = await self._achat(messages, kwargs)
+        chunks = await self._decode(request).achunks()
+        return (to_response(chunk) async for chunk in chunks)
+
+    # Choices ----------------------------------------------------------------------------------
+
+    @adapter_errors()
+    @dispatcher.span
+    def choose(
+        self, prompt: str | Sequence[ChatMessage], choices: Sequence[str], **kwargs: Any
+    ) -> Choice:
+        """Return the likeliest of some responses, and the probability of each.
+
+        The members score all of them; nothing is generated. This needs no extra and takes about as
+        long as reading the prompt.
+
+        Args:
+            prompt: a prompt, which is treated as by `complete`, or messages, as by `chat`.
+            choices: two or more different texts.
+            **kwargs: options of `AdaFuseConfig`.
+
+        Raises:
+            AdaFuseLLMError: the prompt, the choices or an option cannot be used.
+            DecodingError: no member can score all choices.
+        """
+        return self.engine.choose(**self._choice_request(prompt, choices, kwargs))
+
+    @aadapter_errors
+    @dispatcher.span
+    async def achoose(
+        self, prompt: str | Sequence[ChatMessage], choices: Sequence[str], **kwargs: Any
+    ) -> Choice:
+        """Return what `choose` returns, without blocking the event loop."""
         await self._aload()
-        chunks = await self._decode(self._messages(messages, kwargs)).achunks()
-        return (_chat_response(chunk) async for chunk in chunks)
+        return await self.engine.achoose(**self._choice_request(prompt, choices, kwargs))
 
     # Structured prediction --------------------------------------------------------------------
 
@@ -410,17 +488,19 @@ class AdaFuseLLM(CustomLLM):
     ) -> Model:
         """Return an object of `output_cls` from the members' reply to a prompt.
 
-        The prompt includes the schema of the class. Code fences and text around the object are
-        ignored. If a reply is not a valid object, the LLM requests another one, up to `retries`
-        times.
+        The prompt includes the schema of the class. Where `enforce` allows it, the members can
+        write nothing but an object that fits the schema. Otherwise, code fences and text around
+        the object are ignored. If a reply is not a valid object, for example because a validator
+        of the class refuses it, the LLM requests another one, up to `retries` times.
 
         Raises:
             AdaFuseLLMError: no reply is a valid object (the cause is a `MalformedReplyError`), or
                 the prompt or an option cannot be used.
         """
         attempts = self._attempts(output_cls, prompt, prompt_args)
+        options = self._object_options(output_cls, llm_kwargs)
         for messages in attempts:
-            attempts.take(self.chat(messages, **(llm_kwargs or {})).message.content or "")
+            attempts.take(self.chat(messages, **options).message.content or "")
         dispatcher.event(LLMStructuredPredictEndEvent(output=attempts.output))
         return attempts.output
 
@@ -434,8 +514,9 @@ class AdaFuseLLM(CustomLLM):
     ) -> Model:
         """Return what `structured_predict` returns, without blocking the event loop."""
         attempts = self._attempts(output_cls, prompt, prompt_args)
+        options = await asyncio.to_thread(self._object_options, output_cls, llm_kwargs)
         for messages in attempts:
-            reply = await self.achat(messages, **(llm_kwargs or {}))
+            reply = await self.achat(messages, **options)
             attempts.take(reply.message.content or "")
         dispatcher.event(LLMStructuredPredictEndEvent(output=attempts.output))
         return attempts.output
@@ -451,9 +532,10 @@ class AdaFuseLLM(CustomLLM):
         with adapter_errors():
             conversation = prompt.format_messages(llm=self, **prompt_args)
             attempts = Attempts(output_cls, conversation, self.retries)
+            options = self._object_options(output_cls, llm_kwargs)
             for messages in attempts:
                 partial, text = Partial(output_cls), ""
-                for chunk in self.stream_chat(messages, **(llm_kwargs or {})):
+                for chunk in self.stream_chat(messages, **options):
                     text = chunk.message.content or ""
                     if (obj := partial.take(text)) is not None:
                         yield obj
@@ -470,12 +552,13 @@ class AdaFuseLLM(CustomLLM):
     ) -> AsyncGenerator[Any, None]:
         conversation = prompt.format_messages(llm=self, **prompt_args)
         attempts = Attempts(output_cls, conversation, self.retries)
+        options = await asyncio.to_thread(self._object_options, output_cls, llm_kwargs)
 
         async def objects() -> AsyncGenerator[Any, None]:
             with adapter_errors():
                 for messages in attempts:
                     partial, text = Partial(output_cls), ""
-                    stream = await self.astream_chat(messages, **(llm_kwargs or {}))
+                    stream = await self.astream_chat(messages, **options)
                     async with aclosing(stream):
                         async for chunk in stream:
                             text = chunk.message.content or ""
@@ -489,18 +572,142 @@ class AdaFuseLLM(CustomLLM):
     # Tools ------------------------------------------------------------------------------------
 
     @adapter_errors()
+    @override
+    def chat_with_tools(
+        self,
+        tools: Sequence[BaseTool],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        verbose: bool = False,
+        allow_parallel_tool_calls: bool = False,
+        tool_required: bool = False,
+        **kwargs: Any,
+    ) -> ChatResponse:
+        """Return the reply to a conversation, in which the members can call tools.
+
+        Calls are `ToolCallBlock` blocks of the message; see `get_tool_calls_from_response`.
+        Where `enforce` allows it, the members can write nothing but text and well-formed calls of
+        these tools, with arguments that fit the tools' schemas. Otherwise, if a call is malformed
+        or missing, the LLM requests another reply, up to `retries` times. The streaming forms
+        request no other reply. They leave a malformed call in the text.
+
+        Args:
+            tools: tools that the members can call.
+            user_msg: the user's message, which follows `chat_history`.
+            chat_history: earlier messages.
+            verbose: not used.
+            allow_parallel_tool_calls: whether the reply can have several calls.
+            tool_required: whether the reply must call a tool, if `tool_choice` is not given.
+            **kwargs: ``tool_choice`` (``"auto"``, ``"none"``, ``"required"``, ``"any"``, the name
+                of a tool, or a dict of OpenAI), and options of `AdaFuseConfig`.
+
+        Raises:
+            AdaFuseLLMError: a tool, the choice or an option cannot be used, or no reply has the
+                requested form (the cause is a `MalformedReplyError`).
+            MissingDependencyError: `enforce` is True and the extra is not installed.
+        """
+        request = self._prepare_chat_with_tools(
+            tools,
+            user_msg,
+            chat_history,
+            allow_parallel_tool_calls=allow_parallel_tool_calls,
+            tool_required=tool_required,
+            **kwargs,
+        )
+        attempts = CallAttempts(request, self.retries)
+        for keywords in attempts:
+            attempts.take(self.chat(**keywords))
+        return attempts.response
+
+    @aadapter_errors
+    @override
+    async def achat_with_tools(
+        self,
+        tools: Sequence[BaseTool],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        verbose: bool = False,
+        allow_parallel_tool_calls: bool = False,
+        tool_required: bool = False,
+        **kwargs: Any,
+    ) -> ChatResponse:
+        """Return what `chat_with_tools` returns, without blocking the event loop."""
+        request = self._prepare_chat_with_tools(
+            tools,
+            user_msg,
+            chat_history,
+            allow_parallel_tool_calls=allow_parallel_tool_calls,
+            tool_required=tool_required,
+            **kwargs,
+        )
+        attempts = CallAttempts(request, self.retries)
+        for keywords in attempts:
+            attempts.take(await self.achat(**keywords))
+        return attempts.response
+
+    @adapter_errors()
+    @override
+    def _prepare_chat_with_tools(
+        self,
+        tools: Sequence[BaseTool],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        verbose: bool = False,
+        allow_parallel_tool_calls: bool = False,
+        tool_required: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Return the keywords of `chat` for `chat_with_tools`."""
+        choice = kwargs.pop("tool_choice", None)
+        if choice is None and tool_required:
+            choice = "required"
+        return {
+            "messages": _conversation(user_msg, chat_history),
+            "tools": [to_openai_tool(tool) for tool in tools],
+            "tool_choice": tool_choice(choice, [tool.metadata.get_name() for tool in tools]),
+            "parallel_tool_calls": allow_parallel_tool_calls,
+            **kwargs,
+        }
+
+    @adapter_errors()
+    def get_tool_calls_from_response(
+        self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
+    ) -> list[ToolSelection]:
+        """Return the tool calls in a response or in a chunk of a stream.
+
+        In a chunk, the arguments of the last call may be unfinished.
+
+        Raises:
+            AdaFuseLLMError: there is no call and `error_on_no_tool_call` is true.
+        """
+        calls = selections(response.message)
+        if not calls and error_on_no_tool_call:
+            raise MalformedReplyError(
+                f"the response calls no tool: {response.message.content!r:.200}. Pass "
+                "tool_required=True to request a call, or error_on_no_tool_call=False to allow a "
+                "response without one"
+            )
+        return calls
+
+    @adapter_errors()
+    @override
     def predict_and_call(
         self,
         tools: Sequence[BaseTool],
         user_msg: str | ChatMessage | None = None,
         chat_history: list[ChatMessage] | None = None,
         verbose: bool = False,
+        allow_parallel_tool_calls: bool = False,
+        error_on_no_tool_call: bool | None = None,
+        error_on_tool_error: bool = False,
         **kwargs: Any,
     ) -> AgentChatResponse:
-        """Let the members select a tool (ReAct), call it, and return its output.
+        """Let the members select a tool, call it, and return its output.
 
-        If the members respond without calling a tool, return their response. Decoding stops where
-        they would begin to invent a tool's result. If a step cannot be parsed, the LLM requests
+        The members write a tool call as in `chat_with_tools` if the LLM is a function-calling
+        model, or if ``tool_choice`` or ``tool_required`` is given. Otherwise, or if an argument for
+        a ReAct agent is given, they write a step of a ReAct agent. Decoding then stops where they
+        would begin to invent a tool's result. If a call or step cannot be parsed, the LLM requests
         another one, up to `retries` times.
 
         Args:
@@ -508,28 +715,73 @@ class AdaFuseLLM(CustomLLM):
             user_msg: the user's message.
             chat_history: earlier messages.
             verbose: whether to print calls and their results.
-            **kwargs: `react_chat_formatter`, `output_parser`, `tool_retriever`, `memory`, and
-                options of `AdaFuseConfig`.
+            allow_parallel_tool_calls: whether several tools can be called. A step of a ReAct agent
+                calls one.
+            error_on_no_tool_call: whether a response without a call is an error; otherwise, return
+                its text. Default: true, but false for a step of a ReAct agent.
+            error_on_tool_error: whether to raise an error if a tool fails; otherwise, return its
+                error as its output.
+            **kwargs: ``tool_choice`` and ``tool_required`` as in `chat_with_tools`;
+                `react_chat_formatter`, `output_parser`, `tool_retriever` and `memory` of a ReAct
+                agent; and options of `AdaFuseConfig`.
 
         Raises:
-            AdaFuseLLMError: no step can be parsed (the cause is a `MalformedReplyError`), or an
-                option cannot be used.
+            AdaFuseLLMError: no call or step can be parsed (the cause is a `MalformedReplyError`),
+                a call is missing, a tool failed, or an option cannot be used.
         """
-        step = self._step_and_call(tools, user_msg, chat_history, verbose, kwargs)
-        with ThreadPoolExecutor(max_workers=1) as pool:  # this thread may have a running event loop
-            return pool.submit(copy_context().run, asyncio.run, step).result()
+        if self._takes_react_step(kwargs):
+            step = self._step_and_call(tools, user_msg, chat_history, verbose, kwargs)
+            with ThreadPoolExecutor(max_workers=1) as pool:  # an event loop may run in this thread
+                response = pool.submit(copy_context().run, asyncio.run, step).result()
+            return _checked(response, error_on_no_tool_call or False, error_on_tool_error)
+        reply = self.chat_with_tools(
+            tools,
+            user_msg,
+            chat_history,
+            allow_parallel_tool_calls=allow_parallel_tool_calls,
+            **kwargs,
+        )
+        calls = self.get_tool_calls_from_response(reply, error_on_no_tool_call is not False)
+        outputs = [call_tool_with_selection(call, tools, verbose=verbose) for call in calls]
+        return _checked(_agent_response(reply, outputs), False, error_on_tool_error)
 
     @aadapter_errors
+    @override
     async def apredict_and_call(
         self,
         tools: Sequence[BaseTool],
         user_msg: str | ChatMessage | None = None,
         chat_history: list[ChatMessage] | None = None,
         verbose: bool = False,
+        allow_parallel_tool_calls: bool = False,
+        error_on_no_tool_call: bool | None = None,
+        error_on_tool_error: bool = False,
         **kwargs: Any,
     ) -> AgentChatResponse:
         """Return what `predict_and_call` returns, without blocking the event loop."""
-        return await self._step_and_call(tools, user_msg, chat_history, verbose, kwargs)
+        await self._aload()
+        if self._takes_react_step(kwargs):
+            response = await self._step_and_call(tools, user_msg, chat_history, verbose, kwargs)
+            return _checked(response, error_on_no_tool_call or False, error_on_tool_error)
+        reply = await self.achat_with_tools(
+            tools,
+            user_msg,
+            chat_history,
+            allow_parallel_tool_calls=allow_parallel_tool_calls,
+            **kwargs,
+        )
+        calls = self.get_tool_calls_from_response(reply, error_on_no_tool_call is not False)
+        outputs = await asyncio.gather(
+            *(acall_tool_with_selection(call, tools, verbose=verbose) for call in calls)
+        )
+        return _checked(_agent_response(reply, outputs), False, error_on_tool_error)
+
+    def _takes_react_step(self, kwargs: Mapping[str, Any]) -> bool:
+        if any(kwargs.get(key) is not None for key in REACT_KEYWORDS):
+            return True
+        if kwargs.get("tool_choice") is not None or kwargs.get("tool_required"):
+            return False
+        return not self.metadata.is_function_calling_model
 
     async def _step_and_call(
         self,
@@ -541,14 +793,10 @@ class AdaFuseLLM(CustomLLM):
     ) -> AgentChatResponse:
         from llama_index.llms.adafuse._tools import step_and_call
 
-        if isinstance(user_msg, str):
-            user_msg = ChatMessage(role=MessageRole.USER, content=user_msg)
-        conversation = [*(chat_history or []), *([user_msg] if user_msg else [])]
-        agent_keywords = ("react_chat_formatter", "output_parser", "tool_retriever", "memory")
-        agent = {key: kwargs[key] for key in agent_keywords if kwargs.get(key) is not None}
-        options = check_option_names(
-            {k: v for k, v in kwargs.items() if k not in agent_keywords}, extra=agent_keywords
-        )
+        conversation = _conversation(user_msg, chat_history)
+        agent = {key: kwargs[key] for key in REACT_KEYWORDS if kwargs.get(key) is not None}
+        given = {key: value for key, value in kwargs.items() if key not in REACT_KEYWORDS}
+        options = check_option_names(given, extra=REACT_KEYWORDS)
         stop = options.get("stop", self._options({}).get("stop", ()))
         stop = (stop,) if isinstance(stop, str) else tuple(stop)
         llm = self.model_copy()
@@ -600,7 +848,7 @@ class AdaFuseLLM(CustomLLM):
         """Return the options of a call: those of the LLM, updated with the call's overrides."""
         fields = {name: getattr(self, name, None) for name in AdaFuseConfig.model_fields}
         options = {name: value for name, value in fields.items() if value is not None}
-        return {**options, **self._fixed_options, **check_option_names(overrides)}
+        return _merged(options, self._fixed_options, check_option_names(overrides))
 
     def _active_backends(self, options: Mapping[str, Any]) -> list[Backend]:
         """Return the members that decode with these options.
@@ -637,7 +885,10 @@ class AdaFuseLLM(CustomLLM):
         return all(b.codec.has_chat_template for b in self._active_backends(options))
 
     def _messages(
-        self, messages: Sequence[ChatMessage], overrides: Mapping[str, Any]
+        self,
+        messages: Sequence[ChatMessage],
+        overrides: Mapping[str, Any],
+        toolbox: Toolbox | None = None,
     ) -> dict[str, Any]:
         """Return the request for a chat.
 
@@ -645,10 +896,104 @@ class AdaFuseLLM(CustomLLM):
         set `messages_to_prompt`, the request has one prompt for all members instead.
         """
         options = self._options(overrides)
+        described: dict[str, Any] = {}
+        if toolbox is not None:
+            if constraints := [name for name in CONSTRAINTS if overrides.get(name) is not None]:
+                raise InvalidOptionError(
+                    f"{constraints[0]} cannot be combined with tools, because both determine the "
+                    "form of the reply; pass tool_choice='none', or omit one of them"
+                )
+            options = self._enforce(options, toolbox.grammar)
+            described = {"tools": toolbox.tools, "tool_choice": toolbox.choice}
         with_prompts = add_prompts(messages, self.system_prompt, self.query_wrapper_prompt)
-        if self.messages_to_prompt not in (None, generic_messages_to_prompt):
-            return {"prompt": self.messages_to_prompt(with_prompts), **options}
-        return {"messages": to_conversation(to_turns(with_prompts)), **options}
+        if self.messages_to_prompt in (None, generic_messages_to_prompt):
+            return {"messages": to_conversation(to_turns(with_prompts), **described), **options}
+        if toolbox is not None:
+            plain = to_messages(to_turns(with_prompts), **described)
+            with_prompts = [ChatMessage(role=m["role"], content=m["content"]) for m in plain]
+        return {"prompt": self.messages_to_prompt(with_prompts), **options}
+
+    def _chat(
+        self, messages: Sequence[ChatMessage], keywords: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], Callable[[Chunk], ChatResponse]]:
+        """Return the request for a chat, and a function from its chunks to responses."""
+        toolbox = Toolbox.of(keywords)
+        overrides = {key: value for key, value in keywords.items() if key not in TOOL_KEYWORDS}
+        request = self._messages(messages, overrides, toolbox)
+        if toolbox is None:
+            return request, _chat_response
+        return request, Reply(parallel=toolbox.parallel).take
+
+    async def _achat(
+        self, messages: Sequence[ChatMessage], keywords: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], Callable[[Chunk], ChatResponse]]:
+        """Return what `_chat` returns. Load members and compile grammars in a thread."""
+        await self._aload()
+        if keywords.get("tools"):
+            return await asyncio.to_thread(self._chat, messages, keywords)
+        return self._chat(messages, keywords)
+
+    def _choice_request(
+        self, prompt: str | Sequence[ChatMessage], choices: Sequence[str], keywords: dict[str, Any]
+    ) -> dict[str, Any]:
+        overrides = {**keywords, "choices": choices}
+        if isinstance(prompt, str):
+            return self._prompt(prompt, False, overrides)
+        return self._messages(prompt, overrides)
+
+    @property
+    def _can_enforce_calls(self) -> bool:
+        engine = self.engine
+        return (
+            self.enforce is not False
+            and "grammar" in engine.strategy.options
+            and engine.can_enforce
+        )
+
+    def _enforce(
+        self, options: dict[str, Any], constraint: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Return options that enforce a constraint, or none if it is not to be enforced.
+
+        Raises:
+            InvalidOptionError: an option is invalid, or `enforce` is True and the members or the
+                engine's strategy cannot enforce the constraint.
+            MissingDependencyError: `enforce` is True and the extra is not installed.
+        """
+        configured = {name for name in CONSTRAINTS if getattr(self.engine.config, name) is not None}
+        free = {name: value for name, value in options.items() if name not in CONSTRAINTS}
+        free |= dict.fromkeys(configured)
+        if self.enforce is False:
+            return free
+        self.engine.check_grammar(**free)  # an invalid option is an error
+        try:
+            constrained = {**free, **constraint()}
+            self.engine.check_grammar(**constrained)
+        except (InvalidOptionError, MissingDependencyError) as error:
+            if self.enforce is True:
+                raise
+            self._warn_once(
+                f"the form of a reply is not enforced, so the prompt requests it: {error}. To "
+                "omit this warning, set enforce=False"
+            )
+            return free
+        return constrained
+
+    def _object_options(
+        self, output_cls: type[Model], llm_kwargs: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """Return the options of a chat whose reply is to be an object."""
+        given = llm_kwargs or {}
+        schema = close_objects(output_cls.model_json_schema())
+        options = self._enforce(self._options(given), lambda: {"json_schema": schema})
+        enforced = options.get("json_schema") is not None
+        return {**given, "json_schema": schema} if enforced else given
+
+    def _warn_once(self, message: str) -> None:
+        """Log a warning, unless this LLM or a copy for a call already logged the same one."""
+        if message not in self._warnings:
+            self._warnings.add(message)
+            logger.warning(message)
 
     def _decode(self, request: dict[str, Any]) -> Decode:
         return Decode(self.engine, request, emit_events=self.emit_events)
@@ -678,3 +1023,48 @@ def _completion_response(chunk: Chunk) -> CompletionResponse:
 def _chat_response(chunk: Chunk) -> ChatResponse:
     message = ChatMessage(role=MessageRole.ASSISTANT, content=chunk.text)
     return ChatResponse(message=message, delta=chunk.delta, raw=chunk.raw)
+
+
+def _merged(*options: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge options. A constraint replaces all constraints before it."""
+    merged: dict[str, Any] = {}
+    for each in options:
+        if any(each.get(name) is not None for name in CONSTRAINTS):
+            merged = {name: value for name, value in merged.items() if name not in CONSTRAINTS}
+        merged |= each
+    return merged
+
+
+def _conversation(
+    user_msg: str | ChatMessage | None, chat_history: Sequence[ChatMessage] | None
+) -> list[ChatMessage]:
+    """Return a user's message behind earlier messages."""
+    if isinstance(user_msg, str):
+        user_msg = ChatMessage(role=MessageRole.USER, content=user_msg)
+    return [*(chat_history or []), *([user_msg] if user_msg else [])]
+
+
+def _agent_response(reply: ChatResponse, outputs: Sequence[ToolOutput]) -> AgentChatResponse:
+    """Return the outputs of tools, or the text of a reply that calls no tool."""
+    from llama_index.core.chat_engine.types import AgentChatResponse
+
+    if not outputs:
+        return AgentChatResponse(reply.message.content or "")
+    return AgentChatResponse("\n\n".join(output.content for output in outputs), list(outputs))
+
+
+def _checked(
+    response: AgentChatResponse, error_on_no_tool_call: bool, error_on_tool_error: bool
+) -> AgentChatResponse:
+    """Return a response if it has no error that the caller wants to see.
+
+    Raises:
+        MalformedReplyError: no tool was called.
+        InvalidInputError: a tool failed.
+    """
+    if error_on_no_tool_call and not response.sources:
+        raise MalformedReplyError(f"the response calls no tool: {response.response!r:.200}")
+    failed = [source for source in response.sources if source.is_error]
+    if error_on_tool_error and failed:
+        raise InvalidInputError(f"the tool {failed[0].tool_name!r} failed: {failed[0].content}")
+    return response

@@ -1,0 +1,275 @@
+"""Responses of a given form are valid on every mix of members, whatever the options."""
+
+from __future__ import annotations
+
+import functools
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("llguidance")
+
+from adafuse_llm import AdaFuseEngine, Generation, InvalidOptionError
+from adafuse_llm.errors import GrammarError
+from adafuse_llm.strategies.registry import NAMED
+from tests.reference import Options
+from tests.support.compare import approximately, as_data
+from tests.support.models import CHATML, STRICT, Recipe, backend, engine
+from tests.support.schemas import is_valid, schemas
+
+TINY = tuple(
+    Recipe(arch, kind, seed=seed, layers=1)
+    for seed, (arch, kind) in enumerate(
+        [
+            ("llama", "bytelevel"),
+            ("gpt2", "sentencepiece"),
+            ("qwen3", "unigram"),
+            ("llama", "gemma"),
+            ("qwen2", "legacy"),
+            ("llama", "prefixed"),
+        ],
+        start=200,
+    )
+)
+TALKING = (
+    Recipe("llama", "bytelevel", seed=210, layers=1, template=CHATML),
+    Recipe("gpt2", "sentencepiece", seed=211, layers=1, template=STRICT),
+)
+MIXES = tuple((TINY[at], TINY[(at + 1) % len(TINY)]) for at in range(len(TINY)))
+STARTS: tuple[dict[str, Any], ...] = (
+    {"prompt": "The ferry to"},
+    {"prompt": "Answer:  "},
+    {"messages": [{"role": "user", "content": "Who keeps the light?"}]},
+)
+
+
+def members_of(number: int, start: dict[str, Any]) -> AdaFuseEngine:
+    if "messages" in start and number % 2:
+        return engine(*TALKING)
+    return engine(*MIXES[number % len(MIXES)])
+
+
+def least(ensemble: AdaFuseEngine, start: dict[str, Any], **form: Any) -> int:
+    """The lowest limit that is not refused, as the error names it."""
+    try:
+        ensemble.generate(**start, **form, max_new_tokens=1)
+    except InvalidOptionError as error:
+        found = re.search(r"at least (\d+)", str(error))
+        assert found, str(error)
+        return int(found[1])
+    return 1
+
+
+def check_valid(
+    schema: dict[str, Any], number: int, start: dict[str, Any], extra: int, **options: Any
+) -> Generation:
+    """A document within the lowest limit and `extra` more tokens; one token less is refused."""
+    ensemble = members_of(number, start)
+    lowest = least(ensemble, start, json_schema=schema)
+    found = ensemble.generate(**start, json_schema=schema, max_new_tokens=lowest + extra, **options)
+    assert is_valid(schema, found.text), (schema, found.text)
+    assert max(found.usage.completion_tokens.values()) <= lowest + extra
+    assert "".join(entry.text for entry in found.rounds) == found.text
+    if lowest > 1:
+        with pytest.raises(InvalidOptionError, match=f"at least {lowest}"):
+            ensemble.generate(**start, json_schema=schema, max_new_tokens=lowest - 1, **options)
+    return found
+
+
+ANY_CASE: dict[str, Any] = {
+    "schema": schemas(),
+    "number": st.integers(0, 11),
+    "start": st.sampled_from(STARTS),
+    "extra": st.integers(0, 30),
+    "threshold": st.sampled_from([0.0, 0.3, 0.7]),
+}
+
+
+@settings(max_examples=500)
+@given(**ANY_CASE)
+def test_500_random_schemas_give_valid_documents(
+    schema: dict[str, Any], number: int, start: dict[str, Any], extra: int, threshold: float
+) -> None:
+    check_valid(schema, number, start, extra, margin_threshold=threshold)
+
+
+@pytest.mark.slow
+@settings(max_examples=5000, derandomize=False)
+@given(**ANY_CASE)
+def test_many_random_schemas_give_valid_documents(
+    schema: dict[str, Any], number: int, start: dict[str, Any], extra: int, threshold: float
+) -> None:
+    check_valid(schema, number, start, extra, margin_threshold=threshold, max_words=2)
+
+
+@settings(max_examples=6)
+@given(schema=schemas(), number=st.integers(0, 11), start=st.sampled_from(STARTS))
+def test_every_limit_from_the_lowest_gives_a_valid_document(
+    schema: dict[str, Any], number: int, start: dict[str, Any]
+) -> None:
+    for extra in range(16):
+        check_valid(schema, number, start, extra, margin_threshold=0.3)
+
+
+@functools.cache
+def embedded() -> AdaFuseEngine:
+    from adafuse_llm.embedded import member_paths
+
+    return AdaFuseEngine.from_pretrained([str(path) for path in member_paths()])
+
+
+@settings(max_examples=12)
+@given(schema=schemas(), extra=st.integers(0, 24))
+def test_the_embedded_members_give_valid_documents(schema: dict[str, Any], extra: int) -> None:
+    start: dict[str, Any] = {"messages": [{"role": "user", "content": "Describe the ferry."}]}
+    lowest = least(embedded(), start, json_schema=schema)
+    found = embedded().generate(**start, json_schema=schema, max_new_tokens=lowest + extra)
+    assert is_valid(schema, found.text), found.text
+
+
+FORMS: tuple[dict[str, Any], ...] = (
+    {
+        "json_schema": {
+            "type": "object",
+            "properties": {"name": {"type": "string", "maxLength": 9}, "n": {"type": "integer"}},
+            "required": ["name", "n"],
+        }
+    },
+    {"regex": "(the |a )?[a-z]{2,9}( and [a-z]{2,9})*\\."},
+    {"grammar": 'start: sum\nsum: sum "+" num | num\nnum: /[0-9]{1,3}/ | "(" sum ")"'},
+    {"choices": ["yes", "no", "perhaps not"]},
+)
+
+
+def holds(form: dict[str, Any], text: str) -> bool:
+    if "choices" in form:
+        return text in form["choices"]
+    language = Options(**form).language
+    assert language is not None
+    return language.holds(text.encode())
+
+
+@pytest.mark.parametrize("strategy", sorted(NAMED))
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: next(iter(form)))
+def test_every_strategy_obeys_or_refuses(form: dict[str, Any], strategy: str) -> None:
+    obeyed = refused = 0
+    for start in STARTS:
+        members = TINY[:2] if "prompt" in start else TALKING
+        with AdaFuseEngine([backend(member) for member in members], strategy=strategy) as ensemble:
+            use = [members[0].name] if strategy == "single" else None
+            for limit in (24, 40):
+                try:
+                    found = ensemble.generate(**start, **form, max_new_tokens=limit, use=use)
+                except InvalidOptionError as error:
+                    assert next(iter(form)) in str(error)
+                    refused += 1
+                else:
+                    assert holds(form, found.text), found.text
+                    obeyed += 1
+    assert (obeyed == 0) != (refused == 0)
+    assert obeyed or strategy != "adafuse"
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: next(iter(form)))
+def test_drafts_batches_and_streams_change_nothing(form: dict[str, Any]) -> None:
+    for start in STARTS:
+        members = TINY[:3] if "prompt" in start else TALKING
+        options: dict[str, Any] = {**form, "margin_threshold": 0.3, "max_new_tokens": 30}
+        plain = engine(*members, drafting=False).generate(**start, **options)
+        expected = approximately(as_data(plain))
+        assert as_data(engine(*members).generate(**start, **options)) == expected
+        events = list(engine(*members).stream(**start, **options))
+        assert "".join(event.text for event in events) == plain.text
+        final = events[-1].generation
+        assert final is not None
+        assert as_data(final) == expected
+        if "prompt" in start:
+            others = [start["prompt"], "x", "Question: who?\nAnswer: "]
+            batch = engine(*members).generate_batch(others, **options)
+            assert as_data(batch[0]) == expected
+            assert all(holds(form, each.text) for each in batch)
+
+
+@pytest.mark.parametrize("form", FORMS[:3], ids=lambda form: next(iter(form)))
+def test_no_valid_text_of_another_member_scores_minus_infinity(form: dict[str, Any]) -> None:
+    """Every member has a finite score of every candidate, whoever proposed it."""
+    scored = 0
+    for members in (*MIXES, TINY):
+        for threshold in (0.2, 1.0):
+            found = engine(*members).generate(
+                "The ferry to", **form, margin_threshold=threshold, max_new_tokens=40
+            )
+            for entry in found.rounds:
+                for candidate in () if entry.forced else entry.candidates:
+                    expected = {member.name for member in members}
+                    assert set(candidate.nll) == expected, candidate
+                    scored += 1
+    assert scored > 50
+
+
+HOSTILE: tuple[dict[str, Any], ...] = (
+    {"grammar": 'start: a\na: a a | "x" | '},
+    {"grammar": 'start: a\na: a "+" a | a "*" a | "(" a ")" | /[0-9]/'},
+    {"grammar": "start: a\na: a"},
+    {"grammar": 'start: /a*/ /a*/ /a*/ /a*/ "b"'},
+    {"grammar": "start: nothing"},
+    {"regex": "(a|a|aa)*{20}"},
+    {"regex": "((a{0,50}){0,50}){0,50}"},
+    {"regex": "(a?){200}a{200}"},
+    {"regex": "([a-z]+ ){1000}"},
+    {"regex": "[ab]*a[ab]{12}c"},
+    {"regex": "(?=a)b"},
+    {"regex": "("},
+    {"json_schema": {"type": "array", "items": {"type": "string"}, "minItems": 100_000}},
+    {"json_schema": {"enum": [f"option number {number}" for number in range(3000)]}},
+    {"json_schema": {"$ref": "#"}},
+    {"json_schema": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+    {"json_schema": {"type": "string", "minLength": 10**9}},
+    {"json_schema": {"type": "string", "pattern": "^(a+)+$"}},
+)
+
+
+@pytest.mark.parametrize("form", HOSTILE, ids=range(len(HOSTILE)))
+@pytest.mark.timeout(60)
+def test_hostile_grammars_are_obeyed_or_refused(form: dict[str, Any]) -> None:
+    try:
+        found = engine(*TINY[:2]).generate("x", **form, max_new_tokens=24)
+    except (GrammarError, InvalidOptionError) as error:
+        assert len(str(error)) < 2000
+    else:
+        assert holds(form, found.text), found.text
+
+
+@settings(max_examples=20)
+@given(schema=schemas(), number=st.integers(0, 5))
+def test_random_texts_of_a_grammar_can_be_scored(schema: dict[str, Any], number: int) -> None:
+    """Valid texts that no member would write have a finite score for every member."""
+    from adafuse_llm import AdaFuseConfig
+    from adafuse_llm.text.grammar import Grammar
+    from tests.support.schemas import walk
+
+    grammar = Grammar.of(AdaFuseConfig(json_schema=schema))
+    assert grammar is not None
+    texts = {text for seed in range(4) if (text := walk(grammar.text(), seed, 60))}
+    if texts:
+        found = engine(*MIXES[number]).choose("The ferry to", choices=sorted(texts))
+        assert len(found.nll) == 2
+        assert sum(found.probabilities) == pytest.approx(1)
+
+
+def test_eight_threads_give_what_one_gives() -> None:
+    ensemble = engine(*TINY[:3])
+    requests = [(form, start) for form in FORMS for start in STARTS[:2]]
+
+    def decode(request: tuple[dict[str, Any], dict[str, Any]]) -> dict[str, Any]:
+        form, start = request
+        return as_data(ensemble.generate(**start, **form, max_new_tokens=24))
+
+    alone = [decode(request) for request in requests]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(decode, requests * 3))
+    assert together == approximately(alone * 3)

@@ -1,0 +1,91 @@
+"""The embedded members with function calling, enforced objects and choices, end to end."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent, ToolCallResult
+from llama_index.core.bridge.pydantic import BaseModel
+from llama_index.core.prompts import PromptTemplate
+from llama_index.core.selectors import PydanticSingleSelector
+from llama_index.core.tools import FunctionTool
+from llama_index.llms.adafuse import AdaFuseFaithfulnessEvaluator, AdaFuseLLM, AdaFuseSelector
+
+from adafuse_llm.embedded.tools import calculate, look_up
+from tests.support.agent_questions import ERRANDS
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    llm = AdaFuseLLM.from_embedded(max_new_tokens=160)
+    yield llm
+    llm.unload()
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize(("question", "calls", "answer"), ERRANDS)
+async def test_l7_a_function_agent_calls_the_tools_that_lead_to_the_answer(
+    embedded, streaming, question, calls, answer
+):
+    agent = FunctionAgent(tools=[look_up, calculate], llm=embedded, streaming=streaming)
+    handler = agent.run(question)
+    results = [e async for e in handler.stream_events() if type(e) is ToolCallResult]
+    assert [(each.tool_name, each.tool_kwargs) for each in results] == calls
+    assert str(await handler) == answer
+
+
+async def test_a_workflow_of_functions(embedded):
+    workflow = AgentWorkflow.from_tools_or_functions([look_up, calculate], llm=embedded)
+    assert isinstance(workflow.agents["Agent"], FunctionAgent)
+    assert str(await workflow.run(user_msg=ERRANDS[0][0])) == ERRANDS[0][2]
+
+
+def book(seats: int, window: bool) -> str:
+    """Book seats."""
+    return f"{seats} seats, window: {window}"
+
+
+TOOLS = [FunctionTool.from_defaults(each) for each in (look_up, calculate, book)]
+
+
+@pytest.mark.parametrize("choice", ["required", "book", "calculate"])
+def test_any_call_can_be_required(embedded, choice):
+    response = embedded.chat_with_tools(TOOLS, "Two seats, please.", tool_choice=choice)
+    (call,) = embedded.get_tool_calls_from_response(response)
+    (tool,) = [tool for tool in TOOLS if tool.metadata.name == call.tool_name]
+    assert choice in ("required", call.tool_name)
+    assert tool.metadata.fn_schema is not None
+    tool.metadata.fn_schema.model_validate(call.tool_kwargs, strict=True)
+
+
+class Visit(BaseModel):
+    place: str
+    guests: int
+    day: Literal["Monday", "Friday"]
+
+
+async def test_objects_that_the_members_never_saw(embedded):
+    prompt = PromptTemplate("Plan a visit to {place}.")
+    visit = embedded.structured_predict(Visit, prompt, place="the Silesse Mill")
+    assert isinstance(visit, Visit)
+    stream = await embedded.astream_structured_predict(Visit, prompt, place="the Silesse Mill")
+    assert [each async for each in stream][-1] == visit
+
+
+async def test_selectors(embedded):
+    choices = ["prices", "history"]
+    result = PydanticSingleSelector.from_defaults(llm=embedded).select(choices, "What?")
+    assert isinstance(result.ind, int)
+    scored: Any = AdaFuseSelector(embedded).select(choices, "What?")
+    assert scored.ind in (0, 1)
+    assert sum(scored.probabilities) == pytest.approx(1)
+    again: Any = await AdaFuseSelector(embedded).aselect(choices, "What?")
+    assert again.probabilities == pytest.approx(scored.probabilities)
+
+
+def test_a_judge(embedded):
+    result = AdaFuseFaithfulnessEvaluator(embedded).evaluate("Who?", "Jenbert.", ["Jenbert."])
+    assert result.score is not None
+    assert 0 <= result.score <= 1
+    assert result.passing == (result.score >= 0.5)
