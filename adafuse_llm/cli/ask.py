@@ -85,7 +85,7 @@ def ask(
             events = engine.stream(messages=messages, cancel=cancel)
         except ContextWindowError as error:
             raise ContextWindowError(f"{error} Lower --passages to shorten the prompt.") from error
-        display = Display(engine.members, stdout_console())
+        display = Display(engine.members, stdout_console(), forced=setup.has_grammar)
         generation = last(events) if as_json else _show(question, sources, display, events)
     seconds = time.perf_counter() - loaded
     if html is not None:

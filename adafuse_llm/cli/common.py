@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, NamedTuple, get_args
 
 import typer
 from rich.console import Console
@@ -46,9 +46,10 @@ from adafuse_llm import (
     RuntimeConfig,
     StreamEvent,
 )
+from adafuse_llm.config import CONSTRAINTS, GRAMMARS
 from adafuse_llm.embedded import member_paths
-from adafuse_llm.evaluation.files import naming
-from adafuse_llm.loading.config_file import LOADING, ConfigFile, read_config
+from adafuse_llm.evaluation.files import naming, read_text
+from adafuse_llm.loading.config_file import LOADING, ConfigFile, read_config, read_schema
 from adafuse_llm.report.styles import printable
 from adafuse_llm.strategies.registry import NAMED
 
@@ -94,6 +95,11 @@ class Setup:
     options: Mapping[str, Any]
     strategy: str
     config: AdaFuseConfig
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether a schema, a regular expression or a grammar determines the response's form."""
+        return any(getattr(self.config, name) is not None for name in GRAMMARS)
 
     def paths(self) -> list[str]:
         """Return the folders or Hub IDs of the models. The default is the embedded members."""
@@ -269,16 +275,59 @@ def parse_members(values: Sequence[str]) -> tuple[str, ...] | None:
     return tuple(name.strip() for value in values for name in value.split(",")) or None
 
 
-_PARSERS: dict[str, tuple[Callable[[Sequence[str]], Any], str, str]] = {
-    "stop": (
-        parse_stops,
-        "TEXT",
-        r"Repeatable. \n and \t are escapes. '' means no stop sequences.",
+def parse_schema(path: Path) -> dict[str, Any]:
+    """Read the file of ``--json-schema``."""
+    with _naming_flag("--json-schema"):
+        return read_schema(path)
+
+
+def parse_grammar(path: Path) -> str:
+    """Read the file of ``--grammar``."""
+    with _naming_flag("--grammar"):
+        try:
+            return read_text(path)
+        except OSError as error:
+            raise InvalidInputError(f"{path}: {error.strerror}") from error
+
+
+@contextmanager
+def _naming_flag(flag: str) -> Iterator[None]:
+    """Add the flag to errors of the ``with`` block."""
+    try:
+        yield
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{flag}: {error}") from None
+
+
+class _Parser(NamedTuple):
+    """How a flag becomes the value of an option.
+
+    Attributes:
+        parse: function that returns the option's value from the flag's.
+        metavar: name of the value in the help.
+        hint: text after the option's description in the help.
+        kind: type of the flag's value.
+        flag: name of the flag; None for the name of the option.
+    """
+
+    parse: Callable[[Any], Any]
+    metavar: str
+    hint: str
+    kind: Any = list[str]
+    flag: str | None = None
+
+
+_PARSERS = {
+    "stop": _Parser(
+        parse_stops, "TEXT", r"Repeatable. \n and \t are escapes. '' means no stop sequences."
     ),
-    "weights": (parse_weights, "NAME=NUMBER", "Repeatable, or separated by commas."),
-    "use": (parse_members, "NAME", "Repeatable, or separated by commas."),
+    "weights": _Parser(parse_weights, "NAME=NUMBER", "Repeatable, or separated by commas."),
+    "use": _Parser(parse_members, "NAME", "Repeatable, or separated by commas."),
+    "json_schema": _Parser(parse_schema, "FILE", "A JSON file.", Path | None),
+    "grammar": _Parser(parse_grammar, "FILE", "A text file.", Path | None),
+    "choices": _Parser(tuple, "TEXT", "Repeatable: pass one text at a time.", flag="choice"),
 }
-"""Parser, metavar and help text of the options that need their own parser."""
+"""The options that need their own parser."""
 
 
 _METAVARS = {bool: "", int: "N", float: "NUMBER", str: "TEXT", Path: "FILE"}
@@ -305,9 +354,16 @@ def _config_flags(defaults: dict[str, Any]) -> Iterator[inspect.Parameter]:
         default = defaults.get(name, field.default)
         text = field.description or ""
         if name in _PARSERS:
-            _, metavar, hint = _PARSERS[name]
-            shown = list(default or ())
-            yield _flag(name, list[str], shown, f"{text} {hint}", panel="Decoding", metavar=metavar)
+            parser = _PARSERS[name]
+            yield _flag(
+                name,
+                parser.kind,
+                list(default or ()) if parser.kind == list[str] else default,
+                f"{text} {parser.hint}",
+                panel="Decoding",
+                metavar=parser.metavar,
+                flag=parser.flag,
+            )
         else:
             yield _flag(name, field.annotation, default, text, panel="Decoding")
 
@@ -342,10 +398,10 @@ def _flag(
     panel: str | None = None,
     metavar: str | None = None,
     min: int | None = None,  # noqa: A002  # the name that Typer uses
+    flag: str | None = None,
 ) -> inspect.Parameter:
-    option = typer.Option(
-        f"--{name.replace('_', '-')}", help=text, rich_help_panel=panel, metavar=metavar, min=min
-    )
+    flag = f"--{(flag or name).replace('_', '-')}"
+    option = typer.Option(flag, help=text, rich_help_panel=panel, metavar=metavar, min=min)
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -357,17 +413,19 @@ def _flag(
 def _setup(values: dict[str, Any], decoding: bool, is_typed: Callable[[str], bool]) -> Setup:
     """Remove the shared flags from `values` and return them as a `Setup`.
 
-    A flag overrides the file of --config, which overrides the command's defaults.
+    A flag overrides the file of --config, which overrides the command's defaults. A flag for the
+    form of the response (`CONSTRAINTS`) also overrides the other options of this kind in the file.
     """
     path = values.pop("config", None)
     file = ConfigFile() if path is None else read_config(path)
+    overridden = CONSTRAINTS if any(map(is_typed, CONSTRAINTS)) else ()
     options: dict[str, Any] = {}
     for name in AdaFuseConfig.model_fields if decoding else ():
         given = values.pop(name)
-        if name in file.options and not is_typed(name):
+        if name in file.options and not is_typed(name) and name not in overridden:
             options[name] = file.options[name]
         elif given is not None and given != []:
-            options[name] = _PARSERS[name][0](given) if name in _PARSERS else given
+            options[name] = _PARSERS[name].parse(given) if name in _PARSERS else given
     models = tuple(values.pop("model", None) or ())
     loading = {}
     for name in LOADING:

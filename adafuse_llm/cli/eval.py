@@ -39,6 +39,7 @@ from adafuse_llm.evaluation.runner import (
     System,
     answer_all,
     compared,
+    form_options,
     lost,
     merged,
     read_records,
@@ -79,9 +80,8 @@ class Job:
 
     def singly(self) -> Job:
         """Return a copy of this job in which each member answers alone."""
-        config = AdaFuseConfig(stop=self.config.stop, max_new_tokens=self.config.max_new_tokens)
         identity = {**self.identity, "strategy": "single"}
-        return dataclasses.replace(self, config=config, identity=identity)
+        return dataclasses.replace(self, config=form_options(self.config), identity=identity)
 
 
 def evaluate(

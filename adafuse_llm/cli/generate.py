@@ -78,7 +78,7 @@ def generate(
     with setup.engine() as engine, cancel_on_interrupt() as cancel:
         started = time.perf_counter()
         events = engine.stream(**request, cancel=cancel)
-        display = Display(engine.members, stdout_console())
+        display = Display(engine.members, stdout_console(), forced=setup.has_grammar)
         if as_json:
             generation = last(events, _print_json)
         elif trace:

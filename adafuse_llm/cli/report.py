@@ -100,7 +100,7 @@ def _figures(summary: RunSummary) -> Table:
     rows = {
         "answers": f"{summary.answers} ({summary.failed} failed)",
         **({} if summary.accuracy is None else {"accuracy": str(summary.accuracy)}),
-        "rounds": str(decided.rounds),
+        "rounds": f"{decided.rounds}{f' ({decided.forced} forced)' if decided.forced else ''}",
         "words per round": ", ".join(words),
         "agreement": "-" if decided.agreement is None else f"{decided.agreement:.0%} of rounds",
         "seconds per answer": ", ".join(f"{k} {v:.2f}" for k, v in seconds.items()),

@@ -20,6 +20,9 @@ from adafuse_llm.errors import CacheMemoryError, ContextWindowError, InvalidInpu
 LASTING = (ContextWindowError.__name__, CacheMemoryError.__name__)
 """Errors that occur again whenever the same members answer the question."""
 
+_LONG = ("test set", "prompts", "json_schema", "grammar")
+"""Settings of a run whose values are too long for an error message."""
+
 QUESTION_FORM = "Question: {question}\nAnswer:"
 """The default template of a question."""
 
@@ -246,9 +249,11 @@ class Results:
             ) from error
         ours = json.loads(json.dumps(identity))
         for key in {**ours, **theirs}:
-            if theirs.get(key) != ours.get(key):
-                values = f"{theirs.get(key)!r}, not {ours.get(key)!r}"
-                what = f"different {key}" if key in ("test set", "prompts") else f"{key} {values}"
+            left, right = theirs.get(key), ours.get(key)
+            if key == "json_schema":  # a response has the properties in the schema's order
+                left, right = json.dumps(left), json.dumps(right)
+            if left != right:
+                what = f"different {key}" if key in _LONG else f"{key} {left!r}, not {right!r}"
                 raise self._error(f"belongs to another run: {what}")
 
     def _error(self, reason: str) -> InvalidInputError:

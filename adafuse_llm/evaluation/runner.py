@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
 
-from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.config import CONSTRAINTS, AdaFuseConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.evaluation.files import is_lost
@@ -115,13 +115,22 @@ class Record(BaseModel):
         return metric.statistics(self.answer, self.label)
 
 
+def form_options(config: AdaFuseConfig) -> AdaFuseConfig:
+    """Return the options that determine the form and the end of a response, without the others.
+
+    These are the stop sequences, `max_new_tokens`, and a schema, grammar or list of choices.
+    """
+    names = {"stop", "max_new_tokens", *CONSTRAINTS}
+    return AdaFuseConfig(**config.model_dump(include=names))
+
+
 def singly(engine: AdaFuseEngine) -> AdaFuseEngine:
     """Return an engine with the same loaded members, in which one member answers greedily.
 
-    Stop sequences and `max_new_tokens` are those of the given engine.
+    The options of `form_options` are those of the given engine.
     """
-    limits = AdaFuseConfig(stop=engine.config.stop, max_new_tokens=engine.config.max_new_tokens)
-    return AdaFuseEngine(engine.backends, limits, strategy="single", runtime=engine.runtime)
+    options = form_options(engine.config)
+    return AdaFuseEngine(engine.backends, options, strategy="single", runtime=engine.runtime)
 
 
 def answer_all(

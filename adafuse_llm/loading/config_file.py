@@ -8,12 +8,15 @@ A file sets members, loading arguments and options, as the flags of a command do
     max_words: 2
     weights: {one: 1.0, two: 0.5}
 
-The format is YAML, which includes JSON. Values that the file does not set have their defaults. A
-file cannot set `trust_remote_code`: only the person who starts the program can allow code to run.
+The format is YAML, which includes JSON. Values that the file does not set have their defaults.
+`json_schema` is a mapping, or the path of a JSON file relative to the configuration file. A file
+cannot set `trust_remote_code`: only the person who starts the program can allow code to run.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -24,7 +27,7 @@ from pydantic import Field, field_validator
 from adafuse_llm.config import AdaFuseConfig, Options
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
 
-__all__ = ["ConfigFile", "read_config", "write_config"]
+__all__ = ["ConfigFile", "read_config", "read_schema", "write_config"]
 
 
 class ConfigFile(Options):
@@ -75,7 +78,8 @@ def read_config(path: str | PathLike[str]) -> ConfigFile:
 
     Raises:
         InvalidInputError: the file is missing, is not a mapping in YAML or JSON, has more than
-            `MAX_ALIASES` aliases, or is nested deeper than `MAX_DEPTH`.
+            `MAX_ALIASES` aliases, or is nested deeper than `MAX_DEPTH`; or `read_schema` cannot
+            read the file of its JSON schema.
         InvalidOptionError: an option is unknown or out of range.
     """
     import yaml
@@ -93,6 +97,59 @@ def read_config(path: str | PathLike[str]) -> ConfigFile:
         reason = " ".join(str(error).split())
         raise InvalidInputError(f"configuration file {path} is not YAML: {reason}") from error
     return _parse(path, values)
+
+
+def read_schema(path: str | PathLike[str]) -> dict[str, Any]:
+    """Read a JSON schema from a JSON file.
+
+    Raises:
+        InvalidInputError: the file is missing, is not JSON, or does not contain an object.
+    """
+    try:
+        schema = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise InvalidInputError(f"JSON schema {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:  # ValueError includes text that is not UTF-8
+        raise InvalidInputError(f"JSON schema {path} is not JSON: {error}") from error
+    if not isinstance(schema, dict):
+        raise InvalidInputError(
+            f'JSON schema {path} must contain an object, such as {{"type": "object"}}; got '
+            f"{short_repr(schema)}"
+        )
+    return schema
+
+
+def _inline_schema(folder: Path, value: Any) -> Any:
+    """Return the JSON schema that a configuration file gives as a mapping or as a path.
+
+    Raises:
+        InvalidInputError: the path is not that of a JSON file with an object.
+        InvalidOptionError: the mapping contains a value that JSON does not have, such as a date.
+    """
+    if isinstance(value, str):
+        return read_schema(folder / value)
+    if (problem := _not_json(value)) is not None:
+        raise InvalidOptionError(
+            f"option 'json_schema': {short_repr(problem)} is a YAML value that JSON does not have. "
+            "Put it in quotes."
+        )
+    return value
+
+
+def _not_json(value: Any) -> object | None:
+    """Return the first part of a YAML value that JSON does not have, or None."""
+    if isinstance(value, dict):
+        names = [name for name in value if not isinstance(name, str)]
+        parts = list(value.values())
+        if names:
+            return names[0] if names[0] is not None else "null"
+    elif isinstance(value, list):
+        parts = value
+    else:
+        known = value is None or isinstance(value, (str, bool, int, float))
+        finite = not isinstance(value, float) or math.isfinite(value)
+        return None if known and finite else value
+    return next((found for each in parts if (found := _not_json(each)) is not None), None)
 
 
 def _excess(text: str) -> str | None:
@@ -149,11 +206,14 @@ def _parse(path: str | PathLike[str], values: Any) -> ConfigFile:
                 f"{nearest(str(name), allowed)} The options are: {', '.join(allowed)}."
             )
     try:
+        if values.get("json_schema") is not None:
+            schema = _inline_schema(Path(path).parent, values["json_schema"])
+            values = {**values, "json_schema": schema}
         file = ConfigFile(
             **{name: value for name, value in values.items() if name in own},
             options={name: value for name, value in values.items() if name not in own},
         )
         _ = file.config
-    except InvalidOptionError as error:
-        raise InvalidOptionError(f"configuration file {path}: {error}") from None
+    except InvalidInputError as error:
+        raise type(error)(f"configuration file {path}: {error}") from None
     return file

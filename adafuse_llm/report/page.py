@@ -17,18 +17,23 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from adafuse_llm.report.charts import Bar, Point, Series, bar_chart, line_chart
 from adafuse_llm.report.styles import (
+    AGREED,
+    CHOSEN,
     COLORS,
-    ENDINGS,
+    FORCED,
     Look,
+    ending,
     looks,
     members_of,
     number,
     owner,
+    percent,
     proposed_by,
     quoted,
+    shared,
 )
 from adafuse_llm.results import Generation, Round
-from adafuse_llm.summary import Summary
+from adafuse_llm.summary import Summary, choice_probabilities
 
 HERE = Path(__file__).parent
 
@@ -36,6 +41,12 @@ STROKES = ("solid", "dashed", "dotted", "double")
 DASHES = ("", "7 3", "2 3", "10 3 2 3", "5 2", "1 4", "10 3 2 3 2 3")
 """Line styles below spans and in charts. They distinguish members without color."""
 
+
+STROKES_OF_SHARED = {AGREED: "double", CHOSEN: "solid", FORCED: "dotted"}
+"""Line styles below spans that belong to no single member. These lines have no color."""
+
+OPTIONS = 20
+"""Maximum number of options in the chart of probabilities."""
 
 POINTS = 60
 """Maximum number of points of a line. Longer lines show means of neighboring values."""
@@ -94,12 +105,15 @@ def _body(generation: Generation) -> str:
             id=_identity(generation),
             members=members,
             spans=_spans(generation, members),
+            shared=_legend(generation, members),
+            options=_options(generation.rounds),
             summary=" · ".join(
                 [
                     count(summary.rounds, "round"),
+                    *([f"{summary.forced} forced"] if summary.forced else []),
                     count(words, "word"),
                     f"{summary.seconds:.2f} s",
-                    ENDINGS[generation.finish_reason],
+                    ending(generation),
                 ]
             ),
             figures=figures(summary, members),
@@ -119,6 +133,7 @@ def figures(summary: Summary, members: Sequence[Shown]) -> dict[str, Any]:
         "backed": bars({m.name: summary.backed.get(m.name, 0) for m in members}, members),
         "decided": bars({m.name: summary.decided.get(m.name, 0) for m in members}, members),
         "agreement": "-" if summary.agreement is None else f"{summary.agreement:.0%}",
+        "forced": summary.forced,
     }
 
 
@@ -183,6 +198,8 @@ def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
         text, left = left[: len(decided.text)], left[len(decided.text) :]
         name = owner(decided, names)
         look = by_name.get(name or "")
+        joint = shared(decided) or AGREED
+        probabilities = choice_probabilities(decided)
         margins = {
             marks[member]: ", ".join(f"{value:.2f}" for value in values) or "-"
             for member, values in decided.margins.items()
@@ -191,10 +208,12 @@ def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
             {
                 "text": text,
                 "round": decided.index + 1,
-                "mark": look.mark if look else "=",
+                "mark": look.mark if look else joint.mark,
                 "color": look.color if look else "var(--quiet)",
-                "stroke": look.stroke if look else "double",
-                "decided_by": f"{look.mark} {look.name}" if look else "all agree",
+                "stroke": look.stroke if look else STROKES_OF_SHARED[joint],
+                "decided_by": f"{look.mark} {look.name}" if look else joint.name,
+                "forced": decided.forced,
+                "chosen": probabilities is not None,
                 "milliseconds": 1000 * decided.elapsed,
                 "margins": "; ".join(f"{mark} {values}" for mark, values in margins.items()),
                 "rows": [
@@ -203,13 +222,39 @@ def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
                         "won": index == decided.winner,
                         "nll": [number(candidate.nll.get(name)) for name in names],
                         "score": number(candidate.score),
-                        "proposers": proposed_by(candidate, marks),
+                        "last": proposed_by(candidate, marks)
+                        if probabilities is None
+                        else percent(probabilities[index]),
                     }
                     for index, candidate in enumerate(decided.candidates)
                 ],
             }
         )
     return spans
+
+
+def _legend(generation: Generation, members: Sequence[Shown]) -> list[dict[str, str]]:
+    """Return the legend of the spans that belong to no single member."""
+    found = {shared(decided) for decided in generation.rounds}
+    return [
+        {"text": str(each), "stroke": stroke}
+        for each, stroke in STROKES_OF_SHARED.items()
+        if each in found or (each is AGREED and len(members) > 1 and CHOSEN not in found)
+    ]
+
+
+def _options(rounds: Sequence[Round]) -> dict[str, Any] | None:
+    """Return a chart of the probabilities of given texts, or None if no round chose among them."""
+    for decided in rounds:
+        probabilities = choice_probabilities(decided)
+        if probabilities is not None:
+            ranked = sorted(
+                zip(probabilities, decided.candidates, strict=True), key=lambda pair: -pair[0]
+            )
+            bars = [Bar(each.text, value, percent(value)) for value, each in ranked[:OPTIONS]]
+            hidden = len(ranked) - len(bars)
+            return {"rows": bar_chart(bars, most=1.0), "hidden": hidden}
+    return None
 
 
 def _usage(generation: Generation, members: Sequence[Shown]) -> list[dict[str, Any]]:

@@ -7,12 +7,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from adafuse_llm.results import Candidate, FinishReason, Generation, Round
-from adafuse_llm.summary import is_unanimous
+from adafuse_llm.summary import choice_probabilities, is_unanimous
 
 COLORS = ("#56b4e9", "#e69f00", "#cc79a7", "#009e73", "#d55e00", "#0072b2")
 """Colors by Okabe and Ito, which color-blind readers can distinguish. They differ in lightness."""
 
 MARKS = "●■▲◆★▼○□△◇☆▽"
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The look of text that belongs to no single member: a mark, and words for the legend."""
+
+    mark: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.mark} {self.name}"
+
+
+AGREED = Shared("=", "all agree")
+FORCED = Shared("–", "forced by the grammar")  # noqa: RUF001  # a dash, so that it stays quiet
+CHOSEN = Shared("»", "chosen by score")
 
 ENDINGS: dict[FinishReason, str] = {
     "stop": "ended by the winner",
@@ -46,6 +62,14 @@ def looks(members: Sequence[str]) -> dict[str, Look]:
     return {name: Look(name, number) for number, name in enumerate(members)}
 
 
+def ending(generation: Generation) -> str:
+    """Describe how a generation ended."""
+    last = generation.rounds[-1] if generation.rounds else None
+    if generation.finish_reason == "stop" and last is not None and last.forced:
+        return "ended by the grammar"
+    return ENDINGS[generation.finish_reason]
+
+
 def proposed_by(candidate: Candidate, marks: Mapping[str, str]) -> str:
     """Return the marks of the members that proposed a span, or "all" if all of several did.
 
@@ -63,13 +87,25 @@ def members_of(generation: Generation) -> tuple[str, ...]:
     return tuple(generation.usage.prompt_tokens)
 
 
+def shared(decided: Round) -> Shared | None:
+    """Return the look of a round's text if it belongs to no single member, or None.
+
+    It does not if the round is unanimous or forced, or if it chose among given texts.
+    """
+    if decided.forced:
+        return FORCED
+    if choice_probabilities(decided) is not None:
+        return CHOSEN
+    return AGREED if is_unanimous(decided) else None
+
+
 def owner(decided: Round, members: Sequence[str]) -> str | None:
-    """Return the member that owns the text which a round committed; None for a unanimous round.
+    """Return the member that owns the text which a round committed; None if it is `shared`.
 
     The owner is the proposer that finds the text most likely. If the text has no proposers, the
     owner is the member that finds it most likely.
     """
-    if is_unanimous(decided):
+    if shared(decided) is not None:
         return None
     winner = decided.candidates[decided.winner]
     return min(winner.proposers or members, key=lambda name: winner.nll.get(name, float("inf")))
@@ -84,6 +120,11 @@ def quoted(candidate: Candidate) -> str:
 def number(value: float | None) -> str:
     """Format a score in nats per token. Return a dash if there is no score."""
     return "-" if value is None else f"{max(0.0, value):.3f}"  # avoids "-0.000"
+
+
+def percent(probability: float) -> str:
+    """Format a probability as a percentage with one decimal."""
+    return f"{100 * probability:.1f} %"
 
 
 def printable(text: str) -> str:

@@ -9,30 +9,33 @@ from rich.table import Table
 from rich.text import Text
 
 from adafuse_llm.report import styles
-from adafuse_llm.report.styles import printable
+from adafuse_llm.report.styles import AGREED, FORCED, Shared, printable
 from adafuse_llm.results import Candidate, Generation, Round
-from adafuse_llm.summary import is_unanimous
+from adafuse_llm.summary import choice_probabilities, is_unanimous
 
 TYPES = ("", "underline", "italic", "bold", "", "")
 """Text styles by member. Neighboring members differ in style as well as in color."""
 
-AGREED = "bold"
+JOINT, QUIET = "bold", "dim"
+"""Text styles of text that all members chose, and of forced text."""
 
 
 class Display:
     """A display of one ensemble's decisions.
 
-    A span belongs to the proposer that finds it most likely. The span of a unanimous round belongs
-    to all members.
+    A span belongs to the proposer that finds it most likely. The span of a unanimous round, and the
+    text that was chosen among given ones, belong to all members. Forced text belongs to none.
 
     Args:
         members: the members' names, in order.
         console: the console that prints the display.
+        forced: whether the legend explains forced text.
     """
 
-    def __init__(self, members: Sequence[str], console: Console) -> None:
+    def __init__(self, members: Sequence[str], console: Console, *, forced: bool = False) -> None:
         self.members = tuple(members)
         self.console = console
+        self._forced = forced
         self._looks = styles.looks(self.members)
         self._brackets = console.is_terminal and (console.no_color or not console.color_system)
         initials = [name[0] for name in self.members]
@@ -40,34 +43,37 @@ class Display:
             initials = [str(number) for number in range(1, len(initials) + 1)]
         self._initials = dict(zip(self.members, initials, strict=True))
 
-    def owner(self, decided: Round) -> str | None:
-        """Return the member that owns the text of a round, or None if the round is unanimous."""
-        return styles.owner(decided, self.members)
-
-    def style(self, member: str | None) -> str:
-        """Return the style of a member's spans."""
-        if member is None:
-            return AGREED
-        look = self._looks[member]
+    def style(self, owner: str | Shared) -> str:
+        """Return the style of the spans of a member, or of shared spans."""
+        if isinstance(owner, Shared):
+            return QUIET if owner is FORCED else JOINT
+        look = self._looks[owner]
         return f"{look.color} {TYPES[look.number % len(TYPES)]}".strip()
 
-    def name(self, member: str | None) -> Text:
-        """Return a member's mark and name, or the words for agreement if `member` is None."""
-        if member is None:
-            return Text("= all agree", AGREED)
-        mark = self._looks[member].mark
-        initial = f"{self._initials[member]}: " if self._brackets else ""
-        return Text(f"{mark} {initial}{printable(member)}", self.style(member))
+    def name(self, owner: str | Shared) -> Text:
+        """Return the mark and the name of a member, or of shared spans."""
+        if isinstance(owner, Shared):
+            return Text(str(owner), self.style(owner))
+        mark = self._looks[owner].mark
+        initial = f"{self._initials[owner]}: " if self._brackets else ""
+        return Text(f"{mark} {initial}{printable(owner)}", self.style(owner))
 
     def legend(self) -> Text:
-        """Return a line that shows each member's style."""
-        owners = (*self.members, *([None] if len(self.members) > 1 else []))
+        """Return a line that shows the style of each member and of shared spans."""
+        owners: list[str | Shared] = [*self.members]
+        owners += [AGREED] if len(self.members) > 1 else []
+        owners += [FORCED] if self._forced else []
         return Text("   ").join(self.name(owner) for owner in owners)
+
+    def _owner(self, decided: Round) -> str | Shared:
+        """Return the member that owns the text of a round, or the look of shared text."""
+        shared = styles.shared(decided)
+        return shared or styles.owner(decided, self.members) or AGREED
 
     def span(self, text: str, decided: Round) -> Text:
         """Return a round's text in the style of its owner."""
-        owner = self.owner(decided)
-        if not self._brackets or owner is None or not text.strip():
+        owner = self._owner(decided)
+        if not self._brackets or isinstance(owner, Shared) or not text.strip():
             return Text(printable(text), self.style(owner))
         start = len(text) - len(text.lstrip())
         return Text(printable(f"{text[:start]}[{self._initials[owner]}:{text[start:]}]"))
@@ -79,12 +85,12 @@ class Display:
             table.add_column(justify=justify, no_wrap=True, overflow="ellipsis")
         for decided in rounds:
             winner = decided.candidates[decided.winner]
-            owner = self.owner(decided)
+            owner = self._owner(decided)
             table.add_row(
                 str(decided.index + 1),
                 self.name(owner),
                 Text(quoted(winner), self.style(owner)),
-                styles.number(winner.score),
+                "" if decided.forced else styles.number(winner.score),
                 Text(_preferred_to(decided), "dim"),
             )
         return table
@@ -92,7 +98,9 @@ class Display:
     def trace(self, decided: Round) -> Table:
         """Return a table of one round in detail: the candidates and their scores by member.
 
-        Marks stand for the members. :meth:`legend` explains them.
+        Marks stand for the members. :meth:`legend` explains them. The table of a round that chose
+        among given texts shows the probability of each text instead of its proposers. The table of
+        a forced round has no scores.
         """
         marks = {member: self._looks[member].mark for member in self.members}
         table = Table(
@@ -103,20 +111,32 @@ class Display:
             padding=(0, 1, 0, 0),
         )
         table.add_column("")
-        table.add_column("candidate", overflow="fold")
+        table.add_column(FORCED.name if decided.forced else "candidate", overflow="fold")
+        if decided.forced:
+            table.add_row(">", Text(quoted(decided.candidates[decided.winner])), style=QUIET)
+            return table
         for member in self.members:
             header = Text(marks[member], self.style(member))
             table.add_column(header, justify="right", no_wrap=True)
         table.add_column("F", justify="right", no_wrap=True)
-        table.add_column("proposed by")
+        probabilities = choice_probabilities(decided)
+        if probabilities is None:
+            table.add_column("proposed by")
+        else:
+            table.add_column("probability", justify="right", no_wrap=True)
         for index, candidate in enumerate(decided.candidates):
             won = index == decided.winner
+            last = (
+                styles.proposed_by(candidate, marks)
+                if probabilities is None
+                else styles.percent(probabilities[index])
+            )
             table.add_row(
                 ">" if won else "",
                 Text(quoted(candidate)),
                 *(styles.number(candidate.nll.get(member)) for member in self.members),
                 styles.number(candidate.score),
-                styles.proposed_by(candidate, marks),
+                last,
                 style="bold" if won else None,
             )
         return table
@@ -126,23 +146,29 @@ class Display:
         if seconds is None:
             seconds = sum(decided.elapsed for decided in generation.rounds)
         rounds = generation.rounds
-        agreed = sum(map(is_unanimous, rounds))
-        words = sum(len(decided.text.split()) for decided in rounds)
+        forced = sum(decided.forced for decided in rounds)
+        free = [decided for decided in rounds if not decided.forced]
+        proposed = [decided for decided in free if choice_probabilities(decided) is None]
+        agreed = sum(map(is_unanimous, proposed))
+        words = sum(len(decided.text.split()) for decided in free)
         passes = generation.usage.forward_passes
+        compared = len(self.members) > 1 and (proposed or not rounds)
         parts = [
-            f"{len(rounds)} {'round' if len(rounds) == 1 else 'rounds'}",
-            f"{words / max(1, len(rounds)):.1f} words per round",
-            *([f"all agreed in {agreed} of {len(rounds)}"] if len(self.members) > 1 else []),
+            f"{len(rounds)} {'round' if len(rounds) == 1 else 'rounds'}"
+            + (f", {forced} forced" if forced else ""),
+            f"{words / max(1, len(free)):.1f} words per round",
+            *([f"all agreed in {agreed} of {len(proposed)}"] if compared else []),
             f"forward passes: {', '.join(f'{name} {passes[name]}' for name in self.members)}",
             f"{seconds:.1f} s",
-            styles.ENDINGS[generation.finish_reason],
+            styles.ending(generation),
         ]
         return Text(printable(" · ".join(parts)), "dim")
 
 
 def shown(generation: Generation, console: Console) -> Iterator[RenderableType]:
     """Yield the parts of a generation for display: legend, text, rounds and cost."""
-    display = Display(styles.members_of(generation), console)
+    forced = any(decided.forced for decided in generation.rounds)
+    display = Display(styles.members_of(generation), console, forced=forced)
     text, left = Text(), generation.text
     for decided in generation.rounds:
         part, left = left[: len(decided.text)], left[len(decided.text) :]
@@ -162,13 +188,19 @@ def quoted(candidate: Candidate) -> str:
 
 
 def _preferred_to(decided: Round) -> str:
-    """Describe the runner-up of a round: the best candidate that did not win."""
+    """Describe the runner-up of a round: the best candidate that did not win.
+
+    If the round chose among given texts, the description begins with the winner's probability.
+    """
+    probabilities = choice_probabilities(decided)
     others = [
         (candidate.score, index)
         for index, candidate in enumerate(decided.candidates)
         if index != decided.winner and candidate.score is not None
     ]
+    won = "" if probabilities is None else styles.percent(probabilities[decided.winner])
     if not others:
-        return ""
+        return won
     score, index = min(others)
-    return f"over {quoted(decided.candidates[index])} {styles.number(score)}"
+    shown = styles.number(score) if probabilities is None else styles.percent(probabilities[index])
+    return f"{won} over {quoted(decided.candidates[index])} {shown}".strip()

@@ -131,6 +131,7 @@ def test_s8_a_summary_counts_rounds_backed_and_rounds_decided():
     summary = Summary.of(rounds())
     assert summary.model_dump() == {
         "rounds": 2,
+        "forced": 0,
         "backed": {"x": 2, "y": 1},
         "decided": {"x": 1, "y": 0},
         "words_per_round": {1: 1, 2: 1},

@@ -372,3 +372,17 @@ def test_an_interrupted_run_is_resumed(start, adafuse, members, tmp_path):
     assert output.read_bytes().startswith(done)
     assert [each["line"] for each in records(output)] == list(range(1, 17))
     assert "nq: 16 questions" in result.stdout
+
+
+@pytest.mark.quick
+def test_members_alone_choose_among_the_same_texts(adafuse, job, tmp_path, fakes):
+    flags = ["--choice", "Ada Brook did", "--choice", "Ada Stone"]
+    result = adafuse(*job, "--alone", "--rounds", *flags)
+    assert result.exit_code == 0, result.output
+    for name in ("out", "out.wren", "out.heron"):
+        found = records(tmp_path / f"{name}.jsonl")
+        assert {record["pred"] for record in found} <= {"Ada Brook did", "Ada Stone"}
+        (only,) = found[0]["rounds"]
+        assert [each["text"] for each in only["candidates"]] == ["Ada Brook did", "Ada Stone"]
+        identity = json.loads((tmp_path / f"{name}.jsonl.run.json").read_text())
+        assert identity["choices"] == ["Ada Brook did", "Ada Stone"]

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.quick
 def test_every_option_of_the_configuration_is_a_flag(adafuse, name):
     shown = adafuse(name, "--help", env={"COLUMNS": "200"}).output
     for option in AdaFuseConfig.model_fields:
-        assert f"--{option.replace('_', '-')}" in shown
+        flag = {"choices": "choice"}.get(option, option.replace("_", "-"))
+        assert re.search(rf"--{flag}\s", shown)
 
 
 def test_the_configuration_reaches_the_engine(adafuse, fakes):
@@ -43,6 +44,69 @@ def test_the_configuration_reaches_the_engine(adafuse, fakes):
     assert call["revision"] == "v1"
     assert call["device_map"] == "auto"
     assert call["trust_remote_code"] is True
+
+
+SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"enum": ["x"]}}}
+
+
+@pytest.fixture
+def forms(tmp_path):
+    """The flags of each option for the form of a response, with the value of the option."""
+    schema, grammar = tmp_path / "schema.json", tmp_path / "g.lark"
+    schema.write_text(json.dumps(SCHEMA))
+    grammar.write_text('start: "é" | "b"\n', encoding="utf-8")
+    return {
+        "json_schema": (["--json-schema", schema], SCHEMA),
+        "regex": (["--regex", "[0-9]+"], "[0-9]+"),
+        "grammar": (["--grammar", grammar], 'start: "é" | "b"\n'),
+        "choices": (["--choice", "yes, sir", "--choice", "no"], ("yes, sir", "no")),
+    }
+
+
+@pytest.mark.parametrize("name", ["json_schema", "regex", "grammar", "choices"])
+def test_the_form_of_the_response_reaches_the_engine(adafuse, fakes, forms, name, tmp_path):
+    flags, value = forms[name]
+    adafuse("generate", "x:", *flags)
+    assert fakes[0]["config"] == AdaFuseConfig(**{name: value})
+    config = tmp_path / "ensemble.yaml"
+    for other, (_, given) in forms.items():  # a flag replaces what the file says of the form
+        config.write_text(json.dumps({other: given, "max_words": 2}))
+        adafuse("generate", "x:", "--config", config, *flags)
+        assert fakes[-1]["config"] == AdaFuseConfig(**{name: value, "max_words": 2})
+
+
+def test_a_response_has_one_form(adafuse, fakes, forms):
+    result = adafuse("generate", "x:", *forms["regex"][0], *forms["json_schema"][0])
+    assert result.exit_code == 2
+    assert "got json_schema and regex" in result.stderr
+    assert not fakes
+
+
+@pytest.mark.parametrize(
+    ("flag", "content", "message"),
+    [
+        ("json-schema", None, "No such file or directory"),
+        ("json-schema", b"{", "is not JSON: Expecting property name"),
+        ("json-schema", b"\xff{}", "is not JSON: 'utf-8' codec"),
+        ("json-schema", b"[" * 100_000, "is not JSON: maximum recursion"),
+        ("json-schema", b"[1]", 'must contain an object, such as {"type": "object"}; got [1]'),
+        ("grammar", None, "No such file or directory"),
+        ("grammar", b"\xff", "is not UTF-8 text"),
+    ],
+)
+def test_a_file_of_a_form_that_cannot_be_read_is_one_error(
+    adafuse, fakes, tmp_path, flag, content, message
+):
+    path = tmp_path / "file"
+    if content is not None:
+        path.write_bytes(content)
+    result = adafuse("generate", "x:", f"--{flag}", path)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: --{flag}: ")
+    assert str(path) in result.stderr
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert not fakes
 
 
 def test_without_flags_the_configuration_is_the_default(adafuse, fakes):

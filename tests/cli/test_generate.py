@@ -1,6 +1,7 @@
 """`adafuse generate`: text, colours, traces, JSON."""
 
 import json
+import math
 import re
 
 import pytest
@@ -154,3 +155,30 @@ def test_s11_the_heading_of_a_page_is_short_and_not_empty(adafuse, members, tmp_
     assert result.exit_code == 0, result.output
     (heading,) = re.findall("<h1[^>]*>(.*?)</h1>", path.read_text())
     assert heading == (f"{'word ' * 19}…" if "word" in prompt else "Ensemble response")
+
+
+def test_a_choice_shows_the_probability_of_every_text(adafuse, fakes, tmp_path):
+    flags = ["--choice", "Ada Brook did", "--choice", "Ada Stone"]
+    assert adafuse("generate", "Founder:", *flags).stdout == "Ada Brook did\n"
+    shown = adafuse("generate", "Founder:", *flags, "--trace").stdout.splitlines()
+    # wren gives Brook 0.8 and Stone 0.2, heron 0.4 and 0.6; everything else is equally likely
+    brook, stone = math.sqrt(0.8 * 0.4), math.sqrt(0.2 * 0.6)
+    expected = [f"{100 * each / (brook + stone):.1f}" for each in (brook, stone)]
+    rows = [line.split() for line in shown if "(end)" in line]
+    assert [row[-2] for row in rows] == expected
+    page = tmp_path / "page.html"
+    adafuse("generate", "Founder:", *flags, "--html", page)
+    assert "Probability of each option" in page.read_text()
+
+
+def test_forced_text_is_marked_in_traces(adafuse, members):
+    pytest.importorskip("llguidance", reason="needs the extra [grammar]")
+    flags = [*members, "--regex", "(yes|no), the mill stands at the river"]
+    result = adafuse("generate", "the mill:", *flags, "--trace", "--max-new-tokens", 60)
+    assert result.exit_code == 0, result.output
+    assert "forced by the grammar" in result.stdout.splitlines()[0]
+    assert result.stdout.count("forced by the grammar") > 1
+    lines = adafuse("generate", "the mill:", *flags, "--json", "--max-new-tokens", 60).stdout
+    *rounds, end = [json.loads(line) for line in lines.splitlines()]
+    assert [each["round"]["forced"] for each in rounds].count(True) >= 1
+    assert re.fullmatch("(yes|no), the mill stands at the river", end["generation"]["text"])

@@ -447,3 +447,40 @@ def test_a_link_to_the_output_stays_a_link(adafuse, fakes, tmp_path):
     assert adafuse("run", "--test-set", test_set, "--output", real).exit_code == 0
     assert output.is_symlink()
     assert len(records(output)) == 3
+
+
+def test_answers_have_the_form_that_a_flag_sets_and_the_run_records_it(adafuse, job, tmp_path):
+    pytest.importorskip("llguidance", reason="needs the extra [grammar]")
+    output, schema = tmp_path / "out.jsonl", tmp_path / "schema.json"
+    properties = {"ok": {"type": "boolean"}, "id": {"enum": [1, 2]}}
+    whole = {
+        "type": "object",
+        "properties": properties,
+        "required": ["ok", "id"],
+        "additionalProperties": False,
+    }
+    schema.write_text(json.dumps(whole))
+    job = [*job[:-1], 30, "--output", output, "--json-schema", schema]
+    result = adafuse(*job, "--rounds")
+    assert result.exit_code == 0, result.output
+    for record in records(output):
+        answer = json.loads(record["pred"])
+        assert list(answer) == ["ok", "id"]
+        assert answer["id"] in (1, 2)
+        assert any(each["forced"] for each in record["rounds"])
+    recorded = json.loads((tmp_path / "out.jsonl.run.json").read_text())
+    assert recorded["json_schema"] == whole
+    assert list(recorded["json_schema"]["properties"]) == ["ok", "id"]
+    assert (recorded["regex"], recorded["grammar"], recorded["choices"]) == (None, None, None)
+    whole["properties"] = dict(reversed(properties.items()))  # answers would have another order
+    schema.write_text(json.dumps(whole))
+    refused = adafuse(*job, "--rounds")
+    assert refused.exit_code == 2
+    assert "belongs to another run: different json_schema." in refused.stderr
+
+
+def test_answers_that_cannot_have_a_form_are_one_error_each(adafuse, job, tmp_path):
+    pytest.importorskip("llguidance", reason="needs the extra [grammar]")
+    result = adafuse(*job, "--output", tmp_path / "out.jsonl", "--regex", "(?=a)b")
+    assert result.exit_code != 0
+    assert "option 'regex': it cannot be enforced" in result.stderr

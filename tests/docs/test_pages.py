@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sybil import Sybil
 from sybil.document import Document
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
+from adafuse_llm import AdaFuseConfig, GrammarError
 from adafuse_llm.embedded import member_paths
+from adafuse_llm.text.grammar import Grammar
 from tests.support.paths import ROOT
 
 PAGES = sorted({ROOT / "README.md", *(ROOT / "docs").rglob("*.md")})
@@ -41,14 +44,73 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch) -> Non
         block.evaluate()
 
 
-def test_s2_the_guide_to_decisions_shows_what_its_code_prints(tmp_path, monkeypatch, capsys):
-    page = ROOT / "docs" / "guides" / "decisions.md"
+@pytest.mark.parametrize(("name", "count"), [("decisions", 2), ("structured-output", 7)])
+def test_s2_a_guide_shows_what_its_code_prints(name, count, tmp_path, monkeypatch, capsys):
+    page = ROOT / "docs" / "guides" / f"{name}.md"
     monkeypatch.chdir(tmp_path)
     for block in examples(page).examples():
         block.evaluate()
     printed = capsys.readouterr().out
     outputs = re.findall(r"```\n\n```text\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(outputs) == 2
+    assert len(outputs) == count
     for output in outputs:
         assert output in printed
         assert not re.search(r"(.)\1{9}", output), "the members repeat themselves"
+
+
+EXAMPLES: dict[str, dict[str, Any]] = {
+    **{name: {name: {}} for name in ("not", "contains")},
+    "if": {"if": {"const": 1}, "then": {"minimum": 1}},
+    "dependentSchemas": {"dependentSchemas": {"a": {"required": ["b"]}}},
+    **{name: {name: {"a": ["b"]}} for name in ("dependentRequired", "dependencies")},
+    **{name: {name: False} for name in ("unevaluatedProperties", "unevaluatedItems")},
+    "uniqueItems": {"uniqueItems": True},
+    "$dynamicRef": {"$dynamicRef": "#x", "$defs": {"x": {"$dynamicAnchor": "x"}}},
+}
+"""A schema with each keyword that the guide names as refused."""
+
+FORMATS = [
+    *("date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname"),
+    *("ipv4", "ipv6", "uri", "uri-reference", "iri", "iri-reference", "uuid", "uri-template"),
+    *("json-pointer", "relative-json-pointer", "regex"),
+]
+"""The formats of JSON Schema."""
+
+OTHERS: list[dict[str, Any]] = [
+    {"type": "object", "properties": {"a": {}}, "minProperties": 1},
+    {"type": "object", "properties": {"a": {}}, "maxProperties": 1},
+    {"type": "object", "propertyNames": {"pattern": "^a"}},
+    {"oneOf": [{"type": "integer"}, {"type": "number"}]},
+    {"type": "string", "pattern": "^(?!a)b$"},
+    {"type": "string", "pattern": r"^(a)\1$"},
+    {"$ref": "http://localhost:9/schema.json"},
+    {"enum": []},
+]
+ENFORCED: list[dict[str, Any]] = [
+    {"type": "object", "propertyNames": {"enum": ["a", "b"]}},
+    *({"type": "string", "format": name} for name in ("binary", "password", "path")),
+    {"type": "object", "properties": {"a": {}}, "required": ["a"], "minProperties": 1},
+    {"oneOf": [{"type": "integer"}, {"type": "null"}]},
+    {"type": "string", "title": "t", "default": "d", "x-unknown": 1},
+]
+
+
+def is_enforced(schema: dict[str, Any]) -> bool:
+    try:
+        return Grammar.of(AdaFuseConfig(json_schema=schema)) is not None
+    except GrammarError:
+        return False
+
+
+def test_the_guide_names_the_parts_of_schemas_that_are_refused() -> None:
+    pytest.importorskip("llguidance", reason="needs the extra [grammar]")
+    page = (ROOT / "docs" / "guides" / "structured-output.md").read_text(encoding="utf-8")
+    marked = re.findall(r"<!-- (\w+): \w+ -->(.*?)<!-- end -->", page, re.DOTALL)
+    listed = {name: re.findall("`(.*?)`", text) for name, text in marked}
+    assert sorted(listed["refused"]) == sorted(EXAMPLES)
+    for name, schema in EXAMPLES.items():
+        assert not is_enforced({"type": ["object", "array", "integer"], **schema}), name
+    accepted = [name for name in FORMATS if is_enforced({"type": "string", "format": name})]
+    assert sorted(listed["accepted"]) == sorted(accepted)
+    assert not any(map(is_enforced, OTHERS))
+    assert all(map(is_enforced, ENFORCED))

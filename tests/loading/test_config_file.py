@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from adafuse_llm import InvalidInputError, InvalidOptionError
-from adafuse_llm.loading.config_file import MAX_ALIASES, MAX_DEPTH, read_config
+from adafuse_llm.loading.config_file import MAX_ALIASES, MAX_DEPTH, read_config, write_config
 
 pytestmark = pytest.mark.quick
 
@@ -44,6 +45,57 @@ def test_e8_the_error_for_allowed_aliases_is_short(tmp_path: Path) -> None:
 def test_aliases_can_be_used(tmp_path: Path) -> None:
     file = written(tmp_path, "models: [&one a/one, *one]\nmax_words: 2")
     assert read_config(file).models == ("a/one", "a/one")
+
+
+SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"const": "yes"}}}
+
+
+def test_a_json_schema_is_a_mapping_or_a_file_next_to_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "forms").mkdir()
+    (tmp_path / "forms" / "answer.json").write_text(json.dumps(SCHEMA))
+    for value in (json.dumps(SCHEMA), "forms/answer.json", str(tmp_path / "forms/answer.json")):
+        read = read_config(written(tmp_path, f"max_words: 2\njson_schema: {value}")).config
+        assert read.json_schema == SCHEMA
+        assert list(read.json_schema["properties"]) == ["b", "a"]
+    assert read_config(written(tmp_path, "json_schema:")).config.json_schema is None
+
+
+def test_the_other_forms_of_a_response_are_texts(tmp_path: Path) -> None:
+    file = written(tmp_path, 'grammar: |\n  start: "a" rest\n  rest: "b"\n')
+    assert read_config(file).config.grammar == 'start: "a" rest\nrest: "b"\n'
+    assert read_config(written(tmp_path, "regex: '[0-9]+'")).config.regex == "[0-9]+"
+    assert read_config(written(tmp_path, "choices: [a, b]")).config.choices == ("a", "b")
+
+
+def test_a_written_schema_keeps_the_order_of_its_properties(tmp_path: Path) -> None:
+    file = tmp_path / "ensemble.yaml"
+    write_config(file, {"json_schema": SCHEMA})
+    schema = read_config(file).config.json_schema
+    assert schema == SCHEMA
+    assert list(schema["properties"]) == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("json_schema: no.json", "JSON schema .*no.json: No such file"),
+        ("json_schema: list.json", "must contain an object, .* got \\[1\\]"),
+        ("json_schema: {const: 2024-01-02}", "datetime.date.* that JSON does not have"),
+        ("json_schema: {properties: {yes: {}}}", "True is a YAML value"),
+        ("json_schema: {enum: [1, .inf]}", "inf is a YAML value"),
+        ("json_schema: [1]", "option 'json_schema': a JSON schema must be a dict"),
+        ("json_schema: {}\nregex: a", "got json_schema and regex"),
+        ("choices: yes, no", "option 'choices': choices must be a list"),
+    ],
+)
+def test_a_form_that_cannot_be_used_is_an_error_that_names_the_file(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    (tmp_path / "list.json").write_text("[1]")
+    file = written(tmp_path, text)
+    with pytest.raises(InvalidInputError, match=says) as caught:
+        read_config(file)
+    assert str(caught.value).startswith(f"configuration file {file}: ")
 
 
 @pytest.mark.parametrize(

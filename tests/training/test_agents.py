@@ -347,3 +347,82 @@ def test_the_benchmark_counts_cases_that_are_right_throughout(
     assert summary[form]["none"]["finch"] == 100
     assert {row["turn"] for row in rows if not row["right"]} == {1}
     assert "| all | 100.0 | 100.0 | 25.0 | 100.0 |" in benchmark.as_markdown(summary)
+
+
+def call(name: str, **arguments: object) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+
+
+LOOKS, SUMS = call("look_up", query="a"), call("calculate", expression="1 + 2")
+
+
+@pytest.mark.parametrize(
+    ("reply", "obeyed"),
+    [
+        ("Hello.", {"auto", "none"}),
+        (LOOKS, {"auto", "required", "look_up"}),
+        (f"Well. {SUMS}", {"auto", "required", "calculate"}),
+        (f"{LOOKS}\n{LOOKS}", {"auto", "required"}),
+        (call("look_up", expression="a"), set()),
+        (call("look_up", query=1), set()),
+        (call("look_up"), set()),
+        (call("other", query="a"), set()),
+        ('<tool_call>\n{"name": "look_up"', set()),
+    ],
+)
+def test_the_benchmark_knows_which_replies_obey(reply: str, obeyed: set[str]) -> None:
+    calls = benchmark.read_calls(reply)
+    assert {choice for choice in benchmark.CHOICES if benchmark.obeys(calls, choice)} == obeyed
+
+
+def test_the_benchmark_measures_every_tool_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, object]] = []
+
+    class Engine:
+        """Replies with the same call, and notes what it was given."""
+
+        def generate(self, **options: object) -> SimpleNamespace:
+            given.append(options)
+            usage = SimpleNamespace(completion_tokens={"m": 4}, forward_passes={"m": 2, "n": 3})
+            return SimpleNamespace(text=LOOKS, usage=usage)
+
+    monkeypatch.setattr(benchmark, "_engines", {"ensemble": Engine()})
+    cases = [
+        AgentCase("Where?", "", "look_up", (ToolUse("look_up", "a", ""),)),
+        AgentCase("How much?", "", "calculate", (ToolUse("calculate", "1 + 2", ""),)),
+        AgentCase("Hello.", "", "none"),
+    ]
+    rows = [
+        benchmark._run_one(("ensemble", choice, enforced, case))
+        for choice in benchmark.CHOICES
+        for enforced in (False, True)
+        for case in cases
+        if choice != "none" or not enforced
+    ]
+    found = {(r["choice"], r["enforced"]): r for r in benchmark.summarize_choices(rows)}
+    assert len(found) == 9
+    assert {choice: found[choice, False]["valid"] for choice in benchmark.CHOICES} == {
+        "auto": 100, "required": 100, "look_up": 100, "calculate": 0, "none": 0
+    }  # fmt: skip
+    assert {choice: found[choice, False]["right"] for choice in benchmark.CHOICES} == {
+        "auto": 50, "required": 50, "look_up": 100, "calculate": 0, "none": None
+    }  # fmt: skip
+    assert (found["auto", True]["tokens"], found["auto", True]["passes"]) == (4, 2.5)
+    assert ["grammar" in options for options in given] == 4 * (3 * [False] + 3 * [True]) + 3 * [
+        False
+    ]
+    system = [str(options["messages"][0]["content"]) for options in given[::6]]  # type: ignore[index]
+    requests = ("only where it helps", "call at least one", "tool look_up", "tool calculate")
+    for text, request in zip(system, requests, strict=False):
+        assert request in text.splitlines()[-1]
+    assert given[-1]["messages"] == [{"role": "user", "content": "Hello."}]
+
+
+@pytest.mark.parametrize("choice", ["required", "calculate"])
+def test_an_enforced_reply_obeys(
+    choice: str, engine: AdaFuseEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = AgentCase("Hello.", "", "none")
+    monkeypatch.setattr(benchmark, "_engines", {"ensemble": engine})
+    row = benchmark._judge_choice(("ensemble", choice, True, case))
+    assert row["valid"]

@@ -1,0 +1,209 @@
+"""Rounds whose text a grammar forced, and rounds that chose among given texts."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from adafuse_llm import Generation, Round
+from adafuse_llm.report.page import page
+from adafuse_llm.report.run import Answer, RunSummary, run_page
+from adafuse_llm.report.styles import owner
+from adafuse_llm.report.terminal import Display
+from adafuse_llm.summary import Summary, choice_probabilities, is_unanimous, record
+
+pytestmark = pytest.mark.quick
+
+MEMBERS = ("wren", "heron")
+
+
+def candidate(text: str, *proposers: str, score: float = 0.5, stops: bool = False) -> Any:
+    nll = dict.fromkeys(MEMBERS, score)
+    told = {"text": text, "stops": stops, "proposers": proposers}
+    return {**told, "nll": nll, "score": score}
+
+
+def forced(index: int, text: str, *, stops: bool = False) -> Round:
+    only = {**candidate(text, score=0.0, stops=stops), "nll": {}}
+    told = {"index": index, "candidates": [only], "winner": 0, "text": text}
+    return Round.model_validate({**told, "margins": {}, "elapsed": 0.25, "forced": True})
+
+
+def grown(index: int, *candidates: Any) -> Round:
+    told = {"index": index, "candidates": candidates, "winner": 0, "text": candidates[0]["text"]}
+    margins = dict.fromkeys(MEMBERS, (0.9,))
+    return Round.model_validate({**told, "margins": margins, "elapsed": 0.25})
+
+
+def chosen(scores: dict[str, float], winner: int) -> Round:
+    candidates = [candidate(text, score=score, stops=True) for text, score in scores.items()]
+    told = {"index": 0, "candidates": candidates, "winner": winner, "text": list(scores)[winner]}
+    return Round.model_validate({**told, "margins": {}, "elapsed": 0.25})
+
+
+def generation(*rounds: Round, finish_reason: str = "stop") -> Generation:
+    numbers = dict.fromkeys(MEMBERS, 7)
+    usage = dict.fromkeys(
+        ("prompt_tokens", "completion_tokens", "forward_passes", "tokens_processed"), numbers
+    )
+    return Generation.model_validate(
+        {
+            "text": "".join(decided.text for decided in rounds),
+            "rounds": rounds,
+            "finish_reason": finish_reason,
+            "usage": {**usage, "cached_tokens": numbers},
+        }
+    )
+
+
+JSON = generation(
+    forced(0, '{"name":'),
+    grown(1, candidate(' "Ada', "wren"), candidate(' "Bea', "heron", score=0.75)),
+    grown(2, candidate('",', *MEMBERS)),
+    forced(3, ' "year": 1}', stops=True),
+    finish_reason="length",
+)
+SCORES = {"red <b>": 3.0, "blue": 1.0, "green": 2.0}
+COLOR = generation(chosen(SCORES, 1))
+
+
+def printed(renderable: Any, **options: Any) -> str:
+    console = Console(width=100, record=True, file=io.StringIO(), **options)
+    console.print(renderable)
+    return console.export_text()
+
+
+def test_forced_rounds_count_as_no_decisions():
+    summary = Summary.of(JSON.rounds)
+    assert (summary.rounds, summary.forced, summary.seconds) == (4, 2, 1.0)
+    assert summary.backed == {"wren": 2, "heron": 1}
+    assert summary.decided == {"wren": 1, "heron": 0}
+    assert summary.words_per_round == {1: 2}
+    assert summary.agreement == 0.5
+    assert Summary.of_records(record(each, "summary") for each in JSON.rounds).agreement == 0.5
+    alone = Summary.of([forced(0, "{}", stops=True)])
+    assert (alone.rounds, alone.forced, alone.agreement) == (1, 1, None)
+    assert (alone.backed, alone.decided, alone.words_per_round) == ({}, {}, {})
+
+
+def test_a_forced_round_has_no_owner_and_is_not_unanimous():
+    for decided in (forced(0, "{"), forced(0, "}", stops=True)):
+        assert not is_unanimous(decided)
+        assert choice_probabilities(decided) is None
+        assert owner(decided, MEMBERS) is None
+        assert record(decided)["forced"] is True
+        assert record(decided)["proposers"] == []
+    assert record(grown(0, candidate("a", "wren")))["forced"] is False
+
+
+def test_the_probabilities_of_given_texts_are_the_softmax_of_their_scores():
+    (decided,) = COLOR.rounds
+    total = sum(math.exp(-score) for score in SCORES.values())
+    expected = [math.exp(-score) / total for score in SCORES.values()]
+    assert choice_probabilities(decided) == pytest.approx(expected)
+    assert record(decided, "summary")["probability"] == pytest.approx(expected[1])
+    far = choice_probabilities(chosen({"a": 2000.0, "b": 900.0}, 1))
+    assert far == (0.0, 1.0)
+    for other in JSON.rounds:
+        assert choice_probabilities(other) is None
+        assert "probability" not in record(other)
+
+
+def test_a_choice_is_no_disagreement():
+    summary = Summary.of(COLOR.rounds)
+    assert (summary.rounds, summary.forced, summary.agreement) == (1, 0, None)
+    assert (summary.backed, summary.words_per_round) == ({}, {1: 1})
+
+
+def test_a_terminal_shows_forced_text_as_such():
+    shown = printed(JSON)
+    legend, text = (line for line in shown.splitlines()[:3] if line.strip())
+    assert "= all agree   – forced by the grammar" in legend
+    assert text.strip() == JSON.text
+    assert shown.count("– forced by the grammar") == 3  # legend and two rounds
+    assert "4 rounds, 2 forced" in shown
+    assert "all agreed in 1 of 2" in shown
+    assert "1.0 words per round" in shown
+    without = printed(generation(*JSON.rounds[1:3]))
+    assert "forced" not in without
+
+
+def test_a_trace_shows_forced_text_without_scores():
+    display = Display(MEMBERS, Console(file=io.StringIO()), forced=True)
+    shown = printed(display.trace(JSON.rounds[0]))
+    assert [line.strip() for line in shown.splitlines()[:2]] == ["round 1", "forced by the grammar"]
+    assert '> "{\\"name\\":"' in shown
+    assert "0.000" not in shown
+    assert "proposed by" not in shown
+    assert "proposed by" in printed(display.trace(JSON.rounds[1]))
+
+
+def test_without_color_forced_text_has_no_brackets():
+    console = Console(file=io.StringIO(), force_terminal=True, no_color=True)
+    display = Display(MEMBERS, console, forced=True)
+    first, second = JSON.rounds[:2]
+    assert display.span(first.text, first).plain == first.text
+    assert display.span(second.text, second).plain == ' [w:"Ada]'
+
+
+def test_a_terminal_shows_the_probability_of_every_option():
+    display = Display(MEMBERS, Console(file=io.StringIO()))
+    (decided,) = COLOR.rounds
+    shown = printed(display.trace(decided))
+    assert "proposed by" not in shown
+    rows = [line.split() for line in shown.splitlines()[1:]]
+    assert rows[0][-1] == "probability"
+    assert rows[2] == [">", '"blue"', "(end)", "1.000", "1.000", "1.000", "66.5", "%"]
+    whole = printed(COLOR)
+    assert '» chosen by score  "blue" (end)  1.000  66.5 % over "green" (end) 24.5 %' in whole
+    assert "all agreed" not in whole
+
+
+def test_a_page_shows_forced_text_as_such():
+    made = page(JSON)
+    assert "4 rounds · 2 forced · 5 words" in made
+    assert made.count('<span class="key" style="border-bottom: 3px dotted var(--quiet)">') == 1
+    assert made.count('class="span"') == 4
+    assert made.count("border-bottom: 3px dotted var(--quiet); --member") == 2
+    assert made.count("No member proposed or scored it") == 2
+    assert made.count("← committed") == 2
+    assert "rounds with forced text are left out" in made
+    assert "ended at a length limit" in made
+    assert "ended by the grammar" in page(generation(*JSON.rounds))
+    free = page(generation(*JSON.rounds[1:3]))
+    assert "forced" not in free.split("</style>", 2)[-1]
+
+
+def test_a_page_shows_the_probability_of_every_option():
+    made = page(COLOR)
+    assert "Probability of each option" in made
+    labels = re.findall(r"<dt>(.*?)</dt>.*?<dd>([\d.]+ %)</dd>", made, re.DOTALL)
+    assert labels == [("blue", "66.5 %"), ("green", "24.5 %"), ("red &lt;b&gt;", "9.0 %")]
+    assert made.count('data-label="probability"') == 3
+    assert "proposed by</th>" not in made
+    assert "» chosen by score" in made
+    assert "= all agree" not in made
+    assert "Probability of each option" not in page(JSON)
+    many = page(generation(chosen({f"t{number}": float(number) for number in range(25)}, 0)))
+    assert "Agreement" not in made
+    assert "ended by the winner" in made
+    assert "5 less likely options are not shown" in many
+
+
+def test_a_report_of_a_run_leaves_forced_rounds_out():
+    line = {"line": 1, "finish_reason": "length", "pred": JSON.text, "rounds": JSON.rounds}
+    answer = Answer.model_validate({**line, "usage": JSON.usage})
+    summary = RunSummary.of([answer])
+    assert (summary.decisions.forced, summary.decisions.agreement) == (2, 0.5)
+    assert "rounds with forced text are left out" in run_page([answer], title="Run")
+    stored = json.loads(json.dumps([each.model_dump(mode="json") for each in JSON.rounds]))
+    for each in stored:  # results from before there were forced rounds
+        del each["forced"]
+    older = Answer.model_validate({**line, "rounds": stored})
+    assert not any(each.forced for each in older.rounds)
