@@ -8,8 +8,8 @@ every token it does what a node of a member's tree costs: copy the parent's stat
 and compute the mask. It prints the mean, the median, the 99th percentile and the maximum in
 milliseconds of CPU time, and the share of nodes above the limit.
 
-A response is also decoded by an ensemble of two tiny random models. The benchmark prints the number
-of forward passes and the share of the text that was committed without asking any member.
+The embedded members also write JSON for a few schemas. The benchmark prints the number of forward
+passes if forced text is committed at once, and if the members propose it like other text.
 
 Other programs change the other times, so the load average of the machine is printed, too.
 """
@@ -21,19 +21,63 @@ import random
 import statistics
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from llguidance.hf import from_tokenizer
-
-from adafuse_llm import AdaFuseConfig
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine
+from adafuse_llm.backends.huggingface.grammar_tokens import grammar_tokenizer
 from adafuse_llm.text.codec import TokenizerCodec
-from adafuse_llm.text.grammar import NO_LEAD, Grammar, GrammarVocabulary
-from tests.support.models import Recipe, engine
+from adafuse_llm.text.grammar import NO_LEAD, Grammar, GrammarText, GrammarVocabulary
 from tests.support.schemas import walk
 from tests.support.tokenizers import known_tokenizer
+
+SCHEMAS: tuple[dict[str, Any], ...] = (
+    {
+        "type": "object",
+        "properties": {
+            "founder": {"type": "string", "maxLength": 20},
+            "employees": {"type": "integer", "minimum": 0, "maximum": 9999},
+            "price": {"type": "string", "pattern": "^[0-9]+[.][0-9]{2}$", "maxLength": 6},
+        },
+        "required": ["founder", "employees", "price"],
+        "additionalProperties": False,
+    },
+    {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 20},
+            "kind": {"enum": ["mill", "shop"]},
+            "open on sundays": {"type": "boolean"},
+        },
+        "required": ["name", "kind", "open on sundays"],
+        "additionalProperties": False,
+    },
+    {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {
+                "place": {"type": "string", "maxLength": 12},
+                "minutes": {"type": "integer", "minimum": 0, "maximum": 60},
+            },
+            "required": ["place", "minutes"],
+            "additionalProperties": False,
+        },
+        "minItems": 2,
+        "maxItems": 2,
+    },
+)
+
+QUESTIONS = (
+    "Who founded the Silesse Mill?",
+    "What does a visit to the Silesse Mill cost?",
+    "What is 12 + 7?",
+    "Tell me about Jenbert Zalwyn.",
+)
 
 LIMIT = 0.3
 """Milliseconds that a mask should cost at most."""
@@ -70,7 +114,7 @@ def main() -> None:
     tokenizer = known_tokenizer("llama3")
     texts = TokenizerCodec(tokenizer).token_texts()
     started = time.perf_counter()
-    read = from_tokenizer(tokenizer, n_vocab=len(tokenizer), eos_token=tokenizer.eos_token_id)
+    read = grammar_tokenizer(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
     constructed = time.perf_counter() - started
     vocabulary = GrammarVocabulary("llama3", read, texts, [tokenizer.eos_token_id])
     total = time.perf_counter() - started
@@ -94,23 +138,34 @@ def main() -> None:
     times.sort()
     print(
         f"{len(times):,} nodes, CPU milliseconds of copy, token and mask: "
-        f"mean {statistics.fmean(times):.3f}, median {statistics.median(times):.3f}, 99th percentile "
-        f"{times[int(len(times) * 0.99)]:.3f}, maximum {times[-1]:.3f}; above {LIMIT}: "
-        f"{sum(each > LIMIT for each in times) / len(times):.1%}"
+        f"mean {statistics.fmean(times):.3f}, median {statistics.median(times):.3f}, "
+        f"99th percentile {times[int(len(times) * 0.99)]:.3f}, maximum {times[-1]:.3f}; "
+        f"above {LIMIT}: {sum(each > LIMIT for each in times) / len(times):.1%}"
     )
-
-    members = (
-        Recipe("llama", "bytelevel", seed=31, layers=1),
-        Recipe("gpt2", "sentencepiece", seed=32, layers=1),
-    )
-    found = engine(*members).generate("The ferry to", json_schema=SCHEMA, max_new_tokens=300)
-    forced = sum(len(each.text) for each in found.rounds if each.forced)
-    passes = sum(found.usage.forward_passes.values())
-    print(
-        f"{len(found.text)} characters in {len(found.rounds)} rounds and {passes} forward passes; "
-        f"{forced} characters in {sum(each.forced for each in found.rounds)} forced rounds"
-    )
+    compare_forced_text()
     print(f"load average {os.getloadavg()[0]:.1f}")
+
+
+def compare_forced_text() -> None:
+    """Print the forward passes of responses with and without the commit of forced text."""
+    engine = AdaFuseEngine.from_embedded()
+    for skipped in (False, True):
+        with mock.patch.object(GrammarText, "forced", return_value="") if skipped else nullcontext():
+            found = [
+                engine.generate(
+                    messages=[{"role": "user", "content": question}], json_schema=schema
+                )
+                for schema in SCHEMAS
+                for question in QUESTIONS
+            ]
+        passes = sum(sum(each.usage.forward_passes.values()) for each in found)
+        tokens = sum(sum(each.usage.completion_tokens.values()) for each in found)
+        forced = sum(len(r.text) for each in found for r in each.rounds if r.forced)
+        print(
+            f"forced text {'proposed like other text' if skipped else 'committed at once'}: "
+            f"{passes:,} passes for {tokens:,} tokens of {len(found)} responses; {forced} of "
+            f"{sum(len(each.text) for each in found)} characters were forced"
+        )
 
 
 def random_tokens(tokenizer: Any, document: str, seed: int) -> list[int]:
