@@ -71,7 +71,11 @@ class Language:
             return None
         matcher = known.deep_copy()
         rest = list(text[size:])
-        return matcher if matcher.try_consume_tokens(rest) == len(rest) else None
+        consumed = matcher.try_consume_tokens(rest)
+        if consumed == len(rest):
+            return matcher
+        self._states[text[: size + consumed + 1]] = None  # no text begins with these bytes
+        return None
 
     def holds(self, text: bytes) -> bool:
         """Whether `text` is in the language."""
