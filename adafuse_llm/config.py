@@ -221,7 +221,16 @@ class AdaFuseConfig(Options):
                 raise ValueError(f"the text is not JSON ({error})") from None
         if schema is not None and not isinstance(schema, Mapping):
             raise ValueError("a JSON schema must be a dict, JSON text of one, or a pydantic class")
+        try:
+            _check_unicode(json.dumps(schema, ensure_ascii=False, allow_nan=False))
+        except TypeError as error:
+            raise ValueError(f"the schema cannot be written as JSON ({error})") from None
         return schema
+
+    @field_validator("regex", "grammar")
+    @classmethod
+    def _usable_grammar(cls, grammar: str | None) -> str | None:
+        return grammar if grammar is None else _check_unicode(grammar)
 
     @field_validator("choices", mode="before")
     @classmethod
@@ -237,6 +246,7 @@ class AdaFuseConfig(Options):
             return None
         if not choices or not all(choice.strip() for choice in choices):
             raise ValueError("choices must be one or more texts, each with a visible character")
+        _check_unicode("".join(choices))
         if len(set(choices)) < len(choices):
             raise ValueError("choices must differ from each other")
         return choices
@@ -325,6 +335,14 @@ class AdaFuseConfig(Options):
                 f"option 'weights': all members that decode ({', '.join(names)}) have weight 0"
             )
         return {name: weights[name] for name in members if name in names}
+
+
+def _check_unicode(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("the text is not valid Unicode: it has half a surrogate pair") from None
+    return text
 
 
 def hint(name: str, allowed: Iterable[str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import queue
 import threading
 from collections.abc import (
@@ -57,6 +56,7 @@ from adafuse_llm.runtime.heap import trim_heap
 from adafuse_llm.runtime.scheduler import Request, Scheduler
 from adafuse_llm.strategies.base import Strategy, StrategyContext, refuse_unused_options
 from adafuse_llm.strategies.registry import find_strategy
+from adafuse_llm.summary import choice_probabilities
 from adafuse_llm.text.chat import Tool, as_plain_text
 from adafuse_llm.text.codec import encode_conversation
 from adafuse_llm.text.conversation import Conversation, check_conversation
@@ -1037,7 +1037,7 @@ def _encode(backend: Backend, prompt: str | None, conversation: Conversation | N
 def _grammar_vocabulary(backend: Backend) -> GrammarVocabulary:
     reason = "its backend does not tell the bytes of its tokens"
     if isinstance(backend, FollowsGrammars):
-        reason = "its tokenizer has no fast form"
+        reason = "the bytes of its tokens are not known"
         if backend.follows_grammars:
             try:
                 texts = backend.token_texts or ()
@@ -1117,13 +1117,10 @@ def _with_choices(choices: Sequence[str], overrides: ChoiceOptions) -> DecodeOpt
 def _choice(generation: Generation) -> Choice:
     """Return the result of a response with ``choices``."""
     (played,) = generation.rounds
-    scores = [candidate.score for candidate in played.candidates if candidate.score is not None]
-    best = min(scores)
-    shares = [math.exp(best - score) for score in scores]
     return Choice(
         text=generation.text,
         index=played.winner,
-        probabilities=tuple(share / math.fsum(shares) for share in shares),
+        probabilities=choice_probabilities(played) or (),
         nll={
             name: tuple(candidate.nll[name] for candidate in played.candidates)
             for name in played.candidates[0].nll

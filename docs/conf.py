@@ -7,6 +7,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import llama_index.llms.adafuse  # noqa: F401  autodoc would set TYPE_CHECKING, and then pydantic fails
+
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]  # generated.py; benchmarks/
 

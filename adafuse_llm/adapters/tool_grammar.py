@@ -26,6 +26,7 @@ from adafuse_llm.adapters.reply import (
 from adafuse_llm.adapters.schema import close_objects
 from adafuse_llm.errors import GrammarError, InvalidInputError, nearest
 from adafuse_llm.text.chat import Tool
+from adafuse_llm.text.conversation import TOOL_CHOICES
 from adafuse_llm.text.grammar import llguidance
 from adafuse_llm.text.schema import COMPILE_OPTIONS, enforceable
 
@@ -59,6 +60,12 @@ TEXT_AND_CALL_0: TEXT_AND_CALL & ~/{_SPACE}{_ANY}/
 """.strip()
 
 
+_NO_CALLS = rf"""
+start: TEXT?
+TEXT: /\S(?s:.*)/ & ~/{_ANY}{CALL_OPENS}{_ANY}/
+""".strip()
+
+
 def tool_grammar(
     tools: Sequence[Tool],
     *,
@@ -74,7 +81,8 @@ def tool_grammar(
     Args:
         tools: the tools, with different names.
         choice: ``"auto"`` for text, reasoning, and then possibly calls; ``"required"`` for one or
-            more calls and nothing else; the name of a tool for exactly one call of that tool.
+            more calls and nothing else; ``"none"`` for text without a call; the name of a tool for
+            exactly one call of that tool.
         parallel: whether a reply can have several calls.
         reply: a JSON schema of the replies without calls that ``"auto"`` allows, instead of text
             and reasoning.
@@ -88,11 +96,13 @@ def tool_grammar(
     names = [tool.name for tool in tools]
     if not tools:
         raise InvalidInputError("a grammar of tool calls needs at least one tool; got none")
-    if choice not in ("auto", "required", *names):
+    if choice not in (*TOOL_CHOICES, *names):
         raise InvalidInputError(
-            f"the choice of a tool must be auto, required or the name of a tool "
-            f"({', '.join(names)}); got {choice!r}.{nearest(choice, ['auto', 'required', *names])}"
+            f"the choice of a tool must be {', '.join(TOOL_CHOICES)} or the name of a tool "
+            f"({', '.join(names)}); got {choice!r}.{nearest(choice, [*TOOL_CHOICES, *names])}"
         )
+    if choice == "none":
+        return f"{HEADER}\n{_NO_CALLS}\n"
     named = choice not in ("auto", "required")
     used = [tool for tool in tools if tool.name == choice] if named else list(tools)
     opens = _literal(CALL_OPENS)

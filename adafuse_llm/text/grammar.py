@@ -147,12 +147,12 @@ class Grammar:
             GrammarError: the grammar cannot be enforced.
             MissingDependencyError: llguidance is not installed.
         """
-        if options.json_schema is not None:
-            return _grammar("json_schema", json.dumps(options.json_schema, ensure_ascii=False))
-        if options.regex is not None:
-            return _grammar("regex", options.regex)
-        if options.grammar is not None:
-            return _grammar("grammar", options.grammar)
+        for option in ("json_schema", "regex", "grammar"):
+            source = getattr(options, option)
+            if source is not None:
+                llguidance()  # without it, a grammar that is already compiled is an error, too
+                text = source if isinstance(source, str) else json.dumps(source, ensure_ascii=False)
+                return _grammar(option, text)
         return None
 
     def text(self) -> GrammarText:

@@ -107,6 +107,14 @@ def test_auto_forbids_malformed_calls(reply):
     assert not accepts(tool_grammar(TOOLS), reply)
 
 
+def test_none_allows_text_without_a_call():
+    grammar = tool_grammar(TOOLS, choice="none")
+    for reply in ("", "Four.", "<think>a</think>\n\nFour.", "a <tool_cal"):
+        assert accepts(grammar, reply)
+    for reply in (A_SUM, f"So:\n{A_SUM}", "<tool_call>", "<think><tool_call>"):
+        assert not begins(grammar, reply)
+
+
 def test_required_allows_calls_and_nothing_else():
     grammar = tool_grammar(TOOLS, choice="required")
     assert accepts(grammar, A_TIME)

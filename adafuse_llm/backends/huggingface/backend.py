@@ -17,6 +17,7 @@ from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.backends.huggingface.anchors import AnchorSpace
 from adafuse_llm.backends.huggingface.architecture import context_window, end_ids
 from adafuse_llm.backends.huggingface.decoder import Decoder
+from adafuse_llm.backends.huggingface.grammar_tokens import follows_grammars, grammar_tokenizer
 from adafuse_llm.backends.huggingface.passes import PackedPasses
 from adafuse_llm.backends.huggingface.prefix import PrefixCache
 from adafuse_llm.backends.huggingface.readout import read
@@ -185,16 +186,11 @@ class HuggingFaceBackend:
 
     @property
     def follows_grammars(self) -> bool:
-        return bool(getattr(self.tokenizer, "is_fast", False))
+        return follows_grammars(self.tokenizer)
 
     def grammar_tokenizer(self) -> Any:
-        from llguidance.hf import from_tokenizer
-
-        return from_tokenizer(
-            self.tokenizer,
-            n_vocab=max(self._decoder.vocabulary, len(self.tokenizer)),
-            eos_token=sorted(self._end_ids),
-        )
+        size = max(self._decoder.vocabulary, len(self.tokenizer))
+        return grammar_tokenizer(self.tokenizer, size, self._end_ids)
 
     @property
     def vocabulary(self) -> Mapping[str, int]:

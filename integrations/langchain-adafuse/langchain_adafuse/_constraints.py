@@ -37,7 +37,7 @@ class ReplyForm:
     @property
     def is_free(self) -> bool:
         """Whether every text has this form."""
-        return not self.calls_tools and self.schema is None
+        return not self.tools and self.schema is None
 
     def constraint(self) -> dict[str, Any]:
         """Return the engine's option that enforces this form; empty if every text has it.
@@ -46,7 +46,7 @@ class ReplyForm:
             GrammarError: the form cannot be enforced.
             MissingDependencyError: the extra ``adafuse-llm[grammar]`` is not installed.
         """
-        if self.calls_tools:
+        if self.calls_tools or (self.tools and self.schema is None):
             grammar = tool_grammar(
                 self.tools, choice=self.choice, parallel=self.parallel, reply=self.schema
             )

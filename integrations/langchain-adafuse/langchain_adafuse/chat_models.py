@@ -338,7 +338,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             schema,
         )
         given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
-        if given and not form.is_free:
+        if given and (form.calls_tools or form.schema is not None):
             raise InvalidOptionError(
                 f"{given[0]} cannot be combined with "
                 f"{'tools' if form.calls_tools else 'response_format'}, because both determine the "
@@ -364,6 +364,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         """
         if not self.enforce or (self.enforce == "auto" and not is_available()):
             return {}
+        if any(getattr(self, name) is not None for name in CONSTRAINTS):
+            return {}  # these options already determine the form
         try:
             constraint = form.constraint()
             engine.check_grammar(**{**self._engine_options, **constraint})

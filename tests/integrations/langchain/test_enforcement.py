@@ -169,6 +169,9 @@ def test_a_tool_can_be_chosen():
     assert message.tool_calls[0]["args"] == {"city": "Orrin"}
     forbidden = chat_that("Hello.").bind_tools(TOOLS, tool_choice="none").invoke("Hi")
     assert forbidden.content == "Hello."
+    calling = chat_that(f"So:\n{reply}").bind_tools(TOOLS, tool_choice="none").invoke("Hi")
+    assert calling.content.startswith("So:")
+    assert "<tool_call>" not in calling.content
 
 
 @pytest.mark.parametrize("choice", ["auto", "any"])
