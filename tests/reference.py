@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.reference_grammar import FORMS, Follower, Language, Lead
+from tests.reference_grammar import FORMS, Follower, Language, Lead, language
 
 UNFINISHED = "\ufffd"
 EXTRA_TOKENS = 3
@@ -41,7 +41,7 @@ class Options:
     def language(self) -> Language | None:
         """The texts that a response may be, or None where it may be any text."""
         form = {name: value for name in FORMS if (value := getattr(self, name)) is not None}
-        return Language(**form) if form else None
+        return language(**form) if form else None
 
 
 @dataclass

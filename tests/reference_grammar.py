@@ -51,6 +51,9 @@ class Language:
         self._start = LLMatcher(_vocabulary(), grammar.lark(), log_level=0)
         assert not self._start.is_error(), self._start.get_error()
         self._states: dict[bytes, Any] = {}
+        self._closings: dict[str, str] = {}
+        self.allowed: dict[tuple[Any, ...], dict[bytes, tuple[list[int], bool]]] = {}
+        """What may follow a text, found so far: by tokenizer, ends and lead."""
 
     def state(self, text: bytes) -> Any | None:
         """A matcher that has read `text`, or None if no text begins with it."""
@@ -71,7 +74,11 @@ class Language:
             return None
         matcher = known.deep_copy()
         rest = list(text[size:])
-        return matcher if matcher.try_consume_tokens(rest) == len(rest) else None
+        consumed = matcher.try_consume_tokens(rest)
+        if consumed == len(rest):
+            return matcher
+        self._states[text[: size + consumed + 1]] = None  # no text begins with these bytes
+        return None
 
     def holds(self, text: bytes) -> bool:
         """Whether `text` is in the language."""
@@ -88,7 +95,7 @@ class Language:
         """Whether `text` is in the language, and nothing can follow it."""
         return self.holds(text) and not self.following(text)
 
-    @property
+    @functools.cached_property
     def begins_with_whitespace(self) -> bool:
         whitespace = [chr(code) for code in range(0x10000) if chr(code).isspace()]
         return any(self.begins(space.encode()) for space in whitespace)
@@ -113,11 +120,23 @@ class Language:
 
     def closing(self, response: str) -> str:
         """A short text that completes `response`."""
-        text = self._grammar.text()
-        text.commit(response)
-        closing = text.closing()
-        assert closing is not None
-        return closing
+        if response not in self._closings:
+            text = self._grammar.text()
+            text.commit(response)
+            closing = text.closing()
+            assert closing is not None
+            self._closings[response] = closing
+        return self._closings[response]
+
+
+@functools.lru_cache(16)
+def _language(form: str) -> Language:
+    return Language(**json.loads(form))
+
+
+def language(**form: Any) -> Language:
+    """The language of a form. It remembers what it found in earlier responses."""
+    return _language(json.dumps(form))
 
 
 @functools.cache
@@ -153,6 +172,7 @@ def _letters() -> dict[str, int]:
     }
 
 
+@functools.cache
 def usable_tokens(tokenizer: Any, end_ids: frozenset[int]) -> dict[int, bytes]:
     """The tokens whose text in the middle of a text is what their bytes say."""
     before = tokenizer.encode("a", add_special_tokens=False)
@@ -203,7 +223,8 @@ class Follower:
         self._lead = lead
         self._member = member
         self._usable = usable_tokens(member.tokenizer, member.end_ids)
-        self._allowed: dict[bytes, tuple[list[int], bool]] = {}
+        key = (member.tokenizer, member.end_ids, lead.spaces, lead.free)
+        self._allowed = language.allowed.setdefault(key, {})
 
     def written(self, before: Sequence[int], tokens: Sequence[int]) -> bytes:
         """The bytes of `tokens` after the tokens `before`."""

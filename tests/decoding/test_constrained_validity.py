@@ -89,11 +89,22 @@ ANY_CASE: dict[str, Any] = {
 }
 
 
+@settings(max_examples=60)
+@given(**ANY_CASE)
+def test_random_schemas_give_valid_documents(
+    schema: dict[str, Any], number: int, start: dict[str, Any], extra: int, threshold: float
+) -> None:
+    """60 schemas; `test_500_random_schemas_give_valid_documents` tries 500, and is slow."""
+    check_valid(schema, number, start, extra, margin_threshold=threshold)
+
+
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(**ANY_CASE)
 def test_500_random_schemas_give_valid_documents(
     schema: dict[str, Any], number: int, start: dict[str, Any], extra: int, threshold: float
 ) -> None:
+    """The sweep of `test_random_schemas_give_valid_documents` with 500 schemas."""
     check_valid(schema, number, start, extra, margin_threshold=threshold)
 
 
@@ -106,12 +117,12 @@ def test_many_random_schemas_give_valid_documents(
     check_valid(schema, number, start, extra, margin_threshold=threshold, max_words=2)
 
 
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(schema=schemas(), number=st.integers(0, 11), start=st.sampled_from(STARTS))
 def test_every_limit_from_the_lowest_gives_a_valid_document(
     schema: dict[str, Any], number: int, start: dict[str, Any]
 ) -> None:
-    for extra in range(16):
+    for extra in range(8):
         check_valid(schema, number, start, extra, margin_threshold=0.3)
 
 
@@ -122,7 +133,7 @@ def embedded() -> AdaFuseEngine:
     return AdaFuseEngine.from_pretrained([str(path) for path in member_paths()])
 
 
-@settings(max_examples=12)
+@settings(max_examples=4)
 @given(schema=schemas(), extra=st.integers(0, 24))
 def test_the_embedded_members_give_valid_documents(schema: dict[str, Any], extra: int) -> None:
     start: dict[str, Any] = {"messages": [{"role": "user", "content": "Describe the ferry."}]}
@@ -157,19 +168,18 @@ def holds(form: dict[str, Any], text: str) -> bool:
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: next(iter(form)))
 def test_every_strategy_obeys_or_refuses(form: dict[str, Any], strategy: str) -> None:
     obeyed = refused = 0
-    for start in STARTS:
+    for start in STARTS[1:]:
         members = TINY[:2] if "prompt" in start else TALKING
         with AdaFuseEngine([backend(member) for member in members], strategy=strategy) as ensemble:
             use = [members[0].name] if strategy == "single" else None
-            for limit in (24, 40):
-                try:
-                    found = ensemble.generate(**start, **form, max_new_tokens=limit, use=use)
-                except InvalidOptionError as error:
-                    assert next(iter(form)) in str(error)
-                    refused += 1
-                else:
-                    assert holds(form, found.text), found.text
-                    obeyed += 1
+            try:
+                found = ensemble.generate(**start, **form, max_new_tokens=28, use=use)
+            except InvalidOptionError as error:
+                assert next(iter(form)) in str(error)
+                refused += 1
+            else:
+                assert holds(form, found.text), found.text
+                obeyed += 1
     assert (obeyed == 0) != (refused == 0)
     assert obeyed or strategy != "adafuse"
 
@@ -198,16 +208,16 @@ def test_drafts_batches_and_streams_change_nothing(form: dict[str, Any]) -> None
 def test_no_valid_text_of_another_member_scores_minus_infinity(form: dict[str, Any]) -> None:
     """Every member has a finite score of every candidate, whoever proposed it."""
     scored = 0
-    for members in (*MIXES, TINY):
-        for threshold in (0.2, 1.0):
-            found = engine(*members).generate(
-                "The ferry to", **form, margin_threshold=threshold, max_new_tokens=40
-            )
-            for entry in found.rounds:
-                for candidate in () if entry.forced else entry.candidates:
-                    expected = {member.name for member in members}
-                    assert set(candidate.nll) == expected, candidate
-                    scored += 1
+    for number, members in enumerate((*MIXES, TINY)):
+        threshold = 0.2 if number % 3 == 0 and members is not TINY else 1.0
+        found = engine(*members).generate(
+            "The ferry to", **form, margin_threshold=threshold, max_new_tokens=28
+        )
+        for entry in found.rounds:
+            for candidate in () if entry.forced else entry.candidates:
+                expected = {member.name for member in members}
+                assert set(candidate.nll) == expected, candidate
+                scored += 1
     assert scored > 50
 
 
@@ -244,7 +254,7 @@ def test_hostile_grammars_are_obeyed_or_refused(form: dict[str, Any]) -> None:
         assert holds(form, found.text), found.text
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(schema=schemas(), number=st.integers(0, 5))
 def test_random_texts_of_a_grammar_can_be_scored(schema: dict[str, Any], number: int) -> None:
     """Valid texts that no member would write have a finite score for every member."""
@@ -271,5 +281,5 @@ def test_eight_threads_give_what_one_gives() -> None:
 
     alone = [decode(request) for request in requests]
     with ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(decode, requests * 3))
-    assert together == approximately(alone * 3)
+        together = list(pool.map(decode, requests * 2))
+    assert together == approximately(alone * 2)
