@@ -13,13 +13,16 @@ before a reply to messages. This is the *lead* of its grammar.
 
 from __future__ import annotations
 
+import enum
 import functools
 import heapq
 import importlib.util
 import itertools
 import json
+import math
 import re
 import threading
+import time
 import unicodedata
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -48,11 +51,14 @@ MAX_RANKED = 32
 MAX_REPEATS = 16
 """Number of steps for which the same byte is chosen if the same bytes may follow."""
 
-MAX_CHOICES = 1_000
+MAX_CHOICES = 2_000
 """Number of choices after which the search for the text starts again and compares more texts."""
 
 MAX_STATES = 5_000
 """Maximum number of states that the search for this text visits."""
+
+MAX_SECONDS = 2.0
+"""Maximum CPU time of the search for a first complete text, when a grammar is compiled."""
 
 MAX_CHARACTER_BYTES = 4
 
@@ -133,11 +139,9 @@ class Grammar:
             raise GrammarError(f"option {option!r}: {_reason(self._start.get_error(), option)}")
         start = self.text()
         self.begins_with_space = any(start.holds(space) for space in _SPACES)
-        if start.closing() is None:
-            raise GrammarError(
-                f"option {option!r}: no text of at most {MAX_CLOSING:,} bytes was found that fits "
-                "the grammar. Every repetition and recursion must be able to end."
-            )
+        found = _found_closing(self._start, time.thread_time() + MAX_SECONDS)
+        if isinstance(found, _Failure):
+            raise GrammarError(f"option {option!r}: {found.value}")
 
     @classmethod
     def of(cls, options: GrammarOptions) -> Grammar | None:
@@ -261,11 +265,29 @@ def _next_bytes(state: Any) -> bytes:
     mask = int.from_bytes(state.compute_bitmask(), "little")
     if state.is_error():
         reason = " ".join(state.get_error().split())
+        if reason.startswith("NoExtensionBias"):  # no text begins with the text so far
+            return b""
+        reason = reason.partition(" <state>")[0]
         raise GrammarError(f"the grammar is too complex: {reason:.200}. Simplify it.")
     mask &= (1 << 256) - 1
     if mask & (mask - 1) == 0:  # one byte or none
         return bytes([mask.bit_length() - 1]) if mask else b""
     return bytes(byte for byte in range(256) if mask >> byte & 1)
+
+
+class _Failure(enum.Enum):
+    """Why no complete text was found, as a sentence for errors."""
+
+    NONE = "no text fits the grammar. Every repetition and recursion must be able to end."
+    LONG = (
+        f"no text of at most {MAX_CLOSING:,} bytes that fits the grammar was found. Every "
+        "repetition and recursion must be able to end. Require fewer or shorter parts."
+    )
+    COMPLEX = (
+        f"no text that fits the grammar was found in {MAX_SECONDS:g} seconds of computing or "
+        f"{MAX_STATES:,} steps. The grammar is too complex, or it requires too long a text. "
+        "Require fewer or shorter parts."
+    )
 
 
 class GrammarText:
@@ -337,10 +359,8 @@ class GrammarText:
         state = self._after(text)
         if state is None:
             return None
-        found = _greedy_closing(state.deep_copy())
-        if found is None:
-            found = _searched_closing(state)
-        return None if found is None else found.decode()
+        found = _found_closing(state)
+        return found.decode() if isinstance(found, bytes) else None
 
     def _after(self, text: str) -> Any | None:
         state = self._state.deep_copy()
@@ -352,23 +372,44 @@ def _consumed(state: Any, text: bytes) -> bool:
     return bool(len(text) == state.try_consume_tokens(list(text)))
 
 
-def _greedy_closing(state: Any) -> bytes | None:
-    """Complete a text with the best next byte at every step. Return None if it does not end."""
+def _found_closing(state: Any, expires: float = math.inf) -> bytes | _Failure:
+    """Complete a text.
+
+    Args:
+        state: a matcher over bytes, after the text. The search may change it.
+        expires: the CPU time of this thread, in seconds, at which the search is given up.
+    """
+    greedy = _greedy_closing(state.deep_copy(), expires)
+    if isinstance(greedy, bytes):
+        return greedy
+    found = _searched_closing(state.deep_copy(), expires)
+    is_long = found is _Failure.COMPLEX and greedy is _Failure.LONG
+    return greedy if is_long else found
+
+
+def _greedy_closing(state: Any, expires: float) -> bytes | _Failure:
+    """Complete a text with the best next byte at every step."""
     found = bytearray()
     before, best, repeats, choices = b"", 0, 0, 0
     for _ in range(MAX_CLOSING):
         if state.is_accepting():
             return bytes(found)
         following = _next_bytes(state)
-        if not following or choices > MAX_CHOICES:
-            return None
+        if not following:
+            return _Failure.NONE
+        if choices > MAX_CHOICES or _is_over(expires):
+            return _Failure.COMPLEX
         if following != before or repeats == MAX_REPEATS:
             best = following[0] if len(following) == 1 else _ranked(state, _sample(following))[0]
             repeats, choices = 0, choices + (len(following) > 1)
         before, repeats = following, repeats + 1
         found.append(best)
         state.consume_token(best)
-    return None
+    return _Failure.LONG
+
+
+def _is_over(expires: float) -> bool:
+    return expires < math.inf and time.thread_time() > expires
 
 
 def _sample(following: bytes) -> bytes:
@@ -382,17 +423,20 @@ def _sample(following: bytes) -> bytes:
     return bytes({*chosen, *(byte for byte in _CLOSERS if byte in following)}) or following
 
 
-def _searched_closing(state: Any) -> bytes | None:
+def _searched_closing(state: Any, expires: float) -> bytes | _Failure:
     """Complete a text with a best-first search over all bytes.
 
     The cost of a text is the number of steps with several possible bytes, plus the ranks of the
-    chosen bytes. Return None after `MAX_STATES` states.
+    chosen bytes. The search is given up after `MAX_STATES` states.
     """
     order = itertools.count()
     queue = [(0, next(order), b"", state)]
+    is_cut = False
     for _ in range(MAX_STATES):
         if not queue:
-            return None
+            return _Failure.LONG if is_cut else _Failure.NONE
+        if _is_over(expires):
+            break
         cost, _, found, reached = heapq.heappop(queue)
         following = _next_bytes(reached)
         while len(following) == 1 and not reached.is_accepting() and len(found) < MAX_CLOSING:
@@ -402,12 +446,13 @@ def _searched_closing(state: Any) -> bytes | None:
         if reached.is_accepting():
             return found
         if len(found) >= MAX_CLOSING:
+            is_cut = True
             continue
         for rank, byte in enumerate(_ranked(reached, following)):
             child = reached.deep_copy()
             child.consume_token(byte)
             heapq.heappush(queue, (cost + 1 + rank, next(order), found + bytes([byte]), child))
-    return None
+    return _Failure.COMPLEX
 
 
 def _ranked(state: Any, candidates: bytes) -> list[int]:

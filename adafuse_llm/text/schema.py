@@ -4,8 +4,9 @@ llguidance compiles a JSON schema to a grammar. It refuses most keywords that it
 for some schemas it accepts documents that the schema forbids. `enforceable` closes these gaps. It
 returns a schema that the compiler enforces fully, or it raises an error that names the keyword.
 
-The returned schema is never wider than the given one. It can be narrower: the bounds of numbers are
-rounded inward to 12 digits, for example, and times have no leap second.
+The returned schema is never wider than the given one. It can be narrower. For example, the bounds
+of numbers are rounded inward to 12 digits, times have no leap second, and integers are from
+-(2**53 - 1) to 2**53 - 1, which every JSON library reads exactly.
 
 Compile the returned schema with `COMPILE_OPTIONS`. The result depends on them.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from decimal import ROUND_CEILING, ROUND_DOWN, ROUND_FLOOR, Decimal
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
@@ -47,8 +48,11 @@ MAX_PATTERN = 10_000
 
 _MAX_STEPS = 1_000_000
 _MAX_INTEGER = 2**53
+_SAFE_INTEGER = 2**53 - 1
+_MAX_MULTIPLE = 2**16
 _DIGITS = 12
 _LITERAL_DIGITS = 15
+_SHORT_DECIMALS = 6
 
 _TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 _DRAFTS = {
@@ -134,8 +138,10 @@ def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
 
     A document that the returned schema allows is allowed by the given schema too. The draft is
     the one that ``$schema`` names, from draft-04 to 2020-12, and 2020-12 without it. Formats are
-    enforced. Patterns must mean the same to Python's `re` as to the compiler. Annotations and
-    unknown keywords are left out. Parts that a ``$ref`` names are moved to ``$defs``.
+    enforced. An integer that has no bound on a side gets the bound -(2**53 - 1) or 2**53 - 1 there,
+    so that its digits end. Patterns must mean the same to Python's `re` as to the compiler.
+    Annotations and unknown keywords are left out. Parts that a ``$ref`` names are moved to
+    ``$defs``.
 
     Args:
         schema: the JSON schema. It is not changed.
@@ -255,6 +261,8 @@ class _Preparation:
         self._patterns: dict[str, str] = {}
         self._anchors: dict[str, _Place | None] | None = None
         self._steps = 0
+        self._factors: list[Decimal] = []
+        self._combines = False
         own = root.get(self._id_keyword)
         self._id = own.rstrip("#") if isinstance(own, str) else None
 
@@ -283,6 +291,7 @@ class _Preparation:
         while self._todo:
             place, target = self._todo.pop()
             self.definitions[self.names[place]] = self._schema(target, place)
+        self._check_factors()
         self._check_finite(prepared)
         if self.definitions:
             prepared["$defs"] = self.definitions
@@ -387,9 +396,30 @@ class _Preparation:
             keyword: self._bound(schema, place, keyword, integer=integer)
             for keyword in ("minimum", "maximum")
         }
-        out.update({keyword: bound for keyword, bound in bounds.items() if bound is not None})
+        literal = "const" in schema or "enum" in schema
+        if integer and not literal:
+            bounds = _safe_bounds(**bounds)
+        found = {keyword: bound for keyword, bound in bounds.items() if bound is not None}
+        out.update(found)
         if "multipleOf" in schema:
             out["multipleOf"] = _factor(schema["multipleOf"], (*place, "multipleOf"))
+            self._factors.append(_decimal(out["multipleOf"]))
+        elif not integer and not literal and (short := _short_numbers(**bounds)):
+            # The compiler reads "maximum": 0.95 as a form of text that has no "0.9".
+            parts = [found, {"enum": short}]
+            out.setdefault("allOf", []).append({"anyOf": parts})
+
+    def _check_factors(self) -> None:
+        """Refuse factors whose common multiples exceed the compiler's numbers."""
+        if not self._combines or len(self._factors) < 2:
+            return
+        unit = 1 if all(factor == int(factor) for factor in self._factors) else 1000
+        if math.lcm(*(int(factor * unit) for factor in self._factors)) >= _MAX_MULTIPLE:
+            raise GrammarError(
+                "the JSON schema cannot be enforced: the values of 'multipleOf' have a least "
+                f"common multiple of {_MAX_MULTIPLE // unit:,} or more. Use smaller values, or "
+                "leave them out and check the parsed response."
+            )
 
     def _bound(
         self, schema: dict[str, Any], place: _Place, keyword: str, *, integer: bool
@@ -410,6 +440,12 @@ class _Preparation:
             for number, excluded in found
         ]
         bound = max(inward) if keyword == "minimum" else min(inward)
+        if abs(bound) > _MAX_INTEGER:
+            _refuse(
+                (*place, exclusive),
+                "leaves no number from -2**53 to 2**53",
+                "Leave it out and check the parsed response, or use another bound.",
+            )
         return int(bound) if bound == bound.to_integral_value() else float(bound)
 
     # Texts
@@ -580,6 +616,8 @@ class _Preparation:
         self, schema: dict[str, Any], place: _Place, out: dict[str, Any], types: frozenset[str]
     ) -> None:
         every = out.pop("allOf", [])
+        self._combines |= "$ref" in schema and "multipleOf" in schema
+        self._combines |= any(keyword in schema for keyword in ("allOf", "anyOf", "oneOf"))
         if "allOf" in schema:
             every = self._list(schema["allOf"], (*place, "allOf"), types) + every
         if "anyOf" in schema:
@@ -949,6 +987,39 @@ def _inward(number: Decimal, rounding: str, *, excluded: bool, integer: bool) ->
     if excluded and rounded == number:
         rounded += unit if rounding == ROUND_CEILING else -unit
     return rounded
+
+
+def _safe_bounds(minimum: float | None, maximum: float | None) -> dict[str, int | float | None]:
+    """Return the bounds of integers. A bound that is missing becomes that of safe integers."""
+    return {
+        "minimum": min(-_SAFE_INTEGER, maximum or 0) if minimum is None else minimum,
+        "maximum": max(_SAFE_INTEGER, minimum or 0) if maximum is None else maximum,
+    }
+
+
+def _short_numbers(minimum: float | None, maximum: float | None) -> list[float]:
+    """Return the numbers within bounds whose digits are the first digits of a bound.
+
+    Args:
+        minimum: the inclusive lower bound.
+        maximum: the inclusive upper bound.
+    """
+    found: list[float] = []
+    for bound in (
+        _decimal(minimum) if minimum is not None and minimum < 0 else None,
+        _decimal(maximum) if maximum is not None and maximum > 0 else None,
+    ):
+        for decimals in range(1, _SHORT_DECIMALS + 1):
+            if bound is None or bound == round(bound, decimals):
+                break
+            number = float(bound.quantize(Decimal(1).scaleb(-decimals), ROUND_DOWN))
+            digits = _decimal(number).normalize().as_tuple().digits
+            within = (minimum is None or minimum <= number) and (
+                maximum is None or number <= maximum
+            )
+            if number and within and len(digits) <= _LITERAL_DIGITS and number not in found:
+                found.append(number)
+    return found
 
 
 def _factor(value: Any, place: _Place) -> int | float:

@@ -156,6 +156,21 @@ def test_llguidance_alone_accepts_what_the_schema_forbids(name, compiled) -> Non
 
 # Rewritten schemas
 
+SAFE = 2**53 - 1
+ALL = {"minimum": -SAFE, "maximum": SAFE}
+
+
+class Numbers:
+    """Equal to every schema that names numbers."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, dict) and other.keys() == {"enum"}
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+SHORT = Numbers()
+
 
 @pytest.mark.parametrize(
     ("name", "right", "wrong"),
@@ -212,13 +227,79 @@ def test_a_format_does_not_replace_a_pattern() -> None:
             {"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 2.5},
             {"minimum": 1, "maximum": 2},
         ),
-        ({"type": "integer", "minimum": 0.5, "exclusiveMinimum": 3}, {"minimum": 4}),
-        ({"type": "integer", "minimum": -(2**53)}, {"minimum": -(2**53)}),
+        (
+            {"type": "integer", "minimum": 0.5, "exclusiveMinimum": 3},
+            {"minimum": 4, "maximum": SAFE},
+        ),
+        ({"type": "integer", "minimum": -(2**53)}, {"minimum": -(2**53), "maximum": SAFE}),
     ],
 )
 def test_bounds_are_rounded_inward(schema, bounds) -> None:
     prepared = enforceable(schema)
+    assert prepared.pop("allOf", []) in ([], [{"anyOf": [bounds, SHORT]}])
     assert prepared == {"type": schema["type"], **bounds}
+
+
+@pytest.mark.parametrize(
+    ("bounds", "texts"),
+    [
+        ({"exclusiveMaximum": 1}, ["0.9", "0.99", "0.999", "0.9999", "0.99999", "0.999999", "0"]),
+        ({"minimum": 0, "exclusiveMaximum": 1}, ["0.9", "0.999", "0.25", "0"]),
+        ({"exclusiveMinimum": -1, "exclusiveMaximum": 1}, ["-0.9", "-0.99", "0.9", "0.99"]),
+        ({"maximum": 0.95}, ["0.9", "0.95", "-3"]),
+        ({"minimum": 0.2, "maximum": 0.25}, ["0.2", "0.25", "0.21"]),
+        ({"exclusiveMaximum": 100}, ["99", "99.9", "99.99", "99.999"]),
+        ({"allOf": [{"exclusiveMaximum": 1}, {"exclusiveMinimum": 0}]}, ["0.9", "0.99", "0.001"]),
+        ({"type": ["number", "null"], "exclusiveMaximum": 1}, ["0.9", "null"]),
+    ],
+)
+def test_short_numbers_near_a_bound_are_possible(bounds, texts, compiled) -> None:
+    matcher = compiled(enforceable({"type": "number", **bounds}))
+    assert [text for text in texts if not accepts(matcher, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("bounds", "texts"),
+    [
+        ({"minimum": 0.95, "exclusiveMaximum": 1}, ["0.9", "1", "0.94", "0." + "9" * 20]),
+        ({"exclusiveMinimum": -1, "maximum": -0.95}, ["-1", "-0.9", "-0." + "9" * 20]),
+        ({"exclusiveMaximum": 1, "multipleOf": 0.5}, ["0.9", "0.99"]),
+        ({"allOf": [{"exclusiveMaximum": 1}, {"multipleOf": 0.5}]}, ["0.9", "0.99"]),
+    ],
+)
+def test_short_numbers_fit_the_other_keywords(bounds, texts, compiled) -> None:
+    matcher = compiled(enforceable({"type": "number", **bounds}))
+    assert [text for text in texts if accepts(matcher, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({}, [0, 7, -7, SAFE, -SAFE], [SAFE + 1, -SAFE - 1, 10**20, -(10**20)]),
+        ({"minimum": 0}, [0, SAFE], [-1, SAFE + 1]),
+        ({"exclusiveMaximum": 10}, [9, -SAFE], [10, -SAFE - 1]),
+        ({"minimum": SAFE + 1}, [SAFE + 1], [SAFE, SAFE + 2, 10**20]),
+        ({"maximum": -SAFE - 1}, [-SAFE - 1], [-SAFE, -SAFE - 2]),
+        ({"multipleOf": 7}, [0, 14, -7], [8]),
+        ({"enum": [2**53, -(2**53), 1]}, [2**53, -(2**53), 1], [2, SAFE]),
+    ],
+)
+def test_integers_without_bounds_are_safe_integers(schema, right, wrong, compiled) -> None:
+    matcher = compiled(enforceable({"type": "integer", **schema}))
+    assert [number for number in right if not accepts(matcher, str(number))] == []
+    assert [number for number in wrong if accepts(matcher, str(number))] == []
+
+
+def test_values_of_multiple_of_that_overflow_the_compiler_are_refused(compiled) -> None:
+    parts = [{"multipleOf": 65537}, {"multipleOf": 65539}]
+    with pytest.raises(GrammarError, match="have a least common multiple of 65,536 or more"):
+        enforceable({"allOf": parts})
+    with pytest.raises(GrammarError, match="have a least common multiple of 65 or more"):
+        enforceable({"allOf": [{"multipleOf": 0.5}, {"multipleOf": 3000}]})
+    matcher = compiled(enforceable({"allOf": [{"multipleOf": 6}, {"multipleOf": 10}]}))
+    assert [number for number in range(100) if accepts(matcher, str(number))] == [0, 30, 60, 90]
+    alone = {"properties": {"a": parts[0], "b": parts[1]}}
+    assert enforceable(alone) == alone
 
 
 def test_texts_within_rounded_bounds_are_within_the_given_bounds(compiled) -> None:
@@ -253,7 +334,8 @@ def test_draft_04_bounds_and_lists_of_items() -> None:
             "additionalItems": False,
         }
     )
-    assert prepared == {"prefixItems": [{"type": "integer", "minimum": 2}], "items": False}
+    first = {"type": "integer", "minimum": 2, "maximum": SAFE}
+    assert prepared == {"prefixItems": [first], "items": False}
 
 
 def test_drafts_before_2019_ignore_keywords_beside_a_reference() -> None:
@@ -264,7 +346,7 @@ def test_drafts_before_2019_ignore_keywords_beside_a_reference() -> None:
     }
     prepared = enforceable(schema)
     assert prepared["properties"] == {"x": {"$ref": "#/$defs/0"}}
-    assert prepared["$defs"] == {"0": {"type": "integer"}}
+    assert prepared["$defs"] == {"0": {"type": "integer", **ALL}}
 
 
 @pytest.mark.parametrize(
@@ -281,7 +363,7 @@ def test_drafts_before_2019_ignore_keywords_beside_a_reference() -> None:
         },
         {"type": "object", "dependentRequired": {"a": ["b"]}, "required": ["b"]},
         {"type": "string", "format": "password"},
-        {"type": "integer", "format": "int32", "uniqueItems": True},
+        {"type": "boolean", "format": "int32", "uniqueItems": True},
         {"type": "string", "not": False, "if": {}, "title": "T", "default": {"not": {}}},
         {"type": "string", "nullable": True, "discriminator": {"propertyName": "a"}},
         {"type": "object", "propertyNames": True, "unevaluatedProperties": True},
@@ -477,6 +559,10 @@ def test_recursion_that_can_end_is_allowed(compiled) -> None:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"properties": {"age": {"minimum": 2**60}}}, "'properties.age.minimum' must be from -2**53"),
+    (
+        {"type": "integer", "exclusiveMinimum": 2**53},
+        "'exclusiveMinimum' leaves no number from -2**53 to 2**53",
+    ),
     ({"anyOf": [{}, {"not": {}}]}, "'anyOf.1.not' is not supported"),
     ({"if": {}, "then": {}}, "'if' is not supported. Use 'anyOf'"),
     ({"contains": {}}, "'contains' is not supported"),

@@ -1,0 +1,70 @@
+"""Grammars that no short text fits, and the time in which they are refused."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from adafuse_llm import AdaFuseConfig
+from adafuse_llm.errors import GrammarError
+from adafuse_llm.text import grammar as grammars
+
+pytest.importorskip("llguidance")
+
+from adafuse_llm.text.grammar import MAX_SECONDS, Grammar
+
+NO_TEXT = "no text fits the grammar"
+LONG = "no text of at most 10,000 bytes that fits the grammar was found"
+COMPLEX = "The grammar is too complex, or it requires too long a text"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"grammar": "start: a\na: a"}, NO_TEXT),
+        ({"grammar": "start: A\nA: /a/ & /b/"}, NO_TEXT),
+        ({"regex": r"[^\s\S]"}, NO_TEXT),
+        ({"json_schema": {"$ref": "#"}}, "no finite document is valid"),
+        ({"grammar": 'start: a\na: "x" a'}, LONG),
+        ({"regex": "a{20000}"}, LONG),
+        ({"json_schema": {"type": "string", "minLength": 100_000}}, LONG),
+        (
+            {"json_schema": {"type": "array", "items": {"type": "string"}, "minItems": 100_000}},
+            COMPLEX,
+        ),
+    ],
+)
+def test_a_grammar_without_a_short_text_is_refused_soon(
+    options: dict[str, Any], message: str
+) -> None:
+    config = AdaFuseConfig(**options)
+    began = time.thread_time()
+    with pytest.raises(GrammarError, match=message):
+        Grammar.of(config)
+    assert time.thread_time() - began < 2 * MAX_SECONDS
+
+
+def test_a_long_text_that_is_found_in_time_is_allowed() -> None:
+    grammar = Grammar.of(AdaFuseConfig(regex="([a-z]+ ){300}"))
+    assert grammar is not None
+    assert grammar.text().closing() == "a " * 300
+
+
+def test_the_search_during_a_response_does_not_depend_on_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grammar = Grammar.of(AdaFuseConfig(regex="([a-z]+ ){20}"))
+    assert grammar is not None
+    monkeypatch.setattr(grammars, "MAX_SECONDS", 0.0)
+    monkeypatch.setattr(grammars.time, "thread_time", lambda: pytest.fail("the time was asked"))
+    assert grammar.text().closing("a ") == "a " * 19
+
+
+def test_the_limits_of_llguidance_are_named() -> None:
+    properties = {f"p{number}": {"type": "string"} for number in range(3_000)}
+    schema = {"type": "object", "properties": properties}
+    with pytest.raises(GrammarError, match=r"items; max is 2000") as caught:
+        Grammar.of(AdaFuseConfig(json_schema=schema))
+    assert "<state>" not in str(caught.value)
