@@ -150,7 +150,8 @@ def compare_forced_text() -> None:
     """Print the forward passes of responses with and without the commit of forced text."""
     engine = AdaFuseEngine.from_embedded()
     for skipped in (False, True):
-        with mock.patch.object(GrammarText, "forced", return_value="") if skipped else nullcontext():
+        patch = mock.patch.object(GrammarText, "forced", return_value="")
+        with patch if skipped else nullcontext():
             found = [
                 engine.generate(
                     messages=[{"role": "user", "content": question}], json_schema=schema
