@@ -27,6 +27,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from adafuse_llm import MemberError
 from adafuse_llm.summary import Summary
 from tests.support.llama_calls import PATHS, ask, counting_engine, prompt_of, recorded
+from tests.support.scripted import scripted_engine
 
 WORDS = 5
 EVENTS = ("AdaFuseGenerationStartEvent", "AdaFuseRoundEvent", "AdaFuseGenerationEndEvent")
@@ -217,3 +218,19 @@ async def test_decisions_reach_the_response(llm):
         assert "".join(each.text for each in raw.rounds).split() == ["one"] * WORDS
     assert not handler.open_spans
     assert "adafuse" not in (engine.query("How many?").metadata or {})
+
+
+def test_events_say_what_was_forced_and_how_likely_a_choice_was():
+    pytest.importorskip("llguidance")
+    llm = AdaFuseLLM(engine=scripted_engine(lambda prompt: "Good day"))
+    with recorded() as record:
+        llm.complete("Hi", regex="Good morning to all")
+        llm.complete("Hi", choices=["Good day", "Bye"])
+    first, forced, chosen = record.named("AdaFuseRoundEvent")
+    assert not first.forced
+    assert forced.forced
+    assert forced.proposers == ()
+    assert first.text + forced.text == "Good morning to all"
+    assert forced.probability is None
+    assert not chosen.forced
+    assert 0.5 < chosen.probability <= 1

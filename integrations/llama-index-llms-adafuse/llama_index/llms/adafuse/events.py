@@ -44,6 +44,9 @@ class AdaFuseRoundEvent(BaseEvent):
         candidates: all candidates of the round.
         margins: by member, the margin at the start of each word that the member considered.
         elapsed: duration of the round in seconds.
+        forced: whether the text had no alternative, or closes the response at its length limit.
+        probability: probability of the text among given texts (the option `choices`); None in other
+            rounds.
     """
 
     round: int
@@ -55,6 +58,8 @@ class AdaFuseRoundEvent(BaseEvent):
     candidates: tuple[Candidate, ...]
     margins: dict[str, tuple[float, ...]]
     elapsed: float
+    forced: bool = False
+    probability: float | None = None
 
     @classmethod
     def class_name(cls) -> str:
