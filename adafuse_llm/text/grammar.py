@@ -29,6 +29,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from adafuse_llm.errors import GrammarError, MissingDependencyError
 from adafuse_llm.forks import after_fork
 from adafuse_llm.text.schema import COMPILE_OPTIONS, enforceable
@@ -262,17 +264,15 @@ def _next_bytes(state: Any) -> bytes:
     Raises:
         GrammarError: the grammar exceeds a limit of llguidance.
     """
-    mask = int.from_bytes(state.compute_bitmask(), "little")
+    mask = state.compute_bitmask()[:32]  # without the bit of the end
     if state.is_error():
         reason = " ".join(state.get_error().split())
         if reason.startswith("NoExtensionBias"):  # no text begins with the text so far
             return b""
         reason = reason.partition(" <state>")[0]
         raise GrammarError(f"the grammar is too complex: {reason:.200}. Simplify it.")
-    mask &= (1 << 256) - 1
-    if mask & (mask - 1) == 0:  # one byte or none
-        return bytes([mask.bit_length() - 1]) if mask else b""
-    return bytes(byte for byte in range(256) if mask >> byte & 1)
+    bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+    return np.flatnonzero(bits).astype(np.uint8).tobytes()
 
 
 class _Failure(enum.Enum):
