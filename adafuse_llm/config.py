@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic.errors import PydanticUserError
 from typing_extensions import Unpack
 
 from adafuse_llm.errors import InvalidOptionError, nearest, short_repr
@@ -164,8 +165,9 @@ class AdaFuseConfig(Options):
     json_schema: dict[str, Any] | None = Field(
         None,
         description="JSON schema (draft 2020-12) that the response fits: a dict, JSON text, or a "
-        "pydantic class. A comma and a colon in the response are followed by one space; there is "
-        "no other whitespace between values.",
+        "pydantic class. Objects of a pydantic class have no other properties than its fields, "
+        "unless the class allows them. A comma and a colon in the response are followed by one "
+        "space; there is no other whitespace between values.",
     )
     regex: str | None = Field(
         None, description="Regular expression, in the syntax of Rust, that the response matches."
@@ -213,14 +215,17 @@ class AdaFuseConfig(Options):
     @classmethod
     def _schema_as_dict(cls, schema: Any) -> Any:
         if isinstance(schema, type) and issubclass(schema, BaseModel):
-            return schema.model_json_schema()
+            return _schema_of_class(schema)
         if isinstance(schema, str):
             try:
                 schema = json.loads(schema)
             except ValueError as error:
                 raise ValueError(f"the text is not JSON ({error})") from None
         if schema is not None and not isinstance(schema, Mapping):
-            raise ValueError("a JSON schema must be a dict, JSON text of one, or a pydantic class")
+            raise ValueError(
+                "a JSON schema must be a dict, JSON text of one, or a pydantic class; for another "
+                "type, pass pydantic.TypeAdapter(type).json_schema()"
+            )
         try:
             _check_unicode(json.dumps(schema, ensure_ascii=False, allow_nan=False))
         except TypeError as error:
@@ -237,6 +242,10 @@ class AdaFuseConfig(Options):
     def _list_of_choices(cls, choices: Any) -> Any:
         if isinstance(choices, (str, bytes)):
             raise ValueError("choices must be a list of texts")
+        if isinstance(choices, Sequence) and any(isinstance(each, bool) for each in choices):
+            raise ValueError(
+                "choices must be texts; in YAML, put yes, no, true and false in quotes"
+            )
         return choices
 
     @field_validator("choices")
@@ -335,6 +344,21 @@ class AdaFuseConfig(Options):
                 f"option 'weights': all members that decode ({', '.join(names)}) have weight 0"
             )
         return {name: weights[name] for name in members if name in names}
+
+
+def _schema_of_class(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the JSON schema of a pydantic class.
+
+    Objects have no properties other than the fields of their classes, unless a class allows them.
+    """
+    try:
+        schema = model.model_json_schema()
+    except PydanticUserError as error:
+        raise ValueError(f"pydantic cannot write the schema of {model.__name__}: {error}") from None
+    for part in (schema, *schema.get("$defs", {}).values()):
+        if "properties" in part:
+            part.setdefault("additionalProperties", False)
+    return schema
 
 
 def _check_unicode(text: str) -> str:

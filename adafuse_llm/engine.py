@@ -1081,7 +1081,7 @@ def _check_room(members: Sequence[Member], config: AdaFuseConfig) -> None:
     for member in members:
         owed = 0 if member.holds_spaces else member.opening.spaces
         sizes.append(member.size(" " * owed + closing))
-    _check_minimum(members, config, max(sizes), "a short response that fits the grammar")
+    _check_minimum(members, config, max(sizes), "a short response of the required form")
 
 
 def _check_minimum(

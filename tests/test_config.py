@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from adafuse_llm import (
     AdaFuseConfig,
@@ -168,3 +170,63 @@ def test_s11_an_assignment_raises_an_error_of_one_line() -> None:
     with pytest.raises(InvalidOptionError, match=r"^option 'max_words'.* frozen.*$"):
         config.max_words = 3
     assert config == AdaFuseConfig()
+
+
+def test_a_schema_is_a_dict_json_text_or_a_pydantic_class() -> None:
+    class Inner(BaseModel):
+        value: int
+
+    class Outer(BaseModel):
+        inner: Inner
+        more: dict[str, int]
+
+    class Open(BaseModel, extra="allow"):
+        value: int
+
+    class Unwritable(BaseModel, arbitrary_types_allowed=True):
+        value: Callable[[], int]
+
+    def schema_of(given: Any) -> dict[str, Any]:
+        schema = AdaFuseConfig(json_schema=given).json_schema
+        assert schema is not None
+        return schema
+
+    schema = schema_of(Outer)
+    assert schema["additionalProperties"] is False
+    assert schema["$defs"]["Inner"]["additionalProperties"] is False
+    assert schema["properties"]["more"]["additionalProperties"] == {"type": "integer"}
+    assert schema_of(Open)["additionalProperties"] is True
+    assert schema_of('{"type": "object"}') == schema_of({"type": "object"}) == {"type": "object"}
+    for wrong, said in (
+        (Unwritable, "pydantic cannot write the schema of Unwritable"),
+        (list[int], r"pydantic.TypeAdapter\(type\).json_schema\(\)"),
+        ("{", "the text is not JSON"),
+        (True, "a JSON schema must be a dict"),
+        ({"const": "\ud800"}, "half a surrogate pair"),
+        ({"const": {1}}, "cannot be written as JSON"),
+    ):
+        with pytest.raises(InvalidOptionError, match=said):
+            AdaFuseConfig(json_schema=wrong)  # type: ignore[arg-type]
+
+
+def test_choices_are_different_texts() -> None:
+    assert AdaFuseConfig(choices=["yes", "no"]).choices == ("yes", "no")
+    for wrong, said in (
+        ("yes", "must be a list of texts"),
+        (["yes", True], "put yes, no, true and false in quotes"),
+        (["a", "a"], "must differ from each other"),
+        ([], "one or more texts"),
+        (["a", " "], "one or more texts"),
+        (["\ud800"], "half a surrogate pair"),
+    ):
+        with pytest.raises(InvalidOptionError, match=said):
+            AdaFuseConfig(choices=wrong)  # type: ignore[arg-type]
+
+
+def test_at_most_one_option_sets_the_form() -> None:
+    with pytest.raises(InvalidOptionError, match="got regex and choices"):
+        AdaFuseConfig(regex="a", choices=["a"])
+    config = AdaFuseConfig(regex="a", max_words=2)
+    replaced = config.override({"choices": ["a"]})
+    assert (replaced.regex, replaced.choices, replaced.max_words) == (None, ("a",), 2)
+    assert config.override({"regex": None}).regex is None

@@ -93,10 +93,19 @@ def generate(
             display.console.print("", display.summary(generation, seconds), sep="\n")
     if html is not None:
         write_page(html, page(generation, title=_title(request)))
+    if setup.has_grammar and generation.finish_reason == "length":
+        typer.echo(CLOSED, err=True)
     if generation.finish_reason == "cancelled":
         typer.echo(STOPPED, err=True)
         return INTERRUPTED
     return 0
+
+
+CLOSED = (
+    "The response reached the length limit, so it was completed with short text. "
+    "Allow more with --max-new-tokens, or limit the form."
+)
+"""What the command prints on stderr if a response of a given form reached the limit."""
 
 
 def _request(prompt: str | bytes, chat: bool, system: str | None) -> dict[str, Any]:

@@ -71,7 +71,8 @@ JSON_CHARACTERS = '{}[]":, -0123456789truefalsn'
 
 _HEADER = re.compile(r"\s*%llguidance\s*(\{[^\n]*\})")
 _QUOTED = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
-_POSITION = re.compile(r"^at (\d+)\((\d+)\): ")
+_POSITION = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
+_EXCERPT = re.compile(r"\n +\d+ \|")
 _CLOSERS = b'}]"'
 _LAST = frozenset([ord("\\"), *range(0x80, 0x100)])
 """Bytes that do not shorten a text: the start of an escape, and parts of longer characters."""
@@ -222,7 +223,7 @@ def _without_header(source: str) -> str:
 
 def _reason(error: str, option: str) -> str:
     """Return llguidance's description of an error, with the position in the user's grammar."""
-    message = error.partition("\n   1 |")[0].strip()
+    message = _EXCERPT.split(error)[0].strip()
     position = _POSITION.match(message)
     message = " ".join(_POSITION.sub("", message).split())
     message = message.removeprefix("failed to compile JSON schema: ").rpartition(" error: ")[2]
@@ -233,6 +234,8 @@ def _reason(error: str, option: str) -> str:
         "regex": "Write the expression in Rust's syntax, without look-around or back-references.",
         "grammar": "The grammar must be in llguidance's dialect of Lark.",
     }[option]
+    if message.startswith("Unsatisfiable"):
+        remedy = "No value fits this part. Correct it."
     return f"it cannot be enforced ({message}). {remedy}"
 
 
@@ -460,8 +463,8 @@ def _ranked(state: Any, candidates: bytes) -> list[int]:
 
     First come the bytes that close an object, an array or a string. Then come the bytes after which
     the text may end now or after one more byte, then the bytes after which other bytes may follow
-    than before, and then the bytes after which the fewest bytes may follow. Escapes and characters
-    of several bytes come last.
+    than before, then the bytes after which the fewest bytes must follow, and then the bytes after
+    which the fewest bytes may follow. Escapes and characters of several bytes come last.
     """
     following = _next_bytes(state)
     ranks = []
@@ -474,9 +477,21 @@ def _ranked(state: Any, candidates: bytes) -> list[int]:
         ends = bool(child.is_accepting())
         soon = not ends and len(options) <= 4 and any(_ends_after(child, each) for each in options)
         place = closer if closer >= 0 else len(_CLOSERS)
-        rank = (place, byte in _LAST, not ends, not soon, options == following, len(options))
+        run = _forced_bytes(child) if len(options) == 1 and not ends else 0
+        rank = (place, byte in _LAST, not ends, not soon, options == following, run, len(options))
         ranks.append((*rank, byte))
     return [byte for *_, byte in sorted(ranks)]
+
+
+def _forced_bytes(state: Any) -> int:
+    """Return the number of bytes to which there is no alternative, at most `MAX_FORCED`."""
+    state = state.deep_copy()
+    for count in range(MAX_FORCED):
+        following = _next_bytes(state)
+        if len(following) != 1 or state.is_accepting():
+            return count
+        state.consume_token(following[0])
+    return MAX_FORCED
 
 
 def _ends_after(state: Any, byte: int) -> bool:

@@ -27,6 +27,18 @@ def test_the_text_is_what_the_engine_says(adafuse, members, models):
     assert result.stdout_bytes.decode() == f"{whole.text}\n"
 
 
+def test_a_response_that_was_closed_is_said(adafuse, members):
+    pytest.importorskip("llguidance")
+    result = adafuse(
+        "generate", "the mill", *members, "--max-new-tokens", 4, "--regex", "[a-z]{2,}"
+    )
+    assert result.exit_code == 0, result.output
+    assert re.fullmatch("[a-z]{2,}\n", result.stdout)
+    assert "reached the length limit, so it was completed" in result.stderr
+    result = adafuse("generate", "the mill", *members, "--regex", "[a-z]")
+    assert result.stderr == ""
+
+
 def test_control_sequences_of_a_model_reach_a_pipe_but_no_terminal(adafuse, fakes, monkeypatch):
     real = AdaFuseEngine.stream
 
