@@ -53,11 +53,14 @@ MAX_RANKED = 32
 MAX_REPEATS = 16
 """Number of steps for which the same byte is chosen if the same bytes may follow."""
 
-MAX_CHOICES = 2_000
-"""Number of choices after which the search for the text starts again and compares more texts."""
+FEW_CHOICES = 300
+"""Number of choices after which the search for the text starts again and compares many texts."""
 
-MAX_STATES = 5_000
-"""Maximum number of states that the search for this text visits."""
+MAX_STATES = 1_000
+"""Maximum number of states that this comparison visits."""
+
+MAX_CHOICES = 2_000
+"""Maximum number of choices if it finds nothing."""
 
 MAX_SECONDS = 2.0
 """Maximum CPU time of the search for a first complete text, when a grammar is compiled."""
@@ -74,6 +77,8 @@ _QUOTED = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 _POSITION = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
 _EXCERPT = re.compile(r"\n +\d+ \|")
 _CLOSERS = b'}]"'
+_OPENERS = b"{["
+_VALUE_ENDS = b'"}],'
 _LAST = frozenset([ord("\\"), *range(0x80, 0x100)])
 """Bytes that do not shorten a text: the start of an escape, and parts of longer characters."""
 
@@ -382,16 +387,19 @@ def _found_closing(state: Any, expires: float = math.inf) -> bytes | _Failure:
         state: a matcher over bytes, after the text. The search may change it.
         expires: the CPU time of this thread, in seconds, at which the search is given up.
     """
-    greedy = _greedy_closing(state.deep_copy(), expires)
+    greedy = _greedy_closing(state.deep_copy(), FEW_CHOICES, expires)
     if isinstance(greedy, bytes):
         return greedy
     found = _searched_closing(state.deep_copy(), expires)
-    is_long = found is _Failure.COMPLEX and greedy is _Failure.LONG
-    return greedy if is_long else found
+    if found is not _Failure.COMPLEX:
+        return found
+    if greedy is _Failure.COMPLEX:
+        greedy = _greedy_closing(state.deep_copy(), MAX_CHOICES, expires)
+    return found if greedy is _Failure.NONE else greedy
 
 
-def _greedy_closing(state: Any, expires: float) -> bytes | _Failure:
-    """Complete a text with the best next byte at every step."""
+def _greedy_closing(state: Any, most: int, expires: float) -> bytes | _Failure:
+    """Complete a text with the best next byte at every step, and at most `most` choices."""
     found = bytearray()
     before, best, repeats, choices = b"", 0, 0, 0
     for _ in range(MAX_CLOSING):
@@ -400,7 +408,7 @@ def _greedy_closing(state: Any, expires: float) -> bytes | _Failure:
         following = _next_bytes(state)
         if not following:
             return _Failure.NONE
-        if choices > MAX_CHOICES or _is_over(expires):
+        if choices > most or _is_over(expires):
             return _Failure.COMPLEX
         if following != before or repeats == MAX_REPEATS:
             best = following[0] if len(following) == 1 else _ranked(state, _sample(following))[0]
@@ -464,7 +472,8 @@ def _ranked(state: Any, candidates: bytes) -> list[int]:
     First come the bytes that close an object, an array or a string. Then come the bytes after which
     the text may end now or after one more byte, then the bytes after which other bytes may follow
     than before, then the bytes after which the fewest bytes must follow, and then the bytes after
-    which the fewest bytes may follow. Escapes and characters of several bytes come last.
+    which the fewest bytes may follow. Escapes, characters of several bytes, and bytes that open an
+    object or an array come last.
     """
     following = _next_bytes(state)
     ranks = []
@@ -477,18 +486,23 @@ def _ranked(state: Any, candidates: bytes) -> list[int]:
         ends = bool(child.is_accepting())
         soon = not ends and len(options) <= 4 and any(_ends_after(child, each) for each in options)
         place = closer if closer >= 0 else len(_CLOSERS)
+        opens = byte in _OPENERS and len(options) <= MAX_RANKED
         run = _forced_bytes(child) if len(options) == 1 and not ends else 0
-        rank = (place, byte in _LAST, not ends, not soon, options == following, run, len(options))
+        loops = options == following
+        rank = (place, opens, byte in _LAST, not ends, not soon, loops, run, len(options))
         ranks.append((*rank, byte))
     return [byte for *_, byte in sorted(ranks)]
 
 
 def _forced_bytes(state: Any) -> int:
-    """Return the number of bytes to which there is no alternative, at most `MAX_FORCED`."""
+    """Return the number of bytes to which there is no alternative, at most `MAX_FORCED`.
+
+    Count them up to the end of the value.
+    """
     state = state.deep_copy()
     for count in range(MAX_FORCED):
         following = _next_bytes(state)
-        if len(following) != 1 or state.is_accepting():
+        if len(following) != 1 or following in _VALUE_ENDS or state.is_accepting():
             return count
         state.consume_token(following[0])
     return MAX_FORCED
