@@ -29,8 +29,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
 from adafuse_llm.errors import GrammarError, MissingDependencyError
 from adafuse_llm.forks import after_fork
 from adafuse_llm.text.schema import COMPILE_OPTIONS, enforceable
@@ -279,8 +277,13 @@ def _next_bytes(state: Any) -> bytes:
             return b""
         reason = reason.partition(" <state>")[0]
         raise GrammarError(f"the grammar is too complex: {reason:.200}. Simplify it.")
-    bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
-    return np.flatnonzero(bits).astype(np.uint8).tobytes()
+    return b"".join(_set_bits(place, bits) for place, bits in enumerate(mask) if bits)
+
+
+@functools.cache
+def _set_bits(place: int, bits: int) -> bytes:
+    """Return the numbers of the bits that are set in one byte of a mask."""
+    return bytes(8 * place + bit for bit in range(8) if bits >> bit & 1)
 
 
 class _Failure(enum.Enum):

@@ -773,7 +773,8 @@ def test_e11_a_hanging_pass_does_not_hold_up_another_device(hanging):
 
 def unfinished(engine):
     """Number of requests that run or wait."""
-    return engine._scheduler._coordinator.unfinished
+    coordinator = engine._scheduler._coordinator  # None until the first request has started
+    return 0 if coordinator is None else coordinator.unfinished
 
 
 @pytest.mark.quick

@@ -168,7 +168,7 @@ def test_a_call_replaces_the_form_of_the_response(kind, obliging):
         assert text(model.invoke("Hi", grammar='start: "Hello" | "Bye"')) in ("Hello", "Bye")
     assert re.fullmatch("[0-9]{3}", text(model.invoke("Hi")))
     model = kind(members="embedded", json_schema=City)
-    assert model.json_schema == City.model_json_schema()
+    assert model.json_schema == {**City.model_json_schema(), "additionalProperties": False}
     assert pickle.loads(pickle.dumps(model)).asdict() == model.asdict()
     model = kind(engine=obliging)
     with pytest.raises(InvalidOptionError, match="only one of"):
