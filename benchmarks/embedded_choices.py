@@ -99,6 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for skill in dict.fromkeys(question.group for question, _ in paired):
             of_skill = zip(paired, rows[name], strict=True)
             print(f"  {skill}: {report([row for (q, _), row in of_skill if q.group == skill])}")
+        read = [r for (q, _), r in zip(paired, rows[name], strict=True) if q.group != "arithmetic"]
+        print(f"  all but arithmetic: {report(read)}", flush=True)
     if given.output:
         record: dict[str, Any] = {"arguments": vars(given) | {"output": None}, "rows": rows}
         given.output.write_text(json.dumps(record, indent=1), encoding="utf-8")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,10 +26,7 @@ from adafuse_llm.adapters.schema import close_objects
 from adafuse_llm.errors import GrammarError, InvalidInputError, nearest
 from adafuse_llm.text.chat import Tool
 from adafuse_llm.text.conversation import TOOL_CHOICES
-from adafuse_llm.text.grammar import llguidance
-from adafuse_llm.text.schema import COMPILE_OPTIONS, enforceable
-
-HEADER = '%llguidance {"no_forcing": true}'
+from adafuse_llm.text.grammar import HEADER, explained, json_rule, llguidance
 
 _SPACE = r"[\s\x1c-\x1f]"
 _ANY = "(?s:.*)"
@@ -148,10 +144,9 @@ def _json_rule(schema: Mapping[str, Any], label: str) -> str:
 @functools.lru_cache(maxsize=1024)
 def _enforced(source: str) -> str:
     """Return the right-hand side of a rule for JSON that fits a schema, which is JSON text."""
-    schema = {**enforceable(json.loads(source)), "x-guidance": dict(COMPILE_OPTIONS)}
-    rule = f"%json {json.dumps(schema)}"
+    rule = json_rule(json.loads(source))
     if message := llguidance().LLMatcher.validate_grammar(f"{HEADER}\nstart: {rule}\n"):
-        raise GrammarError(f"it cannot be enforced ({_explained(message)}). Simplify the schema.")
+        raise GrammarError(f"it cannot be enforced ({explained(message)}). Simplify the schema.")
     return rule
 
 
@@ -167,9 +162,3 @@ def _object_schema(tool: Tool) -> dict[str, Any]:
     if schema.keys() <= {"type", "title", "description", "properties", "required"}:
         schema = {"properties": {}, **schema}
     return close_objects({**schema, "type": "object"})
-
-
-def _explained(message: str) -> str:
-    """Return the reason in an error message of llguidance, without its position in the grammar."""
-    text = " ".join(message.partition("\n   1 |")[0].split())
-    return re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?", "", text)

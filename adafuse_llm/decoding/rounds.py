@@ -120,10 +120,11 @@ def commit_best(
         DecodingError: no candidate has a score.
     """
     winner = best_candidate(scored)
-    committed = pool.candidates[winner]
-    if not pool.fits(committed):
-        shorter = list((prefixes or pool.prefixes)(committed))
-        committed = next(filter(pool.fits, shorter), shorter[-1])
+    whole = committed = pool.candidates[winner]
+    if not pool.fits(whole):
+        for committed in (prefixes or pool.prefixes)(whole):  # the last one has no tokens
+            if pool.fits(committed):
+                break
     _commit(committed)
     return RoundOutcome(tuple(pool.candidates), tuple(scored), winner, margins, committed)
 

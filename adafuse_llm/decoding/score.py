@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -76,11 +75,10 @@ class PoolCandidate:
         """
         start = self.starts.get(member, member.tree.root)
         before = [start, *self.path(member)][: len(terms)]
+        masses = [member.mass(start), *(0.0 for _ in terms)]
         return [
-            0.0 if member.is_forced(node) else term - (member.mass(start) if first else 0.0)
-            for first, node, term in zip(
-                itertools.chain([True], itertools.repeat(False)), before, terms, strict=False
-            )
+            0.0 if member.is_forced(node) else term - mass
+            for node, term, mass in zip(before, terms, masses, strict=False)
         ]
 
 

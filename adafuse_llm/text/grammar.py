@@ -35,6 +35,9 @@ from adafuse_llm.text.schema import COMPILE_OPTIONS, enforceable
 from adafuse_llm.text.words import REPLACEMENT, added
 from adafuse_llm.tree import Node, TokenTree
 
+HEADER = '%llguidance {"no_forcing": true}'
+"""First line of every grammar. Text without an alternative may have any tokens."""
+
 NO_LEAD = ""
 ONE_SPACE = '" "? '
 """Lead of a reply: one space or none."""
@@ -171,10 +174,9 @@ class Grammar:
 
     def lark(self, lead: str = NO_LEAD) -> str:
         """Return the grammar of a lead and a response."""
-        header = '%llguidance {"no_forcing": true}\n'
         if not lead:
-            return header + self._body
-        return f"{header}start: {lead}response\nresponse: %lark {{\n{self._body}\n}}\n"
+            return f"{HEADER}\n{self._body}"
+        return f"{HEADER}\nstart: {lead}response\nresponse: %lark {{\n{self._body}\n}}\n"
 
 
 @functools.lru_cache(CACHED_GRAMMARS)
@@ -183,11 +185,10 @@ def _grammar(option: str, source: str) -> Grammar:
     if option == "json_schema":
         schema = json.loads(source)
         try:
-            prepared = enforceable(schema)
+            rule = json_rule(schema)
         except GrammarError as error:
             raise GrammarError(f"option 'json_schema': {error}") from None
-        body = f"start: %json {json.dumps({**prepared, 'x-guidance': dict(COMPILE_OPTIONS)})}"
-        return Grammar(option, body, {*JSON_CHARACTERS, *_literals(schema)})
+        return Grammar(option, f"start: {rule}", {*JSON_CHARACTERS, *_literals(schema)})
     if option == "regex":
         body = f"start: /{library.regex_to_lark(source, '')}/"
         return Grammar(option, body, filter(str.isalnum, source))
@@ -224,12 +225,25 @@ def _without_header(source: str) -> str:
     return _HEADER.sub("", source, count=1)
 
 
+def json_rule(schema: Mapping[str, Any]) -> str:
+    """Return the right-hand side of a Lark rule for JSON that fits a schema.
+
+    Raises:
+        GrammarError: the schema cannot be enforced.
+    """
+    return f"%json {json.dumps({**enforceable(schema), 'x-guidance': dict(COMPILE_OPTIONS)})}"
+
+
+def explained(error: str) -> str:
+    """Return the reason in an error message of llguidance, without its position in the grammar."""
+    message = " ".join(_POSITION.sub("", _EXCERPT.split(error)[0]).split())
+    return message.removeprefix("failed to compile JSON schema: ").rpartition(" error: ")[2]
+
+
 def _reason(error: str, option: str) -> str:
     """Return llguidance's description of an error, with the position in the user's grammar."""
-    message = _EXCERPT.split(error)[0].strip()
-    position = _POSITION.match(message)
-    message = " ".join(_POSITION.sub("", message).split())
-    message = message.removeprefix("failed to compile JSON schema: ").rpartition(" error: ")[2]
+    message = explained(error)
+    position = _POSITION.match(error)
     if option == "grammar" and position:
         message = f"line {int(position[1]) - 1}, column {position[2]}: {message}"
     remedy = {
