@@ -60,6 +60,8 @@ from adafuse_llm.results import (
     ScoredText,
     Scores,
     StreamEvent,
+    TokenLogprob,
+    TopToken,
     Usage,
 )
 from adafuse_llm.text.chat import Tool
@@ -75,6 +77,8 @@ __all__ = [  # noqa: RUF022  grouped by use
     "Candidate",
     "Choice",
     "StreamEvent",
+    "TokenLogprob",
+    "TopToken",
     "Usage",
     "Scores",
     "ScoredText",

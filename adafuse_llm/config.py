@@ -6,7 +6,14 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic.errors import PydanticUserError
 from typing_extensions import Unpack
 
@@ -19,6 +26,9 @@ CONSTRAINTS = ("json_schema", "regex", "grammar", "choices")
 
 GRAMMARS = ("json_schema", "regex", "grammar")
 """Those of them that llguidance enforces."""
+
+SAMPLING = ("temperature", "top_p", "top_k", "seed", "n")
+"""Options that draw the response at random."""
 
 MAX_WEIGHT = 1e12
 """The highest weight of a member. Sums of weighted scores stay far below the float limit."""
@@ -85,6 +95,7 @@ class ChoiceOptions(TypedDict, total=False):
     max_new_tokens: int
     weights: Mapping[str, float] | Sequence[float] | None
     use: str | Sequence[str] | None
+    chat_template_kwargs: Mapping[str, Any] | None
 
 
 class DecodeOptions(ChoiceOptions, total=False):
@@ -103,13 +114,20 @@ class DecodeOptions(ChoiceOptions, total=False):
     grammar: str | None
     choices: Sequence[str] | None
     temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    seed: int | None
+    n: int | None
+    logprobs: bool | None
+    top_logprobs: int | None
+    continue_final_message: bool
 
 
 class AdaFuseConfig(Options):
     """Options of AdaFuse decoding (arXiv 2601.06022, §3 and §4.1).
 
-    To change an option, make a copy with :meth:`override`. Decoding is deterministic, so
-    ``temperature`` must be 0 if it is given.
+    To change an option, make a copy with :meth:`override`. Decoding is deterministic unless
+    ``temperature`` is above 0.
 
     Raises:
         InvalidOptionError: an option is unknown or out of range.
@@ -180,14 +198,60 @@ class AdaFuseConfig(Options):
         description="Texts of which the response is one. The members score all of them, and the "
         "likeliest one becomes the response.",
     )
+    temperature: float = Field(
+        0.0,
+        ge=0.0,
+        allow_inf_nan=False,
+        description="T: every member draws its tokens with probabilities proportional to p^(1/T), "
+        "and the ensemble chooses among what the members drew. 0: nothing is drawn. Above 0, a "
+        "member proposes one span, so `branching_factor` has no effect. `choices` are never drawn.",
+    )
+    top_p: float = Field(
+        1.0,
+        gt=0.0,
+        le=1.0,
+        description="Draw only from the likeliest tokens whose probabilities, after `temperature` "
+        "and `top_k`, sum to at least this value.",
+    )
+    top_k: int | None = Field(
+        None, ge=1, description="Draw only from this many likeliest tokens. None or 0: from all."
+    )
+    seed: int | None = Field(
+        None,
+        description="Integer that determines what is drawn. With the same seed, the response is "
+        "the same. Default: a random seed for each response, which the result tells.",
+    )
+    n: int = Field(
+        1,
+        ge=1,
+        le=128,
+        description="Number of responses to draw. The first one has `seed`, and the others have "
+        "seeds derived from it. At most 128.",
+    )
+    logprobs: bool = Field(
+        False,
+        description="Whether each round has the log-probability of every committed token, for each "
+        "member in its own tokens.",
+    )
+    top_logprobs: int = Field(
+        0,
+        ge=0,
+        le=20,
+        description="Number of likeliest tokens to list with each committed token. A number above "
+        "0 also turns on `logprobs`. At most 20.",
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None,
+        description="Variables for the members' chat templates, such as `enable_thinking`. Under "
+        "the name of a member, a dict of variables for this member only.",
+    )
+    continue_final_message: bool = Field(
+        False,
+        description="Whether the response continues the last message, which must be an "
+        "assistant's.",
+    )
 
     def __init__(self, **options: Unpack[DecodeOptions]) -> None:
-        temperature = options.pop("temperature", 0)
-        if temperature not in (0, None):
-            raise InvalidOptionError(
-                f"temperature must be 0, because AdaFuse decoding is deterministic; got "
-                f"{short_repr(temperature)}. Omit the option."
-            )
         values: dict[str, Any] = {**options}
         given = [name for name in CONSTRAINTS if values.get(name) is not None]
         if len(given) > 1:
@@ -259,6 +323,23 @@ class AdaFuseConfig(Options):
         if len(set(choices)) < len(choices):
             raise ValueError("choices must differ from each other")
         return choices
+
+    @field_validator("temperature", "top_p", "n", "logprobs", "top_logprobs", mode="before")
+    @classmethod
+    def _none_is_the_default(cls, value: Any, info: ValidationInfo) -> Any:
+        return cls.model_fields[str(info.field_name)].default if value is None else value
+
+    @field_validator("temperature", "top_p", "top_k", "seed", "n", "top_logprobs", mode="before")
+    @classmethod
+    def _no_bool(cls, value: Any) -> Any:
+        if isinstance(value, bool):
+            raise ValueError("the value must be a number")
+        return value
+
+    @field_validator("top_k", mode="before")
+    @classmethod
+    def _zero_is_no_limit(cls, top_k: Any) -> Any:
+        return None if top_k == 0 else top_k
 
     @field_validator("use", mode="before")
     @classmethod

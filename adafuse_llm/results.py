@@ -46,6 +46,35 @@ class Candidate(_Result):
     score: float | None
 
 
+class TopToken(_Result):
+    """A token that could have followed, with its log-probability.
+
+    Attributes:
+        text: the token's text after the tokens before it.
+        logprob: natural logarithm of the member's probability p of the token.
+    """
+
+    text: str
+    logprob: float
+
+
+class TokenLogprob(_Result):
+    """A committed token of one member.
+
+    Attributes:
+        text: the text that the token adds to the tokens before it. If several tokens form one
+            character, the last one adds it.
+        logprob: natural logarithm of the member's probability p of the token, whatever
+            ``temperature``, ``top_p``, ``top_k`` or a grammar make of it. None if p is 0.
+        top: the likeliest tokens in its place, in descending order of p, as many as
+            ``top_logprobs``. A grammar leaves only tokens that it permits.
+    """
+
+    text: str
+    logprob: float | None
+    top: tuple[TopToken, ...] = ()
+
+
 class Round(_Result):
     """One round of Algorithm 1: the pool and the committed text.
 
@@ -60,6 +89,8 @@ class Round(_Result):
         forced: whether no member had a choice: the grammar allows no other text, or the text closes
             the response at the length limit. The round then has one candidate without proposers.
         elapsed: wall-clock seconds from the start of the round to its commit.
+        logprobs: the committed tokens by member, with the option ``logprobs``. A member without
+            room for the text is absent.
     """
 
     index: int
@@ -69,6 +100,7 @@ class Round(_Result):
     margins: dict[str, tuple[float, ...]]
     elapsed: float
     forced: bool = False
+    logprobs: dict[str, tuple[TokenLogprob, ...]] = {}
 
 
 class Usage(_Result):
@@ -99,12 +131,26 @@ class Generation(_Result):
 
     To display a generation, make it the last expression of a notebook cell, print it with rich in a
     terminal, or write it to an HTML page (`to_html`).
+
+    Attributes:
+        text: the response.
+        rounds: the rounds, in order.
+        finish_reason: why the response ended.
+        usage: the cost.
+        seed: the seed that gives the same response again. None if nothing was drawn
+            (``temperature=0``).
+        alternatives: the other responses, with the option ``n``.
+        reply_prefix: text with which the members' chat templates began the reply, such as
+            ``<think>``. It is not part of `text`.
     """
 
     text: str
     rounds: tuple[Round, ...]
     finish_reason: FinishReason
     usage: Usage
+    seed: int | None = None
+    alternatives: tuple[Generation, ...] = ()
+    reply_prefix: str = ""
 
     def __str__(self) -> str:
         return self.text
@@ -196,8 +242,11 @@ class StreamEvent(_Result):
             generation.
         round: the round that committed the span. None on the event that ends a cancelled decode.
         generation: the whole result in the last event, and None in all others.
+        reply_prefix: text with which the members' chat templates began the reply, such as
+            ``<think>``; the same in all events of a response. It is not part of `text`.
     """
 
     text: str
     round: Round | None
     generation: Generation | None = None
+    reply_prefix: str = ""

@@ -36,6 +36,15 @@ class Options:
     regex: str | None = None
     grammar: str | None = None
     choices: tuple[str, ...] | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    seed: int | None = None
+    n: int = 1
+    logprobs: bool = False
+    top_logprobs: int = 0
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    continue_final_message: bool = False
 
     @property
     def language(self) -> Language | None:

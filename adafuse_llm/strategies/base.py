@@ -74,7 +74,17 @@ class Strategy(Protocol):
         ...
 
 
-ALWAYS_USED = frozenset({"max_new_tokens", "stop", "use"})
+ALWAYS_USED = frozenset(
+    {
+        "max_new_tokens",
+        "stop",
+        "use",
+        "logprobs",
+        "top_logprobs",
+        "chat_template_kwargs",
+        "continue_final_message",
+    }
+)
 """Options that apply to every strategy. The engine and the loop of rounds handle them."""
 
 
