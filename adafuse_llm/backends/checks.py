@@ -11,7 +11,7 @@ from typing import Any
 
 from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.errors import MemberError
-from adafuse_llm.tree import Next, Node
+from adafuse_llm.tree import Next
 
 ROUNDING = 0.01
 """Amount by which rounding errors may raise a log-probability above 0."""
@@ -45,16 +45,23 @@ def check_results(
         ):
             if len(got) != len(wanted):
                 raise _error(name, f"it returned {len(got)} {what} for {len(wanted)} nodes")
-        for node, summary in zip(query.evaluate, result.next, strict=True):
-            if not _is_valid(summary, node):
-                raise _error(name, _fault(summary, node))
+        for summary in result.next:
+            if not _is_valid(summary):
+                raise _error(name, _fault(summary))
+        _check_drawn(name, query, result)
         if not _are_logprobs(result.logprobs):
             raise _error(name, _fault_of_logprobs(result.logprobs))
     return results
 
 
-def _is_valid(summary: Any, node: Node) -> bool:
-    """Return whether a node's summary is valid. A comparison with NaN is false."""
+def _check_drawn(name: str, query: NodeQuery, result: NodeResult) -> None:
+    for node, summary in zip(query.evaluate, result.next, strict=True):
+        if node.draw is not None and type(summary.drawn) is not int:
+            raise _error(name, f"the drawn token must be an int; it is {_kind(summary.drawn)}")
+
+
+def _is_valid(summary: Any) -> bool:
+    """Return whether a summary is valid. A comparison with NaN is false."""
     if not isinstance(summary, Next):
         return False
     tokens, logprobs = summary.tokens, summary.logprobs
@@ -64,7 +71,6 @@ def _is_valid(summary: Any, node: Node) -> bool:
         and logprobs[0] <= ROUNDING
         and all(map(operator.ge, logprobs, islice(logprobs, 1, None)))
         and summary.end_logprob <= ROUNDING
-        and (node.draw is None or type(summary.drawn) is int)
     )
 
 
@@ -72,8 +78,8 @@ def _are_logprobs(values: Iterable[float]) -> bool:
     return all(value <= ROUNDING for value in values)
 
 
-def _fault(summary: Any, node: Node) -> str:
-    """Return what is wrong with a node's invalid summary."""
+def _fault(summary: Any) -> str:
+    """Return what is wrong with an invalid summary."""
     if not isinstance(summary, Next):
         return f"each distribution must be a Next; one is {_kind(summary)}"
     tokens, logprobs = summary.tokens, summary.logprobs
@@ -89,8 +95,6 @@ def _fault(summary: Any, node: Node) -> str:
     values = (*logprobs, summary.end_logprob)
     if not _are_logprobs(values):
         return _fault_of_logprobs(values)
-    if list(logprobs) == sorted(logprobs, reverse=True) and node.draw is not None:
-        return f"the drawn token must be an int; it is {_kind(summary.drawn)}"
     return "a distribution's tokens are not in descending order of probability"
 
 
