@@ -93,6 +93,9 @@ class ModelFields(TypedDict, total=False):
     model: str | list[str] | None
     max_tokens: int | None
     max_completion_tokens: int | None
+    num_predict: int | None
+    num_return_sequences: int | None
+    stop_sequences: str | Sequence[str] | None
     timeout: float | None
     max_retries: int | None
     streaming: bool | None

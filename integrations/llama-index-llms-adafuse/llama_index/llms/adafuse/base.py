@@ -113,6 +113,9 @@ class LLMOptions(DecodeOptions, total=False):
     complete_as_chat: bool | None
     max_tokens: int | None
     max_completion_tokens: int | None
+    num_predict: int | None
+    num_return_sequences: int | None
+    stop_sequences: str | Sequence[str] | None
     system_prompt: str | None
     messages_to_prompt: Callable[[Sequence[ChatMessage]], str] | None
     completion_to_prompt: Callable[[str], str] | None
