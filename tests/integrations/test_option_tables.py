@@ -134,13 +134,15 @@ class Ours:
     def create(self, **options: Any) -> Any:
         """Create a model, which loads nothing."""
         if self.is_chat:
-            given = {"engine": self.engine} if "model" in options else {"members": "embedded"}
+            given: dict[str, Any] = (
+                {"engine": self.engine} if "model" in options else {"members": "embedded"}
+            )
             return ChatAdaFuse(**given, **options)
         return AdaFuseLLM(members=[], **options)
 
     def call(self, *, unsupported: str | None = None, **options: Any) -> None:
         """Make a call."""
-        created = {} if unsupported is None else {"unsupported": unsupported}
+        created: dict[str, Any] = {} if unsupported is None else {"unsupported": unsupported}
         if self.is_chat:
             ChatAdaFuse(engine=self.engine, enforce=False, **created).invoke("?", **options)
             return
