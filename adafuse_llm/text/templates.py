@@ -13,6 +13,7 @@ from typing import Any
 
 from adafuse_llm.errors import InvalidOptionError, nearest, short_repr
 from adafuse_llm.reasoning import REASONING_CLOSES
+from adafuse_llm.text.template_variables import free_variables
 from adafuse_llm.text.words import check_text
 
 OPTION = "chat_template_kwargs"
@@ -43,9 +44,6 @@ RESERVED = frozenset(
 )
 """Names that cannot be variables. Most are arguments of ``apply_chat_template``."""
 
-PROVIDED = frozenset({"raise_exception", "strftime_now"})
-"""Functions that transformers provides to templates, in addition to those of Jinja."""
-
 
 @dataclass(frozen=True)
 class TemplateFacts:
@@ -72,7 +70,7 @@ class TemplateFacts:
         """
         texts = template.values() if isinstance(template, Mapping) else [template or ""]
         sources = [str(text) for text in texts]
-        found = [_variables(source) for source in sources]
+        found = [free_variables(source) for source in sources]
         variables: frozenset[str] | None = None
         if None not in found:
             variables = frozenset().union(*filter(None, found)) - RESERVED - {*provided}
@@ -169,33 +167,3 @@ def _unread(name: str, facts: Mapping[str, TemplateFacts]) -> InvalidOptionError
         f"option {OPTION!r}: {whose} {short_repr(name)}.{nearest(str(name), read)} Variables that "
         f"can be set: {', '.join(read) or 'none'}."
     )
-
-
-def _variables(template: str) -> frozenset[str] | None:
-    """Return the variables that a template reads; None if it cannot be parsed."""
-    try:
-        import jinja2
-        from jinja2 import meta
-
-        environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])  # noqa: S701
-        environment.add_extension(_generation_blocks())
-        known = {*environment.globals, *PROVIDED}
-        return frozenset(meta.find_undeclared_variables(environment.parse(template))) - known
-    except Exception:  # Jinja is not installed, or the template uses an unknown extension
-        return None
-
-
-def _generation_blocks() -> Any:
-    """Return an extension that parses the blocks ``generation`` of transformers."""
-    from jinja2 import nodes
-    from jinja2.ext import Extension
-
-    class GenerationBlocks(Extension):
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(body).set_lineno(line)
-
-    return GenerationBlocks
