@@ -13,7 +13,7 @@ from adafuse_llm.adapters.reply import Reasoning, ReplyParser, Text, ToolCall
 from adafuse_llm.adapters.tool_grammar import tool_grammar
 from adafuse_llm.reasoning import open_reasoning, split_reasoning
 from adafuse_llm.text.chat import Tool
-from tests.support.models import CHATML
+from tests.support.models import CHATML, TokenizerKind
 from tests.support.scripted import scripted
 from tests.support.thinkers import DEEPSEEK, thinkers
 
@@ -126,7 +126,7 @@ def test_members_that_reason_answer_in_a_form_without_reasoning() -> None:
 # Continued messages -----------------------------------------------------------------------------
 
 
-def continuing(*kinds: str) -> AdaFuseEngine:
+def continuing(*kinds: TokenizerKind) -> AdaFuseEngine:
     """Members that write one sentence; the templates of two of them differ."""
     sentence = "The keeper of the light is Anna."
     templates: list[Any] = [CHATML, None, DEEPSEEK.replace("<think>\n", "")]

@@ -194,7 +194,7 @@ def test_members_that_cannot_be_switched_off_are_named_once(
 
 # Messages with reasoning ------------------------------------------------------------------------
 
-TURNS = [
+TURNS: list[dict[str, Any]] = [
     {"role": "user", "content": "One?"},
     {"role": "assistant", "content": "1", "reasoning_content": "early"},
     {"role": "user", "content": "Two?"},
