@@ -371,7 +371,8 @@ def generation_options(given: Mapping[str, Any]) -> dict[str, Any]:
     if length is not None:
         options["max_new_tokens"] = int(length)
     draws = rest.pop("do_sample", None)
-    sampling = {name: rest.pop(name) for name in OF_SAMPLING if rest.get(name) is not None}
+    given_sampling = {name: rest.pop(name, None) for name in OF_SAMPLING}
+    sampling = {name: value for name, value in given_sampling.items() if value is not None}
     if draws:
         sampling.setdefault("temperature", 1.0)
     if draws is False or sampling.get("temperature") == 0:

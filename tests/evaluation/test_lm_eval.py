@@ -164,6 +164,7 @@ def test_a_text_that_no_member_can_write_has_no_likelihood(caplog):
         ({"do_sample": False, "temperature": 0.7, "min_p": 0.1}, {"temperature": 0.0}),
         ({"temperature": 0.0, "top_p": 0.9, "seed": 3}, {"temperature": 0.0}),
         ({"do_sample": True}, {"temperature": 1.0}),
+        ({"do_sample": None, "temperature": None}, {}),
         ({"do_sample": True, "temperature": 0}, {"temperature": 0.0}),
         (
             {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 3},
