@@ -35,11 +35,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a response: the text so far, the new text, and the rounds that produced it."""
+    """A piece of a response.
+
+    Attributes:
+        text: the text so far.
+        delta: the new text.
+        raw: the rounds that produced it.
+        reply_prefix: text with which the members' chat templates began the response.
+    """
 
     text: str
     delta: str
     raw: AdaFuseRaw
+    reply_prefix: str = ""
 
 
 class Decode:
@@ -104,7 +112,7 @@ class Decode:
         text = ""
         for event in self._events(stream):
             text += event.text
-            yield Chunk(text, event.text, AdaFuseRaw.of_chunk(event))
+            yield Chunk(text, event.text, AdaFuseRaw.of_chunk(event), event.reply_prefix)
 
     async def _achunks(
         self, stream: AsyncGenerator[StreamEvent, None]
@@ -113,7 +121,7 @@ class Decode:
         async with aclosing(self._aevents(stream)) as events:
             async for event in events:
                 text += event.text
-                yield Chunk(text, event.text, AdaFuseRaw.of_chunk(event))
+                yield Chunk(text, event.text, AdaFuseRaw.of_chunk(event), event.reply_prefix)
 
     def _stream(self) -> Iterator[StreamEvent]:
         """Return the engine's stream. An invalid request raises an error before any computation."""
@@ -197,7 +205,7 @@ def _options(request: dict[str, Any]) -> dict[str, Any]:
 def _final_chunk(final: StreamEvent) -> Chunk:
     assert final.generation is not None, "a decode ends with its generation or an error"
     text = final.generation.text
-    return Chunk(text, text, AdaFuseRaw.of_response(final.generation))
+    return Chunk(text, text, AdaFuseRaw.of_response(final.generation), final.reply_prefix)
 
 
 # Streams that stop when they are closed ---------------------------------------------------------
