@@ -215,6 +215,7 @@ class Reply:
             message=self._message(calls),
             delta=delta,
             raw=chunk.raw,
+            logprobs=chunk.logprobs,
             additional_kwargs={"thinking_delta": thinking} if thinking else {},
         )
 
@@ -243,6 +244,7 @@ class Reply:
             text=self._text,
             delta=response.delta,
             raw=chunk.raw,
+            logprobs=chunk.logprobs,
             additional_kwargs=response.additional_kwargs,
         )
 
