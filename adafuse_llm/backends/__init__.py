@@ -16,8 +16,9 @@ from adafuse_llm.backends.base import (
     SupportsPlacement,
 )
 from adafuse_llm.backends.fake import FakeBackend
-from adafuse_llm.text.codec import RendersTools, TextCodec, TokenizerCodec
+from adafuse_llm.text.codec import RendersTemplates, RendersTools, TextCodec, TokenizerCodec
 from adafuse_llm.text.conversation import Conversation
+from adafuse_llm.text.templates import ReplyStart, TemplateFacts
 from adafuse_llm.tree import Next, Node, TokenTree
 
 __all__ = [
@@ -31,10 +32,13 @@ __all__ = [
     "Node",
     "NodeQuery",
     "NodeResult",
+    "RendersTemplates",
     "RendersTools",
+    "ReplyStart",
     "RestrictsTokens",
     "SupportsAnchors",
     "SupportsPlacement",
+    "TemplateFacts",
     "TextCodec",
     "TokenTree",
     "TokenizerCodec",
