@@ -393,8 +393,15 @@ class EnsembleModel(Serializable):
             InvalidOptionError: a value cannot be used.
         """
         self._check_choice()
-        if self._config.n > 1 and self.streaming:
+        config = self._config
+        if config.n > 1 and self.streaming:
             raise InvalidOptionError(ONE_STREAM)
+        if config.n > 1 and (not config.temperature or config.choices is not None):
+            reason = "choices are not drawn" if config.temperature else "nothing is drawn"
+            raise InvalidOptionError(
+                f"option 'n': all responses would be the same, because {reason}; got {config.n}. "
+                "Set a temperature above 0, or leave the option out."
+            )
 
     def _check_one_response(self) -> None:
         """Check that the model can stream.
