@@ -331,9 +331,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         decoded = call._adecode(start, run or self._run, messages=request.prompt, **given)
         async with aclosing(decoded) as steps:
             async for step in steps:
-                for chunk in call._reply_chunks(
-                    start, request, reply, step, is_merged=run is None
-                ):
+                for chunk in call._reply_chunks(start, request, reply, step, is_merged=run is None):
                     yield chunk
 
     def _prepared(
