@@ -103,6 +103,12 @@ def langchain(engine: AdaFuseEngine, path: Path) -> None:
     lc.ChatAdaFuse(engine=engine, cache=False, callbacks=[lc.RoundCallbackHandler()])  # ok
     lc.ChatAdaFuse(engine=engine, round_detail="summary", trace_rounds=True, max_retries=2)  # ok
     lc.ChatAdaFuse(engine=engine, max_words=None, max_new_tokens=None, stop=None)  # ok
+    lc.ChatAdaFuse(engine=engine, temperature=0.7, top_p=0.9, top_k=40, seed=1, n=2)  # ok
+    lc.ChatAdaFuse(engine=engine, logprobs=True, top_logprobs=5, unsupported="warn")  # ok
+    lc.ChatAdaFuse(engine=engine, chat_template_kwargs={"enable_thinking": False})  # ok
+    lc.ChatAdaFuse(engine=engine, continue_final_message=True)  # ok
+    lc.ChatAdaFuse(engine=engine, unsupported="ignore")  # error: [arg-type]
+    lc.ChatAdaFuse(engine=engine, seed="x")  # error: [arg-type]
     lc.ChatAdaFuse(engine=engine, max_wrods=3)  # error: [call-arg]
     lc.ChatAdaFuse(engine=engine, max_words="three")  # error: [arg-type]
     lc.ChatAdaFuse(engine=engine, round_detail="some")  # error: [arg-type]
@@ -135,6 +141,11 @@ async def langchain_calls(chat: lc.ChatAdaFuse, llm: lc.AdaFuseLLM) -> None:
     llm.generate(["x"], anything=1)  # ok
     await llm.agenerate(["x"], ["stop"], max_words=1)  # ok
     llm.generate("x")  # error: [arg-type]
+    try:
+        chat.invoke("x", timeout=5)  # ok
+    except lc.CallTimeoutError as error:
+        so_far: AIMessage | str = error.partial  # ok
+        wrong: int = error.partial  # error: [assignment]
 
 
 def llama_index(engine: AdaFuseEngine, path: Path) -> None:
