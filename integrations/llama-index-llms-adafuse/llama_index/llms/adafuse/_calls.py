@@ -210,6 +210,7 @@ class Reply:
             message=self._message(calls),
             delta=delta,
             raw=chunk.raw,
+            logprobs=chunk.logprobs,
             additional_kwargs={"thinking_delta": thinking} if thinking else {},
         )
 
