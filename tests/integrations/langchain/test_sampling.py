@@ -163,7 +163,7 @@ def test_logprobs_have_openais_form_and_the_leading_members_tokens(engine):
     *chunks, last = chat.stream("Go")
     for chunk in (*chunks, last):
         tokens = chunk.response_metadata["logprobs"]["content"]
-        assert "".join(each["token"] for each in tokens).strip() == chunk.content.strip()
+        assert "".join(each["token"] for each in tokens).strip() == chunk.text.strip()
     merged: Any = reduce(add, chunks) + last
     assert merged.response_metadata["logprobs"]["content"] == content
     assert "logprobs" not in chat.invoke("Go", logprobs=False, top_logprobs=0).response_metadata

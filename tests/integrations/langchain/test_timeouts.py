@@ -114,5 +114,5 @@ def test_a_partial_message_has_the_calls_that_are_complete():
     partial = caught.value.partial
     assert isinstance(partial, AIMessage)
     assert [(each["name"], each["args"]) for each in partial.tool_calls] == [("add", {"a": 1})]
-    assert partial.content.startswith("on on")
+    assert partial.text.startswith("on on")
     assert partial.response_metadata["finish_reason"] == "cancelled"
