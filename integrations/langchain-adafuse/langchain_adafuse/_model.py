@@ -196,9 +196,11 @@ class EnsembleModel(Serializable):
     top_logprobs: int | None = None
     """Number of likeliest tokens to list with each token; also turns on `logprobs`."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """Variables for the members' chat templates, such as ``{"enable_thinking": False}``."""
+    """Variables for the members' chat templates, such as ``{"enable_thinking": False}``. Text models
+    use no chat templates."""
     continue_final_message: bool | None = None
-    """Whether the response continues the last message, which must be an assistant's."""
+    """Whether the response continues the last message, which must be an assistant's. Text models
+    always continue the prompt."""
 
     timeout: float | None = Field(default=None, gt=0, le=threading.TIMEOUT_MAX, allow_inf_nan=False)
     """Time limit of a call in seconds, excluding loading. A longer call raises `CallTimeoutError`,
@@ -665,11 +667,11 @@ class EnsembleModel(Serializable):
         temperature = given.get("temperature", self.temperature)
         if temperature is not None:
             params["ls_temperature"] = temperature
-        lengths = (given.get(name) for name in (*ALIASES, "max_new_tokens"))
-        max_tokens = next((length for length in lengths if length), self.max_new_tokens)
+        given |= {ALIASES[name]: value for name, value in given.items() if name in ALIASES}
+        max_tokens = given.get("max_new_tokens", self.max_new_tokens)
         if max_tokens is not None:
             params["ls_max_tokens"] = max_tokens
-        if stops := stop or given.get("stop") or self._stops:
+        if stops := given.get("stop", self._stops) if stop is None else stop:
             params["ls_stop"] = [stops] if isinstance(stops, str) else list(stops)
         return params
 

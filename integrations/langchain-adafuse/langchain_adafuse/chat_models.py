@@ -253,8 +253,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         given = call._constraint(start.engine, request.form)
         run, places = run_manager or self._run, _places(start.config.n)
         if len(places) == 1:
-            steps = call._decode(start, run, messages=request.prompt, **given)
-            responses = [start.whole(list(steps))]
+            with closing(call._decode(start, run, messages=request.prompt, **given)) as steps:
+                responses = [start.whole(list(steps))]
         else:
             responses = call._decode_all(start, run, places, messages=[request.prompt], **given)
         return call._result(responses, request)

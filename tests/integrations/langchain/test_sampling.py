@@ -282,7 +282,7 @@ def test_a_correction_of_a_drawn_reply_draws_with_another_seed():
 @pytest.mark.quick
 def test_traces_tell_the_options_of_a_call(chat):
     assert chat._get_ls_params(
-        model="quill", temperature=0.7, max_completion_tokens=9, stop=["x"]
+        model="quill", temperature=0.7, num_predict=9, stop_sequences="x"
     ) == {
         "ls_provider": "adafuse",
         "ls_model_type": "chat",
@@ -300,3 +300,5 @@ def test_traces_tell_the_options_of_a_call(chat):
         "ls_max_tokens": 5,
         "ls_stop": ["y"],
     }
+    assert own._get_ls_params(stop=["x"], max_new_tokens=2)["ls_stop"] == ["x"]
+    assert "ls_stop" not in own._get_ls_params(stop=[])
