@@ -196,8 +196,8 @@ class EnsembleModel(Serializable):
     top_logprobs: int | None = None
     """Number of likeliest tokens to list with each token; also turns on `logprobs`."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """Variables for the members' chat templates, such as ``{"enable_thinking": False}``. Text models
-    use no chat templates."""
+    """Variables for the members' chat templates, such as ``{"enable_thinking": False}``. Text
+    models use no chat templates."""
     continue_final_message: bool | None = None
     """Whether the response continues the last message, which must be an assistant's. Text models
     always continue the prompt."""
