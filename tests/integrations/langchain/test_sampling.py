@@ -16,10 +16,12 @@ from langchain_core.messages import HumanMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import RunnableLambda
 
-from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidOptionError
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidInputError, InvalidOptionError
 from adafuse_llm.backends import FakeBackend
+from adafuse_llm.backends.fake import END
 from langchain_adafuse import AdaFuseLLM, ChatAdaFuse, get_round_callback
 from tests.support.scripted import scripted_engine
+from tests.support.thinkers import thinkers
 
 BOTH = pytest.mark.parametrize("kind", [AdaFuseLLM, ChatAdaFuse])
 WORDS = {" on": 0.4, " off": 0.3, " up": 0.2, " down": 0.1}
@@ -302,3 +304,36 @@ def test_traces_tell_the_options_of_a_call(chat):
     }
     assert own._get_ls_params(stop=["x"], max_new_tokens=2)["ls_stop"] == ["x"]
     assert "ls_stop" not in own._get_ls_params(stop=[])
+
+
+@pytest.mark.quick
+def test_a_reply_continues_a_message_that_was_begun():
+    def rule(prompt):
+        begun = prompt.endswith("It is Lap")
+        return {"land.": 1.0} if begun else {END: 0.9, " No": 0.1}
+
+    begun = [("user", "Where?"), ("assistant", "It is Lap")]
+    with AdaFuseEngine([FakeBackend("ink", rule, ["land.", " No"])]) as engine:
+        chat = ChatAdaFuse(engine=engine, max_tokens=1)
+        assert chat.invoke(begun, continue_final_message=True).content == "land."
+        own = ChatAdaFuse(engine=engine, max_tokens=1, continue_final_message=True)
+        assert "".join(map(text, own.stream(begun))) == "land."
+        assert own.invoke(begun, continue_final_message=False).content == ""
+        with pytest.raises(InvalidInputError, match="needs an assistant message"):
+            own.invoke("Where?")
+
+
+@pytest.mark.quick
+def test_variables_reach_the_chat_templates():
+    with thinkers("qwen") as engine:
+        chat = ChatAdaFuse(engine=engine)
+        thinks = chat.invoke("Where?").usage_metadata
+        off = {"enable_thinking": False}
+        silent = chat.invoke("Where?", chat_template_kwargs=off).usage_metadata
+        own = ChatAdaFuse(engine=engine, chat_template_kwargs=off).invoke("Where?").usage_metadata
+        assert thinks is not None
+        assert silent is not None
+        assert own is not None
+        assert thinks["input_tokens"] < silent["input_tokens"] == own["input_tokens"]
+        with pytest.raises(InvalidOptionError, match="Did you mean 'enable_thinking'"):
+            chat.invoke("Where?", chat_template_kwargs={"enable_thinkin": False})
