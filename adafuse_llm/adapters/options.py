@@ -122,7 +122,7 @@ REFUSED: dict[str, Refusal] = {
     ),
     **_refusals(
         STORES,
-        *("context_management", "metadata", "previous_response_id", "prompt_cache_key"),
+        *("context_management", "previous_response_id", "prompt_cache_key"),
         *("prompt_cache_options", "prompt_cache_retention"),
         store=False,
         use_previous_response_id=False,
