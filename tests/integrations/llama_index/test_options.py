@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from llama_index.core.base.llms.types import ChatMessage, LogProb
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
+from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.adafuse import AdaFuseLLM, AdaFuseLLMError, AdaFuseRaw
+from pydantic import BaseModel
 
 from adafuse_llm import AdaFuseEngine, InvalidOptionError
 from adafuse_llm.adapters.logprobs import openai_logprobs
@@ -95,11 +97,26 @@ async def test_n_responses_are_one_response_and_its_alternatives(engine, path):
         assert (await ask(alone, path, asked(path), seed=seed)).text == text
     assert AdaFuseRaw.model_validate_json(raw.model_dump_json()) == raw
     (end,) = record.named("AdaFuseGenerationEndEvent")
-    assert end.text == said.text
+    assert (end.text, end.seed) == (said.text, raw.seed)
     rounds = [event.text for event in record.named("AdaFuseRoundEvent")]
     assert rounds == [each.text for each in raw.rounds]
     assert len(record.closed("AdaFuse.decode")) == 1
     assert len(counter.llm_token_counts) == 1
+
+
+def test_where_one_response_is_used_one_is_drawn():
+    class Sum(BaseModel):
+        total: int
+
+    with scripted_engine(lambda prompt: '{"total": 3}') as engine:
+        llm = create(engine=engine, n=3, temperature=0.1, enforce=False)
+        with recorded() as record:
+            assert llm.structured_predict(Sum, PromptTemplate("1 + 2?")).total == 3
+            assert [*llm.stream_structured_predict(Sum, PromptTemplate("1 + 2?"))][-1].total == 3
+            assert llm.choose("1 + 2?", ["3", "4"]).text in ("3", "4")
+            tools = [FunctionTool.from_defaults(lambda: 3, "three")]
+            assert "3" in llm.predict_and_call(tools, "1 + 2?").response
+    assert {start.options["n"] for start in record.named("AdaFuseGenerationStartEvent")} == {1}
 
 
 @pytest.mark.quick
