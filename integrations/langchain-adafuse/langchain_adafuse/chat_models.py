@@ -104,7 +104,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     the token counts and forward passes of each member.
 
     Reasoning between ``<think>`` and ``</think>`` is moved to
-    ``additional_kwargs["reasoning_content"]``, and later calls omit it from the prompt.
+    ``additional_kwargs["reasoning_content"]``, also if the chat template writes the opening marker.
+    Later calls pass it only to chat templates that read reasoning.
 
     The system message describes tools and schemas to the members. With the extra
     ``adafuse-llm[grammar]``, they also constrain decoding: the members call only tools that exist,

@@ -37,16 +37,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a response: the text so far, the new text, and the rounds that produced it.
+    """A piece of a response.
 
-    If the call requests log-probabilities, a piece has those of the leading member's tokens in its
-    rounds.
+    Attributes:
+        text: the text so far.
+        delta: the new text.
+        raw: the rounds that produced it.
+        logprobs: if the call requests log-probabilities, those of the leading member's tokens in
+            the rounds.
+        reply_prefix: text with which the members' chat templates began the response.
     """
 
     text: str
     delta: str
     raw: AdaFuseRaw
     logprobs: list[list[LogProb]] | None = None
+    reply_prefix: str = ""
 
 
 class Decode:
@@ -128,12 +134,12 @@ class Decode:
 
     def _piece(self, text: str, event: StreamEvent) -> Chunk:
         raw = AdaFuseRaw.of_chunk(event)
-        return Chunk(text, event.text, raw, self._logprobs(raw.rounds))
+        return Chunk(text, event.text, raw, self._logprobs(raw.rounds), event.reply_prefix)
 
     def _whole(self, generation: Generation | None) -> Chunk:
         assert generation is not None, "a decode ends with its generation or an error"
         raw, text = AdaFuseRaw.of_response(generation), generation.text
-        return Chunk(text, text, raw, self._logprobs(raw.rounds))
+        return Chunk(text, text, raw, self._logprobs(raw.rounds), generation.reply_prefix)
 
     def _logprobs(self, rounds: Sequence[Round]) -> list[list[LogProb]] | None:
         if not self._config.logprobs and not self._config.top_logprobs:

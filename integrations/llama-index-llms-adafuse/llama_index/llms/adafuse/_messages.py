@@ -21,7 +21,7 @@ from adafuse_llm.adapters.reply import read_json
 
 _ROLES = {"chatbot": "assistant", "model": "assistant", "function": "tool", "developer": "system"}
 _IGNORED_BLOCKS = (ThinkingBlock, CachePoint)
-"""Types of blocks that are not part of the prompt."""
+"""Types of blocks that are not part of the text of a message."""
 
 
 class Correction(ChatMessage):
@@ -98,6 +98,8 @@ def _turn(number: int, message: ChatMessage) -> Turn:
     role = message.role.value
     turn = Turn(role=_ROLES.get(role, role), content="\n".join(texts))
     extras = message.additional_kwargs
+    if reasoning := _reasoning(message):
+        turn["reasoning"] = reasoning
     if calls := calls or [_openai_call(number, each) for each in extras.get("tool_calls") or ()]:
         turn["tool_calls"] = calls
     if isinstance(call_id := extras.get("tool_call_id"), str):
@@ -105,6 +107,15 @@ def _turn(number: int, message: ChatMessage) -> Turn:
     if isinstance(name := extras.get("name"), str):
         turn["name"] = name
     return turn
+
+
+def _reasoning(message: ChatMessage) -> str:
+    """Return the reasoning that a message keeps apart from its text, or ""."""
+    blocks = [block for block in message.blocks if isinstance(block, ThinkingBlock)]
+    apart = message.additional_kwargs.get("reasoning_content")
+    return "\n\n".join(block.content for block in blocks if block.content) or (
+        apart if isinstance(apart, str) else ""
+    )
 
 
 def _openai_call(number: int, call: Any) -> Call:

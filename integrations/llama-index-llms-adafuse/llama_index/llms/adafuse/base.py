@@ -452,16 +452,17 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
     @adapter_errors()
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        decode = self._decode(self._prompt(prompt, formatted, kwargs))
-        return _completion_response(decode.result())
+        request = self._prompt(prompt, formatted, kwargs)
+        return _completion(request)(self._decode(request).result())
 
     @ends_when_closed
     @llm_completion_callback()
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
-        decode = self._decode(self._prompt(prompt, formatted, kwargs))
-        return (_completion_response(chunk) for chunk in decode.chunks())
+        request = self._prompt(prompt, formatted, kwargs)
+        to_response = _completion(request)
+        return (to_response(chunk) for chunk in self._decode(request).chunks())
 
     @aadapter_errors
     @llm_completion_callback()
@@ -469,8 +470,8 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
         await self._aload()
-        decode = self._decode(self._prompt(prompt, formatted, kwargs))
-        return _completion_response(await decode.aresult())
+        request = self._prompt(prompt, formatted, kwargs)
+        return _completion(request)(await self._decode(request).aresult())
 
     @aends_when_closed
     @llm_completion_callback()
@@ -478,8 +479,10 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         await self._aload()
-        chunks = await self._decode(self._prompt(prompt, formatted, kwargs)).achunks()
-        return (_completion_response(chunk) async for chunk in chunks)
+        request = self._prompt(prompt, formatted, kwargs)
+        to_response = _completion(request)
+        chunks = await self._decode(request).achunks()
+        return (to_response(chunk) async for chunk in chunks)
 
     @adapter_errors()
     @llm_chat_callback()
@@ -1017,7 +1020,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         overrides = {key: value for key, value in keywords.items() if key not in TOOL_KEYWORDS}
         request = self._messages(messages, overrides, toolbox)
         if toolbox is None:
-            return request, _chat_response
+            return request, Reply(tools=False).take
         return request, Reply(parallel=toolbox.parallel).take
 
     async def _achat(
@@ -1115,9 +1118,12 @@ def _completion_response(chunk: Chunk) -> CompletionResponse:
     )
 
 
-def _chat_response(chunk: Chunk) -> ChatResponse:
-    message = ChatMessage(role=MessageRole.ASSISTANT, content=chunk.text)
-    return ChatResponse(message=message, delta=chunk.delta, raw=chunk.raw, logprobs=chunk.logprobs)
+def _completion(request: Mapping[str, Any]) -> Callable[[Chunk], CompletionResponse]:
+    """Return a function from the chunks of a response to completions.
+
+    The response to a message excludes reasoning. The continuation of a prompt is unchanged.
+    """
+    return Reply(tools=False).take_completion if "messages" in request else _completion_response
 
 
 def _merged(*options: Mapping[str, Any]) -> dict[str, Any]:
