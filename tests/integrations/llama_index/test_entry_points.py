@@ -461,7 +461,7 @@ def test_every_option_can_be_said_once_for_all_calls(engine):
         "n": 2,
         "logprobs": True,
         "top_logprobs": 2,
-        "chat_template_kwargs": {"enable_thinking": False},
+        "chat_template_kwargs": {},
         "continue_final_message": True,
     }
     assert {*said} == {*AdaFuseConfig.model_fields} - {*CONSTRAINTS}
@@ -471,6 +471,21 @@ def test_every_option_can_be_said_once_for_all_calls(engine):
     (start,) = record.named("AdaFuseGenerationStartEvent")
     assert start.options == AdaFuseConfig(**said).model_dump(mode="json")
     assert start.members == ("ink", "quill")
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_template_variables_and_a_begun_reply_reach_the_members(path):
+    template = "{% if loud %}LOUD {% endif %}" + CHATML
+    loud: dict[str, Any] = {"chat_template_kwargs": {"loud": True}}
+    (prompt,) = await prompts_of_call(path, template, options=loud)
+    assert prompt == ("LOUD <|im_start|>user\nIs it blue?<|im_end|>\n<|im_start|>assistant\n")
+    assert await prompts_of_call(path, template, **loud) == {prompt}
+    if "chat" in path:
+        with reading(CHATML) as (engine, texts):
+            begun = [ChatMessage("Is it blue?"), ChatMessage("It is", role="assistant")]
+            await ask(AdaFuseLLM(engine=engine), path, begun, continue_final_message=True)
+        (prompt,) = texts
+        assert prompt.endswith("<|im_start|>assistant\nIt is")
 
 
 FORMS: dict[str, Any] = {

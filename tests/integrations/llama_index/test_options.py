@@ -20,7 +20,7 @@ from adafuse_llm import AdaFuseEngine, InvalidOptionError
 from adafuse_llm.adapters.logprobs import openai_logprobs
 from adafuse_llm.backends import FakeBackend
 from tests.support.llama_calls import PATHS, ask, recorded
-from tests.support.scripted import scripted, scripted_engine
+from tests.support.scripted import scripted_engine
 
 WORDS = {" red": 0.4, " green": 0.3, " blue": 0.3}
 STREAMS = [path for path in PATHS if "stream" in path]
@@ -166,27 +166,6 @@ def test_l8_temperature_and_max_tokens_can_be_read_and_set(engine):
     llm.max_tokens, llm.temperature = None, None
     assert llm.max_tokens == 12
     assert llm.complete("Paint!").raw.seed is not None
-
-
-@pytest.mark.quick
-def test_template_variables_and_a_begun_reply_reach_the_members():
-    seen: set[str] = set()
-    template = (
-        "{% if loud %}LOUD {% endif %}{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
-        "{{ m['content'] }}{% if not (loop.last and continue_final_message) %}<|im_end|>\n"
-        "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    member = scripted(lambda p: seen.add(p) or "blue.", template=template)
-    with AdaFuseEngine([member]) as engine:
-        llm = create(engine=engine, max_new_tokens=4)
-        llm.chat([ChatMessage("Colour?")], chat_template_kwargs={"loud": True})
-        assert seen
-        assert all("LOUD" in text for text in seen)
-        seen.clear()
-        begun = [ChatMessage("Colour?"), ChatMessage("It is", role="assistant")]
-        llm.chat(begun, continue_final_message=True)
-        assert seen
-        assert all(text.rstrip().endswith("It is") for text in seen)
 
 
 # Log-probabilities ------------------------------------------------------------------------------

@@ -439,7 +439,12 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         else:
             request, given = self._prompt("x", False, {}), f"{system}x"
         return make_prompt_helper(
-            backends, request, given, metadata.context_window, metadata.num_output
+            backends,
+            self.engine.members,
+            request,
+            given=given,
+            window=metadata.context_window,
+            num_output=metadata.num_output,
         )
 
     def to_payload(self) -> dict[str, Any]:
