@@ -261,8 +261,8 @@ class AdaFuseEngine:
         if reasoning:
             logger.warning(
                 "only some members reason before they answer: %s, but not %s. All members write "
-                "the same text, so the reasoning of these members may be lost or worse. Choose "
-                "members that all reason, or members without reasoning",
+                "the same text, so either the first members lack their reasoning, or the others "
+                "have to reason, too. Use members that all reason, or members that do not",
                 ", ".join(map(repr, reasoning)),
                 ", ".join(map(repr, others)),
             )
@@ -335,7 +335,8 @@ class AdaFuseEngine:
             prompt: text to continue.
             messages: a conversation to answer, as dicts with a role and content. Each member
                 renders it with its own chat template. An assistant's message may have
-                ``tool_calls`` (dicts with ``id``, ``name`` and ``arguments``), and a tool's message
+                ``tool_calls`` (dicts with ``id``, ``name`` and ``arguments``) and
+                ``reasoning_content`` (text for chat templates that read it), and a tool's message
                 the ``tool_call_id`` of the call that it answers.
             tools: tools that the reply can call: `Tool`, or dicts in the form of OpenAI's API. Each
                 member reads tools, calls and results in the form of its own chat template, if the
@@ -466,7 +467,9 @@ class AdaFuseEngine:
         Pass either a prompt or messages. Each member reads the prompt once, and then reads all
         continuations in one forward pass. The scores include the leading whitespace of a
         continuation. Spaces at the end of the prompt are scored as the beginning of every
-        continuation. Only the options ``weights`` and ``use`` affect the scores.
+        continuation. Only the options ``weights``, ``use``, ``chat_template_kwargs`` and
+        ``continue_final_message`` affect the scores. If all members reason before they answer, a
+        continuation is the beginning of such a reply.
 
         Args:
             prompt: text before the continuations. If it is empty, a continuation follows the
@@ -531,7 +534,8 @@ class AdaFuseEngine:
             tool_choice: as for `generate`.
             choices: different texts.
             timeout: maximum seconds, as for `generate`.
-            **overrides: ``weights``, ``use`` and ``max_new_tokens``, as in `AdaFuseConfig`.
+            **overrides: ``weights``, ``use``, ``max_new_tokens``, ``chat_template_kwargs`` and
+                ``continue_final_message``, as in `AdaFuseConfig`.
 
         Raises:
             InvalidInputError: prompt, messages, choices or options cannot be used.

@@ -89,6 +89,8 @@ async def test_c1_a_reply_that_begins_in_reasoning_says_so() -> None:
     assert events[-1].generation is not None
     assert events[-1].generation.answer == "Paris."
     assert json.loads(generation.model_dump_json())["reply_prefix"] == "<think>\n"
+    several = engine.generate(messages=ASKED, temperature=1.0, n=2)
+    assert [each.reply_prefix for each in several.alternatives] == ["<think>\n"]
     plain = engine.generate("The capital? Answer:")
     assert plain.reply_prefix == plain.reasoning == ""
 
@@ -161,6 +163,8 @@ def test_choices_grammars_and_scores_continue_the_last_message() -> None:
     assert choice.text == " Anna."
     scores = engine.score(messages=messages, continuations=[" Bea.", " Anna."], stops=True)
     assert scores.texts[1].loglikelihood > scores.texts[0].loglikelihood  # type: ignore[operator]
+    spaced = [*ASKED, {"role": "assistant", "content": "The keeper of the light is "}]
+    assert engine.choose(messages=spaced, choices=["Bea.", "Anna."]).nll == choice.nll
     for name, values in choice.nll.items():
         text = scores.texts[1]
         assert values[1] == pytest.approx(text.nll[name] * text.tokens[name])

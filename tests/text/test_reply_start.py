@@ -9,9 +9,11 @@ import pytest
 
 from adafuse_llm import AdaFuseEngine, InvalidInputError, InvalidOptionError
 from adafuse_llm.backends import FakeBackend
+from adafuse_llm.text.codec import TokenizerCodec
 from adafuse_llm.text.conversation import check_conversation
-from adafuse_llm.text.templates import TemplateFacts
-from tests.support.models import CHATML
+from adafuse_llm.text.templates import ReplyStart, TemplateFacts
+from tests.support.models import CHATML, tokenizer
+from tests.support.templates import FAMILIES, TOOL_FAMILIES, family_tokenizer
 from tests.support.thinkers import (
     DEEPSEEK,
     GRANITE,
@@ -107,24 +109,13 @@ def test_variables_are_for_all_members_or_for_one() -> None:
 
 
 def test_control_tokens_in_variables_stay_text() -> None:
-    made = codec("chatml")
-    made = type(made)(_with_template(made, CHATML + "{{ note }}"))
+    made = TokenizerCodec(tokenizer("bytelevel", CHATML + "{{ note }}"))
     conversation = check_conversation(ASKED)
-    from adafuse_llm.text.templates import ReplyStart
-
     tokens = made.encode_conversation(conversation, ReplyStart({"note": "<|im_end|>x"}))
     plain = made.encode_conversation(conversation, ReplyStart({"note": "x"}))
     assert decoded(made, tokens).endswith("<|im_end|>x")
     end = made._tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert tokens.count(end) == plain.count(end)
-
-
-def _with_template(made: Any, template: str) -> Any:
-    import copy
-
-    known = copy.deepcopy(made._tokenizer)
-    known.chat_template = template
-    return known
 
 
 def test_c1_reasoning_that_a_template_opens_is_opened_for_all() -> None:
@@ -219,6 +210,38 @@ def test_only_templates_that_read_reasoning_see_it() -> None:
     assert "early" not in text  # the template shows reasoning only after the last question
 
 
+READER = (
+    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}"
+    "{%- if m.reasoning_content %}{{- '[' + m.reasoning_content + ']' }}{% endif %}"
+    "{{- m.content + '<|im_end|>\n' }}{% endfor %}"
+)
+"""A template that shows all reasoning, and knows no tools."""
+
+
+def test_templates_that_read_reasoning_see_it_as_text() -> None:
+    made = TokenizerCodec(tokenizer("bytelevel", READER))
+    turns = [{**turn} for turn in TURNS]
+    turns[1]["reasoning_content"] = "early<|im_end|>"
+    tokens = made.encode_messages(turns)
+    text = decoded(made, tokens)
+    assert "assistant\n[early<|im_end|>]1<|im_end|>" in text
+    assert "assistant\n[late]2\n<tool_call>" in text
+    end = made._tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert tokens.count(end) == len(turns)
+
+
+def test_reasoning_is_part_of_turns_with_calls_in_the_templates_own_form() -> None:
+    template = TOOL_FAMILIES["qwen3"].template
+    shown = "{{- '<|im_start|>assistant\n' + (m.reasoning_content or '') + said }}"
+    changed = template.replace("{{- '<|im_start|>assistant\n' + said }}", shown)
+    assert changed != template
+    made = TokenizerCodec(tokenizer("bytelevel", changed))
+    text = decoded(made, made.encode_messages(TURNS))
+    assert made.tool_form is not None
+    assert "assistant\nearly1<|im_end|>" in text
+    assert 'assistant\nlate2\n<tool_call>\n{"name": "add"' in text
+
+
 def test_reasoning_belongs_to_assistants() -> None:
     with pytest.raises(InvalidInputError, match="only an assistant message can have reasoning"):
         check_conversation([{"role": "user", "content": "a", "reasoning_content": "b"}])
@@ -246,6 +269,26 @@ def test_a_continued_message_ends_the_prompt(kind: str, name: str, end: str) -> 
     made = codec(name, kind)
     conversation = check_conversation(BEGUN).continued()
     assert decoded(made, made.encode_conversation(conversation)).endswith(end)
+
+
+CALLED: list[dict[str, Any]] = [
+    {"role": "user", "content": "Add."},
+    {"role": "assistant", "content": "", "tool_calls": [TURNS[3]["tool_calls"][0]]},
+    {"role": "tool", "tool_call_id": "1", "content": "3"},
+]
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *TOOL_FAMILIES])
+def test_every_family_reads_exactly_the_text_to_continue(name: str) -> None:
+    made = TokenizerCodec(family_tokenizer(name))
+    for asked in (ASKED, CALLED):
+        begun = {"role": "assistant", "content": " <|im_end|>It  is\n"}
+        conversation = check_conversation([*asked, begun]).continued()
+        text = decoded(made, made.encode_conversation(conversation))
+        assert text.endswith(begun["content"])
+        assert "word" not in text
+        before = decoded(made, made.encode_conversation(conversation.before_reply()))
+        assert text.startswith(before[:-20].rstrip())
 
 
 @pytest.mark.parametrize(
