@@ -153,6 +153,8 @@ def llama_index(engine: AdaFuseEngine, path: Path) -> None:
     li.AdaFuseLLM(members=[*PATHS, MemberSpec(path="a"), {"path": "b"}], dtype="bfloat16")  # ok
     li.AdaFuseLLM(engine=engine, use="a", max_tokens=5, stop=("x",), weights={"a": 1})  # ok
     li.AdaFuseLLM(engine=engine, system_prompt="x", temperature=0, retries=1)  # ok
+    li.AdaFuseLLM(PATHS, top_p=0.9, n=2, unsupported="warn", context_window=9)  # ok
+    li.AdaFuseLLM(PATHS, unsupported="drop")  # error: [arg-type]
     li.AdaFuseLLM(engine=engine, max_wrods=3)  # error: [call-arg]
     li.AdaFuseLLM(engine=engine, max_words="three")  # error: [arg-type]
     li.AdaFuseLLM(engine=engine, retry=1)  # error: [call-arg]
@@ -165,6 +167,8 @@ def llama_index(engine: AdaFuseEngine, path: Path) -> None:
 
 async def llama_index_calls(llm: li.AdaFuseLLM) -> None:
     text: str = llm.complete("x", anything=1).text  # ok
+    raws: list[li.AdaFuseRaw] = li.decisions_of(text)  # ok
+    llm.max_tokens = None  # ok
     llm.chat([ChatMessage("x")], max_words=1, anything=1)  # ok
     llm.stream_complete("x", True, anything=1)  # ok
     await llm.acomplete("x", anything=1)  # ok
