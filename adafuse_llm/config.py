@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -18,6 +19,7 @@ from pydantic.errors import PydanticUserError
 from typing_extensions import Unpack
 
 from adafuse_llm.errors import InvalidOptionError, nearest, short_repr
+from adafuse_llm.sampling import derived_seeds
 
 __all__ = ["AdaFuseConfig", "ChoiceOptions", "DecodeOptions", "RuntimeConfig"]
 
@@ -29,6 +31,9 @@ GRAMMARS = ("json_schema", "regex", "grammar")
 
 SAMPLING = ("temperature", "top_p", "top_k", "seed", "n")
 """Options that draw the response at random."""
+
+SEED_BITS = 63
+"""Number of bits of a random seed."""
 
 MAX_WEIGHT = 1e12
 """The highest weight of a member. Sums of weighted scores stay far below the float limit."""
@@ -386,6 +391,34 @@ class AdaFuseConfig(Options):
         if any(options.get(name) is not None for name in CONSTRAINTS):
             values.update(dict.fromkeys(CONSTRAINTS))
         return AdaFuseConfig(**{**values, **options})
+
+    @property
+    def counted_logprobs(self) -> int | None:
+        """Number of likeliest tokens that rounds list; None if they have no log-probabilities."""
+        return self.top_logprobs if self.logprobs or self.top_logprobs else None
+
+    def seeds(self) -> tuple[int, ...]:
+        """Return the seed of each of the `n` responses.
+
+        The first one is `seed`, or a random number that differs at each call. The others are
+        derived from the first one.
+        """
+        first = secrets.randbits(SEED_BITS) if self.seed is None else self.seed
+        return derived_seeds(first, self.n)
+
+    def leading_member(self, members: Sequence[str]) -> str:
+        """Return the member with the highest weight among those that decode.
+
+        If several members have it, return the first of them.
+
+        Args:
+            members: names of all members of the ensemble.
+
+        Raises:
+            InvalidOptionError: ``use`` or ``weights`` do not match the members.
+        """
+        weights = self.member_weights(members)
+        return max(weights, key=lambda name: weights[name])
 
     def member_weights(self, members: Sequence[str]) -> dict[str, float]:
         """Return the weight of every member that decodes, by name and in the order of `members`.

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self, Unpack
 
-from adafuse_llm.backends.base import Backend, FollowsGrammars, RestrictsTokens
+from adafuse_llm.backends.base import Backend, DrawsTokens, FollowsGrammars, RestrictsTokens
 from adafuse_llm.config import (
     GRAMMARS,
     AdaFuseConfig,
@@ -54,6 +54,7 @@ from adafuse_llm.results import Choice, Generation, Round, Scores, StreamEvent
 from adafuse_llm.runtime.budget import CacheBudget
 from adafuse_llm.runtime.heap import trim_heap
 from adafuse_llm.runtime.scheduler import Request, Scheduler
+from adafuse_llm.sampling import Sampling
 from adafuse_llm.strategies.base import Strategy, StrategyContext, refuse_unused_options
 from adafuse_llm.strategies.registry import find_strategy
 from adafuse_llm.summary import choice_probabilities
@@ -340,10 +341,10 @@ class AdaFuseEngine:
             QueueFullError: too many requests wait; nothing was computed.
         """
         messages = _with_tools(messages, tools, tool_choice)
-        request = self._request(prompt, messages, cancel, timeout, overrides)
-        *_, last = self._stream_one(request, on_round)
-        assert last.generation is not None, "a decode ends with its generation or an error"
-        return last.generation
+        requests = self._requests(prompt, messages, cancel, timeout, overrides)
+        with closing(self._stream_all(requests, on_round)) as events:
+            done = {index: event.generation for index, event in events if event.generation}
+        return _with_alternatives([done[index] for index in range(len(requests))])
 
     def stream(
         self,
@@ -366,7 +367,7 @@ class AdaFuseEngine:
         loop over it, stops the decode after at most one more round.
         """
         messages = _with_tools(messages, tools, tool_choice)
-        request = self._request(prompt, messages, cancel, timeout, overrides)
+        (request,) = self._requests(prompt, messages, cancel, timeout, overrides, streams=True)
         return self._stream_one(request, on_round)
 
     def generate_batch(
@@ -386,6 +387,7 @@ class AdaFuseEngine:
         The engine checks all inputs before it computes anything. If one decode fails, or takes
         longer than `timeout`, the engine stops the others and raises the error.
         """
+        size = self.config.override(overrides).n
         events = self.stream_batch(
             prompts,
             messages=messages,
@@ -397,7 +399,9 @@ class AdaFuseEngine:
             **overrides,
         )
         done = {index: event.generation for index, event in events if event.generation}
-        return [done[index] for index in range(len(done))]
+        responses = [done[index] for index in range(len(done))]
+        starts = range(0, len(responses), size)
+        return [_with_alternatives(responses[start : start + size]) for start in starts]
 
     def stream_batch(
         self,
@@ -414,13 +418,16 @@ class AdaFuseEngine:
         """Decode many prompts (or conversations) at the same time, span by span.
 
         The iterator yields the events of all decodes as they arrive, each with the index of its
-        prompt. Closing the iterator stops all decodes after at most one more round.
+        prompt. With the option ``n``, this is the index of the response: n times the index of the
+        prompt, plus the number of the response. Closing the iterator stops all decodes after at
+        most one more round.
         """
         requests = [
-            self._batch_request(
+            request
+            for number, (prompt, conversation) in enumerate(_split_batch(prompts, messages))
+            for request in self._batch_requests(
                 number, prompt, conversation, tools, tool_choice, cancel, timeout, overrides
             )
-            for number, (prompt, conversation) in enumerate(_split_batch(prompts, messages))
         ]
         return self._stream_all(requests, on_round)
 
@@ -588,20 +595,13 @@ class AdaFuseEngine:
 
         Cancelling the task stops the decode.
         """
-        generation = None
-        async for event in self.astream(
-            prompt,
-            messages=messages,
-            tools=tools,
-            tool_choice=tool_choice,
-            on_round=on_round,
-            cancel=cancel,
-            timeout=timeout,
-            **overrides,
-        ):
-            generation = event.generation
-        assert generation is not None
-        return generation
+        messages = _with_tools(messages, tools, tool_choice)
+        requests = await asyncio.to_thread(
+            self._requests, prompt, messages, cancel, timeout, overrides
+        )
+        async with aclosing(self._astream_all(requests, on_round)) as events:
+            done = {index: event.generation async for index, event in events if event.generation}
+        return _with_alternatives([done[index] for index in range(len(requests))])
 
     async def astream(
         self,
@@ -648,30 +648,37 @@ class AdaFuseEngine:
     ) -> AsyncGenerator[StreamEvent, None]:
         """Check the arguments of `astream` now, and return its iterator."""
         messages = _with_tools(messages, tools, tool_choice)
-        request = await asyncio.to_thread(
-            self._request, prompt, messages, cancel, timeout, overrides
+        (request,) = await asyncio.to_thread(
+            partial(self._requests, prompt, messages, cancel, timeout, overrides, streams=True)
         )
         return self._astream_one(request, on_round)
 
     async def _astream_one(
         self, request: Request, on_round: RoundObserver | None
     ) -> AsyncGenerator[StreamEvent, None]:
-        loop = asyncio.get_running_loop()
-        inbox: asyncio.Queue[Any] = asyncio.Queue()
-
-        def deliver(_: int, event: Any) -> None:
-            try:
-                loop.call_soon_threadsafe(inbox.put_nowait, event)
-            except RuntimeError:  # the event loop is closed, so the caller no longer waits
-                request.abandoned.set()
-
-        with self._running([request], deliver):
-            while True:
-                event: StreamEvent = _raise_error(await inbox.get())
-                self._observe(event, on_round)
+        async with aclosing(self._astream_all([request], on_round)) as events:
+            async for _, event in events:
                 yield event
-                if event.generation is not None:
-                    return
+
+    async def _astream_all(
+        self, requests: Sequence[Request], on_round: RoundObserver | None
+    ) -> AsyncGenerator[tuple[int, StreamEvent], None]:
+        loop = asyncio.get_running_loop()
+        inbox: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
+        unfinished = len(requests)
+
+        def deliver(index: int, event: Any) -> None:
+            try:
+                loop.call_soon_threadsafe(inbox.put_nowait, (index, event))
+            except RuntimeError:  # the event loop is closed, so the caller no longer waits
+                requests[index].abandoned.set()
+
+        with self._running(requests, deliver):
+            while unfinished:
+                index, event = await inbox.get()
+                self._observe(_raise_error(event), on_round)
+                unfinished -= event.generation is not None
+                yield index, event
 
     @property
     def closed(self) -> bool:
@@ -764,19 +771,73 @@ class AdaFuseEngine:
             except Exception:
                 logger.exception("an on_round observer failed in round %d", event.round.index)
 
-    def _request(
+    def _requests(
         self,
         prompt: str | None,
         messages: Messages | None,
         cancel: threading.Event | None,
         timeout: float | None,
         overrides: Mapping[str, Any],
-    ) -> Request:
-        """Check and encode all parts of a request, without computing anything."""
+        *,
+        streams: bool = False,
+    ) -> list[Request]:
+        """Check and encode all parts of the requests for one prompt, without computing anything.
+
+        Args:
+            prompt: the prompt, or None.
+            messages: the messages, or None.
+            cancel: as for `generate`.
+            timeout: as for `generate`.
+            overrides: options.
+            streams: whether the caller streams, so that there can be only one response.
+        """
         self._check_start(timeout, cancel)
         config = self.config.override(overrides)
         refuse_unused_options(self.strategy, config)
         self.strategy.check([backend for backend, _ in self._active_backends(config)])
+        if streams and config.n > 1:
+            raise InvalidOptionError(
+                f"option 'n': a stream has one response; got {config.n}. To get several responses, "
+                "call generate, or stream_batch, whose events tell the number of the response."
+            )
+        self._check_sampling(config)
+        return [
+            self._request(config.override({"seed": seed}), prompt, messages, cancel, timeout)
+            for seed in config.seeds()
+        ]
+
+    def _check_sampling(self, config: AdaFuseConfig) -> None:
+        """Check that the members can draw responses, and prepare them for it.
+
+        Raises:
+            InvalidOptionError: they cannot.
+        """
+        if config.n > 1 and (not config.temperature or config.choices is not None):
+            reason = "choices are not drawn" if config.temperature else "nothing is drawn"
+            raise InvalidOptionError(
+                f"option 'n': all responses would be the same, because {reason}; got {config.n}. "
+                "Set a temperature above 0, or leave the option out."
+            )
+        if not config.temperature or config.choices is not None:
+            return
+        for backend, _ in self._active_backends(config):
+            if not isinstance(backend, DrawsTokens):
+                raise InvalidOptionError(
+                    f"option 'temperature': member {backend.name!r} cannot draw tokens; got "
+                    f"{config.temperature}. Leave the member out with use=[...], or leave the "
+                    "option out."
+                )
+            backend.prepare_draws()
+
+    def _request(
+        self,
+        config: AdaFuseConfig,
+        prompt: str | None,
+        messages: Messages | None,
+        cancel: threading.Event | None,
+        timeout: float | None,
+    ) -> Request:
+        """Encode a request. Its options are checked already."""
         members = self._members(config, prompt, messages)
         spare = self.strategy.max_extra_tokens(len(members), config)
         if config.choices is not None:
@@ -794,13 +855,13 @@ class AdaFuseEngine:
         return Request(
             members,
             needs,
-            decode(members, play, transcript, rounds),
+            decode(members, play, transcript, rounds, config.counted_logprobs),
             cancelled=partial(cancelled, members, transcript, rounds),
             cancel=cancel,
             timeout=timeout,
         )
 
-    def _batch_request(
+    def _batch_requests(
         self,
         number: int,
         prompt: str | None,
@@ -808,10 +869,10 @@ class AdaFuseEngine:
         tools: Tools,
         tool_choice: str,
         *arguments: Any,
-    ) -> Request:
-        """Like `_request`, but errors name the input by its index."""
+    ) -> list[Request]:
+        """Like `_requests`, but errors name the input by its index."""
         try:
-            return self._request(prompt, _with_tools(messages, tools, tool_choice), *arguments)
+            return self._requests(prompt, _with_tools(messages, tools, tool_choice), *arguments)
         except InvalidOptionError:
             raise
         except InvalidInputError as error:
@@ -865,7 +926,8 @@ class AdaFuseEngine:
                 raise InvalidInputError(
                     "the prompt is empty, or has only spaces: pass a text to continue"
                 )
-        top = self.strategy.top(config)
+        top = max(self.strategy.top(config), config.top_logprobs)
+        sampling = None if to_score else _sampling(config)
         given = prompt if conversation is None else as_plain_text(conversation.flat())
         text = (given or "").rstrip(" ")
         spaces = 0 if prompt is None else len(prompt) - len(text)
@@ -896,6 +958,7 @@ class AdaFuseEngine:
                     opening=opening,
                     space_tokens=space_tokens,
                     form=form,
+                    sampling=sampling,
                 )
             )
         _check_windows(members)
@@ -1112,6 +1175,19 @@ def _with_choices(choices: Sequence[str], overrides: ChoiceOptions) -> DecodeOpt
         raise InvalidOptionError("option 'choices': pass a list of texts; got None")
     options: DecodeOptions = {**overrides, "choices": choices}  # type: ignore[typeddict-item]
     return options
+
+
+def _sampling(config: AdaFuseConfig) -> Sampling | None:
+    """Return how a response is drawn. None if nothing is drawn."""
+    if not config.temperature or config.seed is None or config.choices is not None:
+        return None
+    return Sampling(config.seed, config.temperature, config.top_p, config.top_k)
+
+
+def _with_alternatives(generations: Sequence[Generation]) -> Generation:
+    """Return the first of several responses, with the others as its alternatives."""
+    first, *others = generations
+    return first.model_copy(update={"alternatives": tuple(others)}) if others else first
 
 
 def _choice(generation: Generation) -> Choice:

@@ -12,6 +12,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from adafuse_llm.sampling import Draw
+
 
 @dataclass(frozen=True, slots=True)
 class Next:
@@ -26,17 +28,26 @@ class Next:
             ids.
         mass: natural logarithm of the total probability of the tokens that ``Node.allowed``
             permits.
+        drawn: the token that ``Node.draw`` draws; None if the node has no draw.
     """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     end_logprob: float
     mass: float = 0.0
+    drawn: int | None = None
 
     @property
-    def greedy(self) -> int:
-        """The most likely token."""
-        return self.tokens[0]
+    def chosen(self) -> int:
+        """The token that the member writes: the drawn token, or the most likely one."""
+        return self.tokens[0] if self.drawn is None else self.drawn
+
+    def branches(self, count: int) -> tuple[int, ...]:
+        """Return the first tokens of up to `count` alternatives (equation 2).
+
+        There are no alternatives to a drawn token.
+        """
+        return self.tokens[:count] if self.drawn is None else (self.drawn,)
 
     @property
     def margin(self) -> float:
@@ -64,10 +75,12 @@ class Node:
             ``i % 8`` of byte ``i // 8`` says whether token ``i`` may follow, where bit 0 is the
             lowest bit. Tokens beyond the mask may not follow. Log-probabilities do not depend on
             the mask.
+        draw: how to draw the token after this one; None to draw nothing. Log-probabilities do not
+            depend on it.
         children: the nodes of the tokens after this one, by token id.
     """
 
-    __slots__ = ("allowed", "children", "length", "logprob", "next", "parent", "token")
+    __slots__ = ("allowed", "children", "draw", "length", "logprob", "next", "parent", "token")
 
     def __init__(self, token: int, parent: Node | None, length: int) -> None:
         self.token = token
@@ -76,6 +89,7 @@ class Node:
         self.logprob: float | None = None
         self.next: Next | None = None
         self.allowed: bytes | None = None
+        self.draw: Draw | None = None
         self.children: dict[int, Node] = {}
 
     def __repr__(self) -> str:

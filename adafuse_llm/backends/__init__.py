@@ -6,6 +6,7 @@ A backend implements one kind of member. The backend for Hugging Face models is 
 
 from adafuse_llm.backends.base import (
     Backend,
+    DrawsTokens,
     FollowsGrammars,
     LimitsDrafting,
     NodeQuery,
@@ -22,6 +23,7 @@ from adafuse_llm.tree import Next, Node, TokenTree
 __all__ = [
     "Backend",
     "Conversation",
+    "DrawsTokens",
     "FakeBackend",
     "FollowsGrammars",
     "LimitsDrafting",

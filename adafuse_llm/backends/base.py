@@ -177,6 +177,24 @@ class RestrictsTokens(Protocol):
 
 
 @runtime_checkable
+class DrawsTokens(Protocol):
+    """An optional extension of `Backend` that draws tokens at random (`temperature` above 0).
+
+    A backend with this extension sets ``Next.drawn`` for every node that has ``Node.draw``, as
+    :mod:`adafuse_llm.sampling` describes. ``Node.draw`` is set when the engine passes a node to
+    `evaluate`. An engine refuses a temperature above 0 for a member without this extension.
+    """
+
+    def prepare_draws(self) -> None:
+        """Compute what all draws need, such as the hashes of the tokens.
+
+        An engine calls this method, from any thread, before a request that draws tokens. Only the
+        first call takes long.
+        """
+        ...
+
+
+@runtime_checkable
 class FollowsGrammars(RestrictsTokens, Protocol):
     """An optional extension of `RestrictsTokens` for responses that must fit a grammar."""
 

@@ -48,9 +48,16 @@ def check_results(
         for summary in result.next:
             if not _is_valid(summary):
                 raise _error(name, _fault(summary))
+        _check_drawn(name, query, result)
         if not _are_logprobs(result.logprobs):
             raise _error(name, _fault_of_logprobs(result.logprobs))
     return results
+
+
+def _check_drawn(name: str, query: NodeQuery, result: NodeResult) -> None:
+    for node, summary in zip(query.evaluate, result.next, strict=True):
+        if node.draw is not None and type(summary.drawn) is not int:
+            raise _error(name, f"the drawn token must be an int; it is {_kind(summary.drawn)}")
 
 
 def _is_valid(summary: Any) -> bool:

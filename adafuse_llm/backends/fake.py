@@ -9,6 +9,7 @@ from typing import Any
 
 from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.forks import after_fork
+from adafuse_llm.sampling import Draw, drawn, token_codes
 from adafuse_llm.text.chat import check_messages, render_plain
 from adafuse_llm.tree import Next, TokenTree, is_allowed
 
@@ -80,6 +81,9 @@ class FakeBackend:
     def grammar_tokenizer(self) -> Any:
         return self._codec.grammar_tokenizer()
 
+    def prepare_draws(self) -> None:
+        pass
+
     def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
         return [self._evaluate_one(query) for query in queries]
 
@@ -95,7 +99,7 @@ class FakeBackend:
     def _evaluate_one(self, query: NodeQuery) -> NodeResult:
         tree = query.tree
         summaries = tuple(
-            self._next([*tree.ids, *tree.tokens(node)], query.top, node.allowed)
+            self._next([*tree.ids, *tree.tokens(node)], query.top, node.allowed, node.draw)
             for node in query.evaluate
         )
         logprobs = []
@@ -114,7 +118,7 @@ class FakeBackend:
         ]
         return sorted(logprobs, key=lambda item: (-item[1], item[0]))
 
-    def _next(self, ids: Sequence[int], top: int, allowed: bytes | None) -> Next:
+    def _next(self, ids: Sequence[int], top: int, allowed: bytes | None, draw: Draw | None) -> Next:
         every = self._distribution(ids)
         likely = [(t, p) for t, p in every if allowed is None or is_allowed(allowed, t)]
         if not likely:
@@ -122,7 +126,17 @@ class FakeBackend:
         tokens, logprobs = zip(*likely[:top], strict=True)
         total = math.fsum(math.exp(logprob) for _, logprob in likely)
         mass = 0.0 if allowed is None else math.log(total) if total > 0 else -math.inf
-        return Next(tokens, logprobs, dict(every).get(self._codec.end_id, -math.inf), mass)
+        end_logprob = dict(every).get(self._codec.end_id, -math.inf)
+        return Next(tokens, logprobs, end_logprob, mass, self._drawn(likely, draw))
+
+    def _drawn(self, likely: Sequence[tuple[int, float]], draw: Draw | None) -> int | None:
+        if draw is None:
+            return None
+        by_token = sorted(likely)
+        texts = self._codec.texts
+        codes = token_codes(texts, self.end_ids, len(texts))
+        place = drawn([p for _, p in by_token], [codes[t] for t, _ in by_token], draw)
+        return by_token[place][0]
 
 
 class FakeCodec:

@@ -67,7 +67,7 @@ class Drafting(Protocol):
         ...
 
     def observe(self, winner: PoolCandidate) -> None:
-        """Learn from the winner of a round. The winner is already committed."""
+        """Learn from the winner of a round."""
         ...
 
 
@@ -174,7 +174,7 @@ class Drafts:
         return self._odds(self._pool.find(candidate)).value >= WIN_ODDS
 
     def observe(self, winner: PoolCandidate) -> None:
-        """Learn from the winner of a round. The winner is already committed."""
+        """Learn from the winner of a round."""
         won = self._pool.find(winner)
         self._unanimous.learn(all(candidate is won for candidate in self._likeliest.values()))
         for odds, candidate in self._seen:
@@ -265,7 +265,7 @@ class Drafts:
         branches = 1 if end.next.margin >= self._threshold else self._branches
         starts = [
             member.tree.child(end, token)
-            for token in end.next.tokens[:branches]
+            for token in end.next.branches(branches)
             if token not in member.end_ids
         ]
         missing = [node for node in starts if node.next is None]
@@ -289,7 +289,7 @@ def _greedy(member: Member, node: Node) -> Node | None:
     """
     start = node.length
     while node.next is not None:
-        token = node.next.greedy
+        token = node.next.chosen
         if (
             token in member.end_ids
             or member.is_full(node)
@@ -303,7 +303,7 @@ def _greedy(member: Member, node: Node) -> Node | None:
 def _known_after(member: Member, end: Node) -> str:
     """Return the complete words that `member` has already decoded greedily after `end`."""
     node = end
-    while node.next is not None and (child := node.children.get(node.next.greedy)) is not None:
+    while node.next is not None and (child := node.children.get(node.next.chosen)) is not None:
         node = child
     known = added(member.text(end), member.text(node))
     words = re.match(r".*\S(?=\s)", known, re.DOTALL)

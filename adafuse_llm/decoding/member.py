@@ -6,15 +6,19 @@ import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Protocol, TypeVar
 
 from typing_extensions import override
 
 from adafuse_llm.backends.base import Backend, NodeQuery, NodeResult
 from adafuse_llm.errors import GrammarError, MemberError
+from adafuse_llm.results import TokenLogprob, TopToken
+from adafuse_llm.sampling import Draw, Sampling
 from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.text.grammar import GrammarFollower, GrammarText, GrammarVocabulary
 from adafuse_llm.text.opening import Opening, SpaceTokens
+from adafuse_llm.text.words import REPLACEMENT, added
 from adafuse_llm.tree import Next, Node, TokenTree
 
 T = TypeVar("T")
@@ -103,6 +107,7 @@ class Member:
         space_tokens: the member's tokens that continue the spaces of `opening`. None if `prompt`
             already contains these spaces.
         form: the form that the response must have, or None. It includes the spaces of `opening`.
+        sampling: how to draw tokens; None to take the likeliest ones.
 
     Attributes:
         grammar: the response as its grammar reads it, the same for all members. None if the
@@ -129,6 +134,7 @@ class Member:
         opening: Opening | None = None,
         space_tokens: SpaceTokens | None = None,
         form: Form | None = None,
+        sampling: Sampling | None = None,
     ) -> None:
         self.name: str = backend.name
         self.codec: TextCodec = backend.codec
@@ -150,6 +156,9 @@ class Member:
         self._top = top
         self._texts: dict[Node, str] = {}
         self._places: dict[tuple[Node, str], tuple[Node, bool] | None] = {}
+        self.sampling = sampling
+        self._response = ""
+        self._standings: dict[Node, tuple[str, int]] = {self.tree.root: ("", 0)}
         self.grammar: GrammarText | None = None
         self._follower: GrammarFollower | None = None
         if form is not None:
@@ -266,6 +275,7 @@ class Member:
         """
         for node in nodes:
             node.allowed = self._allowed(node)
+            node.draw = self._draw(node)
         unknown = dict.fromkeys(
             node for node in (*nodes, *scored) if node.parent is not None and node.logprob is None
         )
@@ -328,6 +338,30 @@ class Member:
             return None
         return self._space_tokens.mask(missing)
 
+    def _draw(self, node: Node) -> Draw | None:
+        """Return how to draw the token after `node`."""
+        if self.sampling is None:
+            return None
+        return self.sampling.draw(*self._standing(node))
+
+    def _standing(self, node: Node) -> tuple[str, int]:
+        """Return the response up to `node` in whole characters, as `Sampling.draw` takes it.
+
+        The second value is the number of the last tokens that have not changed it.
+        """
+        path: list[Node] = []
+        step = node
+        while step not in self._standings:
+            path.append(step)
+            assert step.parent is not None, "the standing of the root is known"
+            step = step.parent
+        for each in reversed(path):
+            assert each.parent is not None
+            before, silent = self._standings[each.parent]
+            text = (self._response + self.shown(each)).rstrip(REPLACEMENT)
+            self._standings[each] = text, silent + 1 if text == before else 0
+        return self._standings[node]
+
     def is_forced(self, node: Node) -> bool:
         """Return whether the grammar leaves one alternative after `node`."""
         allowed = None if self._follower is None else self._follower.allowed(node)
@@ -340,6 +374,37 @@ class Member:
     def is_whole(self, node: Node) -> bool:
         """Return whether the text up to `node` ends at the end of a character."""
         return self._follower is None or self._follower.is_whole(node)
+
+    def logprobs(self, node: Node, count: int) -> tuple[TokenLogprob, ...]:
+        """Return the tokens from the root to `node`, each with the `count` likeliest ones.
+
+        All these tokens must be scored.
+        """
+        return tuple(self._token_logprob(step, count) for step in self.tree.path(node))
+
+    def _token_logprob(self, node: Node, count: int) -> TokenLogprob:
+        parent, logprob = node.parent, node.logprob
+        assert parent is not None, "the root is no token of the path"
+        assert logprob is not None, "the token is not scored"
+        summary = self.next(parent)
+        before = self.tree.tokens(parent)
+        known = zip(summary.tokens[:count], summary.logprobs, strict=False)
+        top = tuple(
+            TopToken(text=self._added_text(before, token), logprob=value)
+            for token, value in known
+            if isfinite(value)
+        )
+        return TokenLogprob(
+            text=self._added_text(before, node.token),
+            logprob=logprob if isfinite(logprob) else None,
+            top=top,
+        )
+
+    def _added_text(self, before: Sequence[int], token: int) -> str:
+        """Return the text that a token adds to the tokens `before`, which follow the root."""
+        with self._tokenizer_errors():
+            text = self.codec.decode_continuation(self.tree.ids, [*before, token])
+            return added(self.codec.decode_continuation(self.tree.ids, before), text)
 
     def next(self, node: Node) -> Next:
         """Return the next-token distribution after an evaluated node."""
@@ -371,6 +436,9 @@ class Member:
             text: the text of the path, as the first proposer wrote it.
         """
         self.prompt_tokens += node.length - self.tree.root.length - self._new_tokens(node)
+        _, silent = self._standing(node)
+        self._response += self.opening.shown(text)
+        self._standings = {node: (self._response.rstrip(REPLACEMENT), silent)}
         if self._follower is not None:
             with self._grammar_errors():
                 held = self.opening.spaces if self.holds_spaces else 0
@@ -389,4 +457,5 @@ class Member:
             self._follower.forget_dropped()
         alive = set(self.tree.nodes())
         self._texts = {node: text for node, text in self._texts.items() if node in alive}
+        self._standings = {node: each for node, each in self._standings.items() if node in alive}
         self._places.clear()

@@ -63,7 +63,7 @@ def propose(member: Member, config: AdaFuseConfig, start: Node | None = None) ->
 
 def branch(member: Member, start: Node, branches: int, config: AdaFuseConfig) -> Steps[list[Span]]:
     """Return one span of one word after `start` for each of the `branches` likeliest tokens."""
-    tokens = member.next(start).tokens[:branches]
+    tokens = member.next(start).branches(branches)
     first = {
         token: member.tree.child(start, token) for token in tokens if token not in member.end_ids
     }
@@ -84,11 +84,11 @@ def _finish_words(
     while growing := [i for i in growing if not _is_closed(member, start, ends[i], config)]:
         yield from member.evaluate(ends[i] for i in growing)
         for i in list(growing):
-            greedy = member.next(ends[i]).greedy
-            if _ends_before(member, start, ends[i], greedy):
+            token = member.next(ends[i]).chosen
+            if _ends_before(member, start, ends[i], token):
                 growing.remove(i)
             else:
-                ends[i] = member.tree.child(ends[i], greedy)
+                ends[i] = member.tree.child(ends[i], token)
     return ends
 
 

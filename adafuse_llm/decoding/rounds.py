@@ -22,6 +22,7 @@ from adafuse_llm.results import (
     ScoredText,
     Scores,
     StreamEvent,
+    TokenLogprob,
     Usage,
 )
 from adafuse_llm.text.stops import Transcript
@@ -36,8 +37,8 @@ class RoundOutcome:
         scored: the same candidates with their scores, in the same order.
         winner: index of the winner.
         margins: the margins of each member, by member name.
-        committed: the part of the winner that is committed. This is the winner itself, or a prefix
-            of it if the whole winner has more tokens than ``max_new_tokens`` allows.
+        committed: the part of the winner to commit. This is the winner itself, or a prefix of it if
+            the whole winner has more tokens than ``max_new_tokens`` allows.
         forced: whether the grammar determined the text, so that no member was asked.
         closes: whether the text completes a response that has reached a limit of its length.
     """
@@ -77,7 +78,7 @@ def play_round(
     drafts: Drafting,
     scorer: Scorer = score,
 ) -> Steps[RoundOutcome]:
-    """Play one round of Algorithm 1: propose, pool, score, choose, commit.
+    """Play one round of Algorithm 1 up to the commit: propose, pool, score, choose.
 
     ``drafts`` calls `adafuse_llm.decoding.propose.propose` for every member. It decides the
     order, and what else the members' passes evaluate, which changes no result.
@@ -92,20 +93,20 @@ def play_round(
     yield from in_lockstep([pool.read(member, drafts.likely) for member in members])
     scored = [scorer(candidate, members) for candidate in pool.candidates]
     margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
-    outcome = commit_best(pool, scored, margins)
+    outcome = choose_best(pool, scored, margins)
     drafts.observe(pool.candidates[outcome.winner])
     return outcome
 
 
-def commit_best(
+def choose_best(
     pool: Pool,
     scored: Sequence[results.Candidate],
     margins: dict[str, tuple[float, ...]],
     prefixes: Callable[[PoolCandidate], Iterable[PoolCandidate]] | None = None,
 ) -> RoundOutcome:
-    """Choose the candidate with the lowest score, and commit it in every member's tree.
+    """Choose the candidate with the lowest score.
 
-    If the candidate has more tokens than a member's limit allows, commit its longest prefix that
+    If the candidate has more tokens than a member's limit allows, choose its longest prefix that
     leaves every member within the limit. Under a grammar, the prefix must also leave room for the
     text that closes the response.
 
@@ -125,17 +126,42 @@ def commit_best(
         for committed in (prefixes or pool.prefixes)(whole):  # the last one has no tokens
             if pool.fits(committed):
                 break
-    _commit(committed)
     return RoundOutcome(tuple(pool.candidates), tuple(scored), winner, margins, committed)
 
 
-def _commit(candidate: PoolCandidate) -> None:
+def _commit(
+    candidate: PoolCandidate, top_logprobs: int | None
+) -> Steps[dict[str, tuple[TokenLogprob, ...]]]:
+    """Commit a candidate in every member's tree.
+
+    Args:
+        candidate: the candidate.
+        top_logprobs: number of likeliest tokens to return with each committed token; None to return
+            no tokens.
+
+    Returns:
+        The committed tokens by member.
+    """
+    tokens = {}
+    if top_logprobs is not None:
+        paths = {member: member.tree.path(end) for member, end in candidate.ends.items()}
+        yield from in_lockstep(
+            [
+                member.evaluate([each.parent for each in path if each.parent], path)
+                for member, path in paths.items()
+            ]
+        )
+        tokens = {
+            member.name: member.logprobs(end, top_logprobs)
+            for member, end in candidate.ends.items()
+        }
     for member, end in candidate.ends.items():
         member.commit(end, candidate.text)
+    return tokens
 
 
 def forced_round(members: Sequence[Member], *, closes: bool) -> RoundOutcome | None:
-    """Commit text that the grammar determines, without a proposal of any member.
+    """Choose text that the grammar determines, without a proposal of any member.
 
     This is text to which the grammar leaves no alternative, or a text that completes the response.
 
@@ -157,7 +183,6 @@ def forced_round(members: Sequence[Member], *, closes: bool) -> RoundOutcome | N
         pool.place(member, candidate)
     if not closes and not pool.fits(candidate):
         return forced_round(members, closes=True)
-    _commit(candidate)
     scored = (to_result(candidate, members, [inf] * len(members), 0.0),)
     return RoundOutcome((candidate,), scored, 0, {}, candidate, forced=True, closes=closes)
 
@@ -167,6 +192,7 @@ def decode(
     play: PlayRound,
     transcript: Transcript,
     rounds: list[Round],
+    top_logprobs: int | None = None,
 ) -> Generator[tuple[MemberQuery, ...] | StreamEvent, None, None]:
     """Play rounds until the response ends, and yield one event per committed span.
 
@@ -175,6 +201,8 @@ def decode(
         play: the function that plays a round.
         transcript: an empty transcript. Every round adds to it.
         rounds: an empty list. Every round appends to it.
+        top_logprobs: number of likeliest tokens that the rounds list with each committed token.
+            None if the rounds have no log-probabilities of tokens.
     """
     grammar = members[0].grammar
     closes = False
@@ -183,6 +211,7 @@ def decode(
         outcome = None if grammar is None else forced_round(members, closes=closes)
         if outcome is None:
             outcome = yield from play()
+        logprobs = yield from _commit(outcome.committed, top_logprobs)
         elapsed = time.perf_counter() - started
         shown = transcript.push(outcome.committed.shown)
         rounds.append(
@@ -194,6 +223,7 @@ def decode(
                 margins=outcome.margins,
                 elapsed=elapsed,
                 forced=outcome.forced,
+                logprobs=logprobs,
             )
         )
         if grammar is not None:
@@ -285,7 +315,7 @@ def choose(members: Sequence[Member], choices: Sequence[str]) -> Steps[RoundOutc
         to_result(candidate, members, nll, fuse(nll, weights))
         for candidate, *nll in zip(pool.candidates, *sums, strict=True)
     ]
-    return commit_best(pool, scored, {})
+    return choose_best(pool, scored, {})
 
 
 def to_result(
@@ -334,6 +364,7 @@ def summarize(
         rounds=tuple(rounds),
         finish_reason=finish,
         usage=usage(members),
+        seed=members[0].sampling.seed if members[0].sampling else None,
     )
 
 

@@ -207,8 +207,8 @@ class Pool:
         root = member.tree.root
         if not self._opening.is_reply or member in self._leading or root.next is None:
             return
-        if root.next.greedy not in member.end_ids:
-            first = member.tree.child(root, root.next.greedy)
+        if root.next.chosen not in member.end_ids:
+            first = member.tree.child(root, root.next.chosen)
             self._leading[member] = leading_space(member.text(first))
 
     def _start(self, member: Member) -> Node:

@@ -6,7 +6,7 @@ from adafuse_llm.decoding.propose import Proposal, Span, propose
 from adafuse_llm.decoding.rounds import (
     PlayRound,
     RoundOutcome,
-    commit_best,
+    choose_best,
     play_round,
     to_result,
 )
@@ -49,7 +49,7 @@ __all__ = [  # noqa: RUF022  grouped by use
     "Steps",
     "Strategy",
     "StrategyContext",
-    "commit_best",
+    "choose_best",
     "in_lockstep",
     "play_round",
     "propose",

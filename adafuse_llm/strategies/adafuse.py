@@ -7,7 +7,7 @@ from functools import partial
 
 from typing_extensions import override
 
-from adafuse_llm.config import CONSTRAINTS, AdaFuseConfig
+from adafuse_llm.config import CONSTRAINTS, SAMPLING, AdaFuseConfig
 from adafuse_llm.decoding.rounds import PlayRound, Scorer, play_round, score
 from adafuse_llm.strategies.base import Strategy, StrategyContext
 
@@ -28,6 +28,7 @@ class AdaFuse(Strategy):
     options = frozenset(
         {
             *CONSTRAINTS,
+            *SAMPLING,
             "margin_threshold",
             "max_words",
             "branching_factor",

@@ -13,7 +13,7 @@ from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.lockstep import in_lockstep, merge_queries
 from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import propose
-from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, commit_best, score, to_result
+from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, choose_best, score, to_result
 from adafuse_llm.decoding.score import Pool, PoolCandidate
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.strategies.adafuse import branch_tokens
@@ -106,7 +106,7 @@ class BeamSearch(Strategy):
         best = kept[0].margins if kept else {}
         margins = {m.name: tuple(best.get(m, ())) for m in members}
         by_candidate = dict(zip(pool.candidates, kept, strict=True))
-        return commit_best(
+        return choose_best(
             pool, scored, margins, lambda candidate: by_candidate[candidate].prefixes(opening)
         )
 

@@ -13,7 +13,7 @@ from adafuse_llm.backends.base import Backend, SupportsAnchors
 from adafuse_llm.config import GRAMMARS, AdaFuseConfig
 from adafuse_llm.decoding.lockstep import in_lockstep
 from adafuse_llm.decoding.member import Member, Steps
-from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, commit_best, to_result
+from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, choose_best, to_result
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.strategies.base import Strategy, StrategyContext
 from adafuse_llm.strategies.token_level import (
@@ -109,7 +109,7 @@ class DeePEn(Strategy):
     ) -> Steps[RoundOutcome]:
         offers = yield from in_lockstep([offer(member, LISTED) for member in members])
         likeliest = main.next(main.tree.root)
-        token, logprob = likeliest.greedy, likeliest.logprobs[0]
+        token, logprob = likeliest.tokens[0], likeliest.logprobs[0]
         if token not in main.end_ids:
             token, logprob = self._fuse(members, main, anchors)
         chosen = yield from offer_tokens(main, [token])
@@ -125,7 +125,7 @@ class DeePEn(Strategy):
         margins: dict[str, tuple[float, ...]] = {
             member.name: (member.next(member.tree.root).margin,) for member in members
         }
-        return commit_best(pool, [to_result(candidate, members, nll, 0.0 - logprob)], margins)
+        return choose_best(pool, [to_result(candidate, members, nll, 0.0 - logprob)], margins)
 
     def _fuse(
         self, members: Sequence[Member], main: Member, anchors: Sequence[Sequence[int]]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from typing_extensions import override
 
-from adafuse_llm.config import CONSTRAINTS, AdaFuseConfig
+from adafuse_llm.config import CONSTRAINTS, SAMPLING, AdaFuseConfig
 from adafuse_llm.decoding.rounds import PlayRound, Scorer, score
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.strategies.adafuse import branch_tokens, rounds_of_words
@@ -23,7 +23,7 @@ class GreedyWords(Strategy):
         InvalidOptionError: `words` is less than one.
     """
 
-    options = frozenset({*CONSTRAINTS, "max_word_tokens", "weights"})
+    options = frozenset({*CONSTRAINTS, *SAMPLING, "max_word_tokens", "weights"})
     scorer: Scorer = staticmethod(score)
 
     def __init__(self, words: int) -> None:

@@ -14,7 +14,7 @@ from adafuse_llm.config import GRAMMARS, AdaFuseConfig
 from adafuse_llm.decoding.lockstep import in_lockstep
 from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import Proposal
-from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, commit_best, to_result
+from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, choose_best, to_result
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.strategies.base import Strategy, StrategyContext
 from adafuse_llm.strategies.token_level import (
@@ -123,7 +123,7 @@ class GaC(Strategy):
             listed *= GROWTH
             yield from in_lockstep([suggest(member, pool, listed) for member in members])
         margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
-        return commit_best(pool, scored, margins)
+        return choose_best(pool, scored, margins)
 
     def _alone(self, members: Sequence[Member], gate: Member, offered: Proposal) -> RoundOutcome:
         """Commit the gate's likeliest token to all members."""
@@ -134,7 +134,7 @@ class GaC(Strategy):
         nll = 0.0 - gate.next(gate.tree.root).logprobs[0]
         scored = to_result(candidate, [gate], [nll], nll)
         margins = {m.name: offered.margins if m is gate else () for m in members}
-        return commit_best(pool, [scored], margins)
+        return choose_best(pool, [scored], margins)
 
 
 def _unlisted(members: Sequence[Member], listed: int) -> float:

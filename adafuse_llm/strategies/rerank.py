@@ -14,7 +14,7 @@ from adafuse_llm.decoding.draft import NoDrafts
 from adafuse_llm.decoding.lockstep import in_lockstep
 from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import Proposal
-from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, commit_best, play_round
+from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, choose_best, play_round
 from adafuse_llm.errors import DecodingError, InvalidOptionError
 from adafuse_llm.strategies.base import StrategyContext
 from adafuse_llm.strategies.token_level import union
@@ -97,7 +97,7 @@ class Rerank(WholeAnswers):
             for member in members:
                 pool.place(member, candidate)
         margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
-        return commit_best(pool, scored, margins)
+        return choose_best(pool, scored, margins)
 
 
 def _mean_logits(ranker: Ranker, question: str, answers: Sequence[str]) -> list[float]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing_extensions import override
 
 from adafuse_llm.backends.base import Backend
-from adafuse_llm.config import CONSTRAINTS
+from adafuse_llm.config import CONSTRAINTS, SAMPLING
 from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.strategies.fixed import GreedyWords
 
@@ -21,7 +21,7 @@ class Single(GreedyWords):
     """
 
     name = "single"
-    options = frozenset({*CONSTRAINTS, "max_word_tokens"})
+    options = frozenset({*CONSTRAINTS, *SAMPLING, "max_word_tokens"})
 
     def __init__(self) -> None:
         super().__init__(1)

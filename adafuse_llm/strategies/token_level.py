@@ -53,9 +53,9 @@ def _complete(member: Member, starts: Sequence[Node]) -> Steps[list[Node]]:
             if is_incomplete(member.text(ends[i])) and not member.is_full(ends[i])
         ]
         yield from member.evaluate(ends[i] for i in growing)
-        growing = [i for i in growing if member.next(ends[i]).greedy not in member.end_ids]
+        growing = [i for i in growing if member.next(ends[i]).chosen not in member.end_ids]
         for i in growing:
-            ends[i] = member.tree.child(ends[i], member.next(ends[i]).greedy)
+            ends[i] = member.tree.child(ends[i], member.next(ends[i]).chosen)
     return ends
 
 

@@ -12,7 +12,7 @@ from typing_extensions import override
 from adafuse_llm.config import GRAMMARS, AdaFuseConfig
 from adafuse_llm.decoding.lockstep import in_lockstep
 from adafuse_llm.decoding.member import Member, Steps
-from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, commit_best
+from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, choose_best
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.strategies.base import Strategy, StrategyContext
 from adafuse_llm.strategies.token_level import averaged, first_logprobs, offer, union
@@ -63,7 +63,7 @@ class UniTE(Strategy):
         shares = [_normalized(row) for row in logprobs]
         scored = averaged(members, pool.candidates, shares)
         margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
-        return commit_best(pool, scored, margins)
+        return choose_best(pool, scored, margins)
 
 
 def _normalized(logprobs: Sequence[float]) -> list[float]:

@@ -13,7 +13,7 @@ from typing_extensions import override
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.lockstep import in_lockstep
 from adafuse_llm.decoding.member import Member, Steps
-from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, commit_best
+from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, choose_best
 from adafuse_llm.decoding.score import Pool
 from adafuse_llm.strategies.base import StrategyContext
 from adafuse_llm.strategies.whole_answers import (
@@ -63,7 +63,7 @@ class MajorityVote(WholeAnswers):
             for member in members:
                 pool.place(member, candidate)
         margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
-        return commit_best(pool, scored, margins)
+        return choose_best(pool, scored, margins)
 
     def _key(self, text: str, config: AdaFuseConfig) -> str:
         return self.key(text_until_stop(text, config))

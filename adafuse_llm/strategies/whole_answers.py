@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing_extensions import override
 
 from adafuse_llm import results
-from adafuse_llm.config import GRAMMARS, AdaFuseConfig
+from adafuse_llm.config import GRAMMARS, SAMPLING, AdaFuseConfig
 from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import Proposal, Span, branch
 from adafuse_llm.decoding.rounds import to_result
@@ -19,7 +19,7 @@ from adafuse_llm.strategies.base import Strategy
 class WholeAnswers(Strategy):
     """Base of the strategies that choose among whole answers. A stream has one event."""
 
-    options = frozenset({*GRAMMARS, "max_word_tokens", "weights"})
+    options = frozenset({*GRAMMARS, *SAMPLING, "max_word_tokens", "weights"})
 
     @override
     def max_extra_tokens(self, members: int, config: AdaFuseConfig) -> int:

@@ -17,6 +17,7 @@ from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.backends.huggingface.anchors import AnchorSpace
 from adafuse_llm.backends.huggingface.architecture import context_window, end_ids
 from adafuse_llm.backends.huggingface.decoder import Decoder
+from adafuse_llm.backends.huggingface.draw import signed
 from adafuse_llm.backends.huggingface.grammar_tokens import follows_grammars, grammar_tokenizer
 from adafuse_llm.backends.huggingface.passes import PackedPasses
 from adafuse_llm.backends.huggingface.prefix import PrefixCache
@@ -28,6 +29,7 @@ from adafuse_llm.backends.huggingface.tree_form import TreeForm
 from adafuse_llm.backends.huggingface.trial import Trial
 from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError, is_out_of_memory
 from adafuse_llm.forks import after_fork
+from adafuse_llm.sampling import token_codes
 from adafuse_llm.text.codec import TokenizerCodec
 from adafuse_llm.tree import Node, TokenTree
 
@@ -125,6 +127,7 @@ class HuggingFaceBackend:
         self._context_window = context_window(model)
         self._decoder = Decoder(model)
         self._ends = torch.tensor(sorted(self._end_ids), device=self._decoder.device).long()
+        self._codes = torch.empty(0, dtype=torch.long, device=self._decoder.device)
         after_fork(self._renew)
         self._prefixes = PrefixCache(prefix_cache_bytes)
         self._space = AnchorSpace(model, tokenizer)
@@ -183,6 +186,12 @@ class HuggingFaceBackend:
     @property
     def token_texts(self) -> Sequence[str]:
         return self._codec.token_texts()
+
+    def prepare_draws(self) -> None:
+        if not len(self._codes):
+            size = self._decoder.vocabulary
+            codes = token_codes(self.token_texts, self._end_ids, size)
+            self._codes = signed(codes).to(self._decoder.device)
 
     @property
     def follows_grammars(self) -> bool:
@@ -294,7 +303,7 @@ class HuggingFaceBackend:
                 nodes = self._cross(query, state, state.edge)
             missing.append(nodes)
         self._executor.advance(states, missing)
-        results = read(queries, states, self._decoder, self._ends)
+        results = read(queries, states, self._decoder, self._ends, self._codes)
         for query, result in zip(queries, results, strict=True):
             if result.has_nan:
                 self._forget(query.tree)

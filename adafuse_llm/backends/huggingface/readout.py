@@ -14,8 +14,10 @@ import torch
 
 from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.backends.huggingface.decoder import Decoder
+from adafuse_llm.backends.huggingface.draw import drawn
 from adafuse_llm.backends.huggingface.kv import to_device
 from adafuse_llm.backends.huggingface.state import Logits, RequestState, gather
+from adafuse_llm.sampling import Draw
 from adafuse_llm.tree import Next
 
 
@@ -24,8 +26,18 @@ def read(
     states: Sequence[RequestState],
     decoder: Decoder,
     end_ids: torch.Tensor,
+    codes: torch.Tensor,
 ) -> list[NodeResult]:
-    """Return the results of queries whose nodes are evaluated. Use one transfer from the device."""
+    """Return the results of queries whose nodes are evaluated. Use one transfer from the device.
+
+    Args:
+        queries: the queries.
+        states: the state of each query's request.
+        decoder: the member's model.
+        end_ids: ids of the end-of-sequence tokens.
+        codes: hashes of the tokens, [v], as `drawn` takes them. They can be empty while no node
+            draws its token.
+    """
     pairs = list(zip(queries, states, strict=True))
     top = max(query.top for query in queries)
     evaluated = [state.rows[node] for query, state in pairs for node in query.evaluate]
@@ -35,7 +47,10 @@ def read(
         state.rows[node.parent] for query, state in pairs for node in query.score if node.parent
     ]
     allowed = [node.allowed for query in queries for node in query.evaluate]
-    summaries, logprobs = _summarize(evaluated, allowed, parents, scored, top=top, end_ids=end_ids)
+    draws = [node.draw for query in queries for node in query.evaluate]
+    summaries, logprobs = _summarize(
+        evaluated, allowed, draws, parents, scored, top=top, end_ids=end_ids, codes=codes
+    )
     next_summary, next_logprob = iter(summaries), iter(logprobs)
     results = []
     for query, state in pairs:
@@ -56,17 +71,20 @@ def _shortened(summary: Next, top: int) -> Next:
 def _summarize(
     evaluated: Sequence[tuple[Logits, int]],
     allowed: Sequence[bytes | None],
+    draws: Sequence[Draw | None],
     parents: Sequence[tuple[Logits, int]],
     tokens: Sequence[int],
     *,
     top: int,
     end_ids: torch.Tensor,
+    codes: torch.Tensor,
     by_sorting: bool = False,
 ) -> tuple[list[Next], list[float]]:
     """Return a summary of each row in `evaluated`, and the log-probabilities of `tokens`.
 
     A summary lists only tokens that the row's mask in `allowed` permits, in the format of
-    ``Node.allowed``. The log-probability of a token comes from the row of its parent in `parents`.
+    ``Node.allowed``, and has the token that the row's draw in `draws` draws. The log-probability of
+    a token comes from the row of its parent in `parents`.
     """
     parts = []
     width = 0
@@ -81,9 +99,10 @@ def _summarize(
         values, likely, tied = likeliest(logits, top, by_sorting=by_sorting)
         if any(mask is not None for mask in allowed):
             tied &= values[:, -1:].isfinite()  # the order of forbidden tokens does not matter
-        columns = [values - total, likely, ends - total, mass, tied]
+        drew = drawn(logits, draws, codes) if any(draws) else torch.full_like(likely[:, :1], -1)
+        columns = [values - total, likely, ends - total, mass, drew, tied]
         table = torch.cat([part.to(logits.dtype) for part in columns], -1)
-        # [n, 2t + 3]; float32 represents ids up to 2^24 exactly
+        # [n, 2t + 4]; float32 represents ids up to 2^24 exactly
         width = table.shape[1]
         parts.append(table.flatten())
     if parents:
@@ -96,7 +115,15 @@ def _summarize(
     rows = [numbers[i * width : (i + 1) * width] for i in range(len(evaluated))]
     if any(row[-1] for row in rows):
         return _summarize(
-            evaluated, allowed, parents, tokens, top=top, end_ids=end_ids, by_sorting=True
+            evaluated,
+            allowed,
+            draws,
+            parents,
+            tokens,
+            top=top,
+            end_ids=end_ids,
+            codes=codes,
+            by_sorting=True,
         )
     summaries = list(map(_to_next, rows, allowed))
     return summaries, numbers[len(rows) * width :]
@@ -104,12 +131,18 @@ def _summarize(
 
 def _to_next(row: Sequence[float], mask: bytes | None) -> Next:
     """Return a row of the table in `_summarize` as a summary."""
-    *numbers, ends, mass, _ = row
+    *numbers, ends, mass, drew, _ = row
     logprobs, tokens = numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
     count = len(tokens)
     if mask is not None:  # forbidden tokens are listed if there are fewer permitted ones
         count = sum(logprob != -math.inf for logprob in logprobs)
-    return Next(tuple(map(int, tokens[:count])), tuple(logprobs[:count]), ends, mass)
+    return Next(
+        tuple(map(int, tokens[:count])),
+        tuple(logprobs[:count]),
+        ends,
+        mass,
+        None if drew < 0 else int(drew),
+    )
 
 
 def masked(logits: torch.Tensor, allowed: Sequence[bytes | None]) -> torch.Tensor:

@@ -1,0 +1,43 @@
+"""Log-probabilities of committed tokens in the form of OpenAI's API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from adafuse_llm.results import Round
+
+__all__ = ["IMPOSSIBLE", "openai_logprobs"]
+
+IMPOSSIBLE = -9999.0
+"""Log-probability of a token to which the member gives a probability of 0, as in OpenAI's API."""
+
+
+def openai_logprobs(rounds: Iterable[Round], member: str) -> dict[str, Any]:
+    """Return the committed tokens of one member, as ``logprobs`` of a choice in OpenAI's API.
+
+    Joining the tokens gives the committed text. If several tokens form one character, the last one
+    has its bytes, and the others have none.
+
+    Args:
+        rounds: rounds of one response that was decoded with ``logprobs``.
+        member: name of the member. See `AdaFuseConfig.leading_member`.
+    """
+    tokens = (token for done in rounds for token in done.logprobs.get(member, ()))
+    return {
+        "content": [
+            {
+                **_entry(token.text, token.logprob),
+                "top_logprobs": [_entry(top.text, top.logprob) for top in token.top],
+            }
+            for token in tokens
+        ]
+    }
+
+
+def _entry(text: str, logprob: float | None) -> dict[str, Any]:
+    return {
+        "token": text,
+        "logprob": IMPOSSIBLE if logprob is None else logprob,
+        "bytes": list(text.encode()),
+    }

@@ -1,0 +1,156 @@
+"""Random numbers that depend only on text, so that a seed always draws the same response.
+
+A member draws a token by the Gumbel-max rule: it adds noise to the log-probabilities, and takes the
+token with the highest sum. The noise of a token is a hash of the seed, of the response up to the
+token, and of the token's text. It therefore does not matter when the noise is computed. Drafting,
+batching and streaming change nothing, and members at the same text share the noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+BITS = 64
+MASK = (1 << BITS) - 1
+GAMMA = 0x9E3779B97F4A7C15
+"""Constants of splitmix64 (Steele et al., OOPSLA 2014): the increment, and the steps of `mix`."""
+MIXING = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+LAST_SHIFT = 31
+NOISE_SHIFT = 12
+"""Number of lowest bits of a hash that the noise ignores. 52 bits remain."""
+NOISE_UNIT = 2.0**-52
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How to draw the token after a node.
+
+    Attributes:
+        key: hash of the seed and of the response up to the node, from 0 to 2^64 - 1.
+        temperature: T, above 0.
+        top_p: the likeliest tokens whose probabilities sum to at least this value can be drawn.
+        top_k: number of likeliest tokens that can be drawn; None for all.
+    """
+
+    key: int
+    temperature: float
+    top_p: float
+    top_k: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a request draws tokens.
+
+    Attributes:
+        seed: the seed.
+        temperature: T, above 0.
+        top_p: as in `Draw`.
+        top_k: as in `Draw`.
+    """
+
+    seed: int
+    temperature: float
+    top_p: float = 1.0
+    top_k: int | None = None
+
+    def draw(self, text: str, silent: int) -> Draw:
+        """Return how to draw the token after a text.
+
+        Args:
+            text: the response so far, in whole characters.
+            silent: number of the last tokens that have not changed `text`, for example because they
+                are parts of a character. Without it, the tokens after these would share their
+                noise, and would not be independent.
+        """
+        key = text_hash(f"{self.seed} {silent} {text}")
+        return Draw(key, self.temperature, self.top_p, self.top_k)
+
+
+def text_hash(text: str) -> int:
+    """Return the BLAKE2b hash of a text, from 0 to 2^64 - 1."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def derived_seeds(seed: int, count: int) -> tuple[int, ...]:
+    """Return the seeds of several responses to one prompt. The first one is `seed`."""
+    others = (text_hash(f"response {number} {seed}") >> 1 for number in range(1, count))
+    return (seed, *others)
+
+
+def token_codes(
+    texts: Sequence[str] | None, end_ids: Collection[int], size: int
+) -> tuple[int, ...]:
+    """Return a hash of each token of a vocabulary, from 0 to 2^64 - 1.
+
+    Tokens with the same text in different vocabularies have the same hash. Tokens of one vocabulary
+    have different hashes.
+
+    Args:
+        texts: text of each token in the middle of a text, by token id. None if the texts are not
+            known; the hashes are then those of the ids.
+        end_ids: ids of the end-of-sequence tokens.
+        size: number of tokens.
+    """
+    ends = {token: number for number, token in enumerate(sorted(end_ids))}
+    seen: Counter[str] = Counter()
+    codes = []
+    for token in range(size):
+        if token in ends:
+            name = f"end {ends[token]}"
+        elif texts is None:
+            name = f"id {token}"
+        else:
+            text = texts[token] if token < len(texts) else ""
+            name = f"text {seen[text]} {text}"
+            seen[text] += 1
+        codes.append(text_hash(name))
+    return tuple(codes)
+
+
+def noise(key: int, code: int) -> float:
+    """Return the Gumbel noise of a token, from the hashes of the text before it and of the token.
+
+    Backends with arrays compute the same numbers for all tokens at a time.
+    """
+    bits = mix((key ^ code) + GAMMA & MASK)
+    uniform = ((bits >> NOISE_SHIFT) + 0.5) * NOISE_UNIT
+    return -math.log(-math.log(uniform))
+
+
+def mix(bits: int) -> int:
+    """Return 64 bits in which every bit depends on every bit of `bits` (splitmix64)."""
+    for shift, factor in MIXING:
+        bits = (bits ^ bits >> shift) * factor & MASK
+    return bits ^ bits >> LAST_SHIFT
+
+
+def drawn(logits: Sequence[float], codes: Sequence[int], draw: Draw) -> int:
+    """Return the index of the drawn token.
+
+    The order is that of transformers: the temperature, then `top_k`, then `top_p`.
+
+    Args:
+        logits: log-probabilities of the tokens that can follow, up to a constant.
+        codes: the tokens' hashes, in the same order.
+        draw: how to draw.
+    """
+    highest = max(logits)
+    scaled = [(value - highest) / draw.temperature for value in logits]
+    order = sorted(range(len(scaled)), key=lambda place: -scaled[place])
+    if draw.top_k is not None and draw.top_k < len(order):
+        least = scaled[order[draw.top_k - 1]]
+        order = [place for place in order if scaled[place] >= least]
+    total = math.fsum(math.exp(scaled[place]) for place in order)
+    kept: list[int] = []
+    before = 0.0
+    for place in order:
+        if kept and before >= draw.top_p * total:
+            break
+        kept.append(place)
+        before += math.exp(scaled[place])
+    return min(kept, key=lambda place: (-scaled[place] - noise(draw.key, codes[place]), place))
