@@ -519,44 +519,43 @@ def token_logprobs(
     """The tokens that a winner adds to `ids`, of the members that have room for them."""
     if not (options.logprobs or options.top_logprobs):
         return {}
-    return {
-        member.name: [
-            reference_token(
-                member,
-                before,
-                own[:at],
-                own[at],
-                options.top_logprobs,
-                allowance(member, before, opening, form)(own[:at]),
-            )
-            for at in range(len(own))
-        ]
-        for member in members
-        for before, own in [(ids[member.name], winner.tokens[member.name])]
-        if member.fits(len(before) + len(own))
-    }
+    found = {}
+    for member in members:
+        before, own = ids[member.name], winner.tokens[member.name]
+        if member.fits(len(before) + len(own)):
+            allow = allowance(member, before, opening, form)
+            found[member.name] = [
+                reference_token(member, before, own, at, options.top_logprobs, allow)
+                for at in range(len(own))
+            ]
+    return found
 
 
 def reference_token(
     member: ReferenceMember,
     ids: Sequence[int],
     tokens: Sequence[int],
-    token: int,
+    at: int,
     count: int,
-    allowed: Sequence[int] | None,
+    allow: Allow,
 ) -> ReferenceToken:
-    """The `token` after `tokens` of a span that begins after `ids`."""
+    """Number `at` of the `tokens` after `ids`. Joining the texts of all gives their text."""
+    before, whole = tokens[:at], member.text(ids, tokens)
+    here = [*ids, *before]
 
-    def adds(new: int) -> str:
-        """The text of a new token. A character belongs to the last of its tokens."""
-        before = member.text(ids, tokens).rstrip(UNFINISHED)
-        return gain(before, member.text(ids, [*tokens, new]).rstrip(UNFINISHED))
+    def settled(size: int) -> str:
+        """What of the text the first tokens determine."""
+        text = member.text(ids, tokens[:size])
+        return text[: len(text) - len(gain(whole, text))]
 
-    row = member.logprobs([*ids, *tokens])
-    top = member.likeliest([*ids, *tokens], count, allowed) if count else []
+    def adds(token: int) -> str:
+        return gain(member.text(ids, before), member.text(ids, [*before, token]))
+
+    row = member.logprobs(here)
+    top = member.likeliest(here, count, allow(before)) if count else []
     return ReferenceToken(
-        adds(token),
-        float(row[token]) if math.isfinite(row[token]) else None,
+        gain(settled(at), settled(at + 1)),
+        float(row[tokens[at]]) if math.isfinite(row[tokens[at]]) else None,
         tuple((adds(other), float(row[other])) for other in top if math.isfinite(row[other])),
     )
 
