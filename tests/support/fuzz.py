@@ -413,6 +413,11 @@ def _options(chance: random.Random, strategy: str, members: int) -> dict[str, An
         "weights": (1.0, *(chance.choice([0.0, 0.5, 1.0, 3.0]) for _ in range(members - 1))),
     }
     options = {k: v for k, v in drawn.items() if k in used and chance.random() < 0.5}
+    if "temperature" in used and chance.random() < 0.4:
+        options["temperature"] = chance.choice([1e-6, 0.3, 0.7, 1.0, 2.0])
+        options["seed"] = chance.getrandbits(64)
+        cuts = {"top_p": chance.choice([0.1, 0.5, 0.9, 1.0]), "top_k": chance.choice([1, 2, 5, 50])}
+        options |= {k: v for k, v in cuts.items() if chance.random() < 0.5}
     return {**options, "max_new_tokens": chance.randint(1, 14)}
 
 

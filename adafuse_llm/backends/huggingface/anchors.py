@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from adafuse_llm.backends.huggingface.readout import likeliest, masked
+from adafuse_llm.backends.huggingface.likeliest import likeliest
+from adafuse_llm.backends.huggingface.readout import masked
 
 SHARPNESS = 100.0
 """Inverse temperature of the softmax over anchors."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from adafuse_llm.backends.huggingface.kv import to_device
+from adafuse_llm.backends.huggingface.likeliest import likeliest
 from adafuse_llm.sampling import (
     BITS,
     GAMMA,
@@ -22,6 +23,12 @@ from adafuse_llm.sampling import (
     NOISE_UNIT,
     Draw,
 )
+
+FIRST_LIKELY = 512
+"""Number of likeliest tokens among which `top_p` is looked for first."""
+
+GROWTH = 8
+"""Factor by which this number grows while it is too low."""
 
 
 def drawn(logits: torch.Tensor, draws: Sequence[Draw | None], codes: torch.Tensor) -> torch.Tensor:
@@ -41,10 +48,14 @@ def drawn(logits: torch.Tensor, draws: Sequence[Draw | None], codes: torch.Tenso
     for (temperature, top_p, top_k), keys in groups.items():
         rows = to_device(torch.tensor(list(keys)), logits.device)
         chosen = logits.index_select(0, rows).double()
-        scaled = (chosen - chosen.amax(-1, keepdim=True)) / temperature
-        scaled = _without_unlikely(scaled, top_p, top_k)
+        scaled = chosen.sub_(chosen.amax(-1, keepdim=True)).div_(temperature)
         hashes = to_device(signed(list(keys.values()))[:, None], logits.device)
-        tokens[rows] = (scaled + _noise(hashes, codes)).argmax(-1, keepdim=True)
+        if top_k is None and top_p == 1:
+            tokens[rows] = _noise(hashes ^ codes).add_(scaled).argmax(-1, keepdim=True)
+        else:
+            likely, ids = _likely(scaled, top_p, top_k)
+            place = _noise(hashes ^ codes[ids]).add_(likely).argmax(-1, keepdim=True)
+            tokens[rows] = ids.gather(-1, place)
     return tokens
 
 
@@ -57,41 +68,56 @@ def _signed(value: int) -> int:
     return value - (value >> BITS - 1 << BITS)
 
 
-def _without_unlikely(scaled: torch.Tensor, top_p: float, top_k: int | None) -> torch.Tensor:
-    """Set tokens that `top_k` and `top_p` exclude to minus infinity.
+def _likely(
+    scaled: torch.Tensor, top_p: float, top_k: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the tokens that `top_k` and `top_p` leave.
 
     Args:
         scaled: log-probabilities up to a constant, [n, v], already divided by the temperature.
         top_p: as in `Draw`.
         top_k: as in `Draw`.
+
+    Returns:
+        The values of the likeliest tokens, where excluded ones are minus infinity, and their ids,
+        [n, t] each.
     """
-    if top_k is not None and top_k < scaled.shape[-1]:
-        least = scaled.topk(top_k).values[:, -1:]
-        scaled = scaled.masked_fill(scaled < least, -math.inf)
-    if top_p < 1:
-        values, order = scaled.sort(dim=-1, descending=True, stable=True)
-        shares = values.softmax(-1)
-        excluded = shares.cumsum(-1) - shares >= top_p
-        excluded[:, 0] = False
-        scaled = scaled.masked_fill(excluded.scatter(-1, order, excluded), -math.inf)
-    return scaled
+    size = scaled.shape[-1]
+    count = min(size, FIRST_LIKELY if top_k is None else top_k)
+    while True:
+        values, ids, tied = likeliest(scaled, count)
+        if top_k is None:
+            total = scaled.logsumexp(-1, keepdim=True)
+        else:  # tokens that are as likely as the last one stay, too
+            least = values[:, min(top_k, size) - 1 :][:, :1]
+            values = values.masked_fill(values < least, -math.inf)
+            total = values.logsumexp(-1, keepdim=True)
+        shares = (values - total).exp()
+        sums = shares.cumsum(-1)
+        is_short = tied | (sums[:, -1:] < top_p) if top_k is None else tied
+        if count == size or not bool(is_short.any()):
+            excluded = sums - shares >= top_p
+            excluded[:, 0] = False
+            return values.masked_fill(excluded, -math.inf), ids
+        count = min(size, count * GROWTH)
 
 
-def _noise(keys: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """Return the Gumbel noise of all tokens, [n, v], as `adafuse_llm.sampling.noise` does.
+def _noise(bits: torch.Tensor) -> torch.Tensor:
+    """Return Gumbel noise, as `adafuse_llm.sampling.noise` does.
 
     Args:
-        keys: hashes of the texts before the tokens, [n, 1], in the form of `signed`.
-        codes: hashes of the tokens, [v], in the form of `signed`.
+        bits: hashes of the texts before the tokens, XOR hashes of the tokens, in the form of
+            `signed`. The function overwrites them.
     """
-    bits = (keys ^ codes) + _signed(GAMMA)  # integers wrap around
+    bits += _signed(GAMMA)  # integers wrap around
     for shift, factor in MIXING:
-        bits = (bits ^ _shifted(bits, shift)) * _signed(factor)
-    bits = bits ^ _shifted(bits, LAST_SHIFT)
-    uniform = (_shifted(bits, NOISE_SHIFT).double() + 0.5) * NOISE_UNIT
-    return -(-uniform.log()).log()
+        bits ^= _shifted(bits, shift)
+        bits *= _signed(factor)
+    bits ^= _shifted(bits, LAST_SHIFT)
+    uniform = _shifted(bits, NOISE_SHIFT).double().add_(0.5).mul_(NOISE_UNIT)
+    return uniform.log_().neg_().log_().neg_()
 
 
 def _shifted(bits: torch.Tensor, shift: int) -> torch.Tensor:
     """Shift bits to the right, and fill with zeros whatever the sign."""
-    return (bits >> shift) & ((1 << BITS - shift) - 1)
+    return (bits >> shift).bitwise_and_((1 << BITS - shift) - 1)

@@ -16,6 +16,7 @@ from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.backends.huggingface.decoder import Decoder
 from adafuse_llm.backends.huggingface.draw import drawn
 from adafuse_llm.backends.huggingface.kv import to_device
+from adafuse_llm.backends.huggingface.likeliest import likeliest
 from adafuse_llm.backends.huggingface.state import Logits, RequestState, gather
 from adafuse_llm.sampling import Draw
 from adafuse_llm.tree import Next
@@ -159,26 +160,3 @@ def masked(logits: torch.Tensor, allowed: Sequence[bytes | None]) -> torch.Tenso
             bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=size, bitorder="little")
             row[:] = bits  # missing bits are 0
     return logits.masked_fill(~to_device(torch.from_numpy(permitted), logits.device), -math.inf)
-
-
-def likeliest(
-    logits: torch.Tensor, top: int, *, by_sorting: bool = False
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the `top` highest logits and their token ids. Equal logits are ordered by token id.
-
-    If several logits are equal, ``topk`` may return any of them. So this function requests one more
-    value than it returns. If the additional value equals the last returned value, a lower id may be
-    missing. With `by_sorting`, no id is missing.
-
-    Returns:
-        The logits and their ids, [n, t] each; and whether a lower id may be missing, [n, 1].
-    """
-    top = min(top, logits.shape[-1])
-    if by_sorting:
-        tokens = logits.sort(dim=-1, descending=True, stable=True).indices[:, :top]
-        return logits.gather(-1, tokens), tokens, torch.zeros_like(tokens[:, :1], dtype=torch.bool)
-    values, tokens = logits.topk(min(top + 1, logits.shape[-1]))
-    tied = (values[:, top:] == values[:, top - 1 : top]).any(-1, keepdim=True)
-    tokens, order = tokens[:, :top].sort(dim=-1)
-    values, by_value = values.gather(-1, order).sort(dim=-1, descending=True, stable=True)
-    return values, tokens.gather(-1, by_value), tied

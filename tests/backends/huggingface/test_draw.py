@@ -1,0 +1,47 @@
+"""Drawn tokens: arrays give the tokens that the scalar functions give."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from adafuse_llm import sampling
+from adafuse_llm.backends.huggingface import draw
+from adafuse_llm.sampling import Draw
+
+pytestmark = pytest.mark.quick
+
+CODES = [sampling.text_hash(str(token)) for token in range(700)]
+
+
+@pytest.mark.parametrize("top_k", [None, 1, 3, 50, 1000])
+@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3, 0.999])
+def test_many_nodes_at_a_time_draw_what_each_draws_alone(
+    top_p: float, top_k: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draw, "FIRST_LIKELY", 4)  # the cuts need several attempts
+    generator = torch.Generator().manual_seed(0)
+    for number, spread in enumerate((0.01, 1.0, 5.0)):
+        logits = torch.randn(8, 700, generator=generator) * spread
+        logits[1] = logits[1].round()  # many tokens are equally likely
+        logits[2, 5:] = -math.inf
+        logits[3] = 0.0
+        draws = [
+            Draw(sampling.text_hash(f"{number} {row}"), (0.1, 0.7, 1.0, 2.0)[row % 4], top_p, top_k)
+            for row in range(8)
+        ]
+        found = draw.drawn(logits, [*draws[:7], None], draw.signed(CODES))
+        alone = [
+            sampling.drawn(row.double().tolist(), CODES, each)
+            for row, each in zip(logits, draws, strict=True)
+        ]
+        assert found.flatten().tolist() == [*alone[:7], -1]
+
+
+def test_the_noise_is_the_same_in_arrays() -> None:
+    keys = [0, 1, 2**63, 2**64 - 1]
+    bits = draw.signed(keys)[:, None] ^ draw.signed(CODES)
+    expected = [[sampling.noise(key, code) for code in CODES] for key in keys]
+    torch.testing.assert_close(draw._noise(bits), torch.tensor(expected, dtype=torch.double))

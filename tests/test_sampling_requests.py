@@ -1,0 +1,170 @@
+"""Requests that draw their responses: several at a time, streams, refusals, and faults."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidOptionError, MemberError
+from adafuse_llm.backends import FakeBackend, NodeQuery, NodeResult
+from adafuse_llm.config import SAMPLING
+from adafuse_llm.strategies.registry import NAMED
+from adafuse_llm.tree import TokenTree
+
+pytestmark = pytest.mark.quick
+
+WORDS = (" a", " b", " c", " d")
+
+
+def rule(text: str) -> dict[str, float]:
+    return dict.fromkeys(WORDS, 0.22) | {"<end>": 0.12}
+
+
+def engine(*names: str, **options: Any) -> AdaFuseEngine:
+    members = [FakeBackend(name, rule, WORDS) for name in names or ("x", "y")]
+    return AdaFuseEngine(members, **options)
+
+
+def test_several_responses_are_those_of_their_seeds() -> None:
+    with engine() as made:
+        first = made.generate("Say", temperature=1, seed=3, n=5)
+        responses = [first, *first.alternatives]
+        assert len({each.seed for each in responses}) == len(responses) == 5
+        assert len({each.text for each in responses}) > 1
+        for each in responses:
+            again = made.generate("Say", temperature=1, seed=each.seed)
+            assert (again.text, again.seed, again.alternatives) == (each.text, each.seed, ())
+        assert first.seed == 3
+        fewer = made.generate("Say", temperature=1, seed=3, n=2)
+        assert fewer.alternatives[0].text == first.alternatives[0].text
+
+
+def test_batches_and_asynchronous_calls_have_several_responses_too() -> None:
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 8, "n": 3}
+    with engine() as made:
+        alone = [made.generate(prompt, **options) for prompt in ("One", "Two")]
+        batch = made.generate_batch(["One", "Two"], **options)
+        waited = asyncio.run(made.agenerate("One", **options))
+
+        def texts(first: Any) -> list[str]:
+            return [each.text for each in (first, *first.alternatives)]
+
+        assert list(map(texts, batch)) == list(map(texts, alone))
+        assert texts(waited) == texts(alone[0])
+        events = list(made.stream_batch(["One", "Two"], **options))
+        by_index = {index: event.generation for index, event in events if event.generation}
+        assert [by_index[index].text for index in range(6)] == [
+            text for first in alone for text in texts(first)
+        ]
+
+
+def test_without_a_seed_every_response_has_a_seed_of_its_own() -> None:
+    with engine() as made:
+        seeds = {made.generate("Say", temperature=1, max_new_tokens=1).seed for _ in range(5)}
+        assert len(seeds) == 5
+        assert made.generate("Say", seed=4, max_new_tokens=1).seed is None
+
+
+@pytest.mark.parametrize("streaming", [AdaFuseEngine.stream, AdaFuseEngine.astream])
+def test_a_stream_refuses_several_responses(streaming: Any) -> None:
+    async def consume(stream: Any) -> None:
+        async for _ in stream:
+            pass
+
+    with engine() as made, pytest.raises(InvalidOptionError, match="a stream has one response"):
+        stream = streaming(made, "Say", temperature=1, n=2)
+        asyncio.run(consume(stream))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({}, "nothing is drawn"), ({"temperature": 1, "choices": ["a", "b"]}, "choices are not")],
+)
+def test_several_responses_that_would_be_the_same_are_refused(
+    options: dict[str, Any], reason: str
+) -> None:
+    with engine() as made, pytest.raises(InvalidOptionError, match=f"'n'.*{reason}"):
+        made.generate("Say", n=2, **options)
+
+
+def test_choices_are_never_drawn() -> None:
+    with engine() as made:
+        chosen = [
+            made.generate("Say", choices=[" a", " b b"], temperature=9, seed=seed).text
+            for seed in range(5)
+        ]
+        assert chosen == [made.choose("Say", choices=[" a", " b b"]).text] * 5
+
+
+def test_a_score_draws_nothing() -> None:
+    config = AdaFuseConfig(temperature=1, seed=1)
+    with engine() as made, engine(config=config) as drawing:
+        assert made.score("Say", [" a b"]).texts == drawing.score("Say", [" a b"]).texts
+
+
+@pytest.mark.parametrize("strategy", ["beam", "unite", "gac", "gac-gated", "deepen"])
+@pytest.mark.parametrize(
+    "option", [{"temperature": 0.5}, {"top_p": 0.5}, {"top_k": 5}, {"seed": 1}, {"n": 2}]
+)
+def test_strategies_that_cannot_draw_refuse_every_option_of_sampling(
+    strategy: str, option: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidOptionError, match=rf"{next(iter(option))}.*does not use it"):
+        engine(strategy=strategy, config=AdaFuseConfig(**option))
+    assert NAMED[strategy]().options.isdisjoint(SAMPLING)
+
+
+@pytest.mark.parametrize("strategy", ["adafuse", "fixed-2", "sweetspan", "rerank", "vote"])
+def test_strategies_that_grow_words_draw_them(strategy: str) -> None:
+    with engine(strategy=strategy) as made:
+        texts = {made.generate("Say", temperature=1, seed=seed).text for seed in range(8)}
+        assert len(texts) > 1
+
+
+class Undrawn(FakeBackend):
+    """A backend that ignores `Node.draw`."""
+
+    def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
+        return [
+            replace(result, next=tuple(replace(each, drawn=None) for each in result.next))
+            for result in super().evaluate(queries)
+        ]
+
+
+def test_a_backend_that_draws_nothing_is_named() -> None:
+    with AdaFuseEngine([Undrawn("lazy", rule, WORDS)]) as made:
+        assert made.generate("Say").text
+        with pytest.raises(
+            MemberError, match=r"'lazy'.*drawn token must be an int"
+        ):
+            made.generate("Say", temperature=1)
+        assert made.generate("Say").text
+
+
+class Minimal:
+    """A backend without extensions."""
+
+    def __init__(self) -> None:
+        self._fake = FakeBackend("minimal", rule, WORDS)
+        self.name, self.codec = self._fake.name, self._fake.codec
+        self.end_ids, self.context_window = self._fake.end_ids, None
+
+    def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
+        return self._fake.evaluate(queries)
+
+    def release(self, tree: TokenTree) -> None:
+        pass
+
+
+def test_a_member_that_cannot_draw_is_refused_before_any_pass() -> None:
+    minimal = Minimal()
+    with AdaFuseEngine([minimal]) as made:
+        assert made.generate("Say").text
+        passes = minimal._fake.passes
+        with pytest.raises(InvalidOptionError, match=r"'temperature'.*'minimal' cannot draw"):
+            made.generate("Say", temperature=0.5)
+        assert minimal._fake.passes == passes
