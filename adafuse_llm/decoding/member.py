@@ -239,16 +239,19 @@ class Member:
             return None
         return self.tree.grow(tokens, start), exact
 
-    def evaluate(self, nodes: Iterable[Node], scored: Iterable[Node] = ()) -> Steps[None]:
+    def evaluate(
+        self, nodes: Iterable[Node], scored: Iterable[Node] = (), *, drafting: bool = True
+    ) -> Steps[None]:
         """Evaluate `nodes`, and get the log-probabilities of `nodes` and `scored`.
 
         Results that the tree already holds are not computed again. A pass that evaluates nodes
-        carries drafts.
+        carries drafts, unless `drafting` is False.
         """
         wanted = [node for node in dict.fromkeys(nodes) if node.next is None]
         unknown = [node for node in scored if node.logprob is None]
         if wanted:
-            drafts = self._permitted(self.drafter.extra_nodes(self, wanted))
+            drafter = self.drafter if drafting else NO_DRAFTER
+            drafts = self._permitted(drafter.extra_nodes(self, wanted))
             query = self.query([*wanted, *drafts], unknown)
             yield (MemberQuery(self, query, len(drafts), tuple(unknown)),)
         elif unknown:
@@ -380,9 +383,13 @@ class Member:
 
         All these tokens must be scored.
         """
-        return tuple(self._token_logprob(step, count) for step in self.tree.path(node))
+        texts = self._token_texts(self.tree.tokens(node))
+        return tuple(
+            self._token_logprob(step, text, count)
+            for step, text in zip(self.tree.path(node), texts, strict=True)
+        )
 
-    def _token_logprob(self, node: Node, count: int) -> TokenLogprob:
+    def _token_logprob(self, node: Node, text: str, count: int) -> TokenLogprob:
         parent, logprob = node.parent, node.logprob
         assert parent is not None, "the root is no token of the path"
         assert logprob is not None, "the token is not scored"
