@@ -402,10 +402,26 @@ class Member:
             if isfinite(value)
         )
         return TokenLogprob(
-            text=self._added_text(before, node.token),
+            text=text,
             logprob=logprob if isfinite(logprob) else None,
             top=top,
         )
+
+    def _token_texts(self, tokens: Sequence[int]) -> list[str]:
+        """Return the text that each of `tokens` adds, which follow the root.
+
+        A character belongs to the last of its tokens. Joining the texts gives the text of `tokens`.
+        """
+        texts = []
+        start = 0
+        with self._tokenizer_errors():
+            whole = self.codec.decode_continuation(self.tree.ids, tokens)
+            for size in range(1, len(tokens) + 1):
+                text = self.codec.decode_continuation(self.tree.ids, tokens[:size])
+                end = max(start, len(text) - len(added(whole, text)))
+                texts.append(whole[start:end])
+                start = end
+        return texts
 
     def _added_text(self, before: Sequence[int], token: int) -> str:
         """Return the text that a token adds to the tokens `before`, which follow the root."""
