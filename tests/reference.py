@@ -543,10 +543,10 @@ def reference_token(
     before, whole = tokens[:at], member.text(ids, tokens)
     here = [*ids, *before]
 
-    def settled(size: int) -> str:
-        """What of the text the first tokens determine."""
-        text = member.text(ids, tokens[:size])
-        return text[: len(text) - len(gain(whole, text))]
+    def settled(size: int) -> int:
+        """The length of the text that the first tokens determine."""
+        texts = [member.text(ids, tokens[:end]) for end in range(size + 1)]
+        return max(len(text) - len(gain(whole, text)) for text in texts)
 
     def adds(token: int) -> str:
         return gain(member.text(ids, before), member.text(ids, [*before, token]))
@@ -554,7 +554,7 @@ def reference_token(
     row = member.logprobs(here)
     top = member.likeliest(here, count, allow(before)) if count else []
     return ReferenceToken(
-        gain(settled(at), settled(at + 1)),
+        whole[settled(at) : settled(at + 1)],
         float(row[tokens[at]]) if math.isfinite(row[tokens[at]]) else None,
         tuple((adds(other), float(row[other])) for other in top if math.isfinite(row[other])),
     )

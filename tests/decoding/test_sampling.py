@@ -13,6 +13,7 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Generation
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
+from adafuse_llm.sampling import Draw, drawn, text_hash
 from adafuse_llm.strategies import Rerank, Strategy, SweetSpan
 from tests.reference import Options, Response, decode
 from tests.reference_sampling import kept, seeds
@@ -110,8 +111,7 @@ def test_draws_of_characters_of_several_tokens_equal_the_reference() -> None:
                 max_new_tokens=16,
                 logprobs=True,
             )
-            tokens = [each for r in generation.rounds for each in r.logprobs.values()]
-            inside += sum(token.text == "" for each in tokens for token in each)
+            inside += sum("\ufffd" in each.text for each in generation.rounds)
     assert inside
 
 
@@ -264,7 +264,7 @@ def test_batches_threads_and_streams_draw_what_one_decode_draws() -> None:
             assert as_data(last.generation) == approximately(expected)
 
 
-async def test_the_first_of_n_responses_is_the_one_alone_and_seeds_give_each_again() -> None:
+def test_the_first_of_n_responses_is_the_one_alone_and_seeds_give_each_again() -> None:
     ensemble = engine(*PAIR)
     options = draws_of(0)
     first = ensemble.generate(PROMPTS[0], n=4, **options)
@@ -274,21 +274,6 @@ async def test_the_first_of_n_responses_is_the_one_alone_and_seeds_give_each_aga
     for each in responses:
         again = ensemble.generate(PROMPTS[0], **{**options, "seed": each.seed})
         assert as_data(again) == approximately({**as_data(each), "alternatives": ()})
-    assert as_data(await ensemble.agenerate(PROMPTS[0], n=4, **options)) == approximately(
-        as_data(first)
-    )
-    batch = ensemble.generate_batch(PROMPTS[:2], n=2, **options)
-    assert as_data(batch[0])["rounds"] == approximately(as_data(first)["rounds"])
-    assert [[each.seed, *(a.seed for a in each.alternatives)] for each in batch] == [
-        seeds(options["seed"], 2)
-    ] * 2
-    ended: dict[int, Generation] = {}
-    for index, event in ensemble.stream_batch(PROMPTS[:2], n=2, **options):
-        if event.generation is not None:
-            ended[index] = event.generation
-    assert [ended[number].text for number in range(4)] == [
-        text for each in batch for text in (each.text, each.alternatives[0].text)
-    ]
 
 
 def test_seeds_determine_the_text() -> None:
@@ -335,7 +320,9 @@ def test_three_copies_of_a_model_write_what_one_writes() -> None:
 @pytest.mark.quick
 @pytest.mark.parametrize("size", [1, 2, 7, 300])
 def test_cuts_keep_the_tokens_that_transformers_keeps(size: int) -> None:
+    """In the reference and in the engine, where no other token is ever drawn."""
     generator = torch.Generator().manual_seed(size)
+    codes = [text_hash(str(token)) for token in range(size)]
     for top_k in (None, 1, 2, 5, 40, 1000):
         for top_p in (1e-6, 0.1, 0.5, 0.9, 0.999, 1.0):
             row = 3 * torch.randn(size, generator=generator, dtype=torch.float64)
@@ -345,7 +332,14 @@ def test_cuts_keep_the_tokens_that_transformers_keeps(size: int) -> None:
             if top_p < 1:
                 expected = TopPLogitsWarper(top_p)(torch.empty(0), expected)
             found = kept(dict(enumerate(row.tolist())), top_k, top_p)
-            assert sorted(found) == expected[0].isfinite().nonzero()[:, 0].tolist()
+            allowed = expected[0].isfinite().nonzero()[:, 0].tolist()
+            assert sorted(found) == allowed
+            draws = [
+                drawn(row.tolist(), codes, Draw(text_hash(f"{key}"), 1.0, top_p, top_k))
+                for key in range(40)
+            ]
+            assert set(draws) <= set(allowed)
+            assert len(allowed) > 3 or set(draws) == set(allowed)
 
 
 # Strategies -----------------------------------------------------------------------------------
@@ -388,8 +382,8 @@ def test_whole_answers_are_those_that_the_members_draw_alone(strategy: Strategy 
     options: dict[str, Any] = {"prompt": PROMPTS[0], "max_new_tokens": 10, **DRAWS[0]}
     together = run(strategy, TRIPLE, **options)
     alone = [run("single", (member,), **options).text for member in TRIPLE]
-    assert [each.text for each in together.rounds[0].candidates] == alone
-    assert together.text in alone
+    for candidate, text in zip(together.rounds[0].candidates, alone, strict=True):
+        assert candidate.text.startswith(text)  # it may end with the word at the limit
 
 
 # Random requests ------------------------------------------------------------------------------
