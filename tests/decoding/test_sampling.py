@@ -78,20 +78,21 @@ def test_draws_after_every_prompt_equal_the_reference(prompt: str, draws: dict[s
         margin_threshold=(0.2, 0.7, 0.02)[number % 3],
         max_words=(3, 1, 2)[number % 3],
         max_word_tokens=(16, 4)[number % 2],
-        max_new_tokens=20,
+        max_new_tokens=12,
     )
 
 
 @pytest.mark.parametrize("messages", CONVERSATIONS, ids=["user", "many"])
 def test_draws_in_conversations_equal_the_reference(messages: list[dict[str, str]]) -> None:
-    for members in (TEMPLATES, TEMPLATES[:2], TEMPLATES[1:], OTHERS):
-        for draws in DRAWS[:3]:
-            check(members, messages=messages, **draws, margin_threshold=0.2, max_new_tokens=12)
+    for members, draws in zip(
+        (TEMPLATES, TEMPLATES[:2], TEMPLATES[1:], OTHERS), DRAWS, strict=True
+    ):
+        check(members, messages=messages, **draws, margin_threshold=0.2, max_new_tokens=10)
 
 
 @pytest.mark.parametrize("spaces", [1, 2, 5, 9])
 def test_draws_after_spaces_equal_the_reference(spaces: int) -> None:
-    for members in MIXES[:4]:
+    for members in MIXES[spaces % 2 : 4 : 2]:
         prompt = "Answer:" + " " * spaces
         check(members, prompt, **DRAWS[spaces % 3], margin_threshold=0.2, max_new_tokens=8)
 
@@ -99,7 +100,7 @@ def test_draws_after_spaces_equal_the_reference(spaces: int) -> None:
 def test_draws_of_characters_of_several_tokens_equal_the_reference() -> None:
     """The members draw the bytes of characters one by one, and may stop between them."""
     inside = 0
-    for members in MIXES:
+    for members in MIXES[:3]:
         for number, prompt in enumerate(PROMPTS[3:5]):
             generation = check(
                 members,
@@ -108,7 +109,7 @@ def test_draws_of_characters_of_several_tokens_equal_the_reference() -> None:
                 seed=number,
                 max_word_tokens=(16, 2)[number],
                 margin_threshold=0.1,
-                max_new_tokens=16,
+                max_new_tokens=12,
                 logprobs=True,
             )
             inside += sum("\ufffd" in each.text for each in generation.rounds)
@@ -119,9 +120,9 @@ def test_draws_of_characters_of_several_tokens_equal_the_reference() -> None:
     "stop", [("a",), ("er", "th"), ("\n",), (" t", "e ")], ids=["a", "er", "newline", "spaces"]
 )
 def test_stop_sequences_in_draws(stop: tuple[str, ...]) -> None:
-    for number, prompt in enumerate(PROMPTS[:3]):
+    for number, prompt in enumerate(PROMPTS[:2]):
         generation = check(
-            PAIR, prompt, **DRAWS[number], stop=stop, margin_threshold=0.2, max_new_tokens=16
+            PAIR, prompt, **DRAWS[number], stop=stop, margin_threshold=0.2, max_new_tokens=12
         )
         assert not any(sequence in generation.text for sequence in stop)
 
@@ -180,17 +181,16 @@ def test_draws_of_every_form_equal_the_reference(
     members = (*MIXES[:4], TEMPLATES[:2])[number % 5]
     language = Options(**form).language
     assert language is not None
-    for draws in (DRAWS[number % 4], DRAWS[(number + 1) % 4]):
-        generation = check(
-            members,
-            **start,
-            **form,
-            **draws,
-            margin_threshold=(0.9, 0.2)[number % 2],
-            max_new_tokens=40,
-            top_logprobs=number % 3,
-        )
-        assert language.holds(generation.text.encode())
+    generation = check(
+        members,
+        **start,
+        **form,
+        **DRAWS[number % 4],
+        margin_threshold=(0.9, 0.2)[number % 2],
+        max_new_tokens=40,
+        top_logprobs=number % 3,
+    )
+    assert language.holds(generation.text.encode())
 
 
 @pytest.mark.parametrize("form", FORMS[:3], ids=lambda form: next(iter(form)))
@@ -206,7 +206,7 @@ def test_draws_of_a_form_at_every_limit_equal_the_reference(form: dict[str, Any]
             start.get("messages"),
             language,
         )
-        for extra in (0, 2, 5):
+        for extra in (0, 3):
             limit = response.minimum() + extra
             generation = check(
                 members, **start, **form, **DRAWS[extra % 2], max_new_tokens=limit, logprobs=True
@@ -216,7 +216,7 @@ def test_draws_of_a_form_at_every_limit_equal_the_reference(form: dict[str, Any]
 
 def test_choices_are_not_drawn() -> None:
     choices = ("yes", "no", "perhaps not", "caf\u00e9")
-    for start in STARTS:
+    for start in STARTS[2:]:
         alone = check(PAIR, **start, choices=choices)
         assert check(PAIR, **start, choices=choices, temperature=2.0, seed=5).text == alone.text
 
@@ -224,10 +224,12 @@ def test_choices_are_not_drawn() -> None:
 # Log-probabilities ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("members", MIXES, ids=lambda members: members[0].kind)
+@pytest.mark.parametrize("members", MIXES, ids=lambda members: members[0].name)
 def test_log_probabilities_equal_the_reference(members: tuple[Recipe, ...]) -> None:
-    start: dict[str, Any]
-    for number, start in enumerate((*STARTS, {"prompt": PROMPTS[3]}, {"prompt": PROMPTS[4]})):
+    shift = MIXES.index(members)
+    starts: list[dict[str, Any]] = [*STARTS, {"prompt": PROMPTS[3]}, {"prompt": PROMPTS[4]}]
+    for number in range(shift % 2, 6, 3):
+        start = starts[(shift + number) % 6]
         options: dict[str, Any] = {"margin_threshold": 0.2, "max_new_tokens": 12, **start}
         draws = DRAWS[number % 4] if number % 2 else {}
         generation = check(members, **options, **draws, logprobs=True, top_logprobs=number % 4)
@@ -237,15 +239,15 @@ def test_log_probabilities_equal_the_reference(members: tuple[Recipe, ...]) -> N
 
 
 def test_log_probabilities_of_a_choice_equal_the_reference() -> None:
-    for start in STARTS:
-        check(PAIR, **start, choices=("yes", "no", "perhaps"), logprobs=True, top_logprobs=2)
+    for start in STARTS[1:4:2]:
+        check(PAIR, **start, choices=("yes", "no", "perhaps"), logprobs=True, top_logprobs=20)
 
 
 # The same draws whatever else is computed ------------------------------------------------------
 
 
 def draws_of(number: int) -> dict[str, Any]:
-    return {"margin_threshold": 0.2, "max_new_tokens": 16, **DRAWS[number % len(DRAWS)]}
+    return {"margin_threshold": 0.2, "max_new_tokens": 12, **DRAWS[number % len(DRAWS)]}
 
 
 def test_batches_threads_and_streams_draw_what_one_decode_draws() -> None:
@@ -290,7 +292,7 @@ def test_seeds_determine_the_text() -> None:
 
 def test_a_temperature_near_zero_writes_what_is_likeliest() -> None:
     for members in MIXES:
-        for prompt in PROMPTS[:4]:
+        for prompt in PROMPTS[1:4:2]:
             options: dict[str, Any] = {"margin_threshold": 0.2, "max_new_tokens": 16}
             ensemble = engine(*members)
             cold = ensemble.generate(prompt, temperature=1e-6, seed=3, **options)
@@ -306,7 +308,7 @@ def test_three_copies_of_a_model_write_what_one_writes() -> None:
         with AdaFuseEngine(copies) as ensemble:
             for seed in range(10):
                 prompt = PROMPTS[seed % len(PROMPTS)]
-                options: dict[str, Any] = {"temperature": 1.0, "seed": seed, "max_new_tokens": 16}
+                options: dict[str, Any] = {"temperature": 1.0, "seed": seed, "max_new_tokens": 12}
                 alone = engine(recipe).generate(prompt, **options)
                 together = ensemble.generate(prompt, **options)
                 assert together.text == alone.text
@@ -352,7 +354,7 @@ def run(strategy: Strategy | str, members: tuple[Recipe, ...], **options: Any) -
 
 @pytest.mark.parametrize("number", range(4))
 def test_a_single_member_draws_what_the_reference_draws(number: int) -> None:
-    for start in (*STARTS, {"prompt": PROMPTS[4]}):
+    for start in STARTS[number % 2 :: 2]:
         for member in TRIPLE:
             options: dict[str, Any] = {"max_new_tokens": 10, **DRAWS[number]}
             prompt, messages = start.get("prompt"), start.get("messages")
@@ -411,7 +413,7 @@ CONFIGS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=15)
+@settings(max_examples=12)
 @given(text=TEXTS, options=CONFIGS, members=st.sampled_from(MIXES))
 def test_random_draws_equal_the_reference(
     text: str, options: dict[str, Any], members: tuple[Recipe, ...]
