@@ -101,6 +101,7 @@ class ChoiceOptions(TypedDict, total=False):
     weights: Mapping[str, float] | Sequence[float] | None
     use: str | Sequence[str] | None
     chat_template_kwargs: Mapping[str, Any] | None
+    continue_final_message: bool
 
 
 class DecodeOptions(ChoiceOptions, total=False):
@@ -125,7 +126,6 @@ class DecodeOptions(ChoiceOptions, total=False):
     n: int | None
     logprobs: bool | None
     top_logprobs: int | None
-    continue_final_message: bool
 
 
 class AdaFuseConfig(Options):

@@ -32,6 +32,7 @@ from adafuse_llm.config import (
 )
 from adafuse_llm.decoding.draft import Drafting, Drafts, NoDrafts
 from adafuse_llm.decoding.member import Form, Member
+from adafuse_llm.decoding.reply_prefix import with_prefix, with_prefixes
 from adafuse_llm.decoding.rounds import (
     PlayRound,
     cancelled,
@@ -70,7 +71,9 @@ from adafuse_llm.text.grammar import (
     is_available,
 )
 from adafuse_llm.text.opening import Opening, SpaceTokens
+from adafuse_llm.text.reply_start import mixed_reasoning, start_replies
 from adafuse_llm.text.stops import Transcript
+from adafuse_llm.text.templates import ReplyStart
 from adafuse_llm.text.words import check_text
 
 if TYPE_CHECKING:
@@ -147,6 +150,7 @@ class AdaFuseEngine:
         self.runtime = runtime or RuntimeConfig()
         self._budget = CacheBudget(self.runtime.cache_bytes)
         self._scheduler = Scheduler(self._backends, self.runtime, self._budget)
+        self._warn_of_mixed_reasoning()
 
     @classmethod
     def from_pretrained(
@@ -249,6 +253,20 @@ class AdaFuseEngine:
             on_round=on_round,
         )
 
+    def _warn_of_mixed_reasoning(self) -> None:
+        """Log a warning if only some members reason before they answer."""
+        codecs = {b.name: b.codec for b, _ in self._active_backends(self.config)}
+        given = self.config.chat_template_kwargs
+        reasoning, others = mixed_reasoning(codecs, given, self.members)
+        if reasoning:
+            logger.warning(
+                "only some members reason before they answer: %s, but not %s. All members write "
+                "the same text, so either the first members lack their reasoning, or the others "
+                "have to reason, too. Use members that all reason, or members that do not",
+                ", ".join(map(repr, reasoning)),
+                ", ".join(map(repr, others)),
+            )
+
     def _renew(self) -> None:
         self._building = threading.Lock()
 
@@ -317,7 +335,8 @@ class AdaFuseEngine:
             prompt: text to continue.
             messages: a conversation to answer, as dicts with a role and content. Each member
                 renders it with its own chat template. An assistant's message may have
-                ``tool_calls`` (dicts with ``id``, ``name`` and ``arguments``), and a tool's message
+                ``tool_calls`` (dicts with ``id``, ``name`` and ``arguments``) and
+                ``reasoning_content`` (text for chat templates that read it), and a tool's message
                 the ``tool_call_id`` of the call that it answers.
             tools: tools that the reply can call: `Tool`, or dicts in the form of OpenAI's API. Each
                 member reads tools, calls and results in the form of its own chat template, if the
@@ -448,7 +467,9 @@ class AdaFuseEngine:
         Pass either a prompt or messages. Each member reads the prompt once, and then reads all
         continuations in one forward pass. The scores include the leading whitespace of a
         continuation. Spaces at the end of the prompt are scored as the beginning of every
-        continuation. Only the options ``weights`` and ``use`` affect the scores.
+        continuation. Only the options ``weights``, ``use``, ``chat_template_kwargs`` and
+        ``continue_final_message`` affect the scores. If all members reason before they answer, a
+        continuation is the beginning of such a reply.
 
         Args:
             prompt: text before the continuations. If it is empty, a continuation follows the
@@ -513,7 +534,8 @@ class AdaFuseEngine:
             tool_choice: as for `generate`.
             choices: different texts.
             timeout: maximum seconds, as for `generate`.
-            **overrides: ``weights``, ``use`` and ``max_new_tokens``, as in `AdaFuseConfig`.
+            **overrides: ``weights``, ``use``, ``max_new_tokens``, ``chat_template_kwargs`` and
+                ``continue_final_message``, as in `AdaFuseConfig`.
 
         Raises:
             InvalidInputError: prompt, messages, choices or options cannot be used.
@@ -852,11 +874,14 @@ class AdaFuseEngine:
             () if config.choices else config.stop, grammar.can_end if grammar else None
         )
         rounds: list[Round] = []
+        prefix = members[0].reply_prefix
         return Request(
             members,
             needs,
-            decode(members, play, transcript, rounds, config.counted_logprobs),
-            cancelled=partial(cancelled, members, transcript, rounds),
+            with_prefixes(
+                decode(members, play, transcript, rounds, config.counted_logprobs), prefix
+            ),
+            cancelled=lambda: with_prefix(cancelled(members, transcript, rounds), prefix),
             cancel=cancel,
             timeout=timeout,
         )
@@ -915,25 +940,19 @@ class AdaFuseEngine:
                 leading whitespace of the texts counts after messages, too.
         """
         active = self._active_backends(config)
-        if (prompt is None) == (messages is None):
-            raise InvalidInputError("pass either a prompt or messages")
-        conversation = None if messages is None else check_conversation(messages)
-        if prompt is not None:
-            if not isinstance(prompt, str):
-                raise InvalidInputError(f"prompt must be text; got {type(prompt).__name__}")
-            check_text(prompt, "the prompt")
-            if not prompt.strip(" ") and not to_score:
-                raise InvalidInputError(
-                    "the prompt is empty, or has only spaces: pass a text to continue"
-                )
+        conversation = _check_input(config, prompt, messages, to_score=to_score)
         top = max(self.strategy.top(config), config.top_logprobs)
         sampling = None if to_score else _sampling(config)
-        given = prompt if conversation is None else as_plain_text(conversation.flat())
-        text = (given or "").rstrip(" ")
-        spaces = 0 if prompt is None else len(prompt) - len(text)
+        given = _plain_text(prompt, conversation)
+        text = given.rstrip(" ")
+        begun = given if conversation is None or conversation.continues else ""
+        spaces = len(begun) - len(begun.rstrip(" "))
         grammar = None if to_score else Grammar.of(config)
         response = None if grammar is None else grammar.text()
-        is_exact = messages is None or to_score or (grammar and grammar.begins_with_space)
+        starts, prefix = self._start_replies(config, conversation, response, to_score=to_score)
+        if response is not None:
+            response = response.begun_with(prefix)
+        is_exact = bool(begun) or to_score or (grammar and grammar.begins_with_space)
         opening = Opening(spaces, is_reply=not is_exact)
         members = []
         for backend, weight in active:
@@ -941,9 +960,10 @@ class AdaFuseEngine:
             form = None
             if grammar is not None and response is not None:
                 form, space_tokens = self._form(backend, grammar, response, opening, space_tokens)
-            started = text if space_tokens else prompt
-            ids = _encode(backend, started, conversation)
-            if started == "":
+            ids = _encode(
+                backend, prompt, conversation, starts.get(backend.name), bare=bool(space_tokens)
+            )
+            if conversation is None and not text:
                 ids = ids or sorted(backend.end_ids)[:1]
             if not ids:
                 raise InvalidInputError(f"the prompt has no tokens for member {backend.name!r}")
@@ -958,11 +978,30 @@ class AdaFuseEngine:
                     opening=opening,
                     space_tokens=space_tokens,
                     form=form,
+                    reply_prefix=prefix,
                     sampling=sampling,
                 )
             )
         _check_windows(members)
         return members
+
+    def _start_replies(
+        self,
+        config: AdaFuseConfig,
+        conversation: Conversation | None,
+        response: GrammarText | None,
+        *,
+        to_score: bool,
+    ) -> tuple[dict[str, ReplyStart], str]:
+        """Return how the chat templates begin the reply, and the text that they began it with."""
+        if conversation is None:
+            return {}, ""
+        permits: Callable[[str], bool] | None = None if response is None else response.holds
+        if config.choices is not None and not to_score:
+            permits = _permits_nothing
+        codecs = {b.name: b.codec for b, _ in self._active_backends(config)}
+        given = config.chat_template_kwargs
+        return start_replies(codecs, conversation, given, self.members, permits)
 
     def _space_tokens(self, backend: Backend, spaces: int) -> SpaceTokens | None:
         """Return a member's tokens that continue a prompt without its last spaces.
@@ -1001,11 +1040,12 @@ class AdaFuseEngine:
         """
         vocabulary = self._grammar_vocabulary(backend)
         if opening.spaces and space_tokens is not None:
-            state = vocabulary.matcher(grammar, f'"{" " * opening.spaces}" ')
+            state = vocabulary.matcher(grammar, f'"{" " * opening.spaces}" ', response.begun)
             if not vocabulary.mask(state).is_empty:
                 return Form(response, vocabulary, state), space_tokens
         lead = ONE_SPACE if opening.is_reply else NO_LEAD
-        return Form(response, vocabulary, vocabulary.matcher(grammar, lead)), None
+        state = vocabulary.matcher(grammar, lead, response.begun)
+        return Form(response, vocabulary, state), None
 
     def _grammar_vocabulary(self, backend: Backend) -> GrammarVocabulary:
         """Return a member's tokens for grammars.
@@ -1084,12 +1124,58 @@ def _with_tools(messages: Messages | None, tools: Tools, tool_choice: str) -> Me
     return None
 
 
-def _encode(backend: Backend, prompt: str | None, conversation: Conversation | None) -> list[int]:
-    """Encode a prompt with a member's tokenizer. Name the member in every error."""
+def _check_input(
+    config: AdaFuseConfig, prompt: str | None, messages: Messages | None, *, to_score: bool
+) -> Conversation | None:
+    """Check a prompt, or return the checked conversation."""
+    if (prompt is None) == (messages is None):
+        raise InvalidInputError("pass either a prompt or messages")
+    if messages is not None:
+        conversation = check_conversation(messages)
+        return conversation.continued() if config.continue_final_message else conversation
+    if not isinstance(prompt, str):
+        raise InvalidInputError(f"prompt must be text; got {type(prompt).__name__}")
+    check_text(prompt, "the prompt")
+    if not prompt.strip(" ") and not to_score:
+        raise InvalidInputError("the prompt is empty, or has only spaces: pass a text to continue")
+    return None
+
+
+def _permits_nothing(_: str) -> bool:
+    return False
+
+
+def _plain_text(prompt: str | None, conversation: Conversation | None) -> str:
+    """Return the prompt as plain text."""
+    if conversation is None:
+        return prompt or ""
+    return as_plain_text(conversation.flat(), continues=conversation.continues)
+
+
+def _encode(
+    backend: Backend,
+    prompt: str | None,
+    conversation: Conversation | None,
+    start: ReplyStart | None,
+    *,
+    bare: bool,
+) -> list[int]:
+    """Encode a prompt with a member's tokenizer. Name the member in every error.
+
+    Args:
+        backend: the member.
+        prompt: the prompt, or None.
+        conversation: the conversation, or None.
+        start: how the member's chat template begins the reply to the conversation.
+        bare: whether to leave out the spaces at the end of the text that the response continues.
+    """
     try:
-        if conversation is not None:
-            return encode_conversation(backend.codec, conversation)
-        return backend.codec.encode_prompt(prompt or "")
+        if conversation is not None and start is not None:
+            if bare:
+                conversation = conversation.with_last(lambda text: text.rstrip(" "))
+            return encode_conversation(backend.codec, conversation, start)
+        prompt = prompt or ""
+        return backend.codec.encode_prompt(prompt.rstrip(" ") if bare else prompt)
     except InvalidInputError as error:
         raise InvalidInputError(f"member {backend.name!r}: {error}") from error
     except Exception as error:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from adafuse_llm.reasoning import split_reasoning
+
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
@@ -154,6 +156,16 @@ class Generation(_Result):
 
     def __str__(self) -> str:
         return self.text
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning at the beginning of the response, without markers; "" if there is none."""
+        return split_reasoning(self.text, self.reply_prefix)[0]
+
+    @property
+    def answer(self) -> str:
+        """The response without reasoning."""
+        return split_reasoning(self.text, self.reply_prefix)[1]
 
     def to_html(self, path: str | Path, *, title: str = "Ensemble response") -> Path:
         """Write one self-contained HTML page with the text, every round and charts.

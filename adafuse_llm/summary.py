@@ -132,8 +132,9 @@ def record(done: Round, detail: RoundDetail = "full") -> dict[str, Any]:
         detail: what the record contains. ``"summary"`` includes the committed text, its proposers,
             its score, and whether the round was ``unanimous`` (:func:`is_unanimous`) or ``forced``
             (`Round.forced`). A round that chose among given texts also has the ``probability`` of
-            the chosen text (:func:`choice_probabilities`). ``"full"`` adds every candidate and the
-            margins. ``"none"`` returns an empty record.
+            the chosen text (:func:`choice_probabilities`). A round with log-probabilities has the
+            ``logprobs`` of its tokens by member (`Round.logprobs`). ``"full"`` adds every candidate
+            and the margins. ``"none"`` returns an empty record.
     """
     if detail == "none":
         return {}
@@ -150,6 +151,8 @@ def record(done: Round, detail: RoundDetail = "full") -> dict[str, Any]:
     probabilities = choice_probabilities(done)
     if probabilities is not None:
         data["probability"] = probabilities[done.winner]
+    if done.logprobs:
+        data |= done.model_dump(mode="json", include={"logprobs"})
     if detail == "full":
         whole = done.model_dump(mode="json")
         data |= {key: whole[key] for key in ("winner", "candidates", "margins")}

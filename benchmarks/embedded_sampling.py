@@ -1,6 +1,6 @@
 """Right answers of the embedded members and of their ensemble at several temperatures.
 
-    python benchmarks/embedded_sampling.py                  # 17 questions per skill, 204 in all
+    python benchmarks/embedded_sampling.py                  # 34 questions per skill, 204 in all
     python benchmarks/embedded_sampling.py --per-skill 50 --temperatures 0 1 --output sampling.json
 
 Every member alone and the ensemble answer the questions at each temperature. Question i has the
@@ -85,7 +85,7 @@ def measured(questions: Sequence[Question], given: Sequence[Generation]) -> dict
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print one row per system and temperature."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--per-skill", type=int, default=17)
+    parser.add_argument("--per-skill", type=int, default=34)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.5, 1.0, 1.5])
     parser.add_argument("--output", type=Path)
     given = parser.parse_args(arguments)

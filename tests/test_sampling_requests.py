@@ -138,9 +138,7 @@ class Undrawn(FakeBackend):
 def test_a_backend_that_draws_nothing_is_named() -> None:
     with AdaFuseEngine([Undrawn("lazy", rule, WORDS)]) as made:
         assert made.generate("Say").text
-        with pytest.raises(
-            MemberError, match=r"'lazy'.*drawn token must be an int"
-        ):
+        with pytest.raises(MemberError, match=r"'lazy'.*drawn token must be an int"):
             made.generate("Say", temperature=1)
         assert made.generate("Say").text
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from adafuse_llm.adapters.reply import ReplyParser, Text
+from adafuse_llm.reasoning import split_reasoning
 from adafuse_llm.text.chat import Message, Tool, check_content, check_role
 from adafuse_llm.text.conversation import (
     Call,
@@ -35,6 +35,8 @@ class Turn(TypedDict, total=False):
             ignored.
         tool_calls: calls in an assistant's message.
         tool_call_id: in a tool's message, the id of the call that it answers.
+        reasoning: in an assistant's message, the reasoning before the content. Without it,
+            reasoning between ``<think>`` and ``</think>`` at the beginning of the content counts.
     """
 
     role: str
@@ -42,6 +44,7 @@ class Turn(TypedDict, total=False):
     name: str | None
     tool_calls: Sequence[Call] | None
     tool_call_id: str | None
+    reasoning: str | None
 
 
 def to_conversation(
@@ -53,7 +56,8 @@ def to_conversation(
 ) -> Conversation:
     """Convert a conversation with tools for ``AdaFuseEngine.generate(messages=...)``.
 
-    Reasoning at the beginning of assistant turns is removed.
+    Reasoning at the beginning of assistant turns becomes ``reasoning_content``, which only chat
+    templates show that read it.
 
     Args:
         turns: the conversation, in order.
@@ -94,12 +98,14 @@ def to_messages(
 
 
 def _to_message(number: int, turn: Turn) -> dict[str, Any]:
-    """Return a message without the name of its speaker and without reasoning."""
+    """Return a message without the name of its speaker, with its reasoning apart."""
     label = f"message {number}"
     role = check_role(turn.get("role"), label)
     content = check_content(turn.get("content"), label)
+    reasoning = turn.get("reasoning") or ""
     if role == "assistant":
-        content = _without_reasoning(content)
+        thought, content = split_reasoning(content)
+        reasoning = reasoning or thought
     elif role == "user" and (name := turn.get("name")):
         content = f"{name}: {content}"
     message: dict[str, Any] = {"role": role, "content": content}
@@ -107,11 +113,6 @@ def _to_message(number: int, turn: Turn) -> dict[str, Any]:
         message["tool_calls"] = calls
     if role == "tool":
         message["tool_call_id"] = turn.get("tool_call_id")
+    if role == "assistant" and reasoning:
+        message["reasoning_content"] = reasoning
     return message
-
-
-def _without_reasoning(content: str) -> str:
-    parser = ReplyParser()
-    parts = [*parser.feed(content), *parser.close()]
-    text = "".join(part.text for part in parts if isinstance(part, Text))
-    return text if text == content else text.lstrip()

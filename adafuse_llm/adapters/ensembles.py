@@ -6,11 +6,12 @@ import json
 import threading
 import uuid
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from adafuse_llm import __version__
+from adafuse_llm.backends.stored import stored_byte_tokens, stored_chat_template
 from adafuse_llm.backends.windows import stored_window
 from adafuse_llm.config import RuntimeConfig
 from adafuse_llm.engine import AdaFuseEngine
@@ -19,11 +20,14 @@ from adafuse_llm.forks import after_fork
 from adafuse_llm.loading.config_file import read_config
 from adafuse_llm.loading.specs import MemberSpec, as_spec, member_names
 from adafuse_llm.runtime.heap import trim_heap
+from adafuse_llm.text.grammar import is_available
 
 if TYPE_CHECKING:
     from os import PathLike
 
     import torch
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,13 +117,32 @@ class Ensemble:
         if (engine := self.given or _LOADED.engines.get(self._key)) is not None:
             windows = [b.context_window for b in engine.backends if b.name in names]
             return min((window for window in windows if window is not None), default=None)
-        specs = zip(self.names, self.members or _embedded(), strict=True)
-        stored = [
-            stored_window(spec.path, spec.revision or self.revision)
-            for name, spec in specs
-            if name in names
-        ]
+        stored = self._read(stored_window, names)
         return min((window or 0 for window in stored), default=0) or None
+
+    def has_chat_templates(self, names: Collection[str]) -> bool | None:
+        """Return whether each of some members has a chat template. This loads nothing.
+
+        Args:
+            names: names of the members.
+
+        Returns:
+            The answer. None if the ensemble is not loaded and the members' files do not tell.
+        """
+        if (engine := self.given or _LOADED.engines.get(self._key)) is not None:
+            return all(b.codec.has_chat_template for b in engine.backends if b.name in names)
+        return _all(self._read(stored_chat_template, names))
+
+    def can_enforce(self) -> bool | None:
+        """Return whether responses can be made to fit a grammar. This loads nothing.
+
+        Returns:
+            The answer (`AdaFuseEngine.can_enforce`). None if the ensemble is not loaded and the
+            members' files do not tell.
+        """
+        if (engine := self.given or _LOADED.engines.get(self._key)) is not None:
+            return engine.can_enforce
+        return is_available() and _all(self._read(stored_byte_tokens, self.names))
 
     def engine(self) -> AdaFuseEngine:
         """Return the engine; load the members if they are not loaded.
@@ -148,6 +171,14 @@ class Ensemble:
                     engine.close()
                     del engine  # releases the members, unless other code still has the engine
                     trim_heap()
+
+    def _read(self, read: Callable[[str, str | None], T], names: Collection[str]) -> list[T]:
+        """Read a property of some members from their files."""
+        return [
+            read(spec.path, spec.revision or self.revision)
+            for name, spec in zip(self.names, self.members or _embedded(), strict=True)
+            if name in names
+        ]
 
     @property
     def _key(self) -> str:
@@ -219,6 +250,11 @@ _ENGINE_TOKENS: weakref.WeakKeyDictionary[AdaFuseEngine, str] = weakref.WeakKeyD
 def _engine_token(engine: AdaFuseEngine) -> str:
     """Return an engine's id, which is unique across processes."""
     return _ENGINE_TOKENS.setdefault(engine, uuid.uuid4().hex)
+
+
+def _all(answers: Sequence[bool | None]) -> bool | None:
+    """Return whether all answers are true; None if that depends on unknown ones."""
+    return False if False in answers else None if None in answers else True
 
 
 def _embedded() -> tuple[MemberSpec, ...]:

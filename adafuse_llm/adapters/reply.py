@@ -7,7 +7,8 @@ members::
     {"name": "add", "arguments": {"a": 1, "b": 2}}
     </tool_call>
 
-Reasoning is text between ``<think>`` and ``</think>`` at the beginning of a reply.
+Reasoning is text between ``<think>`` and ``</think>`` at the beginning of a reply. A chat template
+may write the opening marker.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from adafuse_llm.reasoning import REASONING_CLOSES, REASONING_OPENS, open_reasoning
 from adafuse_llm.text.conversation import CALL_CLOSES, CALL_OPENS
 
 __all__ = [
@@ -33,8 +35,6 @@ __all__ = [
     "ToolCall",
     "read_json",
 ]
-
-REASONING_OPENS, REASONING_CLOSES = "<think>", "</think>"
 
 
 @dataclass(frozen=True)
@@ -110,12 +110,15 @@ class ReplyParser:
     Args:
         tools: whether to recognize calls; otherwise they are text.
         reasoning: whether to recognize reasoning; otherwise it is text.
+        prefix: text with which the chat templates began the reply (`StreamEvent.reply_prefix`). If
+            it opens reasoning, the reply begins inside the reasoning.
     """
 
-    def __init__(self, *, tools: bool = False, reasoning: bool = True) -> None:
+    def __init__(self, *, tools: bool = False, reasoning: bool = True, prefix: str = "") -> None:
         self._tools = tools
         self._reasoning = reasoning  # becomes False after the first text
-        self._kind: type[Text | Reasoning | ToolCall] = Text
+        is_open = reasoning and bool(open_reasoning(prefix))
+        self._kind: type[Text | Reasoning | ToolCall] = Reasoning if is_open else Text
         self._buffer = ""
         self._complete = False
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
+
+from adafuse_llm.backends.stored import stored_path
 
 ENTRIES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 """Configuration entries for the context window, in order of precedence."""
@@ -36,25 +37,9 @@ def stored_window(source: str, revision: str | None = None) -> int | None:
         transformers applies.
     """
     try:
-        config = json.loads(_config_path(source, revision).read_text(encoding="utf-8"))
+        path = stored_path(source, "config.json", revision)
+        config = json.loads(path.read_text(encoding="utf-8"))
         text_config = config.get("text_config", config)  # multimodal models have a nested one
         return window_in(text_config.get)
     except (OSError, ValueError, AttributeError):
         return None
-
-
-def _config_path(source: str, revision: str | None) -> Path:
-    """Return the path of a model's ``config.json``.
-
-    Raises:
-        OSError: a hub model is not in the local cache.
-        ValueError: `source` is neither an existing folder nor a valid hub id.
-    """
-    if (folder := Path(source).expanduser()).is_dir():
-        return folder / "config.json"
-    from huggingface_hub import try_to_load_from_cache
-
-    path = try_to_load_from_cache(source, "config.json", revision=revision)
-    if not isinstance(path, str):
-        raise FileNotFoundError(f"{source} is not in the local cache of the hub")
-    return Path(path)

@@ -63,15 +63,11 @@ def create_app() -> typer.Typer:
     """Create the Typer application."""
     import typer
 
-    from adafuse_llm.cli.ask import ask
+    from adafuse_llm.cli import ask, generate, run, tune
+    from adafuse_llm.cli import eval as evaluation
     from adafuse_llm.cli.common import PlainCommand, PlainGroup, command
-    from adafuse_llm.cli.eval import OPEN, evaluate
-    from adafuse_llm.cli.generate import generate
     from adafuse_llm.cli.info import info
     from adafuse_llm.cli.report import report
-    from adafuse_llm.cli.run import DEFAULTS, run
-    from adafuse_llm.cli.tune import OPEN as SEARCHED
-    from adafuse_llm.cli.tune import tune
 
     app = typer.Typer(
         help="Let several local language models answer as one (AdaFuse, arXiv 2601.06022).",
@@ -97,11 +93,11 @@ def create_app() -> typer.Typer:
         pass
 
     functions: dict[str, Callable[..., None]] = {
-        "ask": command(ask),
-        "generate": command(generate),
-        "run": command(run, **DEFAULTS),
-        "eval": command(evaluate, **OPEN),
-        "tune": command(tune, **SEARCHED),
+        "ask": command(ask.ask, refused=ask.REFUSED),
+        "generate": command(generate.generate, refused=generate.REFUSED),
+        "run": command(run.run, **run.DEFAULTS),
+        "eval": command(evaluation.evaluate, refused=evaluation.REFUSED, **evaluation.OPEN),
+        "tune": command(tune.tune, refused=tune.REFUSED, **tune.OPEN),
         "report": command(report, decoding=False, loading=False),
         "info": command(info, decoding=False),
     }

@@ -30,7 +30,13 @@ from adafuse_llm.documents import Passage, Retriever, question_messages, read_do
 from adafuse_llm.embedded import handbook_path
 from adafuse_llm.report.page import page
 from adafuse_llm.report.styles import printable
-from adafuse_llm.report.terminal import Display
+from adafuse_llm.report.terminal import Display, Growing
+
+REFUSED = {
+    "n": "adafuse ask gives one answer; adafuse generate --n draws several",
+    "continue_final_message": "adafuse ask writes the messages itself, and none is an assistant's",
+}
+"""Options that this command refuses, with the reason."""
 
 UNFAMILIAR = (
     "warning: the embedded members know only the fictional town of the handbook. About other "
@@ -94,7 +100,8 @@ def ask(
     if as_json:
         answer = {
             "question": question,
-            "answer": generation.text,
+            "answer": generation.answer,
+            "reasoning": generation.reasoning,
             "sources": [{"source": p.source, "text": p.text} for p in sources],
             "members": list(display.members),
             **generation.model_dump(mode="json", exclude={"text"}),
@@ -117,15 +124,16 @@ class _Progress:
         self.display = display
         self.answer = Text()
         self.rounds: list[Round] = []
+        self._growing = Growing(display)
         self._spinner = Spinner("dots", Text(waiting, "dim"))
 
     def add(self, event: StreamEvent) -> None:
-        if event.round is None:
-            self.answer.append(printable(event.text))
-            return
-        self.rounds.append(event.round)
-        text = event.text if self.answer.plain else event.text.lstrip()
-        self.answer.append_text(self.display.span(text, event.round))
+        if event.round is not None:
+            self.rounds.append(event.round)
+        span = self._growing.add(event)
+        if not self.answer.plain:
+            span = span[len(span.plain) - len(span.plain.lstrip()) :]
+        self.answer.append_text(span)
 
     def __rich_console__(self, console: Console, _: ConsoleOptions) -> Iterator[RenderableType]:
         if not self.rounds:
@@ -152,7 +160,8 @@ def _show(
     live = Live(progress, console=console, transient=True, refresh_per_second=12)
     with live if console.file.isatty() else nullcontext():
         generation = last(events, progress.add)
-    console.print(progress.answer, "", sep="\n", soft_wrap=True)
+    answer = display.response(generation) if generation.reasoning else [progress.answer]
+    console.print(*answer, "", sep="\n", soft_wrap=True)
     columns = ": winning member, its text, fused score in nats per token, and runner-up"
     console.print(Text("Rounds", "bold").append(columns, "not bold dim"))
     console.print(display.rounds(progress.rounds), "")

@@ -18,7 +18,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Annotated, Any, NamedTuple, get_args
 
 import typer
@@ -48,6 +48,7 @@ from adafuse_llm import (
 )
 from adafuse_llm.config import CONSTRAINTS, GRAMMARS
 from adafuse_llm.embedded import member_paths
+from adafuse_llm.errors import short_repr
 from adafuse_llm.evaluation.files import naming, read_text
 from adafuse_llm.loading.config_file import LOADING, ConfigFile, read_config, read_schema
 from adafuse_llm.report.styles import printable
@@ -81,7 +82,7 @@ class Setup:
             thread then. The variable OMP_NUM_THREADS has precedence over None.
         options: options of `AdaFuseConfig` that have a value. The value comes from the flag,
             otherwise from the file of --config, otherwise from the command's default. Options
-            without a value are absent.
+            without a value are absent, and so are options that the command refuses.
         config: `options`, completed with the defaults of `AdaFuseConfig`.
     """
 
@@ -175,6 +176,7 @@ def command(
     decoding: bool = True,
     loading: bool = True,
     hidden: Container[str] = (),
+    refused: Mapping[str, str] = MappingProxyType({}),
     **defaults: Any,
 ) -> Callable[..., None]:
     """Turn a function that takes a `Setup` and returns an exit code into a Typer command.
@@ -183,11 +185,14 @@ def command(
     an exception as one line on stderr.
 
     Args:
-        function: the function. Its other parameters become the flags of this command only.
+        function: the function. Its other parameters become the flags of this command only. A
+            parameter with the name of a shared flag takes its place.
         decoding: whether the command takes the options of `AdaFuseConfig`, and ``--model``.
         loading: whether the command takes the flags for loading members.
         hidden: names of shared flags that the help does not list, because the command allows only
             their default.
+        refused: options of `AdaFuseConfig` that the command allows only with their default, by name
+            with the reason. The help does not list their flags.
         **defaults: options of `AdaFuseConfig` with a different default in this command. None means
             that the command chooses a value if the flag is absent.
     """
@@ -196,23 +201,29 @@ def command(
         for parameter in inspect.signature(function, eval_str=True).parameters.values()
         if parameter.name != "setup"
     ]
+    names = {parameter.name for parameter in own}
     parameters = [
         *own,
         *(_member_flags(model=decoding) if loading else ()),
-        *(_config_flags(defaults) if decoding else ()),
+        *(flag for flag in _config_flags(defaults) if decoding and flag.name not in names),
         _CONTEXT,
         _flag("debug", bool, False, "Show tracebacks, and the warnings and logs of libraries."),
     ]
     for parameter in parameters:
         for option in getattr(parameter.annotation, "__metadata__", ()):
-            option.hidden = parameter.name in hidden
+            option.hidden = parameter.name in hidden or (
+                parameter.name in refused and parameter.name not in names
+            )
             if option.metavar is None:
                 option.metavar = _metavar(parameter.annotation)
 
     def call(context: typer.Context, **values: Any) -> None:
         debug = values["debug"]
         try:
-            setup = _setup(values, decoding, partial(_is_typed, context))
+            options = [name for name in AdaFuseConfig.model_fields if name not in names]
+            setup = _setup(
+                values, options if decoding else (), refused, partial(_is_typed, context)
+            )
             code = function(setup, **values)
             sys.stdout.flush()
         except KeyboardInterrupt:
@@ -275,6 +286,22 @@ def parse_members(values: Sequence[str]) -> tuple[str, ...] | None:
     return tuple(name.strip() for value in values for name in value.split(",")) or None
 
 
+def parse_variables(text: str) -> dict[str, Any]:
+    """Parse the JSON object of ``--chat-template-kwargs``."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        value, problem = None, f"is not JSON ({error})"
+    else:
+        problem = "is not a JSON object"
+    if not isinstance(value, dict):
+        raise InvalidOptionError(
+            f"--chat-template-kwargs {problem}. Pass a JSON object, such as "
+            f"'{{\"enable_thinking\": false}}'; got {short_repr(text)}"
+        )
+    return value
+
+
 def parse_schema(path: Path) -> dict[str, Any]:
     """Read the file of ``--json-schema``."""
     with _naming_flag("--json-schema"):
@@ -325,6 +352,12 @@ _PARSERS = {
     "use": _Parser(parse_members, "NAME", "Repeatable, or separated by commas."),
     "json_schema": _Parser(parse_schema, "FILE", "A JSON file.", Path | None),
     "grammar": _Parser(parse_grammar, "FILE", "A text file.", Path | None),
+    "chat_template_kwargs": _Parser(
+        parse_variables,
+        "JSON",
+        """A JSON object, such as '{"enable_thinking": false}'.""",
+        str | None,
+    ),
     "choices": _Parser(tuple, "TEXT", "Repeatable: pass one text at a time.", flag="choice"),
 }
 """The options that need their own parser."""
@@ -336,6 +369,10 @@ _METAVARS = {bool: "", int: "N", float: "NUMBER", str: "TEXT", Path: "FILE"}
 def _metavar(kind: Any) -> str:
     """Return the name of a flag's value for the help. The kind may be optional or a list."""
     return _metavar(get_args(kind)[0]) if get_args(kind) else _METAVARS[kind]
+
+
+def _default(option: str) -> Any:
+    return AdaFuseConfig.model_fields[option].default
 
 
 _CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
@@ -410,22 +447,37 @@ def _flag(
     )
 
 
-def _setup(values: dict[str, Any], decoding: bool, is_typed: Callable[[str], bool]) -> Setup:
+def _setup(
+    values: dict[str, Any],
+    names: Sequence[str],
+    refused: Mapping[str, str],
+    is_typed: Callable[[str], bool],
+) -> Setup:
     """Remove the shared flags from `values` and return them as a `Setup`.
 
     A flag overrides the file of --config, which overrides the command's defaults. A flag for the
     form of the response (`CONSTRAINTS`) also overrides the other options of this kind in the file.
+
+    Args:
+        values: values of all flags.
+        names: options of `AdaFuseConfig` that are shared flags of this command.
+        refused: reasons for the options that the command refuses, as for `command`.
+        is_typed: function that returns whether the user typed a flag.
     """
     path = values.pop("config", None)
     file = ConfigFile() if path is None else read_config(path)
     overridden = CONSTRAINTS if any(map(is_typed, CONSTRAINTS)) else ()
     options: dict[str, Any] = {}
-    for name in AdaFuseConfig.model_fields if decoding else ():
+    for name in names:
         given = values.pop(name)
         if name in file.options and not is_typed(name) and name not in overridden:
             options[name] = file.options[name]
         elif given is not None and given != []:
             options[name] = _PARSERS[name].parse(given) if name in _PARSERS else given
+    for name, reason in refused.items():
+        given = options.pop(name, file.options.get(name))
+        if given is not None and given != _default(name):
+            raise InvalidOptionError(f"option {name!r}: {reason}; got {short_repr(given)}")
     models = tuple(values.pop("model", None) or ())
     loading = {}
     for name in LOADING:
@@ -527,6 +579,20 @@ def print_json(value: object) -> None:
     text = json.dumps(value, ensure_ascii=not unicode)
     sys.stdout.write(_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
     sys.stdout.flush()
+
+
+def check_logprobs(config: AdaFuseConfig, *, rounds: bool) -> None:
+    """Check that the results can hold what the options `logprobs` and `top_logprobs` ask for.
+
+    Raises:
+        InvalidOptionError: an option asks for log-probabilities, and results have no rounds.
+    """
+    for name in ("logprobs", "top_logprobs"):
+        if (value := getattr(config, name)) and not rounds:
+            raise InvalidOptionError(
+                f"option {name!r}: the rounds hold the log-probabilities, so also pass --rounds; "
+                f"got {value}"
+            )
 
 
 def check_page(path: Path | None) -> None:

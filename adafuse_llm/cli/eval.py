@@ -25,6 +25,7 @@ from adafuse_llm.cli.common import (
     RESUMABLE,
     Setup,
     cancel_on_interrupt,
+    check_logprobs,
     interruptible,
     one_line,
     print_json,
@@ -54,6 +55,12 @@ from adafuse_llm.report.styles import printable
 OPEN: dict[str, Any] = {"stop": None, "max_new_tokens": None}
 """Options that the task sets unless a flag sets them."""
 
+REFUSED = {
+    "n": "an evaluation scores one response to each question; for others, run it again with "
+    "another --seed and --output",
+    "continue_final_message": "the messages of an evaluation end with the question",
+}
+"""Options that this command refuses, with the reason."""
 
 MAX_REQUESTS = 16
 """Default number of questions that are answered at the same time."""
@@ -157,6 +164,9 @@ def evaluate(
     --alone, the results of the members are written to OUTPUT.MEMBER.jsonl. The task sets --stop and
     --max-new-tokens unless you pass them.
 
+    With --temperature, the response to a question has a seed that is derived from --seed and the
+    number of the question. Without --seed, the run draws one seed and records it.
+
     To resume after an interruption, run the same command again. If all questions are answered, the
     command only prints the summary again.
 
@@ -181,7 +191,10 @@ def evaluate(
     if any(Results(output).is_at(path) for path in read):
         raise InvalidInputError(f"--output {output} is also an input file; choose another output")
     others = {str(path): read_records(path) for path in compare or ()}
-    setup = dataclasses.replace(setup, config=job.config)
+    check_logprobs(job.config, rounds=rounds)
+    config = Results(output).seeded(job.config, overwrite=overwrite)
+    job = dataclasses.replace(job, config=config)
+    setup = dataclasses.replace(setup, config=config)
     found: dict[str, list[Record]] = {}
     try:
         with ExitStack() as stack, cancel_on_interrupt() as cancel:

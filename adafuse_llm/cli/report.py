@@ -41,7 +41,8 @@ def report(
     """Summarize a run: accuracy, words per round, agreement, and rounds and cost by member.
 
     A member backs a round if it proposed the committed span. It decides the round if no other
-    member proposed this span. Accuracy is known if the test set has answers.
+    member proposed this span. Accuracy is known if the test set has answers. Of several responses
+    to a line (`adafuse run --n`), only the first one counts.
     """
     check_page(html)
     lines = read_results(results)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -11,7 +12,13 @@ from typing import Annotated, Any
 
 import typer
 
-from adafuse_llm import AdaFuseEngine, InvalidInputError
+from adafuse_llm import (
+    AdaFuseConfig,
+    AdaFuseEngine,
+    Generation,
+    InvalidInputError,
+    InvalidOptionError,
+)
 from adafuse_llm.cli.common import (
     FAILED,
     FILE,
@@ -19,6 +26,7 @@ from adafuse_llm.cli.common import (
     RESUMABLE,
     Setup,
     cancel_on_interrupt,
+    check_logprobs,
     one_line,
     progress_bar,
 )
@@ -28,6 +36,7 @@ from adafuse_llm.evaluation.files import (
     is_lost,
     put,
     question_form,
+    question_seed,
     read_lines,
     read_text,
 )
@@ -40,7 +49,10 @@ def run(
     setup: Setup,
     *,
     test_set: Annotated[
-        Path, typer.Option(help='JSON lines with "question" and "answer".', **FILE)
+        Path,
+        typer.Option(
+            help='JSON lines with "question" and "answer", or with "messages" and "answer".', **FILE
+        ),
     ],
     output: Annotated[
         Path, typer.Option(help="File of results to write (JSON lines).", dir_okay=False)
@@ -71,9 +83,15 @@ def run(
     """Answer a test set and write one result per line. A run can be interrupted and resumed.
 
     The prompt is the text of --prompts, a blank line, and the question. With --chat, the prompt is
-    sent as one user message, which each member reads in its own chat template. A result has the
-    fields line, question, pred (the answer without surrounding whitespace), label and
-    finish_reason. If a line fails, finish_reason is "error", and the field error gives the reason.
+    sent as one user message, which each member reads in its own chat template. A line with messages
+    (objects with role and content) is sent as it is.
+
+    A result has the fields line, question, pred (the answer without surrounding whitespace), label
+    and finish_reason. If a member reasoned, the field reasoning has the text before the answer. If
+    the answer was drawn (--temperature), the field seed has its seed, which is derived from --seed
+    and the line's number; without --seed, the run draws one seed and records it. With --n, the
+    field alternatives has the other answers. If a line fails, finish_reason is "error", and the
+    field error gives the reason.
 
     Each result is written as soon as it is ready. To resume, run the same command again: it
     continues after the last complete result and retries lines that failed because of the run (for
@@ -88,10 +106,16 @@ def run(
         raise InvalidInputError(f"--template must contain {{question}}; got {template!r}")
     before = f"{header.rstrip()}\n\n" if header.strip() else ""
     content = test_set.read_bytes()
-    lines = read_lines(content)
+    lines = read_lines(content, conversations=True)
+    if form_flags := [
+        flag for flag, value in (("--prompts", prompts), ("--template", template)) if value
+    ]:
+        _refuse_conversations(lines, form_flags[0])
+    _check_options(setup.config, lines, rounds=rounds)
     results = Results(output)
     if any(path is not None and results.is_at(path) for path in (test_set, prompts)):
         raise InvalidInputError(f"--output {output} is also an input file; choose another output")
+    setup = dataclasses.replace(setup, config=results.seeded(setup.config, overwrite=overwrite))
     identity = {
         "test set": hashlib.sha256(content).hexdigest(),
         "prompts": hashlib.sha256(before.encode()).hexdigest(),
@@ -124,8 +148,8 @@ def run(
             results.begin(identity, afresh=not done)
             task = progress.add_task(test_set.name, total=len(lines), completed=len(answered))
             for line in todo:
-                prompt = before + form.replace("{question}", line.question or "")
-                record = _answer(engine, line, put(prompt, chat=chat), rounds, cancel)
+                request = _request(line, before + form, chat=chat)
+                record = _answer(engine, line, request, rounds, cancel)
                 if record is None:
                     progress.console.print(RESUMABLE)
                     return INTERRUPTED
@@ -154,6 +178,34 @@ def _divide(
     return errors, todo
 
 
+def _refuse_conversations(lines: Sequence[Line], flag: str) -> None:
+    """Raise an error if a flag for questions is given with lines that have messages."""
+    for line in lines:
+        if line.messages is not None:
+            raise InvalidInputError(
+                f"{flag} is for questions, and line {line.number} of the test set has messages: "
+                "leave the flag out, or put the text into the messages"
+            )
+
+
+def _check_options(config: AdaFuseConfig, lines: Sequence[Line], *, rounds: bool) -> None:
+    """Raise an error if an option does not fit the lines or the other flags."""
+    check_logprobs(config, rounds=rounds)
+    for line in lines if config.continue_final_message else ():
+        if line.messages is None and line.problem is None:
+            raise InvalidOptionError(
+                "option 'continue_final_message': it needs messages, and line "
+                f"{line.number} of the test set has a question; got True"
+            )
+
+
+def _request(line: Line, form: str, *, chat: bool) -> dict[str, Any]:
+    """Return the engine's arguments for a line. `form` is the prompt, with ``{question}``."""
+    if line.messages is not None:
+        return {"messages": line.messages}
+    return put(form.replace("{question}", line.question or ""), chat=chat)
+
+
 def _answer(
     engine: AdaFuseEngine, line: Line, request: dict[str, Any], rounds: bool, cancel: Event
 ) -> dict[str, Any] | None:
@@ -167,13 +219,29 @@ def _answer(
     }
     if line.problem is not None:
         return {**record, "error": one_line(line.problem)}
+    seed = engine.config.seed
+    options: dict[str, Any] = {} if seed is None else {"seed": question_seed(seed, line.number)}
     try:
-        generation = engine.generate(**request, cancel=cancel)
+        generation = engine.generate(**request, cancel=cancel, **options)
     except Exception as error:  # an error in one line must not stop the others
         return {**record, "error": one_line(f"{type(error).__name__}: {error}")}
-    if generation.finish_reason == "cancelled":
+    responses = [generation, *generation.alternatives]
+    if any(each.finish_reason == "cancelled" for each in responses):
         return None
-    record |= {"pred": generation.text.strip(), "finish_reason": generation.finish_reason}
+    first, *others = [_fields(each, rounds) for each in responses]
+    return {**record, **first, **({"alternatives": others} if others else {})}
+
+
+def _fields(generation: Generation, rounds: bool) -> dict[str, Any]:
+    """Return the fields of a result that describe one response."""
+    fields: dict[str, Any] = {
+        "pred": generation.answer.strip(),
+        "finish_reason": generation.finish_reason,
+    }
+    if generation.reasoning:
+        fields["reasoning"] = generation.reasoning
+    if generation.seed is not None:
+        fields["seed"] = generation.seed
     if rounds:
-        record |= generation.model_dump(mode="json", include={"rounds", "usage"})
-    return record
+        fields |= generation.model_dump(mode="json", include={"rounds", "usage"})
+    return fields

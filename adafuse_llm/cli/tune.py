@@ -26,6 +26,7 @@ from adafuse_llm.cli.common import (
     stdout_console,
 )
 from adafuse_llm.cli.eval import prepare
+from adafuse_llm.config import SAMPLING
 from adafuse_llm.evaluation import tuning
 from adafuse_llm.evaluation.files import Results, naming
 from adafuse_llm.evaluation.metrics import load_metric
@@ -39,6 +40,17 @@ OPEN: dict[str, Any] = dict.fromkeys(
     (*tuning.SEARCHED, "max_word_tokens", "max_new_tokens", "stop")
 )
 """Options that the search or the task sets unless a flag sets them."""
+
+REFUSED = {
+    **dict.fromkeys(
+        SAMPLING,
+        "the search compares settings without sampling; add the option to the file that "
+        "adafuse tune writes",
+    ),
+    **dict.fromkeys(("logprobs", "top_logprobs"), "the search records no log-probabilities"),
+    "continue_final_message": "the messages of the search end with the question",
+}
+"""Options that this command refuses, with the reason."""
 
 SHOWN = 5
 """Number of settings that the output lists."""

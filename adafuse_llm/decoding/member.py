@@ -107,6 +107,7 @@ class Member:
         space_tokens: the member's tokens that continue the spaces of `opening`. None if `prompt`
             already contains these spaces.
         form: the form that the response must have, or None. It includes the spaces of `opening`.
+        reply_prefix: text with which the chat templates began the reply, the same for all members.
         sampling: how to draw tokens; None to take the likeliest ones.
 
     Attributes:
@@ -134,6 +135,7 @@ class Member:
         opening: Opening | None = None,
         space_tokens: SpaceTokens | None = None,
         form: Form | None = None,
+        reply_prefix: str = "",
         sampling: Sampling | None = None,
     ) -> None:
         self.name: str = backend.name
@@ -145,6 +147,7 @@ class Member:
         self.prompt_text = prompt_text
         self.limit = limit
         self.opening = opening or Opening()
+        self.reply_prefix = reply_prefix
         self.tree = TokenTree(prompt)
         self.prompt_tokens = len(self.tree.ids)
         self.drafter: Drafter = NO_DRAFTER

@@ -7,7 +7,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +15,9 @@ from typing import Any
 
 from filelock import lock_descriptor
 
+from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.errors import CacheMemoryError, ContextWindowError, InvalidInputError
+from adafuse_llm.sampling import text_hash
 
 LASTING = (ContextWindowError.__name__, CacheMemoryError.__name__)
 """Errors that occur again whenever the same members answer the question."""
@@ -33,7 +35,8 @@ class Line:
 
     Attributes:
         number: the line's number, from 1.
-        question: the question; None if the line has none.
+        question: the question, or the last user message of `messages`; None if the line has none.
+        messages: the conversation to answer; None if the line has a question instead.
         label: the accepted answer or answers, as in the file.
         problem: why the line cannot be used; None if it can.
     """
@@ -42,6 +45,7 @@ class Line:
     question: str | None = None
     label: Any = None
     problem: str | None = None
+    messages: list[dict[str, Any]] | None = None
 
 
 def read_text(path: Path) -> str:
@@ -75,14 +79,18 @@ def put(prompt: str, *, chat: bool) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
 
 
-def read_lines(content: bytes) -> list[Line]:
+def read_lines(content: bytes, *, conversations: bool = False) -> list[Line]:
     """Return the lines of a test set that are not blank.
+
+    Args:
+        content: the file, in JSON Lines.
+        conversations: whether a line may have ``messages`` in place of a question.
 
     Raises:
         InvalidInputError: all lines are blank.
     """
     raw = enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1)
-    lines = [_read_line(number, line) for number, line in raw if line.strip()]
+    lines = [_read_line(number, line, conversations) for number, line in raw if line.strip()]
     if not lines:
         raise InvalidInputError(
             'the test set is empty; every line needs a "question" and an "answer"'
@@ -90,13 +98,15 @@ def read_lines(content: bytes) -> list[Line]:
     return lines
 
 
-def _read_line(number: int, raw: bytes) -> Line:
+def _read_line(number: int, raw: bytes, conversations: bool) -> Line:
     try:
         item = json.loads(raw)
         # raises an error for half a surrogate pair, NaN and infinity, which results cannot contain
         json.dumps(item, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
         return Line(number, problem=f"not JSON: {error}")
+    if conversations and isinstance(item, dict) and "messages" in item:
+        return _read_conversation(number, item)
     if not isinstance(item, dict) or not isinstance(item.get("question"), str):
         return Line(number, problem='not an object with a text "question"')
     if not item["question"].strip():
@@ -104,6 +114,32 @@ def _read_line(number: int, raw: bytes) -> Line:
     if "answer" not in item:
         return Line(number, item["question"], problem='it has no "answer"')
     return Line(number, item["question"], item["answer"])
+
+
+def _read_conversation(number: int, item: dict[str, Any]) -> Line:
+    messages = item["messages"]
+    if "question" in item:
+        return Line(number, problem='it has both "question" and "messages": leave one out')
+    if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
+        return Line(number, problem='its "messages" must be a list of objects')
+    users = [each.get("content") for each in messages if each.get("role") == "user"]
+    question = users[-1] if users and isinstance(users[-1], str) else None
+    if "answer" not in item:
+        return Line(number, question, problem='it has no "answer"')
+    return Line(number, question, item["answer"], messages=messages)
+
+
+def question_seed(seed: int, question: int) -> int:
+    """Return the seed of one question's response, which is derived from the seed of a run.
+
+    Responses with the same seed share what is drawn as long as their texts are equal, and all texts
+    begin empty. With one seed for all questions, the answers would depend on each other.
+
+    Args:
+        seed: the seed of the run.
+        question: number of the question.
+    """
+    return text_hash(f"question {question} {seed}") >> 1
 
 
 def is_lost(error: str | None) -> bool:
@@ -213,6 +249,20 @@ class Results:
         if done != list(numbers[: len(done)]):
             raise self._error("has different lines than this run would write")
         return [last[number] for number in done]
+
+    def seeded(self, config: AdaFuseConfig, *, overwrite: bool) -> AdaFuseConfig:
+        """Return options with a seed if they draw responses and have none.
+
+        The seed is that of the run that began the file. If there is none, or if `overwrite`, the
+        seed is a random one.
+        """
+        if config.temperature == 0 or config.seed is not None:
+            return config
+        seed = None
+        if not overwrite and self.path.exists() and self.path.stat().st_size:
+            with suppress(OSError, ValueError, AttributeError):  # `done` reports what is wrong
+                seed = json.loads(self._identity.read_text(encoding="utf-8")).get("seed")
+        return config.override({"seed": config.seeds()[0] if seed is None else seed})
 
     def begin(self, identity: dict[str, Any], *, afresh: bool) -> None:
         """Prepare the file for appending: drop an incomplete line, or all lines if `afresh`."""

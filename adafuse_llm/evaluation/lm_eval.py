@@ -22,7 +22,7 @@ out of the mean. If no member can write it, the log-likelihood is minus infinity
 `is_greedy` is true if the ensemble's response to the context begins with the continuation. Leading
 whitespace is ignored. The scores do not show this, because a round may reject a token that is the
 most likely one for every member. The ensemble therefore decodes the context until the response
-differs from all continuations.
+differs from all continuations. This decode draws nothing, whatever the sampling options are.
 
 For ``loglikelihood_rolling``, a text is split into pieces, and their log-likelihoods are added. A
 piece has at most half the tokens of the smallest context window. Its context is as much of the
@@ -40,16 +40,24 @@ import json
 import logging
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tqdm import tqdm
 
+from adafuse_llm.adapters.options import REFUSED
 from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
 from adafuse_llm.engine import AdaFuseEngine
-from adafuse_llm.errors import InvalidInputError, InvalidOptionError, MissingDependencyError
+from adafuse_llm.errors import (
+    InvalidInputError,
+    InvalidOptionError,
+    MissingDependencyError,
+    short_repr,
+)
 from adafuse_llm.evaluation.runner import in_order
 from adafuse_llm.loading.config_file import ConfigFile, read_config
+from adafuse_llm.sampling import text_hash
 
 __all__ = ["AdaFuseLM"]
 
@@ -69,8 +77,11 @@ CONVERSATION = "\x02adafuse messages\x03"
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """Names that the harness uses for `max_new_tokens`."""
 
-OF_SAMPLING = frozenset({"top_p", "top_k", "min_p", "typical_p"})
-"""Sampling options. They are ignored because decoding does not sample."""
+OF_SAMPLING = ("temperature", "top_p", "top_k", "seed")
+"""Options of the harness and of `AdaFuseConfig` that determine what is drawn."""
+
+ONLY_SAMPLING = ("min_p", "typical_p")
+"""Sampling options that AdaFuse lacks. They change nothing if nothing is drawn."""
 
 AUTOMATIC = 16
 """Default number of simultaneous requests if the batch size is "auto"."""
@@ -97,7 +108,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         check_greedy: whether to compute `is_greedy`, which costs at least one round per context.
             If False, `is_greedy` is always False. Multiple-choice tasks do not use `is_greedy`.
         **options: options of `AdaFuseConfig`. In the text of ``use`` or ``weights``, ";" separates
-            the values.
+            the values. The text of ``chat_template_kwargs`` is JSON. ``n`` must be 1.
 
     Raises:
         InvalidOptionError: an option is unknown or cannot be used.
@@ -130,17 +141,19 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         if engine is not None:
             if models or config:
                 raise InvalidInputError("pass either a loaded engine, or models and configuration")
-            engine.config.override(options)
+            _check(engine.config.override(options))
             self.engine, self.options = engine, options
             return
         from adafuse_llm.embedded import member_paths
 
         file = ConfigFile() if config is None else read_config(config)
         paths = models.split(";") if models and isinstance(models, str) else list(models)
+        settled = AdaFuseConfig(**{**file.options, **options})
+        _check(settled)
         self.options = {}
         self.engine = AdaFuseEngine.from_pretrained(
             paths or file.models or [str(path) for path in member_paths()],
-            config=AdaFuseConfig(**{**file.options, **options}),
+            config=settled,
             strategy=strategy or file.strategy,
             runtime=RuntimeConfig(max_requests=self.requests),
             dtype=dtype or file.dtype,
@@ -150,17 +163,32 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         )
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """Return the response to each ``(context, options)``, up to the first stop sequence."""
+        """Return the response to each ``(context, options)``, up to the first stop sequence.
 
-        def respond(request: Any) -> str:
+        Reasoning of the members is not part of a response. If responses are drawn, each has its own
+        seed. It is derived from the option ``seed``, or else from the seed that the harness has
+        given to torch, and from the context. Repeated requests have different seeds.
+        """
+
+        def respond(numbered: tuple[Any, int]) -> str:
+            request, repeat = numbered
             context, arguments = request.args
             options = {**self.options, **generation_options(arguments)}
-            room = self.engine.config.override(options).max_new_tokens
-            text = self.engine.generate(**self._prompt(context, room), **options).text
+            config = self.engine.config.override(options)
+            if config.temperature > 0:
+                options["seed"] = _seed(config, context, repeat)
+            prompt = self._prompt(context, config.max_new_tokens)
+            text = self.engine.generate(**{**options, **prompt}).answer
             self.cache_hook.add_partial("generate_until", request.args, text)
             return text
 
-        return list(self._all(respond, requests, "responses", disable_tqdm))
+        seen: Counter[str] = Counter()
+        numbered = []
+        for request in requests:
+            key = repr(request.args)
+            numbered.append((request, seen[key]))
+            seen[key] += 1
+        return list(self._all(respond, numbered, "responses", disable_tqdm))
 
     def loglikelihood(
         self, requests: list[Any], disable_tqdm: bool = False
@@ -204,16 +232,10 @@ class AdaFuseLM(LM):  # type: ignore[misc]
     ) -> str:
         """Encode a conversation as text, to which every member later applies its own template.
 
-        Raises:
-            InvalidInputError: the task gives the beginning of the reply. Members with different
-                templates cannot continue it.
+        Without `add_generation_prompt`, the last message is the beginning of the reply.
         """
-        if not add_generation_prompt:
-            raise InvalidInputError(
-                "an ensemble cannot continue an assistant message because its members have "
-                "different chat templates. Leave out gen_prefix or --apply_chat_template."
-            )
-        return CONVERSATION + json.dumps(chat_history)
+        continues = {} if add_generation_prompt else {"continue_final_message": True}
+        return CONVERSATION + json.dumps({"messages": chat_history, **continues})
 
     def chat_template(self, chat_template: bool | str = False) -> str:
         """Return a description of the chat template, which the harness records."""
@@ -238,7 +260,8 @@ class AdaFuseLM(LM):  # type: ignore[misc]
     def _loglikelihoods(self, context: str, continuations: Sequence[str]) -> list[float]:
         room = max(map(self._tokens, continuations))
         prompt = self._prompt(context, room)
-        scores = self.engine.score(**prompt, continuations=continuations, **self.options)
+        options = {**self.options, **prompt}
+        scores = self.engine.score(continuations=continuations, **options)
         for text in scores.texts:
             if text.loglikelihood is None:
                 logger.warning("no member can write %r after the context", text.text[:80])
@@ -252,9 +275,9 @@ class AdaFuseLM(LM):  # type: ignore[misc]
             return [False] * len(continuations)
         room = max(map(self._tokens, continuations)) + 1
         prompt = self._prompt(context, room)
-        options = {**self.options, "stop": (), "max_new_tokens": room}
+        options = {**self.options, "stop": (), "max_new_tokens": room, "temperature": 0.0}
         response = ""
-        for event in self.engine.stream(**prompt, **options):
+        for event in self.engine.stream(**{**options, **prompt}):
             response += event.text
             if not any(_is_possible(each, response) for each in continuations):
                 break
@@ -268,14 +291,16 @@ class AdaFuseLM(LM):  # type: ignore[misc]
         if not context.startswith(CONVERSATION):
             return {"prompt": self._shortened(context, room)}
         text = context.removeprefix(CONVERSATION)
-        messages, end = json.JSONDecoder().raw_decode(text)
-        if text[end:].strip():
-            raise InvalidInputError(
-                f"an ensemble cannot continue a reply that begins with {text[end:]!r} because its "
-                "members have different chat templates. Leave out gen_prefix or "
-                "--apply_chat_template."
-            )
-        return {"messages": messages}
+        request, end = json.JSONDecoder().raw_decode(text)
+        beginning = text[end:]
+        if not beginning.strip():
+            return dict(request)
+        *messages, last = request["messages"]  # the harness added the beginning of a reply
+        if "continue_final_message" in request:
+            last = {**last, "content": last["content"] + beginning}
+        else:
+            messages, last = [*messages, last], {"role": "assistant", "content": beginning}
+        return {"messages": [*messages, last], "continue_final_message": True}
 
     def _shortened(self, context: str, room: int) -> str:
         if self._fits(context, room):
@@ -328,10 +353,15 @@ class AdaFuseLM(LM):  # type: ignore[misc]
 def generation_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Convert generation options of the harness to options of `AdaFuseConfig`.
 
+    The rules are those of the harness's own model of Hugging Face. ``do_sample=False`` or
+    ``temperature=0`` turns sampling off, and the other sampling options then have no effect. With
+    ``do_sample=True``, the default temperature is 1. Without both options, the ensemble's own
+    options apply.
+
     Raises:
-        InvalidOptionError: the options request sampling, or AdaFuse does not have one of them.
+        InvalidOptionError: AdaFuse does not have one of the options.
     """
-    rest = {name: value for name, value in given.items() if name not in OF_SAMPLING}
+    rest = dict(given)
     until = rest.pop("until", None) or ()
     options: dict[str, Any] = {
         "stop": tuple(each for each in ([until] if isinstance(until, str) else until) if each)
@@ -340,18 +370,45 @@ def generation_options(given: Mapping[str, Any]) -> dict[str, Any]:
     length = next((each for each in lengths if each is not None), None)
     if length is not None:
         options["max_new_tokens"] = int(length)
-    if rest.pop("do_sample", False):
+    draws = rest.pop("do_sample", None)
+    given_sampling = {name: rest.pop(name, None) for name in OF_SAMPLING}
+    sampling = {name: value for name, value in given_sampling.items() if value is not None}
+    if draws:
+        sampling.setdefault("temperature", 1.0)
+    if draws is False or sampling.get("temperature") == 0:
+        sampling = {"temperature": 0.0}
+        rest = {name: value for name, value in rest.items() if name not in ONLY_SAMPLING}
+    for name, value in rest.items():
+        if name not in REFUSED or not REFUSED[name].accepts(value):
+            reason = REFUSED[name].why if name in REFUSED else "does not exist here"
+            raise InvalidOptionError(
+                f"generation option {name!r} {reason}; got {short_repr(value)}. Allowed: until, "
+                f"do_sample, {', '.join((*OF_SAMPLING, *LENGTHS))}."
+            )
+    return options | sampling
+
+
+def _check(config: AdaFuseConfig) -> None:
+    """Raise an error if the options have a value that the harness cannot use."""
+    if config.n > 1:
         raise InvalidOptionError(
-            "AdaFuse decoding is deterministic and cannot sample; got do_sample=True. Run the task "
-            "with --gen_kwargs do_sample=False,temperature=0"
+            f"option 'n': the harness takes one response to each request; got {config.n}. For "
+            "several, set the field repeats of the task."
         )
-    rest.pop("temperature", None)  # has no effect without sampling
-    if rest:
-        raise InvalidOptionError(
-            f"AdaFuse does not have the generation options {', '.join(sorted(rest))}. Allowed: "
-            f"until, do_sample=False, {', '.join(LENGTHS)}."
-        )
-    return options
+
+
+def _seed(config: AdaFuseConfig, context: str, repeat: int) -> int:
+    """Return the seed of a response.
+
+    Args:
+        config: the options of the request.
+        context: the prompt.
+        repeat: number of earlier requests with the same context and options.
+    """
+    import torch
+
+    seed = torch.initial_seed() if config.seed is None else config.seed
+    return text_hash(f"repeat {repeat} {seed} {context}") >> 1
 
 
 def _available(device: str | None) -> str | None:
@@ -363,7 +420,15 @@ def _available(device: str | None) -> str | None:
 
 
 def _typed(name: str, value: Any) -> Any:
-    """Split the members or weights that ``--model_args`` of the harness passes as one text."""
+    """Convert a value that ``--model_args`` of the harness passes as text."""
+    if isinstance(value, str) and name == "chat_template_kwargs":
+        try:
+            return json.loads(value)
+        except ValueError as error:
+            raise InvalidOptionError(
+                f"option 'chat_template_kwargs': the text is not JSON ({error}); got "
+                f"{short_repr(value)}"
+            ) from None
     if not isinstance(value, str) or name not in ("use", "weights"):
         return value
     parts = value.split(";")

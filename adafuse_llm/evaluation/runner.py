@@ -19,10 +19,10 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
 
-from adafuse_llm.config import CONSTRAINTS, AdaFuseConfig
+from adafuse_llm.config import CONSTRAINTS, SAMPLING, AdaFuseConfig
 from adafuse_llm.engine import AdaFuseEngine
-from adafuse_llm.errors import InvalidInputError
-from adafuse_llm.evaluation.files import is_lost
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError
+from adafuse_llm.evaluation.files import is_lost, question_seed
 from adafuse_llm.evaluation.metrics import Metric, Statistics
 from adafuse_llm.evaluation.statistics import Comparison, Score, compare, interval
 from adafuse_llm.evaluation.tasks import Question, Task
@@ -77,10 +77,11 @@ class Record(BaseModel):
         question: text of the question.
         group: name of the question's group, if the task has groups.
         pred: the response without surrounding whitespace.
-        answer: the answer that the task reads from the response.
+        answer: the answer that the task reads from the response, without its reasoning.
         label: the accepted answers.
         metrics: score in percent by metric; for spBLEU and chrF, the score of this sentence.
         finish_reason: why the response ended; "error" if the request failed.
+        seed: the seed of the response; None if nothing was drawn.
         error: type and message of the error if the request failed; the answer then counts as wrong.
         seconds: wall-clock seconds since the previous record. The sum over all records is the
             duration of the run, also if requests overlap.
@@ -99,6 +100,7 @@ class Record(BaseModel):
     label: tuple[str, ...]
     metrics: dict[str, float]
     finish_reason: str
+    seed: int | None = None
     error: str | None = None
     seconds: float = 0.0
     latency: float = 0.0
@@ -116,18 +118,20 @@ class Record(BaseModel):
 
 
 def form_options(config: AdaFuseConfig) -> AdaFuseConfig:
-    """Return the options that determine the form and the end of a response, without the others.
+    """Return the options that have the same meaning for one member as for several.
 
-    These are the stop sequences, `max_new_tokens`, and a schema, grammar or list of choices.
+    These are the variables of chat templates, the options of sampling, the stop sequences,
+    `max_new_tokens`, and a schema, grammar or list of choices.
     """
-    names = {"stop", "max_new_tokens", *CONSTRAINTS}
+    names = {"chat_template_kwargs", "stop", "max_new_tokens", *CONSTRAINTS, *SAMPLING}
     return AdaFuseConfig(**config.model_dump(include=names))
 
 
 def singly(engine: AdaFuseEngine) -> AdaFuseEngine:
-    """Return an engine with the same loaded members, in which one member answers greedily.
+    """Return an engine with the same loaded members, in which one member answers.
 
-    The options of `form_options` are those of the given engine.
+    The member decodes greedily, or draws if the given engine does. The options of `form_options`
+    are those of the given engine.
     """
     options = form_options(engine.config)
     return AdaFuseEngine(engine.backends, options, strategy="single", runtime=engine.runtime)
@@ -151,6 +155,8 @@ def answer_all(
     `RuntimeConfig.max_requests` of the engine sets how many requests run at the same time. If a
     question fails, its record has the error, and the other questions continue. The members' prefix
     caches are cleared first. Otherwise a system could reuse prompts that an earlier one has read.
+    If responses are drawn, each has its own seed (`question_seed`), derived from the option `seed`
+    or from a random one.
 
     Args:
         engine: the engine that answers. `Task.options` are not applied to it.
@@ -167,12 +173,19 @@ def answer_all(
     """
     options = dict(system.options) if system is not None else {}
     cancel = cancel or threading.Event()
-    engine.config.override(options)  # a wrong option is an error here, not in every record
+    config = engine.config.override(options)  # a wrong option is an error here, not in every record
+    if config.n > 1:
+        raise InvalidOptionError(
+            f"option 'n': an evaluation scores one response to each question; got {config.n}"
+        )
+    (seed,) = config.seeds()
 
     def ask(question: Question) -> tuple[Question, Generation | Exception, float]:
         request = task.request(question, header, form or task.form, chat=chat)
+        if config.temperature > 0:
+            request["seed"] = question_seed(seed, question.number)
         started = time.perf_counter()
-        outcome = respond(engine, request, cancel=cancel, **options)
+        outcome = respond(engine, {**options, **request}, cancel=cancel)
         return question, outcome, time.perf_counter() - started
 
     for backend in engine.backends:
@@ -204,11 +217,10 @@ def respond(
     request: Mapping[str, Any],
     *,
     cancel: threading.Event | None = None,
-    **options: Any,
 ) -> Generation | Exception:
     """Return the response to a request, or its error, so that other requests continue."""
     try:
-        return engine.generate(**request, cancel=cancel, **options)
+        return engine.generate(**request, cancel=cancel)
     except Exception as error:
         return error
 
@@ -252,8 +264,9 @@ def _record(
     else:
         fields |= {
             "pred": outcome.text.strip(),
-            "answer": task.read(outcome.text),
+            "answer": task.read(outcome.answer),
             "finish_reason": outcome.finish_reason,
+            "seed": outcome.seed,
             "usage": outcome.usage,
         }
         if rounds:

@@ -22,6 +22,7 @@ from adafuse_llm.embedded import HeldoutQuestion, final_answer, heldout_question
 from adafuse_llm.errors import InvalidInputError, nearest
 from adafuse_llm.evaluation.files import QUESTION_FORM, put, question_form, read_lines
 from adafuse_llm.evaluation.metrics import final_number
+from adafuse_llm.reasoning import REASONING_CLOSES, REASONING_OPENS, split_reasoning
 from adafuse_llm.strategies.base import Strategy
 from adafuse_llm.strategies.registry import find_strategy
 from adafuse_llm.strategies.vote import MajorityVote, plain
@@ -152,7 +153,9 @@ class Task:
 
         The key is the answer in lower case without punctuation, or the number of the answer if the
         task has numeric answers. If the text has no answer, the key consists of all its words.
+        Reasoning at the beginning of the text does not count.
         """
+        text = _without_reasoning(text)
         answer = self.read(text)
         number = final_number(answer) if "number" in self.metrics else None
         return plain(answer) or plain(text) if number is None else str(number.normalize())
@@ -178,6 +181,12 @@ class Task:
         if not self.reads_file:
             return {"messages": question_messages(question.text, question.passages)}
         return put(header + form.replace("{question}", question.text), chat=chat)
+
+
+def _without_reasoning(text: str) -> str:
+    """Return a reply without its reasoning, which a chat template may have opened."""
+    opened = REASONING_CLOSES in text and REASONING_OPENS not in text
+    return split_reasoning(text, REASONING_OPENS if opened else "")[1]
 
 
 def strategy_identity(name: str) -> dict[str, str]:

@@ -227,6 +227,11 @@ def tune(
         MissingDependencyError: optuna is not installed.
     """
     fixed = _by_name(engine, fixed or {})
+    if (temperature := engine.config.override(fixed).temperature) > 0:
+        raise InvalidOptionError(
+            "option 'temperature': the search compares settings without sampling, so it must be 0; "
+            f"got {temperature:g}"
+        )
     allowed = fixed.get("use") or engine.config.use
     members = candidates(engine.members, allowed, engine.strategy.name)
     metric = metric or load_metric(task.metrics[0])

@@ -22,7 +22,9 @@ from adafuse_llm.report.styles import (
     COLORS,
     FORCED,
     Look,
+    drawn,
     ending,
+    heading,
     looks,
     members_of,
     number,
@@ -30,6 +32,8 @@ from adafuse_llm.report.styles import (
     percent,
     proposed_by,
     quoted,
+    reasoning_length,
+    responses,
     shared,
 )
 from adafuse_llm.results import Generation, Round
@@ -93,6 +97,23 @@ def whole(title: str, body: str, sources: Iterable[tuple[str, str]] = ()) -> str
 
 
 def _body(generation: Generation) -> str:
+    """Return the HTML of all responses: the first one, and the alternatives below headings."""
+    every = responses(generation)
+    titles = [heading(place, generation) if len(every) > 1 else "" for place in range(len(every))]
+    return "".join(
+        _response(each, title=title, place=place)
+        for place, (title, each) in enumerate(zip(titles, every, strict=True))
+    )
+
+
+def _response(generation: Generation, *, title: str, place: int) -> str:
+    """Return the HTML of one response.
+
+    Args:
+        generation: the response. Its alternatives are ignored.
+        title: heading of the response; "" for no heading.
+        place: index of the response in its generation.
+    """
     names = members_of(generation)
     members = [Shown(look) for look in looks(names).values()]
     summary = Summary.of(generation.rounds)
@@ -101,10 +122,12 @@ def _body(generation: Generation) -> str:
         environment()
         .get_template("generation.jinja")
         .render(
-            css=style(),
-            id=_identity(generation),
+            css="" if place else style(),
+            heading=title,
+            id=_identity(generation, place),
             members=members,
             spans=_spans(generation, members),
+            reasons=bool(generation.reasoning),
             shared=_legend(generation, members),
             options=_options(generation.rounds),
             summary=" · ".join(
@@ -113,6 +136,7 @@ def _body(generation: Generation) -> str:
                     *([f"{summary.forced} forced"] if summary.forced else []),
                     count(words, "word"),
                     f"{summary.seconds:.2f} s",
+                    *drawn(generation),
                     ending(generation),
                 ]
             ),
@@ -178,9 +202,9 @@ def style() -> str:
     return (HERE / "report.css").read_text(encoding="utf-8")
 
 
-def _identity(generation: Generation) -> str:
-    """Return an ID prefix for a generation's elements, so that one page can hold several."""
-    content = f"{generation.text}{len(generation.rounds)}{generation.usage}"
+def _identity(generation: Generation, place: int) -> str:
+    """Return an ID prefix for a response's elements, so that one page can hold several."""
+    content = f"{place}{generation.text}{len(generation.rounds)}{generation.usage}"
     return "r" + hashlib.sha256(content.encode()).hexdigest()[:10]
 
 
@@ -193,9 +217,11 @@ def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
     by_name = {member.name: member for member in members}
     marks = {member.name: member.mark for member in members}
     left = generation.text
+    reasoning = reasoning_length(generation.text, generation.reply_prefix)
     spans = []
     for decided in generation.rounds:
         text, left = left[: len(decided.text)], left[len(decided.text) :]
+        quiet, reasoning = text[:reasoning], max(0, reasoning - len(text))
         name = owner(decided, names)
         look = by_name.get(name or "")
         joint = shared(decided) or AGREED
@@ -206,7 +232,8 @@ def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
         }
         spans.append(
             {
-                "text": text,
+                "reasoning": quiet,
+                "text": text[len(quiet) :],
                 "round": decided.index + 1,
                 "mark": look.mark if look else joint.mark,
                 "color": look.color if look else "var(--quiet)",

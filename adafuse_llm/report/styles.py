@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from adafuse_llm.reasoning import split_reasoning
 from adafuse_llm.results import Candidate, FinishReason, Generation, Round
 from adafuse_llm.summary import choice_probabilities, is_unanimous
 
@@ -68,6 +69,38 @@ def ending(generation: Generation) -> str:
     if generation.finish_reason == "stop" and last is not None and last.forced:
         return "ended by the grammar"
     return ENDINGS[generation.finish_reason]
+
+
+def responses(generation: Generation) -> tuple[Generation, ...]:
+    """Return all responses of a generation: the first one and the alternatives."""
+    return generation, *generation.alternatives
+
+
+def heading(place: int, generation: Generation) -> str:
+    """Return the heading of one of several responses.
+
+    Args:
+        place: index of the response.
+        generation: the generation with all responses.
+    """
+    every = responses(generation)
+    return " · ".join([f"Response {place + 1} of {len(every)}", *drawn(every[place])])
+
+
+def drawn(generation: Generation) -> list[str]:
+    """Return a part of the summary that tells the seed; empty if nothing was drawn."""
+    return [] if generation.seed is None else [f"seed {generation.seed}"]
+
+
+def reasoning_length(text: str, prefix: str = "") -> int:
+    """Return the length of the reasoning and its markers at the beginning of a reply.
+
+    Args:
+        text: the reply, or its beginning.
+        prefix: text with which the chat templates began the reply.
+    """
+    _, answer = split_reasoning(text, prefix)
+    return len(text) - len(answer)
 
 
 def proposed_by(candidate: Candidate, marks: Mapping[str, str]) -> str:

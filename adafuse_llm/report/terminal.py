@@ -10,14 +10,14 @@ from rich.text import Text
 
 from adafuse_llm.report import styles
 from adafuse_llm.report.styles import AGREED, FORCED, Shared, printable
-from adafuse_llm.results import Candidate, Generation, Round
+from adafuse_llm.results import Candidate, Generation, Round, StreamEvent
 from adafuse_llm.summary import choice_probabilities, is_unanimous
 
 TYPES = ("", "underline", "italic", "bold", "", "")
 """Text styles by member. Neighboring members differ in style as well as in color."""
 
-JOINT, QUIET = "bold", "dim"
-"""Text styles of text that all members chose, and of forced text."""
+JOINT, QUIET, REASONING = "bold", "dim", "dim italic"
+"""Text styles of text that all members chose, of forced text, and of reasoning."""
 
 
 class Display:
@@ -70,13 +70,41 @@ class Display:
         shared = styles.shared(decided)
         return shared or styles.owner(decided, self.members) or AGREED
 
-    def span(self, text: str, decided: Round) -> Text:
-        """Return a round's text in the style of its owner."""
+    def span(self, text: str, decided: Round, reasoning: int = 0) -> Text:
+        """Return a round's text in the style of its owner.
+
+        Args:
+            text: the text.
+            decided: the round.
+            reasoning: number of characters at the beginning that are reasoning, which has a style
+                of its own.
+        """
+        if reasoning:
+            rest = text[reasoning:]
+            quiet = Text(printable(text[:reasoning]), REASONING)
+            return quiet.append_text(self.span(rest, decided)) if rest else quiet
         owner = self._owner(decided)
         if not self._brackets or isinstance(owner, Shared) or not text.strip():
             return Text(printable(text), self.style(owner))
         start = len(text) - len(text.lstrip())
         return Text(printable(f"{text[:start]}[{self._initials[owner]}:{text[start:]}]"))
+
+    def response(self, generation: Generation) -> list[Text]:
+        """Return the lines of a response: its reasoning if it has any, and its answer.
+
+        The answer is in the styles of the rounds' owners.
+        """
+        reasoning = styles.reasoning_length(generation.text, generation.reply_prefix)
+        answer, start = Text(), 0
+        for decided in generation.rounds:
+            end = start + len(decided.text)
+            if end > reasoning:
+                answer.append_text(self.span(generation.text[max(start, reasoning) : end], decided))
+            start = end
+        if not generation.reasoning:
+            return [answer]
+        thoughts = Text(printable(generation.reasoning), REASONING)
+        return [Text("Reasoning", "bold"), thoughts, Text(), Text("Answer", "bold"), answer]
 
     def rounds(self, rounds: Sequence[Round]) -> Table:
         """Return a table of rounds: the owner, the winner, its score and the runner-up of each."""
@@ -160,26 +188,47 @@ class Display:
             *([f"all agreed in {agreed} of {len(proposed)}"] if compared else []),
             f"forward passes: {', '.join(f'{name} {passes[name]}' for name in self.members)}",
             f"{seconds:.1f} s",
+            *styles.drawn(generation),
             styles.ending(generation),
         ]
         return Text(printable(" · ".join(parts)), "dim")
 
 
+class Growing:
+    """The spans of a response that grows, in the styles of their owners."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self._text = ""
+
+    def add(self, event: StreamEvent) -> Text:
+        """Return the text of the next event for display."""
+        start = len(self._text)
+        self._text += event.text
+        if event.round is None:
+            return Text(printable(event.text))
+        reasoning = styles.reasoning_length(self._text, event.reply_prefix)
+        return self._display.span(event.text, event.round, max(0, reasoning - start))
+
+
 def shown(generation: Generation, console: Console) -> Iterator[RenderableType]:
-    """Yield the parts of a generation for display: legend, text, rounds and cost."""
-    forced = any(decided.forced for decided in generation.rounds)
+    """Yield the parts of a generation for display: legend, text, rounds and cost.
+
+    The alternatives follow, each with its text, rounds and cost.
+    """
+    responses = styles.responses(generation)
+    forced = any(decided.forced for each in responses for decided in each.rounds)
     display = Display(styles.members_of(generation), console, forced=forced)
-    text, left = Text(), generation.text
-    for decided in generation.rounds:
-        part, left = left[: len(decided.text)], left[len(decided.text) :]
-        text.append_text(display.span(part, decided))
     yield display.legend()
-    yield Text()
-    yield text
-    yield Text()
-    yield display.rounds(generation.rounds)
-    yield Text()
-    yield display.summary(generation)
+    for place, each in enumerate(responses):
+        yield Text()
+        if len(responses) > 1:
+            yield Text(styles.heading(place, generation), "bold")
+        yield from display.response(each)
+        yield Text()
+        yield display.rounds(each.rounds)
+        yield Text()
+        yield display.summary(each)
 
 
 def quoted(candidate: Candidate) -> str:

@@ -161,7 +161,7 @@ def _part_text(part: Any, what: str) -> str:
 def merge_turns(messages: Iterable[Message]) -> list[Message]:
     """Merge consecutive messages with the same role; a blank line separates their texts.
 
-    Messages with tool calls, and results of calls, do not change.
+    Messages with tool calls, results of calls, and messages with reasoning do not change.
     """
     merged: list[Message] = []
     for message in messages:
@@ -189,7 +189,7 @@ def fold_system(messages: Iterable[Message], *, but_first: bool = False) -> list
 
     Some templates do not support these roles, or require strictly alternating turns. The returned
     conversation begins with a user message, or with the system message that `but_first` keeps.
-    Messages with tool calls, and results of calls, do not change.
+    Messages with tool calls, results of calls, and messages with reasoning do not change.
 
     Args:
         messages: checked messages.
@@ -208,22 +208,27 @@ def fold_system(messages: Iterable[Message], *, but_first: bool = False) -> list
     return [*kept, *merge_turns(turns)]
 
 
-def render_plain(messages: Iterable[Message]) -> str:
-    """Render messages in the plain format for members without a chat template."""
+def render_plain(messages: Iterable[Message], *, continues: bool = False) -> str:
+    """Render messages in the plain format for members without a chat template.
+
+    Args:
+        messages: checked messages.
+        continues: whether the reply continues the last message.
+    """
     parts = [
         message["content"]
         if message["role"] == "system"
         else f"{message['role'].capitalize()}: {message['content']}"
         for message in messages
     ]
-    return "\n\n".join([*parts, "Assistant:"])
+    return "\n\n".join(parts if continues else [*parts, "Assistant:"])
 
 
-def as_plain_text(messages: Sequence[Message]) -> str:
+def as_plain_text(messages: Sequence[Message], *, continues: bool = False) -> str:
     """Return the text of a single message. Return several messages in the plain format."""
     if len(messages) == 1:
         return messages[0]["content"]
-    return render_plain(messages)
+    return render_plain(messages, continues=continues)
 
 
 def fit(messages: Sequence[Message], template: Template) -> list[dict[str, Any]]:
@@ -289,9 +294,7 @@ def _as_text(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 def _as_parts(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return messages with content as a list of parts, which some multimodal models require."""
-    return [
-        {"role": m["role"], "content": [{"type": "text", "text": m["content"]}]} for m in messages
-    ]
+    return [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
 
 
 def _with_marks(messages: Sequence[Message]) -> list[Message]:
@@ -301,6 +304,6 @@ def _with_marks(messages: Sequence[Message]) -> list[Message]:
     for example with earlier reasoning.
     """
     return [
-        {"role": m["role"], "content": f"word{number}word" if m["content"].strip() else ""}
+        {**m, "content": f"word{number}word" if m["content"].strip() else ""}
         for number, m in enumerate(messages)
     ]

@@ -9,18 +9,21 @@ its tokens, decoded after the context, give exactly the text.
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.forks import after_fork
+from adafuse_llm.reasoning import REASONING_CLOSES, REASONING_OPENS
 from adafuse_llm.text.chat import Message, fit, render_plain
-from adafuse_llm.text.conversation import Conversation, check_conversation
+from adafuse_llm.text.conversation import Conversation, check_conversation, map_json
 from adafuse_llm.text.deadline import run_within
+from adafuse_llm.text.templates import ReplyStart, TemplateFacts
 from adafuse_llm.text.tool_forms import ToolForm, find_form, render_tools
 from adafuse_llm.text.words import REPLACEMENT, added
 
@@ -46,6 +49,13 @@ _MARKS = range(0xF0000, 0x110000)
 """Characters for private use, which mark control tokens that messages spell out."""
 _STRIPPED = re.compile(r"\S(?:.*\S)?", re.DOTALL)
 """Matches a text without the whitespace at its ends, which templates may strip."""
+_NO_THOUGHT = re.compile(rf"{REASONING_OPENS}\s*(?P<closed>{REASONING_CLOSES}\s*)?\Z")
+"""Matches reasoning at the end of a prompt that is open, or closed without any text."""
+_NO_MARKS = re.compile("(?!)")
+AT_START = ReplyStart()
+
+Render = Callable[..., str]
+"""A function that renders messages and, if they are given, tools."""
 
 
 @runtime_checkable
@@ -104,14 +114,54 @@ class RendersTools(Protocol):
         ...
 
 
-def encode_conversation(codec: TextCodec, conversation: Conversation) -> list[int]:
-    """Return the tokens of a conversation for a member, up to the start of its reply.
+@runtime_checkable
+class RendersTemplates(TextCodec, RendersTools, Protocol):
+    """Optional extension of `TextCodec`: control of how the chat template begins a reply.
+
+    A codec without this extension has no variables of templates, and its template neither reads nor
+    opens reasoning. A reply that continues a message (`Conversation.continues`) follows the prompt
+    of a new reply.
+    """
+
+    @property
+    def template_facts(self) -> TemplateFacts:
+        """What is known of the chat template."""
+        ...
+
+    def encode_conversation(
+        self, conversation: Conversation, start: ReplyStart = AT_START
+    ) -> list[int]:
+        """Return the tokens of a conversation, up to the text that the reply adds."""
+        ...
+
+    def reply_opening(self, conversation: Conversation, variables: Mapping[str, Any]) -> str:
+        """Return the text that the template writes after the last message."""
+        ...
+
+
+def encode_conversation(
+    codec: TextCodec, conversation: Conversation, start: ReplyStart = AT_START
+) -> list[int]:
+    """Return the tokens of a conversation for a member, up to the text that the reply adds.
 
     The member reads tools, calls and results in its own form, if its codec supports this.
+
+    Args:
+        codec: the member's codec.
+        conversation: the conversation.
+        start: how the member's chat template begins the reply.
     """
+    if isinstance(codec, RendersTemplates):
+        return codec.encode_conversation(conversation, start)
+    before = conversation.before_reply()
     if isinstance(codec, RendersTools):
-        return codec.encode_conversation(conversation)
-    return codec.encode_messages(conversation.flat())
+        tokens = codec.encode_conversation(before)
+    else:
+        tokens = codec.encode_messages(before.flat())
+    if not conversation.begun:
+        return tokens
+    space = "" if codec.has_chat_template else " "
+    return tokens + codec.encode_continuation(tokens, f"{space}{conversation.begun}")[0]
 
 
 class TokenizerCodec:
@@ -133,6 +183,9 @@ class TokenizerCodec:
         added_tokens = tokenizer.added_tokens_decoder.items()
         special = {int(i): str(t) for i, t in added_tokens if t.special}
         template = str(getattr(tokenizer, "chat_template", None) or "")
+        self._facts = TemplateFacts.of(
+            getattr(tokenizer, "chat_template", None), getattr(tokenizer, "special_tokens_map", ())
+        )
         declared = getattr(tokenizer, "chat_control_tokens", None) or ()
         markers = {
             int(i): str(t)
@@ -145,10 +198,14 @@ class TokenizerCodec:
             self._encode_template("")  # stores the settings before several threads use the copy
         # Text in a prompt must not become a special token or a marker of the template. Text in a
         # response must not become a special token. It may become a marker, because members write
-        # some markers themselves, such as <think>.
-        self._in_prompt, self._in_response = (
+        # some markers themselves, such as <think>. In the text that a reply continues, only the
+        # markers of reasoning may become tokens.
+        in_prompt = {**markers, **special}
+        thoughts = (REASONING_OPENS, REASONING_CLOSES)
+        in_begun = {i: token for i, token in in_prompt.items() if token not in thoughts}
+        self._in_prompt, self._in_response, self._in_begun = (
             _ControlTokens(tokens, tokenizer.unk_token_id, reads_bytes=reads_bytes)
-            for tokens in ({**markers, **special}, special)
+            for tokens in (in_prompt, special, in_begun)
         )
 
     def _create_lock(self) -> None:
@@ -186,11 +243,17 @@ class TokenizerCodec:
             self._tool_form = (form,)
         return self._tool_form[0]
 
+    @property
+    def template_facts(self) -> TemplateFacts:
+        return self._facts
+
     def encode_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         return self.encode_conversation(check_conversation(messages))
 
-    def encode_conversation(self, conversation: Conversation) -> list[int]:
-        """Return the tokens of a conversation, up to the start of the assistant's reply.
+    def encode_conversation(
+        self, conversation: Conversation, start: ReplyStart = AT_START
+    ) -> list[int]:
+        """Return the tokens of a conversation, up to the text that the reply adds.
 
         Tools, calls and results have the form of the chat template. If the template does not
         support tools, or does not accept this conversation, they become text of plain messages.
@@ -199,28 +262,101 @@ class TokenizerCodec:
             InvalidInputError: the template does not accept the messages in any form.
         """
         if not self.has_chat_template:
-            return self.encode_prompt(render_plain(conversation.flat()))
-        if conversation.has_tools and (form := self.tool_form):
-            tokens = self._encode_with_tools(conversation, form)
-            if tokens is not None:
-                return tokens
-        messages = conversation.flat()
-        mark, marks = self._mark_control_tokens([message["content"] for message in messages])
-        marked: list[Message] = [
-            {"role": message["role"], "content": mark(message["content"])} for message in messages
-        ]
-        return self._encode_rendered(self._fit_and_render(marked), marks)
+            text = render_plain(conversation.flat(), continues=conversation.continues)
+            return self.encode_prompt(text)
+        if conversation.continues:
+            return self._encode_begun(conversation, start.variables)
+        rendered, marks = self._rendered(conversation, start.variables)
+        return self._encode_rendered(rendered + start.added, marks)
 
-    def _encode_with_tools(self, conversation: Conversation, form: ToolForm) -> list[int] | None:
-        """Encode a conversation in the tool form of the template.
+    def reply_opening(self, conversation: Conversation, variables: Mapping[str, Any]) -> str:
+        """Return the text that the template writes after the last message.
+
+        It is empty without a template, or if the template omits the last message.
+        """
+        if not self.has_chat_template:
+            return ""
+        end = _unused_mark(conversation)
+        marked = conversation.with_last(lambda content: content + end)
+        rendered, marks = self._rendered(marked, variables)
+        _, found, opening = rendered.rpartition(end)
+        return marks.sub("", opening) if found else ""
+
+    def _encode_begun(self, conversation: Conversation, variables: Mapping[str, Any]) -> list[int]:
+        """Encode a conversation whose reply continues the last message.
+
+        The template renders the message with a mark as its content, and the rendering is cut at the
+        mark. So the member reads exactly the given text, even if the template changes the content
+        of messages. Reasoning that the template opens does not precede the text.
+        """
+        text, mark = conversation.begun, _unused_mark(conversation)
+        try:
+            rendered, marks = self._rendered(conversation.with_last(lambda _: mark), variables)
+        except InvalidInputError:  # the template requires another role in the last message
+            rendered, marks = "", _NO_MARKS
+        head, found, _ = rendered.rpartition(mark)
+        if not found:
+            head, marks = self._rendered(conversation.before_reply(), variables)
+        thought = _NO_THOUGHT.search(head)
+        if thought and (not thought["closed"] or text.lstrip().startswith(REASONING_OPENS)):
+            head = head[: thought.start()]
+        bare = head.rstrip(" ")
+        tokens = self._encode_rendered(bare, marks)
+        self._extend(tokens, head[len(bare) :] + text, self._in_begun)
+        return tokens
+
+    def _rendered(
+        self, conversation: Conversation, variables: Mapping[str, Any]
+    ) -> tuple[str, re.Pattern[str]]:
+        """Render a conversation.
+
+        Returns:
+            The text, and a pattern that splits it at the marks of control tokens that messages and
+            variables spell out (see `_mark_control_tokens`).
+
+        Raises:
+            InvalidInputError: the template does not accept the messages in any form.
+        """
+        if not self._facts.reads_reasoning:
+            conversation = conversation.without_reasoning()
+        values = _texts_in(variables)
+        if conversation.has_tools and (form := self.tool_form):
+            mark, marks = self._mark_control_tokens([*conversation.texts(), *values])
+            render = self._template(conversation, _map_values(variables, mark))
+            if rendered := self._render_tools(conversation.map_texts(mark), form, render, marks):
+                return rendered, marks
+        messages = conversation.flat(reasoning=True)
+        texts = [str(text) for message in messages for text in message.values()]
+        mark, marks = self._mark_control_tokens([*texts, *values])
+        render = self._template(conversation, _map_values(variables, mark))
+        marked = [
+            cast(
+                "Message", {key: text if key == "role" else mark(str(text)) for key, text in items}
+            )
+            for items in (message.items() for message in messages)
+        ]
+        return self._fit_and_render(marked, render), marks
+
+    def _template(self, conversation: Conversation, variables: Mapping[str, Any]) -> Render:
+        """Return the function that renders a conversation for its reply."""
+        return functools.partial(
+            self._render, opens_reply=not conversation.continues, variables=variables
+        )
+
+    def _render_tools(
+        self,
+        conversation: Conversation,
+        form: ToolForm,
+        render: Render,
+        marks: re.Pattern[str],
+    ) -> str | None:
+        """Render a conversation in the tool form of the template.
 
         Return None if the template does not accept the conversation in this form, or changes the
         marks of control tokens that messages spell out, so that these would not stay text.
         """
-        mark, marks = self._mark_control_tokens(conversation.texts())
-        marked = conversation.map_texts(mark)
         try:
-            rendered = run_within(RENDER_SECONDS, lambda: render_tools(marked, form, self._render))
+            rendered = run_within(RENDER_SECONDS, lambda: render_tools(conversation, form, render))
         except TimeoutError:
             return None
         if rendered is None:
@@ -229,7 +365,7 @@ class TokenizerCodec:
         control = self._in_prompt.ids
         if [t for t in tokens if t in control] != [t for t in harmless if t in control]:
             return None
-        return tokens
+        return rendered[0]
 
     def _encode_rendered(self, rendered: str, marks: re.Pattern[str]) -> list[int]:
         """Encode a rendered conversation. Text that `marks` encloses contains no control token."""
@@ -361,14 +497,14 @@ class TokenizerCodec:
             )
         return str(text)
 
-    def _fit_and_render(self, messages: Sequence[Message]) -> str:
+    def _fit_and_render(self, messages: Sequence[Message], render: Render) -> str:
         """Render messages in the first form that the template accepts, without a lock.
 
         Raises:
             InvalidInputError: the template accepts no form, or takes longer than `RENDER_SECONDS`.
         """
         try:
-            return run_within(RENDER_SECONDS, lambda: self._render(fit(messages, self._render)))
+            return run_within(RENDER_SECONDS, lambda: render(fit(messages, render)))
         except TimeoutError as error:
             path = getattr(self._tokenizer, "name_or_path", "")
             raise InvalidInputError(
@@ -378,13 +514,40 @@ class TokenizerCodec:
             ) from error
 
     def _render(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        *,
+        opens_reply: bool = True,
+        variables: Mapping[str, Any] = AT_START.variables,
     ) -> str:
-        options = {"tools": tools} if tools else {}
+        options = {**variables, **({"tools": tools} if tools else {})}
         text = self._chat_tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, **options
+            messages, tokenize=False, add_generation_prompt=opens_reply, **options
         )
         return str(text)
+
+
+def _unused_mark(conversation: Conversation) -> str:
+    """Return a character for private use that no text of a conversation has."""
+    joined = "".join(conversation.texts())
+    return next(mark for mark in map(chr, _MARKS) if mark not in joined)
+
+
+def _texts_in(variables: Mapping[str, Any]) -> list[str]:
+    """Return all texts in the values of variables."""
+    texts: list[str] = []
+
+    def collect(text: str) -> str:
+        texts.append(text)
+        return text
+
+    _map_values(variables, collect)
+    return texts
+
+
+def _map_values(variables: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    return {name: map_json(value, change) for name, value in variables.items()}
 
 
 def _separate_copy(tokenizer: Any) -> Any:

@@ -31,7 +31,8 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from adafuse_llm.errors import InvalidInputError, nearest, short_repr
-from adafuse_llm.text.chat import Message, Tool, check_any_text, check_message
+from adafuse_llm.reasoning import REASONING_OPENS
+from adafuse_llm.text.chat import Message, Tool, check_any_text, check_content, check_message
 from adafuse_llm.text.words import check_text
 
 CALL_OPENS, CALL_CLOSES = "<tool_call>", "</tool_call>"
@@ -82,10 +83,13 @@ class ChatMessage(Message, total=False):
     Attributes:
         tool_calls: at least one call, in an assistant's message.
         tool_call_id: in a tool's message, the id of the call that it answers.
+        reasoning_content: in an assistant's message, the reasoning before the content. Only members
+            whose chat templates read it under this name see it.
     """
 
     tool_calls: list[Call]
     tool_call_id: str
+    reasoning_content: str
 
 
 @dataclass(frozen=True)
@@ -98,17 +102,72 @@ class Conversation:
         tool_choice: ``"auto"``; ``"required"`` to request a call of any tool; or the name of a
             tool, to request a call of that tool.
         instructions: text that follows the system message and the tools.
+        continues: whether the reply continues the last message, which is an assistant's. Use
+            `continued` to set it.
     """
 
     messages: tuple[ChatMessage, ...]
     tools: tuple[Tool, ...] = ()
     tool_choice: str = "auto"
     instructions: str = ""
+    continues: bool = False
 
     @property
     def has_tools(self) -> bool:
         """Whether the conversation has tools, calls or results of calls."""
-        return bool(self.tools) or any(len(message) > 2 for message in self.messages)
+        return bool(self.tools) or any(
+            "tool_calls" in message or "tool_call_id" in message for message in self.messages
+        )
+
+    @property
+    def begun(self) -> str:
+        """The text that the reply continues; empty if it begins a new message."""
+        return self.messages[-1]["content"] if self.continues else ""
+
+    def continued(self) -> Conversation:
+        """Return the conversation for a reply that continues its last message.
+
+        A message that has only reasoning is continued inside the reasoning.
+
+        Raises:
+            InvalidInputError: the last message is not an assistant's, or has tool calls or no text.
+        """
+        last: ChatMessage = {**self.messages[-1]}
+        reasoning = last.get("reasoning_content", "")
+        if not last["content"].strip() and reasoning.strip():
+            last["content"] = f"{REASONING_OPENS}\n{reasoning.lstrip()}"
+            del last["reasoning_content"]
+        if last["role"] != "assistant" or "tool_calls" in last or not last["content"].strip():
+            calls = " with tool calls" if "tool_calls" in last else ""
+            empty = "" if last["content"].strip() else " without text"
+            raise InvalidInputError(
+                "continue_final_message needs an assistant message with text and without tool "
+                f"calls at the end; the last message has the role {last['role']!r}{calls}{empty}"
+            )
+        return replace(self, messages=(*self.messages[:-1], last), continues=True)
+
+    def before_reply(self) -> Conversation:
+        """Return the conversation without the message that the reply continues."""
+        if not self.continues:
+            return self
+        nothing: ChatMessage = {"role": "user", "content": ""}
+        return replace(self, messages=self.messages[:-1] or (nothing,), continues=False)
+
+    def with_last(self, change: TextMap) -> Conversation:
+        """Return the conversation with the content of the last message changed by `change`."""
+        last: ChatMessage = {**self.messages[-1]}
+        last["content"] = change(last["content"])
+        return replace(self, messages=(*self.messages[:-1], last))
+
+    def without_reasoning(self) -> Conversation:
+        """Return the conversation without the reasoning of its messages."""
+
+        def plain(message: ChatMessage) -> ChatMessage:
+            result: ChatMessage = {**message}
+            result.pop("reasoning_content", None)
+            return result
+
+        return replace(self, messages=tuple(map(plain, self.messages)))
 
     @property
     def request(self) -> str:
@@ -134,12 +193,14 @@ class Conversation:
 
         def changed(message: ChatMessage) -> ChatMessage:
             result: ChatMessage = {**message, "content": change(message["content"])}
+            if reasoning := message.get("reasoning_content"):
+                result["reasoning_content"] = change(reasoning)
             if calls := message.get("tool_calls"):
                 result["tool_calls"] = [
                     {
                         "id": call["id"],
                         "name": change(call["name"]),
-                        "arguments": _map_json(call["arguments"], change),
+                        "arguments": map_json(call["arguments"], change),
                     }
                     for call in calls
                 ]
@@ -153,7 +214,7 @@ class Conversation:
                 Tool(
                     change(tool.name),
                     change(tool.description),
-                    _map_json(tool.parameters, change),
+                    map_json(tool.parameters, change),
                 )
                 for tool in self.tools
             ),
@@ -175,11 +236,14 @@ class Conversation:
             messages = (system, *messages[has_system:])
         return replace(self, messages=messages, instructions="")
 
-    def flat(self) -> list[Message]:
+    def flat(self, *, reasoning: bool = False) -> list[Message]:
         """Return plain messages in the common form, which every chat template accepts.
 
         The first system message describes the tools. If the conversation does not start with a
         system message, one is added. The results of consecutive messages share one user message.
+
+        Args:
+            reasoning: whether messages keep ``reasoning_content``, as some templates read it.
         """
         names: dict[str, str] = {}  # maps the ids of calls to the tools' names
         flat: list[ChatMessage] = []
@@ -204,14 +268,16 @@ class Conversation:
                     for call in calls
                 ]  # each call begins on a new line, as in members' replies
                 content = "\n".join([*filter(None, [content.rstrip("\n")]), *blocks])
-            flat.append({"role": role, "content": content})
+            plain: ChatMessage = {"role": role, "content": content}
+            if reasoning and (thought := message.get("reasoning_content")):
+                plain["reasoning_content"] = thought
+            flat.append(plain)
             follows_result = key is not None
         system = []
         if self.tools:
             lines = "\n".join(to_json(vars(tool)) for tool in self.tools)
             system = [TOOLS, lines, f"{HOW_TO_CALL}{WHERE_RESULTS_COME} {self.request}"]
-        with_system = replace(self, messages=tuple(flat)).with_system(*system)
-        return [{"role": m["role"], "content": m["content"]} for m in with_system.messages]
+        return [*replace(self, messages=tuple(flat)).with_system(*system).messages]
 
 
 def check_conversation(
@@ -227,7 +293,8 @@ def check_conversation(
         messages: dicts with a role and content. An assistant's message may have ``tool_calls``, a
             list of dicts with ``id``, ``name`` and ``arguments``; a tool's message may have the
             ``tool_call_id`` of the call that it answers. The form of OpenAI's API is also allowed.
-            A `Conversation` is returned as it is.
+            An assistant's message may also have ``reasoning_content``, the reasoning before its
+            content. A `Conversation` is returned as it is.
         tools: tools that the reply can call: instances of `Tool`, or dicts in the form of OpenAI's
             API (``{"type": "function", "function": {"name": ..., ...}}``).
         tool_choice: ``"auto"``; ``"none"`` to omit the tools; ``"required"`` to request a call of
@@ -265,7 +332,8 @@ def check_conversation(
 
 def _check_message(number: int, message: Any) -> ChatMessage:
     label = f"message {number}"
-    plain = check_message(number, message, also=("tool_calls", "tool_call_id"))
+    keys = ("tool_calls", "tool_call_id", "reasoning_content")
+    plain = check_message(number, message, also=keys)
     checked: ChatMessage = {"role": plain["role"], "content": plain["content"]}
     if calls := message.get("tool_calls"):
         if checked["role"] != "assistant":
@@ -285,6 +353,13 @@ def _check_message(number: int, message: Any) -> ChatMessage:
                 f"{label} has role {checked['role']!r}; only a tool message can have a tool_call_id"
             )
         checked["tool_call_id"] = str(key)
+    if reasoning := check_content(message.get("reasoning_content"), f"the reasoning of {label}"):
+        if checked["role"] != "assistant":
+            raise InvalidInputError(
+                f"{label} has role {checked['role']!r}; only an assistant message can have "
+                "reasoning_content"
+            )
+        checked["reasoning_content"] = reasoning
     return checked
 
 
@@ -415,14 +490,14 @@ def _to_plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} {value!r:.40} is not JSON")
 
 
-def _map_json(value: Any, change: TextMap) -> Any:
+def map_json(value: Any, change: TextMap) -> Any:
     """Return JSON data with all texts changed, keys included."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {change(key): _map_json(each, change) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_map_json(each, change) for each in value]
+        return {change(key): map_json(each, change) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [map_json(each, change) for each in value]
     return value
 
 

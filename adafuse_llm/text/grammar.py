@@ -320,9 +320,11 @@ class GrammarText:
 
     Args:
         state: a matcher over bytes. This class does not change it.
+        begun: text of the grammar that precedes the response.
     """
 
-    def __init__(self, state: Any) -> None:
+    def __init__(self, state: Any, begun: str = "") -> None:
+        self.begun = begun
         self._first = state
         self._state = state.deep_copy()
 
@@ -386,6 +388,11 @@ class GrammarText:
             return None
         found = _found_closing(state)
         return found.decode() if isinstance(found, bytes) else None
+
+    def begun_with(self, text: str) -> GrammarText:
+        """Return a response that follows `text`, or this response if the grammar forbids it."""
+        state = self._after(text)
+        return self if state is None else GrammarText(state, text)
 
     def _after(self, text: str) -> Any | None:
         state = self._state.deep_copy()
@@ -569,8 +576,8 @@ class GrammarVocabulary:
         read = bytes(self._tokenizer.decode_bytes([token]))
         return bool(read) and (REPLACEMENT in text or read == text.encode())
 
-    def matcher(self, grammar: Grammar, lead: str) -> Any:
-        """Return a new matcher at the start of a response.
+    def matcher(self, grammar: Grammar, lead: str, begun: str = "") -> Any:
+        """Return a new matcher at the start of a response, or after its beginning `begun`.
 
         Raises:
             GrammarError: the member lacks tokens that the grammar needs, or the grammar is too
@@ -589,7 +596,10 @@ class GrammarVocabulary:
                 if len(self._matchers) > CACHED_GRAMMARS:
                     self._matchers.popitem(last=False)
             self._matchers.move_to_end(lark)
-            return known.deep_copy()
+            state = known.deep_copy()
+        consumed = state.consume_tokens(self.encode(begun)) if begun else True
+        assert consumed, f"the grammar does not allow {begun!r}"
+        return state
 
     def _check_characters(self, grammar: Grammar) -> None:
         """Check that the member has tokens for the grammar's literal characters."""

@@ -209,6 +209,8 @@ def _with_marks(
     for number, message in enumerate(messages):
         calls = message.get("tool_calls", [])
         changed: ChatMessage = {**message}
+        if "reasoning_content" in message:
+            changed["reasoning_content"] = f"thought{number}thought"
         if message["content"].strip():
             changed["content"] = f"text{number}text"
             if not calls or form.text != "omitted":
@@ -262,16 +264,24 @@ def _messages(messages: Iterable[ChatMessage], form: ToolForm) -> list[dict[str,
                 called[call["id"]] = key, _ = f"call{next(numbers):05d}", call["name"]
                 converted.append(_call(call, key, form))
             groups = [converted] if form.is_parallel else [[each] for each in converted]
+            thought = _reasoning(message)
             for group in groups:
-                result.append({"role": "assistant", "content": content, "tool_calls": group})
-                content = empty
+                result.append(
+                    {"role": "assistant", "content": content, **thought, "tool_calls": group}
+                )
+                content, thought = empty, {}
         elif (given := message.get("tool_call_id")) is not None:
             key, name = called[given]
             at = len(result) if form.is_parallel else _end_of_results(result, key)
             result.insert(at, {"role": "tool", "tool_call_id": key, "name": name, "content": text})
         else:
-            result.append({"role": message["role"], "content": text})
+            result.append({"role": message["role"], "content": text, **_reasoning(message)})
     return result
+
+
+def _reasoning(message: ChatMessage) -> dict[str, str]:
+    reasoning = message.get("reasoning_content")
+    return {"reasoning_content": reasoning} if reasoning else {}
 
 
 def _call(call: Call, key: str, form: ToolForm) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Structured output, and options of calls."""
+"""Structured output."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adafuse_llm import InvalidInputError, InvalidOptionError
-from adafuse_llm.adapters.options import check_option_names
+from adafuse_llm import InvalidInputError
 from adafuse_llm.adapters.structured import correction, find_json, schema_instructions
 from tests.support.scripted import scripted_engine
 
@@ -115,62 +114,3 @@ def test_a_corrected_reply_can_be_asked_for():
             {"role": "user", "content": correction(str(caught.value))},
         ]
         assert find_json(engine.generate(messages=messages).text) == {"a": 1}
-
-
-def test_options_have_the_names_that_frameworks_use():
-    assert check_option_names({}) == {}
-    assert check_option_names({"max_tokens": 5, "stop": "x", "temperature": 0}) == {
-        "max_new_tokens": 5,
-        "stop": "x",
-        "temperature": 0,
-    }
-    given = {"max_completion_tokens": 5, "max_new_tokens": 5, "stop": ["x"], "max_words": None}
-    assert check_option_names(given) == {"max_new_tokens": 5, "stop": ["x"]}
-    assert check_option_names({"stop": None, "weights": None, "use": None}) == {
-        "weights": None,
-        "use": None,
-    }
-    assert check_option_names({"tools": None, "max_tokens": None}, extra=["tools"]) == {
-        "tools": None
-    }
-
-
-def test_options_that_are_none():
-    with pytest.raises(InvalidOptionError, match=r"'max_word'\. Did you mean 'max_words'\?$"):
-        check_option_names({"max_word": 3})
-    with pytest.raises(InvalidOptionError, match=r"Did you mean 'max_tokens'"):
-        check_option_names({"max_token": 3})
-    with pytest.raises(InvalidOptionError, match=r"'tool'.*Did you mean 'tools'\?$"):
-        check_option_names({"tool": 3}, extra=["tools"])
-    with pytest.raises(InvalidOptionError, match="max_tokens=5 and max_new_tokens=6"):
-        check_option_names({"max_tokens": 5, "max_new_tokens": 6})
-
-
-def test_checked_options_are_the_engines():
-    with scripted_engine(lambda _: "one two three four") as engine:
-        messages = [{"role": "user", "content": "?"}]
-        options = check_option_names({"max_tokens": 60, "stop": "three", "temperature": None})
-        assert engine.generate(messages=messages, **options).text == "one two "
-        with pytest.raises(InvalidOptionError, match="temperature"):
-            engine.generate(messages=messages, **check_option_names({"temperature": 1}))
-
-
-def test_c14_an_unknown_option_names_at_most_three_options_like_it():
-    fields = [
-        "max_retries",
-        "max_token_count",
-        "stream",
-        "streaming",
-        *(f"x{i}" for i in range(30)),
-    ]
-    for keyword in ("max_token", "max_word_token", "streamin"):
-        with pytest.raises(InvalidOptionError) as caught:
-            check_option_names({keyword: 3}, extra=fields)
-        assert 1 <= str(caught.value).count("'") // 2 - 1 <= 3
-    with pytest.raises(InvalidOptionError, match=r"'streaming' or 'stream'\?$"):
-        check_option_names({"streamin": 3}, extra=fields)
-    with pytest.raises(InvalidOptionError) as caught:
-        check_option_names({"top_p": 0.9}, extra=fields)
-    assert "Did you mean" not in str(caught.value)
-    assert "x7" not in str(caught.value)
-    assert "max_words" in str(caught.value)

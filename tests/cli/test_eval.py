@@ -386,3 +386,18 @@ def test_members_alone_choose_among_the_same_texts(adafuse, job, tmp_path, fakes
         assert [each["text"] for each in only["candidates"]] == ["Ada Brook did", "Ada Stone"]
         identity = json.loads((tmp_path / f"{name}.jsonl.run.json").read_text())
         assert identity["choices"] == ["Ada Brook did", "Ada Stone"]
+
+
+@pytest.mark.quick
+def test_drawn_answers_have_a_seed_per_question(adafuse, job, data, tmp_path):
+    data.write_text('{"question": "Who founded the mill?", "answer": "Ada"}\n' * 8)
+    job = [*job, "--temperature", 2]
+    assert adafuse(*job).exit_code == 0
+    output = tmp_path / "out.jsonl"
+    whole = records(output)
+    assert len({each["seed"] for each in whole}) == 8
+    assert len({each["pred"] for each in whole}) > 1
+    output.write_bytes(b"".join(output.read_bytes().splitlines(keepends=True)[:3]))
+    assert adafuse(*job).exit_code == 0
+    for field in ("seed", "pred"):
+        assert [each[field] for each in records(output)] == [each[field] for each in whole]

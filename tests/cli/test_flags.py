@@ -7,10 +7,14 @@ import re
 import pytest
 
 from adafuse_llm import AdaFuseConfig, InvalidOptionError, __version__
+from adafuse_llm.cli import ask, generate
 from adafuse_llm.cli.common import one_line, parse_stops, parse_weights, print_json
 from adafuse_llm.report.styles import printable
 
 pytestmark = pytest.mark.quick
+
+
+REFUSED = {"ask": ask.REFUSED, "generate": generate.REFUSED}
 
 
 @pytest.mark.parametrize("name", ["ask", "generate", "run"])
@@ -18,7 +22,7 @@ def test_every_option_of_the_configuration_is_a_flag(adafuse, name):
     shown = adafuse(name, "--help", env={"COLUMNS": "200"}).output
     for option in AdaFuseConfig.model_fields:
         flag = {"choices": "choice"}.get(option, option.replace("_", "-"))
-        assert re.search(rf"--{flag}\s", shown)
+        assert bool(re.search(rf"--{flag}\s", shown)) == (option not in REFUSED.get(name, ()))
 
 
 def test_the_configuration_reaches_the_engine(adafuse, fakes):
@@ -44,6 +48,72 @@ def test_the_configuration_reaches_the_engine(adafuse, fakes):
     assert call["revision"] == "v1"
     assert call["device_map"] == "auto"
     assert call["trust_remote_code"] is True
+
+
+def test_sampling_and_template_options_reach_the_engine(adafuse, fakes, tmp_path):
+    variables = {"enable_thinking": False}
+    config = tmp_path / "ensemble.yaml"
+    config.write_text("temperature: 0.7\nseed: 5\nchat_template_kwargs: {x: 1}\ntop_k: 0\n")
+    typed = (
+        "--temperature", "0.5", "--top-p", "0.9", "--top-logprobs", 2, "--logprobs",
+        "--chat-template-kwargs", json.dumps(variables),
+    )  # fmt: skip
+    for flags in ((), typed):
+        result = adafuse("ask", "Who?", "--config", config, *flags)
+        assert result.exit_code in (0, 2), result.output  # the fakes have no chat templates
+    first, second = (call["config"] for call in fakes)
+    assert first == AdaFuseConfig(temperature=0.7, seed=5, chat_template_kwargs={"x": 1})
+    assert second == AdaFuseConfig(
+        temperature=0.5, top_p=0.9, seed=5, logprobs=True, top_logprobs=2,
+        chat_template_kwargs=variables,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ["{", "[1]", "enable_thinking=false"])
+def test_template_variables_that_are_no_json_object_are_one_error(adafuse, fakes, value):
+    result = adafuse("generate", "x:", "--chat-template-kwargs", value)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: --chat-template-kwargs is not ")
+    assert len(result.stderr.splitlines()) == 1
+    assert not fakes
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "reason"),
+    [
+        ("ask", ["--n", 2], "adafuse generate --n draws several"),
+        ("eval", ["--n", 2], "scores one response to each question"),
+        ("tune", ["--n", 2], "compares settings without sampling"),
+        ("tune", ["--temperature", 1], "compares settings without sampling"),
+        ("tune", ["--logprobs"], "records no log-probabilities"),
+        ("generate", ["--continue-final-message"], "--prefill TEXT"),
+        ("eval", ["--continue-final-message"], "end with the question"),
+        ("eval", ["--logprobs"], "also pass --rounds"),
+        ("run", ["--top-logprobs", 2], "also pass --rounds"),
+        ("run", ["--continue-final-message"], "it needs messages"),
+        ("generate", ["--n", 2], "temperature"),
+    ],
+)
+def test_options_that_a_command_cannot_use_are_refused(
+    adafuse, fakes, tmp_path, name, flags, reason
+):
+    data = tmp_path / "set.jsonl"
+    data.write_text('{"question": "Who?", "answer": "Ada"}\n')
+    rest = {
+        "run": ["--test-set", data, "--output", tmp_path / "out.jsonl"],
+        "eval": ["--task", "nq", "--data", data, "--output", tmp_path / "out.jsonl"],
+        "tune": [data, "--output", tmp_path / "out.yaml"],
+    }.get(name, ["Who?"])
+    config = tmp_path / "ensemble.yaml"
+    option = flags[0].removeprefix("--").replace("-", "_")
+    config.write_text(f"{option}: {json.dumps(flags[1] if len(flags) > 1 else True)}\n")
+    for given in (flags, ["--config", config]):
+        result = adafuse(name, *rest, *given)
+        assert result.exit_code == 2
+        assert reason in result.stderr
+        assert option in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+    assert not any(tmp_path.glob("out*"))
 
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"enum": ["x"]}}}

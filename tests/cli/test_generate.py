@@ -194,3 +194,77 @@ def test_forced_text_is_marked_in_traces(adafuse, members):
     *rounds, end = [json.loads(line) for line in lines.splitlines()]
     assert [each["round"]["forced"] for each in rounds].count(True) >= 1
     assert re.fullmatch("(yes|no), the mill stands at the river", end["generation"]["text"])
+
+
+DRAWN = ("generate", "Founder:", "--temperature", 2, "--seed", 7, "--n", 3)
+
+
+def test_several_responses_are_shown_below_headings_with_their_seeds(adafuse, fakes):
+    result = adafuse(*DRAWN, "--json")
+    assert result.exit_code == 0, result.output
+    (line,) = result.stdout.splitlines()
+    generation = Generation.model_validate(json.loads(line)["generation"])
+    responses = [generation, *generation.alternatives]
+    assert responses[0].seed == 7
+    assert len({each.seed for each in responses}) == 3
+    headings = [f"Response {n} of 3 · seed {each.seed}" for n, each in enumerate(responses, 1)]
+    shown = "\n\n".join(
+        f"{heading}\n{each.text}" for heading, each in zip(headings, responses, strict=True)
+    )
+    assert adafuse(*DRAWN).stdout == f"{shown}\n"
+    trace = adafuse(*DRAWN, "--trace").stdout
+    assert [trace.count(heading) for heading in headings] == [1, 1, 1]
+    assert trace.count("\nround 1 ") == 3
+    env = {"FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "200"}
+    terminal = adafuse(*DRAWN, env=env).stdout
+    assert terminal.count("forward passes") == 3
+
+
+def test_a_seed_draws_the_same_response_again(adafuse, fakes, tmp_path):
+    html = tmp_path / "page.html"
+    flags = ("--temperature", 2, "--top-k", 2, "--top-p", "0.99")
+    first = adafuse("generate", "Founder:", *flags, "--json", "--html", html)
+    generation = json.loads(first.stdout.splitlines()[-1])["generation"]
+    seed = generation["seed"]
+    assert f"seed {seed}" in html.read_text()
+    again = adafuse("generate", "Founder:", *flags, "--seed", seed)
+    assert again.stdout == f"{generation['text']}\n"
+
+
+def test_a_reply_can_be_begun(adafuse, fakes, monkeypatch):
+    seen = []
+    real = AdaFuseEngine.stream
+
+    def stream(self, **options):
+        seen.append((options["messages"], options.pop("continue_final_message")))
+        return real(self, **options)
+
+    monkeypatch.setattr(AdaFuseEngine, "stream", stream)
+    adafuse("generate", "Who?", "--chat", "--prefill", "It was ")
+    turns = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "It was "}]
+    assert seen == [(turns, True)]
+    refused = adafuse("generate", "x:", "--prefill", "y")
+    assert refused.exit_code == 2
+    assert "--prefill needs --chat" in refused.stderr
+
+
+def test_reasoning_is_apart_from_the_answer(adafuse, fakes, monkeypatch, tmp_path):
+    real = AdaFuseEngine.stream
+
+    def stream(*arguments, **options):
+        for event in real(*arguments, **options):
+            text = event.text.replace("Ada Brook", "Ada</think>Brook").replace("Ada", "Ada</think>")
+            generation = event.generation and event.generation.model_copy(
+                update={"text": "Ada</think> Brook did", "reply_prefix": "<think>"}
+            )
+            change = {"text": text, "generation": generation, "reply_prefix": "<think>"}
+            yield event.model_copy(update=change)
+
+    monkeypatch.setattr(AdaFuseEngine, "stream", stream)
+    assert adafuse("generate", "Founder:").stdout == "Ada</think> Brook did\n"
+    env = {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
+    shown = adafuse("generate", "Founder:", env=env).stdout
+    assert "\x1b[2;3mAda</think>\x1b[0m" in shown
+    assert "\x1b[2;3m Brook" not in shown
+    told = json.loads(adafuse("generate", "Founder:", "--json").stdout.splitlines()[-1])
+    assert (told["reasoning"], told["answer"]) == ("Ada", "Brook did")

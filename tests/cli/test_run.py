@@ -1,6 +1,7 @@
 """`adafuse run`: one result per line, in order, whatever happens in between."""
 
 import json
+import math
 import re
 
 import pytest
@@ -484,3 +485,79 @@ def test_answers_that_cannot_have_a_form_are_one_error_each(adafuse, job, tmp_pa
     result = adafuse(*job, "--output", tmp_path / "out.jsonl", "--regex", "(?=a)b")
     assert result.exit_code != 0
     assert "option 'regex': it cannot be enforced" in result.stderr
+
+
+@pytest.mark.quick
+def test_drawn_answers_have_seeds_and_a_resumed_run_draws_the_same(adafuse, fakes, tmp_path):
+    path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    item = {"question": "Who founded the mill?", "answer": "Ada"}
+    path.write_text(f"{json.dumps(item)}\n" * 6)
+    job = ["run", "--test-set", path, "--output", output, "--temperature", 2, "--n", 2]
+    assert adafuse(*job).exit_code == 0
+    whole = output.read_bytes()
+    found = records(output)
+    seeds = [each["seed"] for each in found] + [each["alternatives"][0]["seed"] for each in found]
+    assert len(set(seeds)) == 12
+    assert len({each["pred"] for each in found}) > 1  # the questions are equal, and the seeds not
+    assert all(
+        each["alternatives"][0].keys() == {"pred", "finish_reason", "seed"} for each in found
+    )
+    base = json.loads((tmp_path / "out.jsonl.run.json").read_text())["seed"]
+    output.write_bytes(whole[: len(whole) // 2])
+    assert adafuse(*job).exit_code == 0
+    assert output.read_bytes() == whole
+    again = [*job[:-4], tmp_path / "again.jsonl", *job[-4:], "--seed", base]
+    again.pop(4)
+    assert adafuse(*again).exit_code == 0
+    assert (tmp_path / "again.jsonl").read_bytes() == whole
+    refused = adafuse(*job, "--seed", base + 1)
+    assert refused.exit_code == 2
+    assert f"seed {base}, not {base + 1}" in refused.stderr
+
+
+@pytest.mark.quick
+def test_log_probabilities_are_in_the_rounds(adafuse, fakes, tmp_path):
+    path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_text('{"question": "Who founded the mill?", "answer": "Ada"}\n')
+    job = ["run", "--test-set", path, "--output", output, "--rounds", "--top-logprobs", 1]
+    assert adafuse(*job).exit_code == 0
+    (record,) = records(output)
+    tokens = [token for each in record["rounds"] for token in each["logprobs"]["wren"]]
+    assert "".join(token["text"] for token in tokens) == "Ada Brook did"
+    assert tokens[1]["logprob"] == pytest.approx(math.log(0.8))
+    assert all(len(token["top"]) == 1 for token in tokens)
+    assert adafuse("report", output, "--html", tmp_path / "page.html").exit_code == 0
+
+
+@pytest.mark.quick
+def test_lines_can_have_messages(adafuse, fakes, tmp_path, monkeypatch):
+    asked = []
+    real = AdaFuseEngine.generate
+
+    def generate(self, **options):
+        asked.append(options["messages"])
+        return real(self, **options)
+
+    monkeypatch.setattr(AdaFuseEngine, "generate", generate)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}]
+    lines = [
+        {"messages": messages, "answer": "Ada Brook did"},
+        {"messages": messages, "question": "Who?", "answer": "Ada"},
+        {"messages": "Who?", "answer": "Ada"},
+        {"messages": messages},
+    ]
+    path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    job = ["run", "--test-set", path, "--output", output]
+    assert adafuse(*job).exit_code == 1
+    assert asked == [messages]
+    first, *others = records(output)
+    assert (first["question"], first["pred"], first["label"]) == ("Who?", *["Ada Brook did"] * 2)
+    assert [re.sub('"', "", each["error"]) for each in others] == [
+        "it has both question and messages: leave one out",
+        "its messages must be a list of objects",
+        "it has no answer",
+    ]
+    refused = adafuse(*job, "--template", "Q: {question}", "--overwrite")
+    assert refused.exit_code == 2
+    assert "--template is for questions, and line 1 of the test set has messages" in refused.stderr

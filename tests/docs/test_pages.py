@@ -44,7 +44,9 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch) -> Non
         block.evaluate()
 
 
-@pytest.mark.parametrize(("name", "count"), [("decisions", 2), ("structured-output", 7)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("decisions", 2), ("structured-output", 7), ("sampling", 2), ("chat", 2)]
+)
 def test_s2_a_guide_shows_what_its_code_prints(name, count, tmp_path, monkeypatch, capsys):
     page = ROOT / "docs" / "guides" / f"{name}.md"
     monkeypatch.chdir(tmp_path)

@@ -9,6 +9,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from adafuse_llm import AdaFuseEngine, InvalidInputError, InvalidOptionError, MissingDependencyError
 from adafuse_llm.backends import FakeBackend
@@ -157,24 +158,64 @@ def test_a_text_that_no_member_can_write_has_no_likelihood(caplog):
 @pytest.mark.parametrize(
     ("given", "options"),
     [
-        ({}, {"stop": ()}),
+        ({}, {}),
         ({"until": "\n"}, {"stop": ("\n",)}),
         ({"until": ["a", ""], "max_gen_toks": 3}, {"stop": ("a",), "max_new_tokens": 3}),
-        ({"do_sample": False, "temperature": 0.7, "top_p": 0.9}, {"stop": ()}),
-        ({"max_tokens": "5"}, {"stop": (), "max_new_tokens": 5}),
+        ({"do_sample": False, "temperature": 0.7, "min_p": 0.1}, {"temperature": 0.0}),
+        ({"temperature": 0.0, "top_p": 0.9, "seed": 3}, {"temperature": 0.0}),
+        ({"do_sample": True}, {"temperature": 1.0}),
+        ({"do_sample": None, "temperature": None}, {}),
+        ({"do_sample": True, "temperature": 0}, {"temperature": 0.0}),
+        (
+            {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 3},
+            {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 3},
+        ),
+        ({"temperature": 0.7, "repetition_penalty": 1.0, "num_beams": 1}, {"temperature": 0.7}),
+        ({"max_tokens": "5"}, {"max_new_tokens": 5}),
     ],
 )
 def test_generation_options_of_the_harness(given, options):
-    assert generation_options(given) == options
+    assert generation_options(given) == {"stop": (), **options}
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({"do_sample": True}, "do_sample=False"), ({"num_beams": 4, "x": 1}, "num_beams, x")],
+    [
+        ({"num_beams": 4}, "'num_beams' is not built; got 4"),
+        ({"do_sample": True, "min_p": 0.1}, "'min_p' is not built; got 0.1"),
+        ({"do_sample": False, "repetition_penalty": 1.3}, "'repetition_penalty' is not built"),
+        ({"x": 1}, "'x' does not exist here; got 1. Allowed: until, do_sample, temperature"),
+    ],
 )
 def test_unsupported_generation_options_are_errors(given, message):
     with pytest.raises(InvalidOptionError, match=message):
         generation_options(given)
+
+
+def test_repeated_requests_draw_different_responses_and_a_run_draws_the_same_again():
+    sampled = {"do_sample": True, "max_gen_toks": 8}
+    requests = instances(*[(CONTEXT, sampled)] * 4, (CONTEXT, {"max_gen_toks": 8}))
+    ensemble = lm(ONE, OTHER, batch_size=5)
+    torch.manual_seed(1)
+    first = ensemble.generate_until(requests, True)
+    assert len(set(first[:4])) > 1
+    assert ensemble.generate_until(requests[3:], True) == [first[0], first[4]]
+    torch.manual_seed(2)
+    assert ensemble.generate_until(requests, True)[:4] != first[:4]
+    seeded = {**sampled, "seed": 9}
+    one, two = (
+        made.generate_until(instances((CONTEXT, seeded)), True)
+        for made in (ensemble, lm(ONE, OTHER, temperature=0.5))
+    )
+    assert one == two
+
+
+def test_is_greedy_draws_nothing():
+    hot, cold = lm(ONE, OTHER, temperature=5.0), lm(ONE, OTHER)
+    (text,) = cold.generate_until(instances((CONTEXT, {"max_gen_toks": 6})), True)
+    request = instances((CONTEXT, text))
+    assert hot.loglikelihood(request, True) == cold.loglikelihood(request, True)
+    assert hot.loglikelihood(request, True)[0][1]
 
 
 def test_invalid_options_and_two_ensembles_are_errors():
@@ -182,6 +223,10 @@ def test_invalid_options_and_two_ensembles_are_errors():
         lm(ONE, max_word=3)
     with pytest.raises(InvalidInputError, match="either"):
         lm(ONE, models="a;b")
+    with pytest.raises(InvalidOptionError, match="field repeats of the task"):
+        lm(ONE, n=2, temperature=1)
+    with pytest.raises(InvalidOptionError, match="'chat_template_kwargs': the text is not JSON"):
+        lm(ONE, chat_template_kwargs="{")
 
 
 def test_models_are_loaded_like_on_the_command_line(monkeypatch):
@@ -253,15 +298,16 @@ def test_conversations_reach_every_member_in_its_own_template():
     assert ensemble.tokenizer_name == "adafuse:ink,quill"
 
 
-def test_the_beginning_of_a_reply_is_an_error():
-    ensemble = lm(ONE)
-    with pytest.raises(InvalidInputError, match="gen_prefix"):
-        ensemble.apply_chat_template(
-            [{"role": "user", "content": "x"}], add_generation_prompt=False
-        )
-    context = ensemble.apply_chat_template([{"role": "user", "content": "x"}])
-    with pytest.raises(InvalidInputError, match="gen_prefix"):
-        ensemble.generate_until(instances((context + "Sure:", {})), True)
+def test_a_reply_that_the_task_begins_is_continued():
+    with scripted_engine(lambda _: "Yes, it is.", max_new_tokens=8) as engine:
+        ensemble = AdaFuseLM(engine)
+        turns = [{"role": "user", "content": "Is it?"}]
+        begun = [*turns, {"role": "assistant", "content": "Yes,"}]
+        context = ensemble.apply_chat_template(begun, add_generation_prompt=False)
+        for each in (context, ensemble.apply_chat_template(turns) + "Yes,"):
+            assert ensemble.generate_until(instances((each, {})), True) == [" it is."]
+        ((_, greedy),) = ensemble.loglikelihood(instances((context, " it is.")), True)
+    assert greedy
 
 
 # The harness itself ---------------------------------------------------------------------------

@@ -151,6 +151,60 @@ def test_cancelling_leaves_only_complete_records():
     assert all(record.answer == f"w{record.line - 1}" for record in records)
 
 
+def coin(name):
+    """Answer every question with " yes" or " no", which are equally likely."""
+
+    def rule(text):
+        answer = text.rpartition("Answer:")[2]
+        return {" yes": 0.5, " no": 0.5} if not answer else {END: 1.0}
+
+    return FakeBackend(name, rule, [" yes", " no"])
+
+
+def test_every_question_has_its_own_seed():
+    items = questions(*["is it so"] * 40)
+    with ensemble(coin("one"), coin("two"), temperature=1.0, seed=3) as engine:
+        records = list(answer_all(engine, NQ, items, METRICS))
+        part = list(answer_all(engine, NQ, items[7:9], METRICS))
+        alone = list(answer_all(singly(engine), NQ, items, METRICS, system=System.alone("one")))
+        other = list(answer_all(engine, NQ, items, METRICS, system=System("s", {"seed": 4})))
+        unseeded = [
+            [each.seed for each in answer_all(engine, NQ, items, METRICS, system=System("s", free))]
+            for free in [{"seed": None}] * 2
+        ]
+    answers = [record.answer for record in records]
+    assert len({record.seed for record in records}) == 40
+    assert 5 < answers.count("yes") < 35
+    assert [(each.seed, each.answer) for each in part] == [
+        (each.seed, each.answer) for each in records[7:9]
+    ]
+    assert [record.answer for record in alone] == answers  # equal members share the noise
+    assert [record.answer for record in other] != answers
+    assert not {*unseeded[0]} & {*unseeded[1]}
+
+
+def test_without_sampling_a_record_has_no_seed_and_n_is_refused():
+    with ensemble(echo("one"), seed=3) as engine:
+        (record,) = answer_all(engine, NQ, questions("is it ada"), METRICS)
+    assert record.seed is None
+    with (
+        ensemble(echo("one"), temperature=1.0, n=2) as engine,
+        pytest.raises(InvalidOptionError, match="one response to each question; got 2"),
+    ):
+        list(answer_all(engine, NQ, questions("a"), METRICS))
+
+
+def test_the_answer_is_read_after_the_reasoning():
+    texts = {"is it ada": "<think>\nbo?\n</think>\n\nada"}
+    with scripted_engine(lambda _: texts["is it ada"], max_new_tokens=40) as engine:
+        (record,) = answer_all(engine, NQ, questions("is it ada"), METRICS, chat=True)
+    assert record.pred == texts["is it ada"]
+    assert record.answer == "ada"
+    assert record.metrics["exact_match"] == 100
+    for text in (record.pred, "bo?</think> Ada."):  # a chat template can open the reasoning
+        assert NQ.same(text) == NQ.same("ada")
+
+
 def test_a_single_member_decodes_greedily_without_a_cached_prompt():
     def script(prompt):
         return "right" if "easy" in prompt else "wrong"

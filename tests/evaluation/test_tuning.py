@@ -295,6 +295,7 @@ def test_settings_that_decode_differently_keep_different_forms():
         ({"trials": 0}, InvalidOptionError, "trials must be 1 or more"),
         ({"within": -1}, InvalidOptionError, "within"),
         ({"fixed": {"max_words": 0}}, InvalidOptionError, "max_words"),
+        ({"fixed": {"temperature": 0.5}}, InvalidOptionError, "without sampling"),
         ({"fixed": {"weights": (1, 2)}}, InvalidOptionError, "one number per member"),
         ({"fixed": {"weights": {"odd": 1}}}, InvalidOptionError, "one number per member"),
         (

@@ -16,7 +16,7 @@ from adafuse_llm.report.page import fragment, page, style
 from adafuse_llm.report.run import Answer, run_page
 from adafuse_llm.report.styles import COLORS, looks, owner
 from adafuse_llm.report.terminal import Display
-from adafuse_llm.summary import Summary
+from adafuse_llm.summary import Summary, record
 
 pytestmark = pytest.mark.quick
 
@@ -129,6 +129,55 @@ def test_all_ways_to_show_rounds_count_the_same_ones_as_unanimous():
         assert f"all agreed in {agreed} of {count}" in console.export_text()
         assert Summary.of(generation.rounds).agreement == pytest.approx(agreed / count)
         assert html.unescape(page(generation)).count("all agree ·") == agreed
+
+
+@pytest.fixture(scope="module")
+def drawn() -> Generation:
+    engine = AdaFuseEngine([writes("one", "a b c", sure=0.6), writes("two", "a b c", sure=0.6)])
+    return engine.generate(">", max_words=1, temperature=1, seed=5, n=3, top_logprobs=2)
+
+
+def test_all_responses_are_shown_with_their_seeds(drawn):
+    made = page(drawn)
+    responses = (drawn, *drawn.alternatives)
+    ids = re.findall(r'\bid="([^"]+)"', made)
+    assert len(ids) == len(set(ids)) == sum(len(each.rounds) for each in responses)
+    assert made.count("<style>") == fragment(drawn).count("<style>") + 1
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(drawn)
+    shown = console.export_text()
+    for number, each in enumerate(responses, start=1):
+        assert f"<h2>Response {number} of 3 · seed {each.seed}</h2>" in made
+        assert f"Response {number} of 3 · seed {each.seed}\n{each.text}" in shown
+    assert shown.count("forward passes: ") == 3
+
+
+def test_a_response_that_was_not_drawn_has_no_heading_and_no_seed(generation):
+    assert not re.search("<h2>|seed", page(generation))
+
+
+def test_records_of_rounds_have_the_log_probabilities(drawn, generation):
+    for decided in drawn.rounds:
+        for detail in ("summary", "full"):
+            told = record(decided, detail)["logprobs"]
+            assert told == decided.model_dump(mode="json")["logprobs"]
+            assert all(len(token["top"]) == 2 for token in told["one"])
+    assert "logprobs" not in record(generation.rounds[0])
+
+
+@pytest.mark.parametrize("prefix", ["", "<think>\n"])
+def test_reasoning_is_shown_apart_from_the_answer(prefix):
+    text = f"{'' if prefix else '<think>'}so & so</think>\n\nyes"
+    engine = AdaFuseEngine([writes("one", text)])
+    generation = engine.generate(">", max_words=2).model_copy(update={"reply_prefix": prefix})
+    assert (generation.reasoning, generation.answer) == ("so & so", "yes")
+    made = page(generation)
+    quiet = "".join(re.findall('<i class="quiet">(.*?)</i>', made, re.DOTALL))
+    assert html.unescape(quiet) == text.removesuffix("yes")
+    assert "Reasoning is in italics" in made
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(generation)
+    assert "Reasoning\nso & so\n\nAnswer\nyes\n" in console.export_text()
 
 
 NAMES = (

@@ -89,7 +89,11 @@ def test_calls_are_found_in_text() -> None:
         ([], {}, "empty"),
         ("hello", {}, "got str"),
         ([{"role": "user", "content": " "}], {}, "no text"),
-        ([{**USER, "audio": "x"}], {}, "'audio'; only 'role', 'content', 'tool_calls' and"),
+        (
+            [{**USER, "audio": "x"}],
+            {},
+            "'audio'; only 'role', 'content', 'tool_calls', 'tool_call_id' and",
+        ),
         ([{**USER, "tool_calls": [CALL]}], {}, "only an assistant message"),
         ([{**USER, "tool_call_id": "1"}], {}, "only a tool message"),
         ([{**CALLED, "tool_calls": CALL}], {}, "tool_calls of type dict"),

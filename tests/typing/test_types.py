@@ -44,7 +44,7 @@ def test_right_uses_are_accepted_and_wrong_ones_refused(tmp_path: Path, monkeypa
 
 @pytest.mark.quick
 def test_the_typed_options_are_the_options() -> None:
-    assert {*DecodeOptions.__annotations__} == {*AdaFuseConfig.model_fields, "temperature"}
+    assert {*DecodeOptions.__annotations__} == {*AdaFuseConfig.model_fields}
 
 
 @pytest.mark.quick
@@ -64,5 +64,5 @@ def test_the_typed_keywords_of_the_llama_index_llm_are_its_fields() -> None:
     from llama_index.llms.adafuse.base import LLMOptions
 
     named = {"members", "engine"}  # parameters of their own
-    fields = {*AdaFuseLLM.model_fields, *ALIASES, "temperature"}
+    fields = {*AdaFuseLLM.model_fields, *ALIASES}
     assert {*LLMOptions.__annotations__} == fields - named

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
+
+from adafuse_llm.backends.stored import decoders, has_byte_tokens
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -25,7 +27,7 @@ def grammar_tokenizer(tokenizer: Any, size: int, end_ids: Collection[int]) -> An
     from llguidance.hf import from_tokenizer
 
     ends = sorted(end_ids)
-    spaces = [d["replacement"] for d in _decoders(tokenizer) if d["type"] == "Metaspace"]
+    spaces = [d["replacement"] for d in decoders(_decoder(tokenizer)) if d["type"] == "Metaspace"]
     if not spaces:
         return from_tokenizer(tokenizer, n_vocab=size, eos_token=ends)
     # llguidance does not read the pieces of Unigram vocabularies as their decoder does
@@ -35,19 +37,14 @@ def grammar_tokenizer(tokenizer: Any, size: int, end_ids: Collection[int]) -> An
 
 def follows_grammars(tokenizer: Any) -> bool:
     """Return whether the bytes of a tokenizer's tokens are known."""
-    kinds = {decoder["type"] for decoder in _decoders(tokenizer)}
-    return not kinds.isdisjoint({"ByteLevel", "ByteFallback", "Metaspace"})
+    return has_byte_tokens(_decoder(tokenizer))
 
 
-def _decoders(tokenizer: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the decoders of a fast tokenizer; none for other tokenizers."""
+def _decoder(tokenizer: Any) -> Mapping[str, Any] | None:
+    """Return the decoder of a fast tokenizer as a dict; None if there is none."""
     if not getattr(tokenizer, "is_fast", False) or tokenizer.backend_tokenizer.decoder is None:
-        return
-    pending = [json.loads(tokenizer.backend_tokenizer.decoder.__getstate__())]
-    while pending:
-        decoder = pending.pop()
-        yield decoder
-        pending += decoder.get("decoders", ())
+        return None
+    return dict(json.loads(tokenizer.backend_tokenizer.decoder.__getstate__()))
 
 
 class _Pieces:

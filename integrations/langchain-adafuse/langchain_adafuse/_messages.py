@@ -22,6 +22,7 @@ from adafuse_llm.adapters.reply import (
     CALL_CLOSES,
     CALL_OPENS,
     InvalidToolCall,
+    Part,
     Reasoning,
     ReplyParser,
     Text,
@@ -34,14 +35,21 @@ from langchain_adafuse._rounds import ROUNDS_KEY
 
 ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "function": "tool"}
 
+REASONING_KEYS = {
+    "reasoning": "reasoning",
+    "thinking": "thinking",
+    "reasoning_content": "reasoning_content",
+}
+"""Types of blocks with reasoning, and the key of its text."""
+
 SKIPPED_BLOCKS = frozenset(
     {
         *("tool_use", "tool_call", "tool_call_chunk", "invalid_tool_call", "function_call"),
-        *("reasoning", "thinking", "redacted_thinking", "reasoning_content"),
+        *(*REASONING_KEYS, "redacted_thinking"),
     }
 )
-"""Types of blocks that are omitted from assistant messages without a note: reasoning, which no
-member reads again, and copies of tool calls."""
+"""Types of blocks that are omitted from assistant messages without a note: reasoning, which only
+some chat templates show again, and copies of tool calls."""
 
 ERRORS_KEY = "adafuse_call_errors"
 """Key in the ``additional_kwargs`` of chunks, with the errors of malformed calls by id."""
@@ -100,11 +108,23 @@ def _to_turn(message: BaseMessage, malformed: Mapping[str | None, str | None]) -
         said = "".join(texts)
         separator = "\n" if said and calls and not said.endswith("\n") else ""
         turn["content"] = said + separator + "\n".join(calls)
+        turn["reasoning"] = _reasoning(message)
         turn["tool_calls"] = [
             Call(id=call["id"] or "", name=call["name"], arguments=call["args"])
             for call in message.tool_calls
         ]
     return turn
+
+
+def _reasoning(message: AIMessage) -> str:
+    """Return the reasoning that a message keeps apart from its text, or ""."""
+    apart = message.additional_kwargs.get("reasoning_content")
+    if isinstance(apart, str) and apart:
+        return apart
+    blocks = [block for block in message.content if isinstance(block, dict)]
+    found = [block.get(REASONING_KEYS.get(str(block.get("type")), "")) for block in blocks]
+    texts = [each.get("text") if isinstance(each, dict) else each for each in found]
+    return "\n\n".join(text for text in texts if isinstance(text, str))
 
 
 def _malformed_block(call: Mapping[str, Any]) -> str:
@@ -210,13 +230,10 @@ class Reply:
 
     tools: bool
     parallel: bool = True
-    _parser: ReplyParser = field(init=False)
+    _parser: ReplyParser | None = field(init=False, default=None)
     _calls: int = 0
     _has_valid_call: bool = False
     _at_start: bool = False  # True while only white space has followed a call or reasoning
-
-    def __post_init__(self) -> None:
-        self._parser = ReplyParser(tools=self.tools)
 
     def chunks(
         self,
@@ -237,9 +254,7 @@ class Reply:
             metadata: metadata of the whole reply, for the last event.
             usage: token usage of the whole reply, for the last event.
         """
-        parts = self._parser.feed(event.text)
-        if event.generation is not None:
-            parts += self._parser.close()
+        parts = self._parts(event)
         content, reasoning = "", ""
         calls: list[ToolCallChunk] = []
         errors: dict[str, str] = {}
@@ -277,6 +292,12 @@ class Reply:
             messages[-1].usage_metadata = usage
             messages[-1].chunk_position = "last"
         return [ChatGenerationChunk(message=message) for message in messages]
+
+    def _parts(self, event: StreamEvent) -> list[Part]:
+        if self._parser is None:
+            self._parser = ReplyParser(tools=self.tools, prefix=event.reply_prefix)
+        parts = self._parser.feed(event.text)
+        return parts if event.generation is None else [*parts, *self._parser.close()]
 
     def _call_chunk(self, part: ValidToolCall | InvalidToolCall) -> ToolCallChunk:
         """Convert a call to a chunk.

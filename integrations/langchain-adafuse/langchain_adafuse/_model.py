@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 from collections.abc import (
@@ -15,29 +16,41 @@ from collections.abc import (
 )
 from contextlib import aclosing, closing, contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from langchain_core.exceptions import ContextOverflowError
+from langchain_core.language_models.base import LangSmithParams
 from langchain_core.load.serializable import Serializable
-from langchain_core.messages.ai import UsageMetadata
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+from langchain_core.messages import AIMessage
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    ValidationError,
+    create_model,
+    model_validator,
+)
 from typing_extensions import Self, TypedDict, Unpack
 
 from adafuse_llm import (
     AdaFuseConfig,
     AdaFuseEngine,
     ContextWindowError,
-    Generation,
     RuntimeConfig,
     StreamEvent,
 )
 from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
-from adafuse_llm.adapters.options import check_option_names
+from adafuse_llm.adapters.options import ALIASES, check_option_names
 from adafuse_llm.config import CONSTRAINTS, Options, explain
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest
-from adafuse_llm.summary import RoundDetail, Summary
+from adafuse_llm.summary import RoundDetail
 from adafuse_llm.text.codec import TextCodec
-from langchain_adafuse._rounds import SUMMARY_KEY, ModelRun, RoundReporter
+from langchain_adafuse._calls import ONLY, Place, Response, Start, Step, Timing
+from langchain_adafuse._metadata import PROVIDER, metadata_of
+from langchain_adafuse._rounds import ModelRun, RoundRecords, RoundReporter
+from langchain_adafuse.errors import CallTimeoutError
 
 if TYPE_CHECKING:
     import torch
@@ -52,19 +65,19 @@ if TYPE_CHECKING:
 else:  # pydantic would need torch to resolve the types in MemberSpec
     Members = Any
 
-OPTIONS = (*(name for name in AdaFuseConfig.model_fields if name != "use"), "temperature")
-PER_CALL = ("use", "model", "temperature", "timeout", "max_retries", "round_detail", "trace_rounds")
+OPTIONS = tuple(name for name in AdaFuseConfig.model_fields if name != "use")
+PER_CALL = (
+    *("use", "model", "timeout", "max_retries"),
+    *("round_detail", "trace_rounds", "unsupported"),
+)
+ONE_STREAM = "n must be 1 when streaming; to get several responses, use invoke, batch or generate"
 MEMBERS_VARIABLE = "ADAFUSE_MEMBERS"
 """Environment variable with the default members, separated by commas."""
 
 ACCEPTED = ("api_key", "stream")
 """Keywords that LangChain passes to every model and that have no effect here."""
 
-TOKEN_KINDS = ("input_tokens", "output_tokens", "total_tokens")
-
-FINISH_REASONS = {"stop_sequence": "stop"}
-
-RoundRecords = list[dict[str, Any]]
+Unsupported = Literal["error", "warn"]
 
 
 class ModelFields(TypedDict, total=False):
@@ -83,6 +96,14 @@ class ModelFields(TypedDict, total=False):
     grammar: str | None
     choices: Sequence[str] | None
     temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    seed: int | None
+    n: int | None
+    logprobs: bool | None
+    top_logprobs: int | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    continue_final_message: bool | None
     members: Members
     engine: AdaFuseEngine | None
     dtype: str | torch.dtype
@@ -93,11 +114,15 @@ class ModelFields(TypedDict, total=False):
     model: str | list[str] | None
     max_tokens: int | None
     max_completion_tokens: int | None
+    num_predict: int | None
+    num_return_sequences: int | None
+    stop_sequences: str | Sequence[str] | None
     timeout: float | None
     max_retries: int | None
     streaming: bool | None
     round_detail: RoundDetail
     trace_rounds: bool
+    unsupported: Unsupported
     api_key: object
     stream: object
     name: str | None
@@ -157,12 +182,29 @@ class EnsembleModel(Serializable):
     grammar: str | None = None
     choices: list[str] | None = None
     temperature: float | None = None
-    """Must be 0 if set, because decoding is deterministic."""
+    """0 decodes deterministically. Above 0, the members draw their tokens."""
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    """Determines what is drawn. ``response_metadata["seed"]`` has the seed of each response."""
+    n: int | None = None
+    """Number of responses to draw for each prompt. Above 1, it needs a `temperature` above 0, and
+    responses cannot be streamed."""
+    logprobs: bool | None = None
+    """Whether ``response_metadata["logprobs"]`` has the log-probability of every token, in the form
+    of OpenAI's API. The tokens are those of the member with the highest weight."""
+    top_logprobs: int | None = None
+    """Number of likeliest tokens to list with each token; also turns on `logprobs`."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables for the members' chat templates, such as ``{"enable_thinking": False}``."""
+    continue_final_message: bool | None = None
+    """Whether the response continues the last message, which must be an assistant's."""
 
     timeout: float | None = Field(default=None, gt=0, le=threading.TIMEOUT_MAX, allow_inf_nan=False)
-    """Time limit of a call in seconds, excluding loading; a longer call raises `TimeoutError`."""
+    """Time limit of a call in seconds, excluding loading. A longer call raises `CallTimeoutError`,
+    which has the response so far."""
     max_retries: int | None = None
-    """Has no effect: decoding is deterministic, so a failed call would fail again."""
+    """Has no effect: a call uses no network, so a failed call would fail again."""
     streaming: bool | None = None
     round_detail: RoundDetail = "summary"
     """What messages contain about the rounds: ``"summary"`` for a summary of all rounds (rounds
@@ -171,6 +213,13 @@ class EnsembleModel(Serializable):
     trace_rounds: bool = False
     """Whether to report each round as a child run. Use it for tracers that do not show custom
     events, such as LangSmith."""
+    unsupported: Unsupported = "error"
+    """What to do with options of other providers that are not built, such as `presence_penalty`:
+    ``"error"`` to refuse them, or ``"warn"`` to drop them with one warning for each option. Unknown
+    options are errors in both cases."""
+
+    _logger: ClassVar[logging.Logger] = logging.getLogger("langchain_adafuse")
+    _warnings: set[str] = PrivateAttr(default_factory=set)  # the copies for calls share it
 
     if TYPE_CHECKING:
 
@@ -184,22 +233,30 @@ class EnsembleModel(Serializable):
             except ValidationError as error:
                 raise _one_error(error, type(self)) from None
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _check_names(cls, given: Any) -> Any:
+    def _check_names(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(given, Mapping):
-            return given
-        checked = check_option_names(given, extra=(*cls.model_fields, *ACCEPTED))
+            return handler(given)
+        dropped: list[str] = []
+        checked = check_option_names(
+            given,
+            extra=(*cls.model_fields, *ACCEPTED),
+            unsupported=given.get("unsupported", "error"),
+            warn=dropped.append,
+        )
         checked = {name: value for name, value in checked.items() if name not in ACCEPTED}
         checked = _with_plain_schema(checked)
         if checked.get("engine") is None and not checked.get("members"):
             paths = os.environ.get(MEMBERS_VARIABLE, "").split(",")
             checked["members"] = [path.strip() for path in paths if path.strip()]
-        return checked
+        model = handler(checked)
+        for message in dropped:
+            model._warn_once(message)
+        return model
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        AdaFuseConfig().override({**self._options, "use": self._chosen_names()})
         if (self.engine is None) == (not self.members):
             if self.engine is None and (given := self.use or self.model):
                 paths = [given] if isinstance(given, str) else given
@@ -212,7 +269,7 @@ class EnsembleModel(Serializable):
                 f"{type(self).__name__}.from_embedded() uses the small models that ship with "
                 "adafuse-llm"
             )
-        self._check_choice()
+        self._check_options()
         return self
 
     @classmethod
@@ -329,6 +386,25 @@ class EnsembleModel(Serializable):
             return (chosen,) if chosen in known else tuple(chosen.split("+"))
         return tuple(chosen)
 
+    def _check_options(self) -> None:
+        """Check the fields that a call can override.
+
+        Raises:
+            InvalidOptionError: a value cannot be used.
+        """
+        self._check_choice()
+        if self._config.n > 1 and self.streaming:
+            raise InvalidOptionError(ONE_STREAM)
+
+    def _check_one_response(self) -> None:
+        """Check that the model can stream.
+
+        Raises:
+            InvalidOptionError: `n` is above 1.
+        """
+        if self._config.n > 1:
+            raise InvalidOptionError(ONE_STREAM)
+
     def _check_choice(self) -> None:
         """Check that `use` and `model` name members.
 
@@ -365,7 +441,12 @@ class EnsembleModel(Serializable):
             InvalidOptionError: a keyword is unknown, or its value cannot be used.
         """
         overrides = {name: value for name, value in overrides.items() if value is not None}
-        update = check_option_names(overrides, extra=(*PER_CALL, *ACCEPTED))
+        update = check_option_names(
+            overrides,
+            extra=(*PER_CALL, *ACCEPTED),
+            unsupported=overrides.get("unsupported", self.unsupported),
+            warn=self._warn_once,
+        )
         update = {name: value for name, value in update.items() if name not in ACCEPTED}
         if stop is not None:
             update["stop"] = [stop] if isinstance(stop, str) else list(stop)
@@ -377,98 +458,153 @@ class EnsembleModel(Serializable):
         own = {name: update[name] for name in PER_CALL if name in update}
         update |= _CallOptions(**own).model_dump(exclude_unset=True)
         copy = self.model_copy(update=update)
-        copy._check_choice()
+        copy._check_options()
         return copy
+
+    def _warn_once(self, message: str) -> None:
+        """Log a warning, unless this model or a copy for a call already logged the same one."""
+        if message not in self._warnings:
+            self._warnings.add(message)
+            self._logger.warning(message)
 
     def _loaded(self) -> AdaFuseEngine:
         return self._ensemble.engine()
 
-    async def _aloaded(self) -> AdaFuseEngine:
-        """Return the engine. Load it in a thread if necessary, to keep the event loop free."""
-        if self._ensemble.is_loaded:
-            return self._loaded()
-        return await asyncio.to_thread(self._loaded)
+    def _start(self) -> Start:
+        """Begin a call. Load the members if necessary."""
+        timing, engine = Timing(), self._loaded()
+        timing.end_loading()
+        return self._started(engine, timing)
+
+    async def _astart(self) -> Start:
+        """Begin a call. Load the members in a thread if necessary, to keep the event loop free."""
+        timing = Timing()
+        loaded = self._ensemble.is_loaded
+        engine = self._loaded() if loaded else await asyncio.to_thread(self._loaded)
+        timing.end_loading()
+        return self._started(engine, timing)
+
+    def _started(self, engine: AdaFuseEngine, timing: Timing) -> Start:
+        return Start(engine, engine.config.override(self._engine_options), timing)
 
     def _first_codec(self) -> TextCodec:
         backends = self._loaded().backends
         return next((b.codec for b in backends if b.name in self._names), backends[0].codec)
 
     def _decode(
-        self, run: ModelRun | None, index: int | None = None, **prompt: Any
-    ) -> Generator[tuple[StreamEvent, RoundRecords], None, None]:
-        """Report the rounds of one decode. Yield each event with its round's records."""
-        reporter, engine = self._reporter(run), self._loaded()
+        self, start: Start, run: ModelRun | None, place: Place = ONLY, **request: Any
+    ) -> Generator[Step, None, None]:
+        """Decode one response and report its rounds.
+
+        Args:
+            start: the beginning of the call.
+            run: the run to report to.
+            place: the place of the response in its call.
+            **request: the prompt or the messages, and options that replace those of the model.
+        """
+        reporter = self._reporter(run)
         with (
             self._deadline() as cancel,
-            closing(engine.stream(**prompt, **self._decode_options(cancel))) as events,
+            closing(start.engine.stream(**self._arguments(cancel, request))) as events,
         ):
             for event in events:
-                self._check_timeout(event)
-                yield event, reporter.report(event, **_prompt_field(index))
+                yield self._step(start, event, reporter.report(event, **place.labels), place)
 
     async def _adecode(
-        self, run: ModelRun | None, index: int | None = None, **prompt: Any
-    ) -> AsyncGenerator[tuple[StreamEvent, RoundRecords], None]:
+        self, start: Start, run: ModelRun | None, place: Place = ONLY, **request: Any
+    ) -> AsyncGenerator[Step, None]:
         """Do the same as `_decode`, without blocking the event loop."""
-        reporter, engine = self._reporter(run), await self._aloaded()
+        reporter = self._reporter(run)
         with self._deadline() as cancel:
-            async with aclosing(engine.astream(**prompt, **self._decode_options(cancel))) as events:
+            stream = start.engine.astream(**self._arguments(cancel, request))
+            async with aclosing(stream) as events:
                 async for event in events:
-                    self._check_timeout(event)
-                    yield event, await reporter.areport(event, **_prompt_field(index))
+                    records = await reporter.areport(event, **place.labels)
+                    yield self._step(start, event, records, place)
 
     def _decode_all(
-        self, run: ModelRun | None, prompts: Sequence[str]
-    ) -> list[tuple[Generation, RoundRecords]]:
-        """Decode prompts in shared forward passes. Each record contains its prompt's number."""
-        reporter, engine = self._reporter(run), self._loaded()
-        done: dict[int, Generation] = {}
-        records: list[RoundRecords] = [[] for _ in prompts]
+        self, start: Start, run: ModelRun | None, places: Sequence[Place], **requests: Any
+    ) -> list[Response]:
+        """Decode all responses of a call in shared forward passes.
+
+        Args:
+            start: the beginning of the call.
+            run: the run to report to.
+            places: the places of the responses in the call.
+            **requests: the prompts or conversations, and options that replace those of the model.
+        """
+        reporter = self._reporter(run)
+        steps: list[list[Step]] = [[] for _ in places]
         with (
             self._deadline() as cancel,
-            closing(engine.stream_batch(prompts, **self._decode_options(cancel))) as events,
+            closing(start.engine.stream_batch(**self._arguments(cancel, requests))) as events,
         ):
             for index, event in events:
-                self._check_timeout(event)
-                records[index] += reporter.report(event, **_prompt_field(index))
-                if event.generation is not None:
-                    done[index] = event.generation
-        return [(done[index], records[index]) for index in range(len(prompts))]
+                place = places[index]
+                records = reporter.report(event, **place.labels)
+                steps[index].append(self._step(start, event, records, place))
+        return [start.whole(each) for each in steps]
 
     async def _adecode_all(
-        self, run: ModelRun | None, prompts: Sequence[str]
-    ) -> list[tuple[Generation, RoundRecords]]:
-        """Return what `_decode_all` returns, without blocking the event loop."""
+        self,
+        start: Start,
+        run: ModelRun | None,
+        places: Sequence[Place],
+        requests: Sequence[Mapping[str, Any]],
+    ) -> list[Response]:
+        """Return what `_decode_all` returns, without blocking the event loop.
 
-        async def decode(index: int, prompt: str) -> tuple[Generation, RoundRecords]:
-            records: RoundRecords = []
-            last: Generation | None = None
-            async with aclosing(self._adecode(run, index, prompt=prompt)) as events:
-                async for event, new in events:
-                    records += new
-                    last = event.generation
-            assert last is not None, "a decode ends with its generation or an error"
-            return last, records
+        Args:
+            start: the beginning of the call.
+            run: the run to report to.
+            places: the places of the responses in the call.
+            requests: the request of each response, as for `_adecode`.
+        """
 
-        tasks = [asyncio.ensure_future(decode(*item)) for item in enumerate(prompts)]
+        async def decode(place: Place, request: Mapping[str, Any]) -> Response:
+            async with aclosing(self._adecode(start, run, place, **request)) as steps:
+                return start.whole([step async for step in steps])
+
+        tasks = [
+            asyncio.ensure_future(decode(place, request))
+            for place, request in zip(places, requests, strict=True)
+        ]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
             for task in tasks:
                 task.cancel()
 
+    def _step(self, start: Start, event: StreamEvent, records: RoundRecords, place: Place) -> Step:
+        start.timing.note(place.number)
+        if event.generation is None:
+            return Step(event, records, {})
+        metadata = metadata_of(
+            event.generation,
+            model_name=self.model_name,
+            detail=self.round_detail,
+            durations=start.timing.durations(place.number, event.generation),
+        )
+        return Step(event, records, metadata)
+
     def _reporter(self, run: ModelRun | None) -> RoundReporter:
         return RoundReporter(run, self.round_detail, self.trace_rounds)
 
-    def _decode_options(self, cancel: threading.Event) -> dict[str, Any]:
-        """Return the keyword arguments of a decode, except the prompt."""
-        return {"cancel": cancel, **self._engine_options}
+    def _arguments(self, cancel: threading.Event, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keyword arguments of a decode."""
+        return {"cancel": cancel, **self._engine_options, **request}
 
     @property
     def _engine_options(self) -> dict[str, Any]:
         """The decoding options, including the active members."""
         chosen = {} if self._chosen is None else {"use": self._chosen}
         return {**self._options, **chosen}
+
+    @property
+    def _config(self) -> AdaFuseConfig:
+        """The decoding options of a call, with the values of a given engine."""
+        config = AdaFuseConfig() if self.engine is None else self.engine.config
+        return config.override(self._engine_options)
 
     @contextmanager
     def _deadline(self) -> Iterator[threading.Event]:
@@ -490,26 +626,45 @@ class EnsembleModel(Serializable):
             timer.cancel()
             cancel.set()
 
-    def _check_timeout(self, event: StreamEvent) -> None:
-        if event.generation is not None and event.generation.finish_reason == "cancelled":
-            raise TimeoutError(
-                f"the call was stopped, because it took longer than timeout={self.timeout} seconds"
+    def _check_timeout(
+        self, responses: Sequence[Response], as_partial: Callable[[Response], AIMessage | str]
+    ) -> None:
+        """Check that all responses are complete.
+
+        Args:
+            responses: the responses of a call.
+            as_partial: converts a response for the error.
+
+        Raises:
+            CallTimeoutError: a response was cancelled, because the call took too long.
+        """
+        if any(response.is_cancelled for response in responses):
+            raise CallTimeoutError(
+                f"the call was stopped, because it took longer than timeout={self.timeout} seconds",
+                [as_partial(response) for response in responses],
             )
 
-    def _metadata(self, generation: Generation) -> dict[str, Any]:
-        """Return the metadata of a response, for its last chunk."""
-        reason: str = generation.finish_reason
-        usage = generation.usage.model_dump()
-        summary = Summary.of(generation.rounds).model_dump(mode="json")
-        return {
-            **({} if self.round_detail == "none" else {SUMMARY_KEY: summary}),
-            "finish_reason": FINISH_REASONS.get(reason, reason),
-            "model_name": self.model_name,
-            "usage_by_member": {
-                member: {kind: counts[member] for kind, counts in usage.items()}
-                for member in generation.usage.prompt_tokens
-            },
-        }
+    def _tracing_params(
+        self, kind: Literal["chat", "llm"], stop: list[str] | None, keywords: Mapping[str, Any]
+    ) -> LangSmithParams:
+        """Return the parameters that LangSmith shows for a call. They are not validated."""
+        given = {name: value for name, value in keywords.items() if value is not None}
+        name = given.get("model", given.get("use", self.model_name))
+        params = LangSmithParams(
+            ls_provider=PROVIDER,
+            ls_model_type=kind,
+            ls_model_name=name if isinstance(name, str) else "+".join(map(str, name)),
+        )
+        temperature = given.get("temperature", self.temperature)
+        if temperature is not None:
+            params["ls_temperature"] = temperature
+        lengths = (given.get(name) for name in (*ALIASES, "max_new_tokens"))
+        max_tokens = next((length for length in lengths if length), self.max_new_tokens)
+        if max_tokens is not None:
+            params["ls_max_tokens"] = max_tokens
+        if stops := stop or given.get("stop") or self._stops:
+            params["ls_stop"] = [stops] if isinstance(stops, str) else list(stops)
+        return params
 
 
 _PER_CALL_FIELDS = {name: EnsembleModel.model_fields[name] for name in PER_CALL}
@@ -532,32 +687,9 @@ def _with_plain_schema(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, "json_schema": AdaFuseConfig(json_schema=schema).json_schema}
 
 
-def usage_of(generation: Generation) -> UsageMetadata:
-    """Return the token counts of the first active member, in LangChain's form."""
-    usage = generation.usage
-    first = next(iter(usage.prompt_tokens))
-    prompt, completion = usage.prompt_tokens[first], usage.completion_tokens[first]
-    return UsageMetadata(
-        input_tokens=prompt,
-        output_tokens=completion,
-        total_tokens=prompt + completion,
-        input_token_details={"cache_read": usage.cached_tokens[first]},
-    )
-
-
-def output_of(model_name: str, usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return LangChain's ``llm_output``: the model's name and the total of token counts."""
-    total = {kind: sum(usage.get(kind, 0) for usage in usages) for kind in TOKEN_KINDS}
-    return {"model_name": model_name, "token_usage": total}
-
-
 def _one_error(error: ValidationError, kind: type[EnsembleModel]) -> InvalidInputError:
     """Return the error of this package for the first problem that pydantic found."""
     cause = error.errors()[0].get("ctx", {}).get("error")
     if isinstance(cause, InvalidInputError):
         return cause
     return InvalidOptionError(explain(error, tuple(kind.model_fields)))
-
-
-def _prompt_field(index: int | None) -> dict[str, int]:
-    return {} if index is None else {"prompt": index}

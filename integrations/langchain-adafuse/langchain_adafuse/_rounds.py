@@ -26,6 +26,8 @@ ROUNDS_KEY = "adafuse_rounds"
 SUMMARY_KEY = "adafuse_summary"
 """Key of the summary of the rounds in the metadata of messages and generations."""
 
+RoundRecords = list[dict[str, Any]]
+
 ModelRun = CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun
 
 

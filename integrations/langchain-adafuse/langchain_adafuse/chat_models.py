@@ -16,23 +16,25 @@ from langchain_core.callbacks import (
     CallbackManagerForLLMRun,
 )
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import generate_from_stream
 from langchain_core.language_models.model_profile import ModelProfile
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from langchain_core.utils.uuid import uuid7
 from pydantic import PrivateAttr, StrictBool
 from typing_extensions import Self, Unpack
 
-from adafuse_llm import AdaFuseEngine, StreamEvent
+from adafuse_llm import AdaFuseEngine
 from adafuse_llm.adapters.conversation import Conversation, to_conversation
 from adafuse_llm.adapters.structured import schema_instructions
 from adafuse_llm.config import CONSTRAINTS
 from adafuse_llm.errors import InvalidOptionError, MissingDependencyError, short_repr
 from adafuse_llm.text.codec import encode_conversation
 from adafuse_llm.text.grammar import is_available
+from langchain_adafuse._calls import Place, Response, Start, Step
 from langchain_adafuse._constraints import ReplyForm, schema_of, to_flag
 from langchain_adafuse._messages import (
     Reply,
@@ -44,21 +46,14 @@ from langchain_adafuse._messages import (
     to_turns,
     with_call_errors,
 )
-from langchain_adafuse._model import (
-    EnsembleModel,
-    ModelFields,
-    RoundRecords,
-    output_of,
-    usage_of,
-)
+from langchain_adafuse._metadata import output_of, token_usage, usage_of
+from langchain_adafuse._model import EnsembleModel, ModelFields
 from langchain_adafuse._rounds import ModelRun
 from langchain_adafuse._schema_forms import Schema
 from langchain_adafuse._structured import Method, StructuredOutput
 
 if TYPE_CHECKING:
     import os
-
-logger = logging.getLogger(__name__)
 
 PROMPT_KEYWORDS = ("tools", "tool_choice", "response_format", "parallel_tool_calls")
 """Keywords of a call that describe the reply; all others are options."""
@@ -79,7 +74,18 @@ class _Request(NamedTuple):
 
     prompt: Conversation
     form: ReplyForm
-    reply: Reply
+
+    def reply(self) -> Reply:
+        """Return a new converter of replies."""
+        return Reply(tools=self.form.calls_tools, parallel=self.form.parallel)
+
+    def message(self, response: Response) -> AIMessage:
+        """Convert a whole response to a message."""
+        chunks = self.reply().chunks(
+            response.event, response.records, response.metadata, usage_of(response.generation)
+        )
+        (generation,) = generate_from_stream(iter(chunks)).generations
+        return with_call_errors(cast("AIMessage", generation.message))
 
 
 class ChatAdaFuse(EnsembleModel, BaseChatModel):
@@ -98,7 +104,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     the token counts and forward passes of each member.
 
     Reasoning between ``<think>`` and ``</think>`` is moved to
-    ``additional_kwargs["reasoning_content"]``, and later calls omit it from the prompt.
+    ``additional_kwargs["reasoning_content"]``, also if the chat template writes the opening marker.
+    Later calls pass it only to chat templates that read reasoning.
 
     The system message describes tools and schemas to the members. With the extra
     ``adafuse-llm[grammar]``, they also constrain decoding: the members call only tools that exist,
@@ -111,7 +118,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     Raises:
         ContextOverflowError: the messages do not fit a member's context window. In this case,
             nothing is decoded.
-        TimeoutError: the call takes longer than `timeout` seconds.
+        CallTimeoutError: the call takes longer than `timeout` seconds. The error has the message
+            so far.
         MemberError: a member fails; the message names the member.
     """
 
@@ -133,13 +141,16 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     reason, and the members only read the schema. True raises an error instead. False never
     constrains decoding. Every call can override this field."""
 
+    _logger = logging.getLogger(__name__)
     _run: ModelRun | None = PrivateAttr(default=None)
-    _warnings: set[str] = PrivateAttr(default_factory=set)  # the copies for calls share it
     _has_own_profile: bool = PrivateAttr(default=False)  # not one that the user gave
 
     @property
     def _llm_type(self) -> str:
         return "adafuse-chat"
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        return self._tracing_params("chat", stop, kwargs)
 
     def get_num_tokens_from_messages(
         self,
@@ -238,7 +249,16 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return generate_from_stream(self._chunks(messages, stop, run_manager, kwargs))
+        call, request = self._prepared(messages, stop, kwargs)
+        start = call._start()
+        given = call._constraint(start.engine, request.form)
+        run, places = run_manager or self._run, _places(start.config.n)
+        if len(places) == 1:
+            steps = call._decode(start, run, messages=request.prompt, **given)
+            responses = [start.whole(list(steps))]
+        else:
+            responses = call._decode_all(start, run, places, messages=[request.prompt], **given)
+        return call._result(responses, request)
 
     async def _agenerate(
         self,
@@ -247,8 +267,14 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        async with aclosing(self._achunks(messages, stop, run_manager, kwargs)) as chunks:
-            return generate_from_stream(iter([chunk async for chunk in chunks]))
+        call, request = self._prepared(messages, stop, kwargs)
+        start = await call._astart()
+        given = await call._aconstraint(start.engine, request.form)
+        requests = [{"messages": request.prompt, **given, **each} for each in start.variants()]
+        responses = await call._adecode_all(
+            start, run_manager or self._run, _places(start.config.n), requests
+        )
+        return call._result(responses, request)
 
     def _stream(
         self,
@@ -283,13 +309,14 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         run: CallbackManagerForLLMRun | None,
         keywords: Mapping[str, Any],
     ) -> Generator[ChatGenerationChunk, None, None]:
-        call = self._for_call(stop, _options_in(keywords))
-        request = call._prepare(messages, keywords)
-        constraint = {} if request.form.is_free else call._constraint(call._loaded(), request.form)
-        decoded = call._decode(run or self._run, messages=request.prompt, **constraint)
-        with closing(decoded) as events:
-            for event, records in events:
-                yield from call._reply_chunks(request.reply, event, records)
+        call, request = self._prepared(messages, stop, keywords)
+        call._check_one_response()
+        start, reply = call._start(), request.reply()
+        given = call._constraint(start.engine, request.form)
+        decoded = call._decode(start, run or self._run, messages=request.prompt, **given)
+        with closing(decoded) as steps:
+            for step in steps:
+                yield from call._reply_chunks(start, request, reply, step)
 
     async def _achunks(
         self,
@@ -298,17 +325,22 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         run: AsyncCallbackManagerForLLMRun | None,
         keywords: Mapping[str, Any],
     ) -> AsyncGenerator[ChatGenerationChunk, None]:
-        call = self._for_call(stop, _options_in(keywords))
-        request = call._prepare(messages, keywords)
-        constraint: dict[str, Any] = {}
-        if not request.form.is_free:  # compiling a grammar for the first time takes a while
-            engine = await call._aloaded()
-            constraint = await asyncio.to_thread(call._constraint, engine, request.form)
-        decoded = call._adecode(run or self._run, messages=request.prompt, **constraint)
-        async with aclosing(decoded) as events:
-            async for event, records in events:
-                for chunk in call._reply_chunks(request.reply, event, records):
+        call, request = self._prepared(messages, stop, keywords)
+        call._check_one_response()
+        start, reply = await call._astart(), request.reply()
+        given = await call._aconstraint(start.engine, request.form)
+        decoded = call._adecode(start, run or self._run, messages=request.prompt, **given)
+        async with aclosing(decoded) as steps:
+            async for step in steps:
+                for chunk in call._reply_chunks(start, request, reply, step):
                     yield chunk
+
+    def _prepared(
+        self, messages: list[BaseMessage], stop: list[str] | None, keywords: Mapping[str, Any]
+    ) -> tuple[Self, _Request]:
+        """Return the model with the overrides of a call, and the call's request."""
+        call = self._for_call(stop, _options_in(keywords))
+        return call, call._prepare(messages, keywords)
 
     def _for_call(self, stop: Sequence[str] | None, overrides: Mapping[str, Any]) -> Self:
         options = dict(overrides)
@@ -353,7 +385,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             tool_choice=form.choice,
             instructions="\n\n".join(instructions),
         )
-        return _Request(prompt, form, Reply(tools=form.calls_tools, parallel=form.parallel))
+        return _Request(prompt, form)
 
     def _constraint(self, engine: AdaFuseEngine, form: ReplyForm) -> dict[str, Any]:
         """Return the engine's option that enforces the form of a reply; empty if nothing is.
@@ -362,6 +394,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             InvalidOptionError: `enforce` is True, and the form cannot be enforced.
             MissingDependencyError: `enforce` is True, and the extra is not installed.
         """
+        if form.is_free:
+            return {}
         if not self.enforce or (self.enforce == "auto" and not is_available()):
             return {}
         if any(getattr(self, name) is not None for name in CONSTRAINTS):
@@ -378,12 +412,28 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             return {}
         return constraint
 
+    async def _aconstraint(self, engine: AdaFuseEngine, form: ReplyForm) -> dict[str, Any]:
+        """Do the same as `_constraint`, but compile a new grammar in a thread."""
+        if form.is_free:
+            return {}
+        return await asyncio.to_thread(self._constraint, engine, form)
+
     def _reply_chunks(
-        self, reply: Reply, event: StreamEvent, records: RoundRecords
+        self, start: Start, request: _Request, reply: Reply, step: Step
     ) -> list[ChatGenerationChunk]:
-        if (generation := event.generation) is None:
-            return reply.chunks(event, records)
-        return reply.chunks(event, records, self._metadata(generation), usage_of(generation))
+        """Return the chunks of one step of a stream."""
+        metadata = start.metadata(step)
+        if (generation := step.event.generation) is None:
+            first, *others = reply.chunks(step.event, step.records)
+            first.message.response_metadata = metadata
+            return [first, *others]
+        self._check_timeout([start.whole([step])], request.message)
+        return reply.chunks(step.event, step.records, metadata, usage_of(generation))
+
+    def _result(self, responses: Sequence[Response], request: _Request) -> ChatResult:
+        self._check_timeout(responses, request.message)
+        messages = map(request.message, responses)
+        return ChatResult(generations=[ChatGeneration(message=message) for message in messages])
 
     # Runs: `BaseChatModel.stream` does not pass its run to `_stream` ----------------------------
 
@@ -434,7 +484,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         result = super(ChatAdaFuse, self._with_run(run_manager))._generate_with_cache(
-            messages, stop, run_manager, **kwargs
+            messages, stop, run_manager, **self._unstreamed(kwargs)
         )
         return self._completed(result)
 
@@ -446,18 +496,25 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         result = await super(ChatAdaFuse, self._with_run(run_manager))._agenerate_with_cache(
-            messages, stop, run_manager, **kwargs
+            messages, stop, run_manager, **self._unstreamed(kwargs)
         )
         return self._completed(result)
+
+    def _unstreamed(self, keywords: dict[str, Any]) -> dict[str, Any]:
+        """Return the keywords of a call. With several responses, handlers cannot stream them."""
+        call = self._for_call(None, _options_in(keywords))
+        return keywords if call._config.n == 1 else {**keywords, "stream": False}
 
     def _completed(self, result: ChatResult) -> ChatResult:
         """Fill the ``llm_output`` and the errors of malformed calls. The result may come from a
         cache.
         """
-        message = with_call_errors(cast("AIMessage", result.generations[0].message))
-        result.generations[0].message = message
-        name = message.response_metadata.get("model_name", self.model_name)
-        result.llm_output = output_of(name, [message.usage_metadata or {}])
+        for generation in result.generations:
+            generation.message = with_call_errors(cast("AIMessage", generation.message))
+        messages = [cast("AIMessage", generation.message) for generation in result.generations]
+        name = messages[0].response_metadata.get("model_name", self.model_name)
+        usage = token_usage([message.usage_metadata or {} for message in messages])
+        result.llm_output = output_of(name, [usage])
         return result
 
     def _combine_llm_outputs(self, llm_outputs: list[dict[str, Any] | None], /) -> dict[str, Any]:
@@ -517,7 +574,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             tool_choice=enforces,
             tool_call_streaming=True,
             structured_output=enforces,
-            temperature=False,
+            temperature=True,
         )
         return profile if window is None else {**profile, "max_input_tokens": window}
 
@@ -551,11 +608,10 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             return False
         return is_available() if engine is None else engine.can_enforce
 
-    def _warn_once(self, message: str) -> None:
-        """Log a warning, unless this model or a copy for a call already logged the same one."""
-        if message not in self._warnings:
-            self._warnings.add(message)
-            logger.warning(message)
+
+def _places(n: int) -> list[Place]:
+    """Return the places of `n` responses in a call."""
+    return [Place(number, {"response": number} if n > 1 else {}) for number in range(n)]
 
 
 def _run_fields(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
-from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.callbacks import (
@@ -13,18 +14,13 @@ from langchain_core.callbacks import (
     Callbacks,
 )
 from langchain_core.language_models import BaseLLM
+from langchain_core.language_models.base import LangSmithParams
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from typing_extensions import Unpack
 
-from adafuse_llm import Generation as AdaFuseGeneration
-from adafuse_llm import StreamEvent
-from langchain_adafuse._model import (
-    EnsembleModel,
-    ModelFields,
-    RoundRecords,
-    output_of,
-    usage_of,
-)
+from langchain_adafuse._calls import Place, Response, Start, Step
+from langchain_adafuse._metadata import output_of, token_usage, usage_of
+from langchain_adafuse._model import EnsembleModel, ModelFields
 from langchain_adafuse._rounds import ROUNDS_KEY
 
 
@@ -46,7 +42,8 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
     Raises:
         ContextOverflowError: a prompt does not fit a member's context window. In this case,
             nothing is decoded.
-        TimeoutError: the call takes longer than `timeout` seconds.
+        CallTimeoutError: the call takes longer than `timeout` seconds. The error has the texts so
+            far.
         MemberError: a member fails; the message names the member.
     """
 
@@ -54,9 +51,14 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
 
         def __init__(self, **fields: Unpack[ModelFields]) -> None: ...
 
+    _logger = logging.getLogger(__name__)
+
     @property
     def _llm_type(self) -> str:
         return "adafuse"
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        return self._tracing_params("llm", stop, kwargs)
 
     def generate(
         self,
@@ -114,7 +116,10 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
         **kwargs: Any,
     ) -> LLMResult:
         call = self._for_call(stop, kwargs)
-        return call._result(call._decode_all(run_manager, prompts))
+        start = call._start()
+        places = _places(len(prompts), start.config.n)
+        responses = call._decode_all(start, run_manager, places, prompts=prompts)
+        return call._result(responses, start.config.n)
 
     async def _agenerate(
         self,
@@ -124,7 +129,13 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
         **kwargs: Any,
     ) -> LLMResult:
         call = self._for_call(stop, kwargs)
-        return call._result(await call._adecode_all(run_manager, prompts))
+        start = await call._astart()
+        places = _places(len(prompts), start.config.n)
+        requests = [
+            {"prompt": prompt, **variant} for prompt in prompts for variant in start.variants()
+        ]
+        responses = await call._adecode_all(start, run_manager, places, requests)
+        return call._result(responses, start.config.n)
 
     def _stream(
         self,
@@ -134,11 +145,14 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
         **kwargs: Any,
     ) -> Iterator[GenerationChunk]:
         call = self._for_call(stop, kwargs)
-        for event, records in call._decode(run_manager, 0, prompt=prompt):
-            chunk = call._chunk(event, records)
-            if run_manager:
-                run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-            yield chunk
+        call._check_one_response()
+        start = call._start()
+        with closing(call._decode(start, run_manager, _places(1, 1)[0], prompt=prompt)) as steps:
+            for step in steps:
+                chunk = call._chunk(start, step)
+                if run_manager:
+                    run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                yield chunk
 
     async def _astream(
         self,
@@ -148,34 +162,63 @@ class AdaFuseLLM(EnsembleModel, BaseLLM):
         **kwargs: Any,
     ) -> AsyncIterator[GenerationChunk]:
         call = self._for_call(stop, kwargs)
-        async with aclosing(call._adecode(run_manager, 0, prompt=prompt)) as events:
-            async for event, records in events:
-                chunk = call._chunk(event, records)
+        call._check_one_response()
+        start = await call._astart()
+        decoded = call._adecode(start, run_manager, _places(1, 1)[0], prompt=prompt)
+        async with aclosing(decoded) as steps:
+            async for step in steps:
+                chunk = call._chunk(start, step)
                 if run_manager:
                     await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                 yield chunk
 
-    def _chunk(self, event: StreamEvent, records: RoundRecords) -> GenerationChunk:
-        info: dict[str, Any] = {ROUNDS_KEY: records} if records else {}
-        if event.generation is not None:
-            info |= self._generation_info(event.generation)
-        return GenerationChunk(text=event.text, generation_info=info or None)
+    def _chunk(self, start: Start, step: Step) -> GenerationChunk:
+        info = {**({ROUNDS_KEY: step.records} if step.records else {}), **start.metadata(step)}
+        if step.event.generation is not None:
+            self._check_timeout([start.whole([step])], _text)
+            info["usage_metadata"] = usage_of(step.event.generation)
+        return GenerationChunk(text=step.event.text, generation_info=info or None)
 
-    def _result(self, responses: list[tuple[AdaFuseGeneration, RoundRecords]]) -> LLMResult:
+    def _result(self, responses: Sequence[Response], n: int) -> LLMResult:
+        """Return the result of a call.
+
+        Args:
+            responses: `n` responses to each prompt.
+            n: the number of responses to each prompt.
+        """
+        self._check_timeout(responses, _text)
+        usages = [usage_of(response.generation) for response in responses]
         generations = [
-            [
-                Generation(
-                    text=response.text,
-                    generation_info={
-                        **({ROUNDS_KEY: records} if records else {}),
-                        **self._generation_info(response),
-                    },
-                )
-            ]
-            for response, records in responses
+            Generation(
+                text=_text(response),
+                generation_info={
+                    **({ROUNDS_KEY: response.records} if response.records else {}),
+                    **response.metadata,
+                    "usage_metadata": usage,
+                },
+            )
+            for response, usage in zip(responses, usages, strict=True)
         ]
-        usages = [usage_of(response) for response, _ in responses]
-        return LLMResult(generations=generations, llm_output=output_of(self.model_name, usages))
+        first = range(0, len(responses), n)
+        return LLMResult(
+            generations=[generations[place : place + n] for place in first],
+            llm_output=output_of(
+                self.model_name, (token_usage(usages[place : place + n]) for place in first)
+            ),
+        )
 
-    def _generation_info(self, response: AdaFuseGeneration) -> dict[str, Any]:
-        return {**self._metadata(response), "usage_metadata": usage_of(response)}
+
+def _places(prompts: int, n: int) -> list[Place]:
+    """Return the places of `n` responses to each of the prompts."""
+    return [
+        Place(
+            prompt * n + response,
+            {"prompt": prompt, **({"response": response} if n > 1 else {})},
+        )
+        for prompt in range(prompts)
+        for response in range(n)
+    ]
+
+
+def _text(response: Response) -> str:
+    return response.generation.text

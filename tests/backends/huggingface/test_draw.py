@@ -40,6 +40,17 @@ def test_many_nodes_at_a_time_draw_what_each_draws_alone(
         assert found.flatten().tolist() == [*alone[:7], -1]
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize(("top_p", "top_k"), [(1.0, None), (0.9, None), (1.0, 50), (0.9, 50)])
+def test_a_gpu_draws_what_a_cpu_draws(top_p: float, top_k: int | None) -> None:
+    logits = torch.randn(64, 700, generator=torch.Generator().manual_seed(0))
+    draws = [Draw(sampling.text_hash(str(row)), 1.0, top_p, top_k) for row in range(64)]
+    codes = draw.signed(CODES)
+    on_gpu = draw.drawn(logits.cuda(), draws, codes.cuda())
+    assert on_gpu.tolist() == draw.drawn(logits, draws, codes).tolist()
+
+
 def test_the_noise_is_the_same_in_arrays() -> None:
     keys = [0, 1, 2**63, 2**64 - 1]
     bits = draw.signed(keys)[:, None] ^ draw.signed(CODES)

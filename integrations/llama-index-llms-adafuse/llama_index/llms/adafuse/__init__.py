@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llama_index.llms.adafuse.base import AdaFuseLLM
-from llama_index.llms.adafuse.decisions import DecisionHandler
+from llama_index.llms.adafuse.decisions import DecisionHandler, decisions_of
 from llama_index.llms.adafuse.errors import AdaFuseLLMError
 from llama_index.llms.adafuse.evaluation import AdaFuseFaithfulnessEvaluator
 from llama_index.llms.adafuse.events import (
@@ -31,4 +31,5 @@ __all__ = [
     "ScoredSelection",
     "ScoredSelectorResult",
     "TokenUsage",
+    "decisions_of",
 ]

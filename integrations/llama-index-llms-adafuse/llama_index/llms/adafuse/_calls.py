@@ -12,6 +12,7 @@ from typing import Any
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,
+    CompletionResponse,
     ContentBlock,
     MessageRole,
     TextBlock,
@@ -168,12 +169,14 @@ class Reply:
     can have, stays in the text. Whitespace after reasoning and after calls is removed.
 
     Args:
-        parallel: whether the reply can have several calls; otherwise only the first one counts.
+        tools: whether the reply can have calls.
+        parallel: whether it can have several calls; otherwise only the first one counts.
     """
 
-    def __init__(self, *, parallel: bool) -> None:
+    def __init__(self, *, tools: bool = True, parallel: bool = True) -> None:
+        self._tools = tools
         self._parallel = parallel
-        self._parser = ReplyParser(tools=True)
+        self._parser: ReplyParser | None = None
         self._text = ""
         self._thinking = ""
         self._calls: list[ToolCallBlock] = []
@@ -187,6 +190,8 @@ class Reply:
         ``tool_kwargs`` are then JSON text.
         """
         last = chunk.raw.finish_reason is not None
+        if self._parser is None:
+            self._parser = ReplyParser(tools=self._tools, prefix=chunk.reply_prefix)
         parts = self._parser.feed(chunk.delta)
         if last:
             parts += self._parser.close()
@@ -205,11 +210,12 @@ class Reply:
             self._after_mark = True
         self._text += delta
         self._thinking += thinking
-        calls = [*self._calls, *([] if last else self._unfinished_call())]
+        calls = [*self._calls, *([] if last else self._unfinished_call(self._parser))]
         return ChatResponse(
             message=self._message(calls),
             delta=delta,
             raw=chunk.raw,
+            logprobs=chunk.logprobs,
             additional_kwargs={"thinking_delta": thinking} if thinking else {},
         )
 
@@ -231,10 +237,21 @@ class Reply:
         self._calls.append(_block(self._next_id, call.name, call.arguments))
         self._next_id = _call_id()
 
-    def _unfinished_call(self) -> list[ToolCallBlock]:
+    def take_completion(self, chunk: Chunk) -> CompletionResponse:
+        """Return the completion after one more chunk. Its text excludes reasoning."""
+        response = self.take(chunk)
+        return CompletionResponse(
+            text=self._text,
+            delta=response.delta,
+            raw=chunk.raw,
+            logprobs=chunk.logprobs,
+            additional_kwargs=response.additional_kwargs,
+        )
+
+    def _unfinished_call(self, parser: ReplyParser) -> list[ToolCallBlock]:
         if self._calls and not self._parallel:
             return []
-        parts = copy.copy(self._parser).close()
+        parts = copy.copy(parser).close()
         last = parts[-1] if parts else None
         if not isinstance(last, InvalidToolCall):
             return []

@@ -7,13 +7,15 @@ import inspect
 import threading
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
+from llama_index.core.base.llms.types import LogProb
 from llama_index.core.instrumentation.span import active_span_id
+from llama_index.llms.adafuse._logprobs import token_logprobs
 from llama_index.llms.adafuse.errors import aadapter_errors, adapter_errors
 from llama_index.llms.adafuse.events import (
     AdaFuseGenerationEndEvent,
@@ -24,7 +26,7 @@ from llama_index.llms.adafuse.raw import AdaFuseRaw
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.dispatcher import active_instrument_tags
 
-from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Generation, StreamEvent
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Generation, Round, StreamEvent
 from adafuse_llm.summary import Summary, record
 
 dispatcher = get_dispatcher(__name__)
@@ -35,11 +37,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a response: the text so far, the new text, and the rounds that produced it."""
+    """A piece of a response.
+
+    Attributes:
+        text: the text so far.
+        delta: the new text.
+        raw: the rounds that produced it.
+        logprobs: if the call requests log-probabilities, those of the leading member's tokens in
+            the rounds.
+        reply_prefix: text with which the members' chat templates began the response.
+    """
 
     text: str
     delta: str
     raw: AdaFuseRaw
+    logprobs: list[list[LogProb]] | None = None
+    reply_prefix: str = ""
 
 
 class Decode:
@@ -63,20 +76,24 @@ class Decode:
         self._cancel = threading.Event()
         self._lock = threading.Lock()
         self._span: str | None = None
-        config = engine.config.override(_options(request))
+        self._config = engine.config.override(_options(request))
         if emit_events:
-            self._enter_span(config)
+            self._enter_span(self._config)
 
     def result(self) -> Chunk:
-        """Return the whole response."""
+        """Return the whole response; of several responses (option `n`), the first."""
+        if self._config.n > 1:
+            return self._whole(self._generate())
         *_, final = self._events(self._stream())
-        return _final_chunk(final)
+        return self._whole(final.generation)
 
     async def aresult(self) -> Chunk:
         """Return the whole response without blocking the event loop."""
+        if self._config.n > 1:
+            return self._whole(await self._agenerate())
         async for event in self._aevents(await self._astream()):
             final = event
-        return _final_chunk(final)
+        return self._whole(final.generation)
 
     def chunks(self) -> Generator[Chunk, None, None]:
         """Return the chunks of the response, one per committed span and at least one."""
@@ -104,7 +121,7 @@ class Decode:
         text = ""
         for event in self._events(stream):
             text += event.text
-            yield Chunk(text, event.text, AdaFuseRaw.of_chunk(event))
+            yield self._piece(text, event)
 
     async def _achunks(
         self, stream: AsyncGenerator[StreamEvent, None]
@@ -113,7 +130,41 @@ class Decode:
         async with aclosing(self._aevents(stream)) as events:
             async for event in events:
                 text += event.text
-                yield Chunk(text, event.text, AdaFuseRaw.of_chunk(event))
+                yield self._piece(text, event)
+
+    def _piece(self, text: str, event: StreamEvent) -> Chunk:
+        raw = AdaFuseRaw.of_chunk(event)
+        return Chunk(text, event.text, raw, self._logprobs(raw.rounds), event.reply_prefix)
+
+    def _whole(self, generation: Generation | None) -> Chunk:
+        assert generation is not None, "a decode ends with its generation or an error"
+        raw, text = AdaFuseRaw.of_response(generation), generation.text
+        return Chunk(text, text, raw, self._logprobs(raw.rounds), generation.reply_prefix)
+
+    def _logprobs(self, rounds: Sequence[Round]) -> list[list[LogProb]] | None:
+        if not self._config.logprobs and not self._config.top_logprobs:
+            return None
+        return token_logprobs(rounds, self._config.leading_member(self._engine.members))
+
+    def _generate(self) -> Generation:
+        """Return the first of several responses, which are decoded together."""
+        try:
+            generation = self._engine.generate(**self._request, cancel=self._cancel)
+        except BaseException as error:
+            self.end(error)
+            raise
+        self._emit_all(generation)
+        return generation
+
+    async def _agenerate(self) -> Generation:
+        """Return the first of several responses without blocking the event loop."""
+        try:
+            generation = await self._engine.agenerate(**self._request, cancel=self._cancel)
+        except BaseException as error:
+            self.end(error)
+            raise
+        self._emit_all(generation)
+        return generation
 
     def _stream(self) -> Iterator[StreamEvent]:
         """Return the engine's stream. An invalid request raises an error before any computation."""
@@ -171,6 +222,12 @@ class Decode:
             ),
         )
 
+    def _emit_all(self, generation: Generation) -> None:
+        """Emit all events of a whole response."""
+        for each in generation.rounds:
+            self._emit(StreamEvent(text=each.text, round=each))
+        self._emit(StreamEvent(text="", round=None, generation=generation))
+
     def _emit(self, event: StreamEvent) -> None:
         """Emit the event of a round. At the end, also emit the end event and close the span."""
         if self._span is None:
@@ -192,12 +249,6 @@ class Decode:
 
 def _options(request: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in request.items() if key not in ("prompt", "messages")}
-
-
-def _final_chunk(final: StreamEvent) -> Chunk:
-    assert final.generation is not None, "a decode ends with its generation or an error"
-    text = final.generation.text
-    return Chunk(text, text, AdaFuseRaw.of_response(final.generation))
 
 
 # Streams that stop when they are closed ---------------------------------------------------------

@@ -13,6 +13,7 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 from llama_index.core.prompts import BasePromptTemplate
+from llama_index.llms.adafuse._blocks import block_text
 
 from adafuse_llm import InvalidInputError
 from adafuse_llm.adapters.conversation import Call, Turn
@@ -20,7 +21,7 @@ from adafuse_llm.adapters.reply import read_json
 
 _ROLES = {"chatbot": "assistant", "model": "assistant", "function": "tool", "developer": "system"}
 _IGNORED_BLOCKS = (ThinkingBlock, CachePoint)
-"""Types of blocks that are not part of the prompt."""
+"""Types of blocks that are not part of the text of a message."""
 
 
 class Correction(ChatMessage):
@@ -70,11 +71,10 @@ def add_prompts(
     first = result[0] if result and result[0].role == "system" else None
     if first is None:
         return [ChatMessage(role="system", content=system_prompt), *result]
-    content = first.content or ""
-    if content == system_prompt:  # `predict` already added it
+    if first.content == system_prompt:  # `predict` already added it
         return result
-    combined = ChatMessage(role="system", content=f"{system_prompt}\n\n{content}")
-    return [combined, *result[1:]]
+    before = TextBlock(text=f"{system_prompt}\n")
+    return [ChatMessage(role="system", blocks=[before, *first.blocks]), *result[1:]]
 
 
 def _wrap(message: ChatMessage, wrapper: BasePromptTemplate) -> ChatMessage:
@@ -87,8 +87,8 @@ def _turn(number: int, message: ChatMessage) -> Turn:
     texts: list[str] = []
     calls: list[Call] = []
     for block in message.blocks:
-        if isinstance(block, TextBlock):
-            texts.append(block.text)
+        if (text := block_text(number, block)) is not None:
+            texts.append(text)
         elif isinstance(block, ToolCallBlock):
             calls.append(_call(number, block.tool_call_id, block.tool_name, block.tool_kwargs))
         elif not isinstance(block, _IGNORED_BLOCKS):
@@ -98,6 +98,8 @@ def _turn(number: int, message: ChatMessage) -> Turn:
     role = message.role.value
     turn = Turn(role=_ROLES.get(role, role), content="\n".join(texts))
     extras = message.additional_kwargs
+    if reasoning := _reasoning(message):
+        turn["reasoning"] = reasoning
     if calls := calls or [_openai_call(number, each) for each in extras.get("tool_calls") or ()]:
         turn["tool_calls"] = calls
     if isinstance(call_id := extras.get("tool_call_id"), str):
@@ -105,6 +107,15 @@ def _turn(number: int, message: ChatMessage) -> Turn:
     if isinstance(name := extras.get("name"), str):
         turn["name"] = name
     return turn
+
+
+def _reasoning(message: ChatMessage) -> str:
+    """Return the reasoning that a message keeps apart from its text, or ""."""
+    blocks = [block for block in message.blocks if isinstance(block, ThinkingBlock)]
+    apart = message.additional_kwargs.get("reasoning_content")
+    return "\n\n".join(block.content for block in blocks if block.content) or (
+        apart if isinstance(apart, str) else ""
+    )
 
 
 def _openai_call(number: int, call: Any) -> Call:

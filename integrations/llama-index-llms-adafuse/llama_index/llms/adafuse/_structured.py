@@ -102,8 +102,8 @@ def _with_instructions(
     instructions = schema_instructions(output_cls.model_json_schema())
     if not messages or messages[0].role != "system":
         return [ChatMessage(role="system", content=instructions), *messages]
-    system = f"{messages[0].content or ''}\n\n{instructions}".strip()
-    return [ChatMessage(role="system", content=system), *messages[1:]]
+    blocks = [*messages[0].blocks, TextBlock(text=f"\n{instructions}")]
+    return [ChatMessage(role="system", blocks=blocks), *messages[1:]]
 
 
 def _summarize(error: Exception) -> str:

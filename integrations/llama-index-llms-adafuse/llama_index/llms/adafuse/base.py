@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from contextvars import copy_context
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from llama_index.core.base.llms.generic_utils import (
     messages_to_prompt as generic_messages_to_prompt,
@@ -50,6 +50,7 @@ from llama_index.llms.adafuse._calls import (
 )
 from llama_index.llms.adafuse._decode import Chunk, Decode, aends_when_closed, ends_when_closed
 from llama_index.llms.adafuse._messages import add_prompts, to_turns
+from llama_index.llms.adafuse._react import describes_steps, with_observation
 from llama_index.llms.adafuse._structured import Attempts, Model, Partial
 from llama_index.llms.adafuse._tokens import LongestTokenizer, make_prompt_helper
 from llama_index.llms.adafuse.errors import aadapter_errors, adapter_errors
@@ -69,7 +70,7 @@ from adafuse_llm import (
 )
 from adafuse_llm.adapters.conversation import to_conversation, to_messages
 from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
-from adafuse_llm.adapters.options import check_option_names
+from adafuse_llm.adapters.options import Unsupported, check_option_names
 from adafuse_llm.adapters.schema import close_objects
 from adafuse_llm.backends import Backend
 from adafuse_llm.config import CONSTRAINTS, DecodeOptions
@@ -86,8 +87,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 dispatcher = get_dispatcher(__name__)
 
-OBSERVATION = "\nObservation:"
-"""The text that ends a ReAct agent's step. A model that writes more invents a tool's result."""
+T = TypeVar("T")
 
 _PROGRAM_MODES = (PydanticProgramMode.DEFAULT, PydanticProgramMode.LLM)
 _LOADING = ("dtype", "device_map", "revision", "trust_remote_code", "runtime")
@@ -107,12 +107,19 @@ class LLMOptions(DecodeOptions, total=False):
     revision: str | None
     trust_remote_code: bool
     runtime: RuntimeConfig
+    context_window: int | None
+    is_chat_model: bool | None
     emit_events: bool
     retries: int
     enforce: Literal["auto"] | bool
     complete_as_chat: bool | None
+    react_stop: bool
+    unsupported: Unsupported
     max_tokens: int | None
     max_completion_tokens: int | None
+    num_predict: int | None
+    num_return_sequences: int | None
+    stop_sequences: str | Sequence[str] | None
     system_prompt: str | None
     messages_to_prompt: Callable[[Sequence[ChatMessage]], str] | None
     completion_to_prompt: Callable[[str], str] | None
@@ -140,6 +147,8 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         engine: an existing engine to use instead of `members` and the options for loading them.
         dtype, device_map, revision, trust_remote_code: as for `AdaFuseEngine.from_pretrained`.
         runtime: settings of the engine's scheduler and caches.
+        context_window, is_chat_model: values of the same names in `metadata`, for LlamaIndex. They
+            change nothing in the members.
         emit_events: whether to emit instrumentation events for the rounds.
         retries: how many times structured prediction, `chat_with_tools` and `predict_and_call`
             request another reply if a reply is malformed.
@@ -154,6 +163,14 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
             user message. Default: true if every active member has a chat template and
             `completion_to_prompt` is not set. A call with ``formatted=True`` always continues the
             prompt as it is.
+        react_stop: whether the reply to a ReAct agent ends where it would invent a tool's result,
+            at a line that begins with ``Observation:``. The LLM takes a chat for a request of such
+            an agent if a system message contains ``Action:``, ``Action Input:`` and
+            ``Observation``, as the prompts of LlamaIndex's `ReActAgent` do.
+        unsupported: what happens to options of other providers that do not exist here, such as
+            ``presence_penalty``. ``"error"``: they are an error. ``"warn"``: they are dropped, with
+            one warning for each option. Each call can override it. Unknown options are always an
+            error.
         **kwargs: options of `AdaFuseConfig`, which each call can override, and the arguments of
             every LlamaIndex LLM: `system_prompt`, `completion_to_prompt`, `messages_to_prompt`,
             `query_wrapper_prompt`, `callback_manager`, `output_parser`, `pydantic_program_mode`,
@@ -182,6 +199,17 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         default_factory=RuntimeConfig,
         description="Settings of the engine's scheduler and caches.",
     )
+    context_window: int | None = Field(
+        default=None,
+        ge=1,
+        description="Context window in the metadata, in tokens. Default: the smallest of the "
+        "active members.",
+    )
+    is_chat_model: bool | None = Field(
+        default=None,
+        description="Whether LlamaIndex sends chats instead of completions. Default: whether every "
+        "active member has a chat template.",
+    )
     emit_events: bool = Field(
         default=True,
         description="Whether to emit instrumentation events for the rounds. Each response has "
@@ -202,6 +230,16 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         description="Whether completions go through the members' chat templates. Default: whether "
         "every active member has one and completion_to_prompt is not set.",
     )
+    react_stop: bool = Field(
+        default=True,
+        description="Whether the reply to a ReAct agent ends at a line that begins with "
+        "'Observation:'.",
+    )
+    unsupported: Unsupported = Field(
+        default="error",
+        description="What happens to options of other providers that do not exist here: 'error', "
+        "or 'warn' to drop them with a warning.",
+    )
     margin_threshold: float | None = _option("margin_threshold")
     max_words: int | None = _option("max_words")
     branching_factor: int | None = _option("branching_factor")
@@ -214,6 +252,15 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
     grammar: str | None = _option("grammar")
     choices: tuple[str, ...] | None = _option("choices")
     use: tuple[str, ...] | None = _option("use")
+    temperature: float | None = _option("temperature")
+    top_p: float | None = _option("top_p")
+    top_k: int | None = _option("top_k")
+    seed: int | None = _option("seed")
+    n: int | None = _option("n")
+    logprobs: bool | None = _option("logprobs")
+    top_logprobs: int | None = _option("top_logprobs")
+    chat_template_kwargs: dict[str, Any] | None = _option("chat_template_kwargs")
+    continue_final_message: bool | None = _option("continue_final_message")
 
     _passed_engine: AdaFuseEngine | None = PrivateAttr(default=None)
     _fixed_options: dict[str, Any] = PrivateAttr(default_factory=dict)
@@ -235,9 +282,14 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
                     "hub ids or MemberSpec objects: members=[...]"
                 )
         base = {key: given.pop(key) for key in fields & {*given}}
-        options = check_option_names(given, extra=sorted(fields))
+        warnings: list[str] = []
+        options = check_option_names(
+            given,
+            extra=sorted(fields),
+            unsupported=base.get("unsupported") or "error",
+            warn=warnings.append,
+        )
         config = AdaFuseConfig(**options)
-        options.pop("temperature", None)
         if (members is None) == (engine is None):
             raise InvalidInputError(
                 "pass either members=[...] (folders, hub ids or MemberSpec) or engine=...; "
@@ -262,6 +314,10 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
             **{name: getattr(config, name) for name in options},
         )
         self._passed_engine = engine
+        if self.temperature is None:
+            self.temperature = (engine.config if engine else config).temperature
+        for message in warnings:
+            self._warn_once(message)
 
     @classmethod
     def from_embedded(cls, **kwargs: Unpack[LLMOptions]) -> Self:
@@ -320,21 +376,36 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
     @property
     @adapter_errors()
     def metadata(self) -> LLMMetadata:
-        """Context window, output limit and abilities. Reading it loads the members.
+        """Context window, output limit and abilities.
+
+        They are read from the members' files. Reading them loads the members only if one of these
+        files is not on this machine or does not tell.
 
         ``is_function_calling_model`` is true if well-formed tool calls can be enforced. LlamaIndex
         then uses function agents and programs that call functions.
         """
-        options = self._options({})
-        backends = self._active_backends(options)
-        windows = [b.context_window for b in backends if b.context_window is not None]
+        config = self._config(self._options({}))
+        names = tuple(config.member_weights(self._ensemble.names))
         return LLMMetadata(
-            context_window=min(windows, default=LLMMetadata().context_window),
-            num_output=self.engine.config.override(options).max_new_tokens,
-            is_chat_model=all(backend.codec.has_chat_template for backend in backends),
+            context_window=self.context_window
+            or self._told(lambda ensemble: ensemble.context_window(names))
+            or LLMMetadata().context_window,
+            num_output=config.max_new_tokens,
+            is_chat_model=bool(self._told(lambda ensemble: ensemble.has_chat_templates(names)))
+            if self.is_chat_model is None
+            else self.is_chat_model,
             is_function_calling_model=self._can_enforce_calls,
             model_name=self._model_name,
         )
+
+    @property
+    def max_tokens(self) -> int:
+        """Another name of `max_new_tokens`. If that is not set, this is the engine's value."""
+        return self._config(self._options({})).max_new_tokens
+
+    @max_tokens.setter
+    def max_tokens(self, value: int | None) -> None:
+        self.max_new_tokens = value
 
     @property
     @adapter_errors()
@@ -378,16 +449,17 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
     @adapter_errors()
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        decode = self._decode(self._prompt(prompt, formatted, kwargs))
-        return _completion_response(decode.result())
+        request = self._prompt(prompt, formatted, kwargs)
+        return _completion(request)(self._decode(request).result())
 
     @ends_when_closed
     @llm_completion_callback()
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
-        decode = self._decode(self._prompt(prompt, formatted, kwargs))
-        return (_completion_response(chunk) for chunk in decode.chunks())
+        request = self._prompt(prompt, formatted, kwargs)
+        to_response = _completion(request)
+        return (to_response(chunk) for chunk in self._decode(request).chunks())
 
     @aadapter_errors
     @llm_completion_callback()
@@ -395,8 +467,8 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
         await self._aload()
-        decode = self._decode(self._prompt(prompt, formatted, kwargs))
-        return _completion_response(await decode.aresult())
+        request = self._prompt(prompt, formatted, kwargs)
+        return _completion(request)(await self._decode(request).aresult())
 
     @aends_when_closed
     @llm_completion_callback()
@@ -404,8 +476,10 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         await self._aload()
-        chunks = await self._decode(self._prompt(prompt, formatted, kwargs)).achunks()
-        return (_completion_response(chunk) async for chunk in chunks)
+        request = self._prompt(prompt, formatted, kwargs)
+        to_response = _completion(request)
+        chunks = await self._decode(request).achunks()
+        return (to_response(chunk) async for chunk in chunks)
 
     @adapter_errors()
     @llm_chat_callback()
@@ -796,11 +870,10 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         conversation = _conversation(user_msg, chat_history)
         agent = {key: kwargs[key] for key in REACT_KEYWORDS if kwargs.get(key) is not None}
         given = {key: value for key, value in kwargs.items() if key not in REACT_KEYWORDS}
-        options = check_option_names(given, extra=REACT_KEYWORDS)
-        stop = options.get("stop", self._options({}).get("stop", ()))
-        stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        options = self._checked(given, extra=REACT_KEYWORDS)
+        stop = self._config({**self._options({}), **options}).stop
         llm = self.model_copy()
-        llm._fixed_options = {**options, "stop": (*stop, OBSERVATION)}
+        llm._fixed_options = {**options, "stop": with_observation(stop)}
         return await step_and_call(llm, tools, conversation, agent, self.retries, verbose=verbose)
 
     # Copies and pickles -----------------------------------------------------------------------
@@ -848,7 +921,28 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         """Return the options of a call: those of the LLM, updated with the call's overrides."""
         fields = {name: getattr(self, name, None) for name in AdaFuseConfig.model_fields}
         options = {name: value for name, value in fields.items() if value is not None}
-        return _merged(options, self._fixed_options, check_option_names(overrides))
+        return _merged(options, self._fixed_options, self._checked(overrides))
+
+    def _checked(self, given: Mapping[str, Any], *, extra: Sequence[str] = ()) -> dict[str, Any]:
+        """Return the options of a call under the engine's names, without those to be dropped."""
+        options = {**given}
+        unsupported = options.pop("unsupported", None) or self.unsupported
+        return check_option_names(
+            options, extra=extra, unsupported=unsupported, warn=self._warn_once
+        )
+
+    def _config(self, options: Mapping[str, Any]) -> AdaFuseConfig:
+        """Return the engine's options, overridden by `options`. This loads nothing."""
+        config = self.engine.config if self._ensemble.is_loaded else AdaFuseConfig()
+        return config.override(options)
+
+    def _told(self, read: Callable[[Ensemble], T | None]) -> T | None:
+        """Read a property of the ensemble. Load the members if their files do not tell."""
+        value = read(self._ensemble)
+        if value is None and not self._ensemble.is_loaded:
+            self._ensemble.engine()
+            value = read(self._ensemble)
+        return value
 
     def _active_backends(self, options: Mapping[str, Any]) -> list[Backend]:
         """Return the members that decode with these options.
@@ -906,6 +1000,8 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
             options = self._enforce(options, toolbox.grammar)
             described = {"tools": toolbox.tools, "tool_choice": toolbox.choice}
         with_prompts = add_prompts(messages, self.system_prompt, self.query_wrapper_prompt)
+        if self.react_stop and toolbox is None and describes_steps(with_prompts):
+            options["stop"] = with_observation(self._config(options).stop)
         if self.messages_to_prompt in (None, generic_messages_to_prompt):
             return {"messages": to_conversation(to_turns(with_prompts), **described), **options}
         if toolbox is not None:
@@ -921,7 +1017,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         overrides = {key: value for key, value in keywords.items() if key not in TOOL_KEYWORDS}
         request = self._messages(messages, overrides, toolbox)
         if toolbox is None:
-            return request, _chat_response
+            return request, Reply(tools=False).take
         return request, Reply(parallel=toolbox.parallel).take
 
     async def _achat(
@@ -943,12 +1039,9 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
 
     @property
     def _can_enforce_calls(self) -> bool:
-        engine = self.engine
-        return (
-            self.enforce is not False
-            and "grammar" in engine.strategy.options
-            and engine.can_enforce
-        )
+        if self.enforce is False:
+            return False
+        return bool(self._told(lambda ensemble: ensemble.can_enforce()))
 
     def _enforce(
         self, options: dict[str, Any], constraint: Callable[[], dict[str, Any]]
@@ -1017,12 +1110,17 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
 
 
 def _completion_response(chunk: Chunk) -> CompletionResponse:
-    return CompletionResponse(text=chunk.text, delta=chunk.delta, raw=chunk.raw)
+    return CompletionResponse(
+        text=chunk.text, delta=chunk.delta, raw=chunk.raw, logprobs=chunk.logprobs
+    )
 
 
-def _chat_response(chunk: Chunk) -> ChatResponse:
-    message = ChatMessage(role=MessageRole.ASSISTANT, content=chunk.text)
-    return ChatResponse(message=message, delta=chunk.delta, raw=chunk.raw)
+def _completion(request: Mapping[str, Any]) -> Callable[[Chunk], CompletionResponse]:
+    """Return a function from the chunks of a response to completions.
+
+    The response to a message excludes reasoning. The continuation of a prompt is unchanged.
+    """
+    return Reply(tools=False).take_completion if "messages" in request else _completion_response
 
 
 def _merged(*options: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,9 +39,14 @@ class AdaFuseRaw(BaseModel):
     """The ``raw`` field of a response or chunk. JSON-safe.
 
     Attributes:
-        rounds: all rounds of a whole response, or the round of a chunk.
+        rounds: all rounds of a whole response, or the round of a chunk. With the option
+            `logprobs`, they have the log-probabilities of all members.
         finish_reason, usage, summary: values of the whole response. In a stream, only the last
             chunk has them.
+        seed: the seed that gives the same response again; None if nothing was drawn. In a stream,
+            only the last chunk has it.
+        alternatives: the other responses, with the option `n`. Each has its own text, seed, rounds
+            and usage.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -50,6 +55,8 @@ class AdaFuseRaw(BaseModel):
     finish_reason: FinishReason | None = None
     usage: TokenUsage | None = None
     summary: Summary | None = None
+    seed: int | None = None
+    alternatives: tuple[Generation, ...] = ()
 
     @classmethod
     def of_chunk(cls, event: StreamEvent) -> AdaFuseRaw:
@@ -65,4 +72,6 @@ class AdaFuseRaw(BaseModel):
             finish_reason=generation.finish_reason,
             usage=TokenUsage.of(generation.usage),
             summary=Summary.of(generation.rounds),
+            seed=generation.seed,
+            alternatives=generation.alternatives,
         )

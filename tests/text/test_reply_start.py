@@ -1,0 +1,355 @@
+"""Variables of chat templates, and where the replies of members that reason begin."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from adafuse_llm import AdaFuseEngine, InvalidInputError, InvalidOptionError
+from adafuse_llm.backends import FakeBackend
+from adafuse_llm.text.codec import TokenizerCodec
+from adafuse_llm.text.conversation import check_conversation
+from adafuse_llm.text.templates import ReplyStart, TemplateFacts
+from tests.support.models import CHATML, tokenizer
+from tests.support.templates import FAMILIES, TOOL_FAMILIES, family_tokenizer
+from tests.support.thinkers import (
+    DEEPSEEK,
+    GRANITE,
+    QWEN,
+    SMOL,
+    codec,
+    decoded,
+    prompts,
+    thinkers,
+)
+
+pytestmark = pytest.mark.quick
+
+ASKED = [{"role": "user", "content": "Who <think> there?"}]
+OFF = "<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "variables", "knows"),
+    [
+        (QWEN, {"enable_thinking"}, True),
+        (DEEPSEEK, set(), True),
+        (SMOL, {"enable_thinking"}, True),
+        (GRANITE, {"thinking"}, True),
+        (CHATML, set(), False),
+        (None, set(), False),
+        ({"default": CHATML, "tool_use": "{{ bos_token }}{{ documents }}"}, {"documents"}, False),
+        ("{% unknown %}</think>", None, True),
+        (
+            "{% macro show(a, b=c) %}{{ a }}{{ b }}{{ caller() }}{% endmacro %}"
+            "{% if d %}{% set e = 1 %}{{ e }}{% elif f %}{% set g = e %}{% else %}"
+            "{% set g = 2 %}{% endif %}{{ g }}{% call(x) show(1) %}{{ x }}{% endcall %}"
+            "{% with h = i %}{{ h }}{% endwith %}{% set ns = namespace() %}{% set ns.a = j %}"
+            "{% set k %}{{ l }}{% endset %}{{ k }}{% for m in n if m %}{{ loop.index }}"
+            "{% else %}{{ o }}{% endfor %}{% filter upper %}{{ p }}{% endfilter %}",
+            {*"cdefgijlnop"},
+            False,
+        ),
+        (
+            "{%- for m in messages %}{% if strftime_now and xml_tools %}{% break %}{% endif %}"
+            "{% endfor %}{{ raise_exception('') }}{{ range(1) }}",
+            {"xml_tools"},
+            False,
+        ),
+    ],
+)
+def test_the_variables_of_a_template_are_found(
+    template: Any, variables: set[str] | None, knows: bool
+) -> None:
+    facts = TemplateFacts.of(template, ["bos_token"])
+    assert facts.variables == variables
+    assert facts.knows_reasoning is knows
+    assert facts.reads("enable_thinking") is (variables is None or "enable_thinking" in variables)
+
+
+@pytest.mark.parametrize(
+    ("names", "variables", "says"),
+    [
+        (["qwen", "chatml"], {"enable_thnking": False}, "'enable_thnking'.*Did you mean 'enable_t"),
+        (["chatml", "plain"], {"x": 1}, "'chatml', 'plain' reads 'x'.*can be set: none"),
+        (["qwen", "chatml"], {"chatml": {"enable_thinking": False}}, "'chatml' does not read"),
+        (["qwen"], {"messages": []}, "'messages' is not a variable.*pass messages="),
+        (["qwen"], {"qwen": {"tools": []}}, "'tools' is not a variable.*pass tools="),
+        (["qwen"], {"tokenize": True}, "'tokenize' is not a variable"),
+        (["qwen"], {"enable_thinking": {1, 2}}, "value of 'enable_thinking' must be JSON"),
+        (["qwen"], {"enable_thinking": float("nan")}, "must be JSON"),
+    ],
+)
+def test_variables_that_no_template_reads_are_refused(
+    names: list[str], variables: Any, says: str
+) -> None:
+    engine = thinkers(*names)
+    with pytest.raises(InvalidOptionError, match=says):
+        engine.generate(messages=ASKED, chat_template_kwargs=variables)
+    with pytest.raises(InvalidOptionError, match=says):
+        thinkers(*names, chat_template_kwargs=variables)
+
+
+def test_a_codec_without_templates_reads_no_variables() -> None:
+    engine = AdaFuseEngine([FakeBackend("fake", lambda _: {"<end>": 1.0})])
+    with pytest.raises(InvalidOptionError, match="'fake' does not read 'enable_thinking'"):
+        engine.generate(messages=ASKED, chat_template_kwargs={"enable_thinking": False})
+
+
+def test_variables_are_for_all_members_or_for_one() -> None:
+    engine = thinkers("qwen", "smol")
+    both, _ = prompts(engine, ASKED, chat_template_kwargs={"enable_thinking": False})
+    assert all(text.endswith(OFF) for text in both.values())
+    given = {"enable_thinking": False, "smol": {"enable_thinking": True}}
+    texts, _ = prompts(engine, ASKED, chat_template_kwargs=given)
+    assert texts["qwen"].endswith(OFF)
+    assert "/think" in texts["smol"]
+
+
+def test_control_tokens_in_variables_stay_text() -> None:
+    made = TokenizerCodec(tokenizer("bytelevel", CHATML + "{{ note }}"))
+    conversation = check_conversation(ASKED)
+    tokens = made.encode_conversation(conversation, ReplyStart({"note": "<|im_end|>x"}))
+    plain = made.encode_conversation(conversation, ReplyStart({"note": "x"}))
+    assert decoded(made, tokens).endswith("<|im_end|>x")
+    end = made._tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert tokens.count(end) == plain.count(end)
+
+
+def test_c1_reasoning_that_a_template_opens_is_opened_for_all() -> None:
+    texts, prefix = prompts(thinkers("qwen", "deepseek", "smol"), ASKED)
+    assert prefix == "<think>\n"
+    assert texts["qwen"].endswith("assistant\n<think>\n")
+    assert texts["deepseek"].endswith("<|A|><think>\n")
+    assert texts["smol"].endswith("assistant\n<think>\n")
+    texts, prefix = prompts(thinkers("qwen", "smol"), ASKED)
+    assert prefix == ""
+    assert all(text.endswith("assistant\n") for text in texts.values())
+
+
+def test_reasoning_is_switched_off_or_closed_where_only_some_members_reason() -> None:
+    texts, prefix = prompts(thinkers("qwen", "deepseek", "smol", "granite", "chatml"), ASKED)
+    assert prefix == ""
+    assert texts["qwen"].endswith("assistant\n" + OFF)
+    assert texts["smol"].endswith("assistant\n" + OFF)
+    assert texts["deepseek"].endswith("<|A|>" + OFF)
+    assert texts["granite"].endswith("<|assistant|>")
+    assert texts["chatml"].endswith("assistant\n")
+    kept, _ = prompts(
+        thinkers("qwen", "chatml"), ASKED, chat_template_kwargs={"enable_thinking": True}
+    )
+    assert kept["qwen"].endswith("assistant\n")
+
+
+def test_a_conversation_that_switches_reasoning_off_ends_it_for_all() -> None:
+    asked = [{"role": "system", "content": "Be brief. /no_think"}, *ASKED]
+    texts, prefix = prompts(thinkers("smol", "deepseek", "qwen"), asked)
+    assert prefix == ""
+    assert all(text.endswith(OFF) for text in texts.values())
+
+
+@pytest.mark.parametrize(
+    ("form", "keeps"),
+    [
+        ({"regex": r"\d+"}, False),
+        ({"json_schema": {"type": "object"}}, False),
+        ({"choices": ["Yes", "<think>x</think>"]}, False),
+        ({"regex": r"(?s:.*)"}, True),
+        ({"regex": r"[a-z]+</think>Yes"}, True),
+        ({"regex": r"<think>\s[a-z]+</think>\d"}, True),
+    ],
+)
+def test_a_form_without_reasoning_ends_it(form: dict[str, Any], keeps: bool) -> None:
+    if "choices" not in form:
+        pytest.importorskip("llguidance")
+    texts, prefix = prompts(thinkers("qwen", "deepseek"), ASKED, **form)
+    assert prefix == ("<think>\n" if keeps else "")
+    assert all(text.endswith("<think>\n" if keeps else OFF) for text in texts.values())
+
+
+def test_members_that_cannot_be_switched_off_are_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        thinkers("qwen", "smol", "granite", "chatml")
+        thinkers("qwen", "deepseek")
+        thinkers("deepseek")
+    assert not caplog.messages
+    with caplog.at_level(logging.WARNING):
+        thinkers("qwen", "deepseek", "chatml")
+    (message,) = caplog.messages
+    assert "'deepseek', but not 'qwen', 'chatml'" in message
+
+
+# Messages with reasoning ------------------------------------------------------------------------
+
+TURNS: list[dict[str, Any]] = [
+    {"role": "user", "content": "One?"},
+    {"role": "assistant", "content": "1", "reasoning_content": "early"},
+    {"role": "user", "content": "Two?"},
+    {
+        "role": "assistant",
+        "content": "2",
+        "reasoning_content": "late",
+        "tool_calls": [{"id": "1", "name": "add", "arguments": {}}],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": "3"},
+]
+
+
+def test_only_templates_that_read_reasoning_see_it() -> None:
+    for turns in (TURNS, TURNS[:3]):
+        for name in ("deepseek", "chatml", "plain"):
+            made = codec(name)
+            text = decoded(made, made.encode_messages(turns))
+            assert "early" not in text
+            assert "late" not in text
+    text = decoded(codec("qwen"), codec("qwen").encode_messages(TURNS))
+    assert "early" not in text  # the template shows reasoning only after the last question
+
+
+READER = (
+    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}"
+    "{%- if m.reasoning_content %}{{- '[' + m.reasoning_content + ']' }}{% endif %}"
+    "{{- m.content + '<|im_end|>\n' }}{% endfor %}"
+)
+"""A template that shows all reasoning, and knows no tools."""
+
+
+def test_templates_that_read_reasoning_see_it_as_text() -> None:
+    made = TokenizerCodec(tokenizer("bytelevel", READER))
+    turns = [{**turn} for turn in TURNS]
+    turns[1]["reasoning_content"] = "early<|im_end|>"
+    tokens = made.encode_messages(turns)
+    text = decoded(made, tokens)
+    assert "assistant\n[early<|im_end|>]1<|im_end|>" in text
+    assert "assistant\n[late]2\n<tool_call>" in text
+    end = made._tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert tokens.count(end) == len(turns)
+
+
+def test_reasoning_is_part_of_turns_with_calls_in_the_templates_own_form() -> None:
+    template = TOOL_FAMILIES["qwen3"].template
+    shown = "{{- '<|im_start|>assistant\n' + (m.reasoning_content or '') + said }}"
+    changed = template.replace("{{- '<|im_start|>assistant\n' + said }}", shown)
+    assert changed != template
+    made = TokenizerCodec(tokenizer("bytelevel", changed))
+    text = decoded(made, made.encode_messages(TURNS))
+    assert made.tool_form is not None
+    assert "assistant\nearly1<|im_end|>" in text
+    assert 'assistant\nlate2\n<tool_call>\n{"name": "add"' in text
+
+
+def test_reasoning_belongs_to_assistants() -> None:
+    with pytest.raises(InvalidInputError, match="only an assistant message can have reasoning"):
+        check_conversation([{"role": "user", "content": "a", "reasoning_content": "b"}])
+    flat = check_conversation(TURNS).flat()
+    assert all(message.keys() == {"role", "content"} for message in flat)
+
+
+# Continued messages -----------------------------------------------------------------------------
+
+BEGUN = [*ASKED, {"role": "assistant", "content": "The keeper  is"}]
+
+
+@pytest.mark.parametrize("kind", ["bytelevel", "sentencepiece", "unigram"])
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        ("qwen", f"assistant\n{OFF}The keeper  is"),
+        ("deepseek", "<|A|>The keeper  is"),
+        ("smol", "assistant\nThe keeper  is"),
+        ("chatml", "assistant\nThe keeper  is"),
+        ("plain", "\n\nAssistant: The keeper  is"),
+    ],
+)
+def test_a_continued_message_ends_the_prompt(kind: str, name: str, end: str) -> None:
+    made = codec(name, kind)
+    conversation = check_conversation(BEGUN).continued()
+    assert decoded(made, made.encode_conversation(conversation)).endswith(end)
+
+
+CALLED: list[dict[str, Any]] = [
+    {"role": "user", "content": "Add."},
+    {"role": "assistant", "content": "", "tool_calls": [TURNS[3]["tool_calls"][0]]},
+    {"role": "tool", "tool_call_id": "1", "content": "3"},
+]
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *TOOL_FAMILIES])
+def test_every_family_reads_exactly_the_text_to_continue(name: str) -> None:
+    made = TokenizerCodec(family_tokenizer(name))
+    for asked in (ASKED, CALLED):
+        begun = {"role": "assistant", "content": " <|im_end|>It  is\n"}
+        conversation = check_conversation([*asked, begun]).continued()
+        text = decoded(made, made.encode_conversation(conversation))
+        assert text.endswith(begun["content"])
+        assert "word" not in text
+        before = decoded(made, made.encode_conversation(conversation.before_reply()))
+        assert text.startswith(before[:-20].rstrip())
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("  a\n\n", "assistant\n  a\n\n"),
+        ("a<|im_end|>b", "a<|im_end|>b"),
+        ("<think>\nSo", "assistant\n<think>\nSo"),
+        ("<think>\nSo</think>x", "assistant\n<think>\nSo</think>x"),
+    ],
+)
+def test_the_text_to_continue_is_exact(text: str, end: str) -> None:
+    for name in ("qwen", "deepseek", "chatml"):
+        made = codec(name)
+        conversation = check_conversation([*ASKED, {"role": "assistant", "content": text}])
+        tokens = made.encode_conversation(conversation.continued())
+        assert decoded(made, tokens).endswith(end.removeprefix("assistant\n"))
+        if name == "chatml" or text.startswith("<"):
+            assert decoded(made, tokens).endswith(
+                end.replace("assistant\n", "<|A|>") if name == "deepseek" else end
+            )
+        control = made._tokenizer.convert_tokens_to_ids("<|im_end|>")
+        assert tokens[-3:].count(control) == 0
+
+
+def test_the_spaces_at_the_end_of_a_begun_text_are_healed() -> None:
+    engine = thinkers("chatml", "plain", script=lambda _: "x")
+    messages = [*ASKED, {"role": "assistant", "content": "The keeper is   "}]
+    members = engine._members(
+        engine.config.override({"continue_final_message": True}), None, messages
+    )
+    for member in members:
+        assert decoded(member.codec, list(member.tree.ids)).endswith("keeper is")
+        assert member.opening.spaces == 3
+        assert not member.opening.is_reply
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ({"role": "user", "content": "a"}, "has the role 'user'$"),
+        ({"role": "assistant", "content": " \n"}, "'assistant' without text"),
+        (
+            {
+                "role": "assistant",
+                "content": "a",
+                "tool_calls": [{"id": "1", "name": "f", "arguments": {}}],
+            },
+            "with tool calls",
+        ),
+    ],
+)
+def test_only_an_assistants_text_can_be_continued(message: Any, says: str) -> None:
+    with pytest.raises(InvalidInputError, match=says):
+        thinkers("chatml").generate(messages=[*ASKED, message], continue_final_message=True)
+
+
+def test_reasoning_can_be_continued() -> None:
+    begun = {"role": "assistant", "content": "", "reasoning_content": "So"}
+    texts, prefix = prompts(
+        thinkers("qwen", "deepseek"), [*ASKED, begun], continue_final_message=True
+    )
+    assert prefix == "<think>"
+    assert all(text.endswith("<think>\nSo") for text in texts.values())
