@@ -84,9 +84,8 @@ def test_draws_after_every_prompt_equal_the_reference(prompt: str, draws: dict[s
 
 @pytest.mark.parametrize("messages", CONVERSATIONS, ids=["user", "many"])
 def test_draws_in_conversations_equal_the_reference(messages: list[dict[str, str]]) -> None:
-    for members, draws in zip(
-        (TEMPLATES, TEMPLATES[:2], TEMPLATES[1:], OTHERS), DRAWS, strict=True
-    ):
+    mixes = (TEMPLATES, TEMPLATES[:2], TEMPLATES[1:], OTHERS)
+    for members, draws in zip(mixes, DRAWS, strict=True):
         check(members, messages=messages, **draws, margin_threshold=0.2, max_new_tokens=10)
 
 
@@ -99,21 +98,29 @@ def test_draws_after_spaces_equal_the_reference(spaces: int) -> None:
 
 def test_draws_of_characters_of_several_tokens_equal_the_reference() -> None:
     """The members draw the bytes of characters one by one, and may stop between them."""
-    inside = 0
-    for members in MIXES[:3]:
-        for number, prompt in enumerate(PROMPTS[3:5]):
+    members = [
+        Recipe(arch, kind, seed=seed, spread=0.2, space_bias=-4.0, end_bias=-9.0)
+        for arch, kind, seed in (
+            ("llama", "bytelevel", 91),
+            ("gpt2", "sentencepiece", 92),
+            ("qwen3", "unigram", 93),
+        )
+    ]
+    broken = 0
+    for chosen in (members, members[:2], members[:1], members[2:]):
+        for seed in (0, 2):
             generation = check(
-                members,
-                prompt,
-                temperature=1.3,
-                seed=number,
-                max_word_tokens=(16, 2)[number],
+                chosen,
+                PROMPTS[3],
+                temperature=1.0,
+                top_k=60,
+                seed=seed,
                 margin_threshold=0.1,
                 max_new_tokens=12,
                 logprobs=True,
             )
-            inside += sum("\ufffd" in each.text for each in generation.rounds)
-    assert inside
+            broken += "\ufffd" in generation.text
+    assert broken > 3
 
 
 @pytest.mark.parametrize(
@@ -308,7 +315,7 @@ def test_three_copies_of_a_model_write_what_one_writes() -> None:
         with AdaFuseEngine(copies) as ensemble:
             for seed in range(10):
                 prompt = PROMPTS[seed % len(PROMPTS)]
-                options: dict[str, Any] = {"temperature": 1.0, "seed": seed, "max_new_tokens": 12}
+                options: dict[str, Any] = {"temperature": 1.0, "seed": seed, "max_new_tokens": 16}
                 alone = engine(recipe).generate(prompt, **options)
                 together = ensemble.generate(prompt, **options)
                 assert together.text == alone.text
