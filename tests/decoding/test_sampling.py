@@ -445,8 +445,9 @@ def test_many_random_draws_equal_the_reference(
     form: dict[str, Any],
 ) -> None:
     messages = [{"role": "user", "content": text}]
-    start: dict[str, Any] = {"messages": messages} if as_messages else {"prompt": text}
-    if form:
+    is_chat = as_messages and bool(text.strip())
+    start: dict[str, Any] = {"messages": messages} if is_chat else {"prompt": text}
+    if form and members is not LOSSY:  # it has no token for some characters of the forms
         options |= {**form, "max_new_tokens": 60}
     check(members, **start, **options)
 
