@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
-from adafuse_llm import AdaFuseConfig, AdaFuseEngine
 from adafuse_llm.adapters.conversation import Turn, to_conversation
 from adafuse_llm.adapters.reply import Reasoning, ReplyParser, Text, ToolCall
 from adafuse_llm.adapters.tool_grammar import tool_grammar
 from adafuse_llm.reasoning import open_reasoning, split_reasoning
 from adafuse_llm.text.chat import Tool
-from tests.support.models import CHATML, TokenizerKind
-from tests.support.scripted import scripted
-from tests.support.thinkers import DEEPSEEK, thinkers
+from tests.support.thinkers import continuing, thinkers
 
 ASKED = [{"role": "user", "content": "The capital?"}]
 SECRET = "secret</think>\n\nParis."
@@ -126,17 +122,6 @@ def test_members_that_reason_answer_in_a_form_without_reasoning() -> None:
 
 
 # Continued messages -----------------------------------------------------------------------------
-
-
-def continuing(*kinds: TokenizerKind) -> AdaFuseEngine:
-    """Members that write one sentence; the templates of two of them differ."""
-    sentence = "The keeper of the light is Anna."
-    templates: list[Any] = [CHATML, None, DEEPSEEK.replace("<think>\n", "")]
-    members = [
-        scripted(lambda _: sentence, kind, name=f"m{n}", template=template)
-        for n, (kind, template) in enumerate(zip(kinds, templates, strict=False))
-    ]
-    return AdaFuseEngine(members, AdaFuseConfig(continue_final_message=True))
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ IMPOSSIBLE = -9999.0
 def openai_logprobs(rounds: Iterable[Round], member: str) -> dict[str, Any]:
     """Return the committed tokens of one member, as ``logprobs`` of a choice in OpenAI's API.
 
-    Joining the tokens gives the committed text. If several tokens form one character, the last one
-    has its bytes, and the others have none.
+    Joining the tokens gives the committed text. At the start of a reply to messages, it has the
+    whitespace that this member writes there, which is no part of the response. If several tokens
+    form one character, the last one has its bytes, and the others have none.
 
     Args:
         rounds: rounds of one response that was decoded with ``logprobs``.

@@ -130,13 +130,7 @@ def member_variables(
         for name in variables:
             if member in facts and not facts[member].reads(name):
                 raise _unread(name, {member: facts[member]})
-    return {
-        member: {
-            **{name: value for name, value in shared.items() if each.reads(name)},
-            **own.get(member, {}),
-        }
-        for member, each in facts.items()
-    }
+    return {member: {**shared, **own.get(member, {})} for member in facts}
 
 
 def _check_variable(name: Any, value: Any) -> None:

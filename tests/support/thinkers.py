@@ -6,7 +6,7 @@ from typing import Any
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine
 from adafuse_llm.text.codec import TokenizerCodec
-from tests.support.models import CHATML, tokenizer
+from tests.support.models import CHATML, TokenizerKind, tokenizer
 from tests.support.scripted import Script, scripted
 
 QWEN = (
@@ -89,3 +89,14 @@ def prompts(engine: AdaFuseEngine, messages: Any, **options: Any) -> tuple[dict[
     members = engine._members(engine.config.override(options), None, messages)
     texts = {each.name: decoded(each.codec, list(each.tree.ids)) for each in members}
     return texts, members[0].reply_prefix
+
+
+def continuing(*kinds: TokenizerKind) -> AdaFuseEngine:
+    """Members that write one sentence; the templates of two of them differ."""
+    sentence = "The keeper of the light is Anna."
+    templates: list[Any] = [CHATML, None, DEEPSEEK.replace("<think>\n", "")]
+    members = [
+        scripted(lambda _: sentence, kind, name=f"m{n}", template=template)
+        for n, (kind, template) in enumerate(zip(kinds, templates, strict=False))
+    ]
+    return AdaFuseEngine(members, AdaFuseConfig(continue_final_message=True))

@@ -12,7 +12,7 @@ from adafuse_llm.backends import FakeBackend
 from adafuse_llm.text.codec import TokenizerCodec
 from adafuse_llm.text.conversation import check_conversation
 from adafuse_llm.text.templates import ReplyStart, TemplateFacts
-from tests.support.models import CHATML, tokenizer
+from tests.support.models import CHATML, STRICT, tokenizer
 from tests.support.templates import FAMILIES, TOOL_FAMILIES, family_tokenizer
 from tests.support.thinkers import (
     DEEPSEEK,
@@ -230,6 +230,15 @@ def test_templates_that_read_reasoning_see_it_as_text() -> None:
     assert tokens.count(end) == len(turns)
 
 
+def test_templates_that_do_not_read_reasoning_do_not_get_it() -> None:
+    shows_keys = CHATML.replace("{{ m['content'] }}", "{{ m.keys() | join(' ') }}{{ m.content }}")
+    made = TokenizerCodec(tokenizer("bytelevel", shows_keys))
+    text = decoded(made, made.encode_messages(TURNS))
+    assert "role content1" in text
+    assert "reasoning" not in text
+    assert "thinking" not in text
+
+
 def test_reasoning_is_part_of_turns_with_calls_in_the_templates_own_form() -> None:
     template = TOOL_FAMILIES["qwen3"].template
     shown = "{{- '<|im_start|>assistant\n' + (m.reasoning_content or '') + said }}"
@@ -289,6 +298,16 @@ def test_every_family_reads_exactly_the_text_to_continue(name: str) -> None:
         assert "word" not in text
         before = decoded(made, made.encode_conversation(conversation.before_reply()))
         assert text.startswith(before[:-20].rstrip())
+
+
+@pytest.mark.parametrize("kind", ["bytelevel", "sentencepiece"])
+def test_a_space_before_the_text_to_continue_is_part_of_its_first_word(kind: str) -> None:
+    made = TokenizerCodec(tokenizer(kind, STRICT))
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "The keeper"}]
+    conversation = check_conversation(turns).continued()
+    before = made.encode_conversation(conversation.before_reply())
+    after, _ = made.encode_continuation(before, " The keeper")
+    assert made.encode_conversation(conversation) == before + after
 
 
 @pytest.mark.parametrize(

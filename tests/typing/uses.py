@@ -103,6 +103,12 @@ def langchain(engine: AdaFuseEngine, path: Path) -> None:
     lc.ChatAdaFuse(engine=engine, cache=False, callbacks=[lc.RoundCallbackHandler()])  # ok
     lc.ChatAdaFuse(engine=engine, round_detail="summary", trace_rounds=True, max_retries=2)  # ok
     lc.ChatAdaFuse(engine=engine, max_words=None, max_new_tokens=None, stop=None)  # ok
+    lc.ChatAdaFuse(engine=engine, temperature=0.7, top_p=0.9, top_k=40, seed=1, n=2)  # ok
+    lc.ChatAdaFuse(engine=engine, logprobs=True, top_logprobs=5, unsupported="warn")  # ok
+    lc.ChatAdaFuse(engine=engine, chat_template_kwargs={"enable_thinking": False})  # ok
+    lc.ChatAdaFuse(engine=engine, continue_final_message=True)  # ok
+    lc.ChatAdaFuse(engine=engine, unsupported="ignore")  # error: [arg-type]
+    lc.ChatAdaFuse(engine=engine, seed="x")  # error: [arg-type]
     lc.ChatAdaFuse(engine=engine, max_wrods=3)  # error: [call-arg]
     lc.ChatAdaFuse(engine=engine, max_words="three")  # error: [arg-type]
     lc.ChatAdaFuse(engine=engine, round_detail="some")  # error: [arg-type]
@@ -135,6 +141,11 @@ async def langchain_calls(chat: lc.ChatAdaFuse, llm: lc.AdaFuseLLM) -> None:
     llm.generate(["x"], anything=1)  # ok
     await llm.agenerate(["x"], ["stop"], max_words=1)  # ok
     llm.generate("x")  # error: [arg-type]
+    try:
+        chat.invoke("x", timeout=5)  # ok
+    except lc.CallTimeoutError as error:
+        so_far: AIMessage | str = error.partial  # ok
+        wrong: int = error.partial  # error: [assignment]
 
 
 def llama_index(engine: AdaFuseEngine, path: Path) -> None:
@@ -142,6 +153,8 @@ def llama_index(engine: AdaFuseEngine, path: Path) -> None:
     li.AdaFuseLLM(members=[*PATHS, MemberSpec(path="a"), {"path": "b"}], dtype="bfloat16")  # ok
     li.AdaFuseLLM(engine=engine, use="a", max_tokens=5, stop=("x",), weights={"a": 1})  # ok
     li.AdaFuseLLM(engine=engine, system_prompt="x", temperature=0, retries=1)  # ok
+    li.AdaFuseLLM(PATHS, top_p=0.9, n=2, unsupported="warn", context_window=9)  # ok
+    li.AdaFuseLLM(PATHS, unsupported="drop")  # error: [arg-type]
     li.AdaFuseLLM(engine=engine, max_wrods=3)  # error: [call-arg]
     li.AdaFuseLLM(engine=engine, max_words="three")  # error: [arg-type]
     li.AdaFuseLLM(engine=engine, retry=1)  # error: [call-arg]
@@ -154,6 +167,8 @@ def llama_index(engine: AdaFuseEngine, path: Path) -> None:
 
 async def llama_index_calls(llm: li.AdaFuseLLM) -> None:
     text: str = llm.complete("x", anything=1).text  # ok
+    raws: list[li.AdaFuseRaw] = li.decisions_of(text)  # ok
+    llm.max_tokens = None  # ok
     llm.chat([ChatMessage("x")], max_words=1, anything=1)  # ok
     llm.stream_complete("x", True, anything=1)  # ok
     await llm.acomplete("x", anything=1)  # ok

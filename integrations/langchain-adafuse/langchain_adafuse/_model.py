@@ -196,9 +196,11 @@ class EnsembleModel(Serializable):
     top_logprobs: int | None = None
     """Number of likeliest tokens to list with each token; also turns on `logprobs`."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """Variables for the members' chat templates, such as ``{"enable_thinking": False}``."""
+    """Variables for the members' chat templates, such as ``{"enable_thinking": False}``. Text
+    models use no chat templates."""
     continue_final_message: bool | None = None
-    """Whether the response continues the last message, which must be an assistant's."""
+    """Whether the response continues the last message, which must be an assistant's. Text models
+    always continue the prompt."""
 
     timeout: float | None = Field(default=None, gt=0, le=threading.TIMEOUT_MAX, allow_inf_nan=False)
     """Time limit of a call in seconds, excluding loading. A longer call raises `CallTimeoutError`,
@@ -393,8 +395,15 @@ class EnsembleModel(Serializable):
             InvalidOptionError: a value cannot be used.
         """
         self._check_choice()
-        if self._config.n > 1 and self.streaming:
+        config = self._config
+        if config.n > 1 and self.streaming:
             raise InvalidOptionError(ONE_STREAM)
+        if config.n > 1 and (not config.temperature or config.choices is not None):
+            reason = "choices are not drawn" if config.temperature else "nothing is drawn"
+            raise InvalidOptionError(
+                f"option 'n': all responses would be the same, because {reason}; got {config.n}. "
+                "Set a temperature above 0, or leave the option out."
+            )
 
     def _check_one_response(self) -> None:
         """Check that the model can stream.
@@ -658,11 +667,11 @@ class EnsembleModel(Serializable):
         temperature = given.get("temperature", self.temperature)
         if temperature is not None:
             params["ls_temperature"] = temperature
-        lengths = (given.get(name) for name in (*ALIASES, "max_new_tokens"))
-        max_tokens = next((length for length in lengths if length), self.max_new_tokens)
+        given |= {ALIASES[name]: value for name, value in given.items() if name in ALIASES}
+        max_tokens = given.get("max_new_tokens", self.max_new_tokens)
         if max_tokens is not None:
             params["ls_max_tokens"] = max_tokens
-        if stops := stop or given.get("stop") or self._stops:
+        if stops := given.get("stop", self._stops) if stop is None else stop:
             params["ls_stop"] = [stops] if isinstance(stops, str) else list(stops)
         return params
 

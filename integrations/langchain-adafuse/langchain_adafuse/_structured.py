@@ -24,6 +24,7 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import ValidationError
 from pydantic.v1 import ValidationError as ValidationErrorV1
 
+from adafuse_llm import AdaFuseConfig
 from adafuse_llm.adapters.structured import correction, find_json, partial_json
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from langchain_adafuse._schema import check_schema, problems
@@ -224,7 +225,8 @@ class StructuredOutput(Runnable[LanguageModelInput, Any]):
     ) -> Any:
         attempt = Attempt(self, prompt)
         while not attempt.is_over:
-            attempt.take(self.model.invoke(attempt.messages, config, **kwargs))
+            options = {**kwargs, **attempt.options}
+            attempt.take(self.model.invoke(attempt.messages, config, **options))
         return attempt.result()
 
     async def _ainvoke(
@@ -236,7 +238,8 @@ class StructuredOutput(Runnable[LanguageModelInput, Any]):
     ) -> Any:
         attempt = Attempt(self, prompt)
         while not attempt.is_over:
-            attempt.take(await self.model.ainvoke(attempt.messages, config, **kwargs))
+            options = {**kwargs, **attempt.options}
+            attempt.take(await self.model.ainvoke(attempt.messages, config, **options))
         return attempt.result()
 
     def _stream(
@@ -249,7 +252,8 @@ class StructuredOutput(Runnable[LanguageModelInput, Any]):
         attempt = Attempt(self, next(prompts))
         while not attempt.is_over:
             written: Any = None
-            for chunk in self.model.stream(attempt.messages, config, **kwargs):
+            options = {**kwargs, **attempt.options}
+            for chunk in self.model.stream(attempt.messages, config, **options):
                 written = chunk if written is None else written + chunk
                 yield from attempt.progress(written)
             attempt.take(written)
@@ -265,7 +269,8 @@ class StructuredOutput(Runnable[LanguageModelInput, Any]):
         attempt = Attempt(self, await anext(prompts))
         while not attempt.is_over:
             written: Any = None
-            async for chunk in self.model.astream(attempt.messages, config, **kwargs):
+            options = {**kwargs, **attempt.options}
+            async for chunk in self.model.astream(attempt.messages, config, **options):
                 written = chunk if written is None else written + chunk
                 for partial in attempt.progress(written):
                     yield partial
@@ -279,11 +284,15 @@ class Attempt:
 
     Attributes:
         messages: the messages to send to the model next.
+        options: the options of the call to the model next. A correction of a reply that was drawn
+            has a new seed, derived from the reply's. With the same seed, the members would draw
+            much of the same text again.
         is_over: whether the request has ended.
     """
 
     def __init__(self, output: StructuredOutput, prompt: LanguageModelInput) -> None:
         self.messages = _messages(prompt)
+        self.options: dict[str, Any] = {}
         self.is_over = False
         self._output = output
         self._repairs_left = output.max_repairs
@@ -303,6 +312,8 @@ class Attempt:
             self._error = error
             request = correction(str(error), tool=self._output.reader.tool)
             self.messages = [*self.messages, raw, HumanMessage(request)]
+            if (seed := raw.response_metadata.get("seed")) is not None:
+                self.options = {"seed": AdaFuseConfig(seed=seed, n=2).seeds()[1]}
         self.is_over = self._error is None or self._repairs_left == 0
         self._repairs_left -= 1
 

@@ -31,8 +31,9 @@ class RoundCallbackHandler(BaseCallbackHandler):
     Attributes:
         rounds: one record per round, in order of arrival. ``adafuse_llm.summary.record`` defines
             its keys. Each record also has the ``run_id`` of the model's run. Records of text models
-            also have the key ``prompt``, the number of the prompt in its batch. A model with
-            ``round_detail="none"`` reports no rounds.
+            also have the key ``prompt``, the number of the prompt in its batch. With `n` above 1,
+            records have the key ``response``, the number of the response to its prompt. A model
+            with ``round_detail="none"`` reports no rounds.
     """
 
     def __init__(self) -> None:

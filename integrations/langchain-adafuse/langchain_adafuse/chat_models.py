@@ -254,8 +254,8 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         given = call._constraint(start.engine, request.form)
         run, places = run_manager or self._run, _places(start.config.n)
         if len(places) == 1:
-            steps = call._decode(start, run, messages=request.prompt, **given)
-            responses = [start.whole(list(steps))]
+            with closing(call._decode(start, run, messages=request.prompt, **given)) as steps:
+                responses = [start.whole(list(steps))]
         else:
             responses = call._decode_all(start, run, places, messages=[request.prompt], **given)
         return call._result(responses, request)
@@ -316,7 +316,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         decoded = call._decode(start, run or self._run, messages=request.prompt, **given)
         with closing(decoded) as steps:
             for step in steps:
-                yield from call._reply_chunks(start, request, reply, step)
+                yield from call._reply_chunks(start, request, reply, step, is_merged=run is None)
 
     async def _achunks(
         self,
@@ -332,7 +332,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         decoded = call._adecode(start, run or self._run, messages=request.prompt, **given)
         async with aclosing(decoded) as steps:
             async for step in steps:
-                for chunk in call._reply_chunks(start, request, reply, step):
+                for chunk in call._reply_chunks(start, request, reply, step, is_merged=run is None):
                     yield chunk
 
     def _prepared(
@@ -419,15 +419,26 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         return await asyncio.to_thread(self._constraint, engine, form)
 
     def _reply_chunks(
-        self, start: Start, request: _Request, reply: Reply, step: Step
+        self, start: Start, request: _Request, reply: Reply, step: Step, *, is_merged: bool
     ) -> list[ChatGenerationChunk]:
-        """Return the chunks of one step of a stream."""
-        metadata = start.metadata(step)
-        if (generation := step.event.generation) is None:
+        """Return the chunks of one step of a stream.
+
+        Args:
+            start: the beginning of the call.
+            request: the request.
+            reply: the converter of the stream.
+            step: the step.
+            is_merged: whether the metadata of all chunks will be merged. In LangChain's event
+                protocol, which passes its run, the last chunk has to have all of it.
+        """
+        generation = step.event.generation
+        if generation is None:
             first, *others = reply.chunks(step.event, step.records)
-            first.message.response_metadata = metadata
+            first.message.response_metadata = start.metadata(step) if is_merged else {}
             return [first, *others]
-        self._check_timeout([start.whole([step])], request.message)
+        whole = start.whole([step])
+        self._check_timeout([whole], request.message)
+        metadata = start.metadata(step) if is_merged else whole.metadata
         return reply.chunks(step.event, step.records, metadata, usage_of(generation))
 
     def _result(self, responses: Sequence[Response], request: _Request) -> ChatResult:

@@ -117,8 +117,8 @@ def test_what_is_missing_or_unknown_is_said(kind):
         kind(members=[])
     with pytest.raises(InvalidOptionError, match=r"'max_word'\. Did you mean 'max_words'"):
         kind.from_embedded(max_word=2)
-    with pytest.raises(ValueError, match="temperature must be 0"):
-        kind.from_embedded(temperature=0.5)
+    with pytest.raises(ValueError, match="'temperature'"):
+        kind.from_embedded(temperature=-1)
     with pytest.raises(ValueError, match="max_words"):
         kind.from_embedded(max_words=0)
 
@@ -133,12 +133,20 @@ def test_a_call_overrides_every_option(model):
         "max_tokens": 5,
         "weights": {"ink": 1, "quill": 2},
         "temperature": 0,
+        "top_p": 0.9,
+        "top_k": 20,
+        "seed": 1,
+        "n": 1,
+        "logprobs": False,
+        "top_logprobs": 0,
         "timeout": 60,
         "max_retries": 3,
         "round_detail": "summary",
+        "unsupported": "warn",
         "model": "ink+quill",
     }
     tested_below = {"max_new_tokens", "use", "stop", *CONSTRAINTS}
+    tested_below |= {"chat_template_kwargs", "continue_final_message"}  # with chat models
     assert {*said, *tested_below} >= set(AdaFuseConfig.model_fields)
     short, whole = text(model.invoke("Hi", **said)), text(model.invoke("Hi"))
     assert whole.startswith(short)
@@ -256,6 +264,8 @@ def test_caches_tell_ensembles_options_and_prompts_apart(kind):
             {"max_words": 1},
             {"stop": ["two"]},
             {"model": "ink"},
+            {"temperature": 0.5, "seed": 1},
+            {"temperature": 0.5, "seed": 2},
         ]
         for number, said in enumerate(variants, start=3):
             whole = text(first.invoke("Hi", **said))
@@ -355,7 +365,12 @@ def test_options_that_are_wrong_have_one_kind_of_error_with_one_line(kind, oblig
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"max_word": 2}, "unknown option 'max_word'"),
         ({"max_words": 0}, "option 'max_words'"),
-        ({"temperature": 0.5}, "temperature must be 0"),
+        ({"temperature": "hot"}, "option 'temperature'"),
+        ({"top_p": 2}, "option 'top_p'"),
+        ({"n": 2}, "option 'n'.*nothing is drawn"),
+        ({"min_p": 0.1}, "option 'min_p' is not built"),
+        ({"min_p": 0.1, "unsupported": "ignore"}, "option 'unsupported'"),
+        ({"mni_p": 0.1, "unsupported": "warn"}, "unknown option 'mni_p'"),
         ({"round_detail": "some"}, "option 'round_detail'"),
         ({"trace_rounds": "perhaps"}, "option 'trace_rounds'"),
         ({"use": "quil"}, "no member 'quil'"),
@@ -421,21 +436,18 @@ def test_c13_the_output_of_a_chat_model_has_its_name_and_its_tokens(obliging):
     heard = Listening()
     batch: list[Any] = [[HumanMessage("Hi")], [HumanMessage("What is it?")]]
     result = chat.generate(batch, callbacks=[heard])
-    usages = [row[0].message.usage_metadata for row in result.generations]  # type: ignore[union-attr]
-    kinds = ("input_tokens", "output_tokens", "total_tokens")
+    usages = [row[0].message.response_metadata["token_usage"] for row in result.generations]  # type: ignore[union-attr]
+    kinds = ("prompt_tokens", "completion_tokens", "total_tokens")
     assert result.llm_output == {
         "model_name": "ink+quill",
         "token_usage": {kind: sum(usage[kind] for usage in usages) for kind in kinds},
     }
-    assert [output["token_usage"] for output in heard.outputs] == [
-        {kind: usage[kind] for kind in kinds} for usage in usages
-    ]
+    assert [output["token_usage"] for output in heard.outputs] == usages
     again = chat.generate(batch)  # from the cache
     assert again.llm_output == result.llm_output
     alone = chat.generate(batch, model="quill").llm_output
     assert alone is not None
     assert alone["model_name"] == "quill"
-    assert "token_usage" not in chat.invoke("Hi").response_metadata
 
 
 @pytest.mark.quick

@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from adafuse_llm.adapters.conversation import to_conversation
 from langchain_adafuse import ChatAdaFuse
 from langchain_adafuse._messages import to_turns
-from tests.support.thinkers import prompts, thinkers
+from tests.support.thinkers import continuing, prompts, thinkers
 
 pytestmark = pytest.mark.quick
 
@@ -64,3 +64,15 @@ def test_structured_output_is_read_after_reasoning() -> None:
     chat = ChatAdaFuse(engine=thinkers("deepseek", script=lambda _: reply), enforce=False)
     schema = {"type": "object", "title": "X", "properties": {"x": {"type": "integer"}}}
     assert chat.with_structured_output(schema).invoke("?") == {"x": 2}
+
+
+async def test_a_reply_continues_the_last_message() -> None:
+    engine = continuing("bytelevel", "sentencepiece")
+    messages = [HumanMessage("Who?"), AIMessage("The keeper of ")]
+    by_call = ChatAdaFuse(engine=engine, continue_final_message=False)
+    by_field = ChatAdaFuse(engine=engine, continue_final_message=True)
+    assert by_field.invoke(messages).content == "the light is Anna."
+    assert (await by_field.ainvoke(messages)).content == "the light is Anna."
+    assert by_call.invoke(messages, continue_final_message=True).content == "the light is Anna."
+    with pytest.raises(ValueError, match="continue_final_message needs an assistant message"):
+        by_field.invoke("Who?")

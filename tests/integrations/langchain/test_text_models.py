@@ -74,7 +74,10 @@ class TextModelTests:
         assert params["ls_max_tokens"] == 100
         assert params["ls_temperature"] == 0
         assert params["ls_stop"] == ["x"]
-        assert model._get_ls_params(model="other")["ls_model_name"] == "other"
+        params = model._get_ls_params(model="other", max_new_tokens=5, temperature=0.5)
+        assert params["ls_model_name"] == "other"
+        assert params["ls_max_tokens"] == 5
+        assert params["ls_temperature"] == 0.5
 
     def test_serialization(self, model):
         assert self.llm_class.is_lc_serializable()
@@ -154,7 +157,7 @@ class TextModelTests:
             assert isinstance(result, LLMResult)
             assert result.llm_output is not None
             total = result.llm_output["token_usage"]
-            assert total["total_tokens"] == total["input_tokens"] + total["output_tokens"]
+            assert total["total_tokens"] == total["prompt_tokens"] + total["completion_tokens"]
             for (generation,) in result.generations:
                 info = generation.generation_info
                 assert info is not None

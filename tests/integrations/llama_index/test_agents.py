@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from llama_index.core.agent.react import ReActChatFormatter
+from llama_index.core.agent.react.prompts import REACT_CHAT_SYSTEM_HEADER
 from llama_index.core.agent.workflow import (
     AgentStream,
     AgentWorkflow,
@@ -22,7 +23,8 @@ from llama_index.llms.adafuse import AdaFuseLLM, AdaFuseLLMError
 
 from adafuse_llm import AdaFuseEngine, MalformedReplyError, MemberError
 from adafuse_llm.backends import FakeBackend
-from tests.support.llama_calls import recorded
+from adafuse_llm.embedded.tools import REACT_HEADER
+from tests.support.llama_calls import PATHS, ask, recorded
 from tests.support.scripted import scripted_engine
 
 STOP = ["\nObservation:"]
@@ -59,7 +61,7 @@ def two_agents(prompt: str) -> str:
 @pytest.fixture(scope="module")
 def llm():
     with scripted_engine(react) as engine:
-        yield AdaFuseLLM(engine=engine, stop=STOP, enforce=False)
+        yield AdaFuseLLM(engine=engine, enforce=False)
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -83,15 +85,23 @@ async def test_a_react_agent_is_stopped_before_what_it_makes_up(llm, streaming, 
         assert all(len(event.raw["rounds"]) == 1 for event in shown)
 
 
-def test_it_is_the_stop_that_keeps_out_what_is_made_up(llm):
-    asked = [ChatMessage("12 plus 7?")]
-    assert llm.chat(asked).message.content == CALL
-    assert llm.chat(asked, stop=[]).message.content == CALL + MADE_UP
+@pytest.mark.parametrize("header", [REACT_CHAT_SYSTEM_HEADER, REACT_HEADER])
+@pytest.mark.parametrize("path", PATHS[4:])
+async def test_l8_a_reply_to_a_react_agent_ends_before_an_observation(llm, path, header):
+    formatter = ReActChatFormatter.from_defaults(system_header=header, context="You add.")
+    asked = formatter.format([TOOL], [ChatMessage("12 plus 7?")])
+    assert (await ask(llm, path, asked)).text == CALL
+    assert (await ask(llm, path, asked, stop="12")).text == CALL.partition("12")[0]
+    configured = AdaFuseEngine(llm.engine.backends, llm.engine.config.override({"stop": "12"}))
+    assert (await ask(AdaFuseLLM(engine=configured), path, asked)).text.endswith(': {"a": ')
+    assert (await ask(llm, path, asked[1:])).text == CALL + MADE_UP
+    without = AdaFuseLLM(engine=llm.engine, react_stop=False)
+    assert (await ask(without, path, asked)).text == CALL + MADE_UP
 
 
 async def test_agents_hand_over_to_each_other():
     with scripted_engine(two_agents) as engine:
-        llm = AdaFuseLLM(engine=engine, stop=STOP)
+        llm = AdaFuseLLM(engine=engine)
         porter = ReActAgent(
             name="Porter",
             description="Carries bags.",
@@ -144,7 +154,7 @@ async def call(llm, asynchronous, *args, **kwargs):
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 async def test_a_tool_is_chosen_and_called(llm, asynchronous):
-    without_stop = AdaFuseLLM(engine=llm.engine, enforce=False)
+    without_stop = AdaFuseLLM(engine=llm.engine, enforce=False, react_stop=False)
     response = await call(without_stop, asynchronous, [TOOL], "What is 12 plus 7?")
     assert response.response == "19"
     assert [source.raw_input["kwargs"] for source in response.sources] == [{"a": 12, "b": 7}]
@@ -177,12 +187,12 @@ async def test_a_step_that_cannot_be_read_is_asked_for_again():
             once.predict_and_call([TOOL], "12 plus 7?")
         assert isinstance(caught.value.__cause__, MalformedReplyError)
         with pytest.raises(AdaFuseLLMError, match="unknown option"):
-            llm.predict_and_call([TOOL], "12 plus 7?", verbosity=2)
+            llm.predict_and_call([TOOL], "12 plus 7?", chattiness=2)
 
 
 async def test_arguments_of_a_react_agent_ask_for_its_step(llm):
     """Even where calls could be enforced."""
-    enforced = AdaFuseLLM(engine=llm.engine, stop=STOP)
+    enforced = AdaFuseLLM(engine=llm.engine)
     assert enforced.metadata.is_function_calling_model
     formatter = ReActChatFormatter.from_defaults()
     response = await enforced.apredict_and_call(
@@ -195,6 +205,8 @@ async def test_a_step_without_a_call_or_with_a_failing_tool(llm):
     asked = [ChatMessage("Observation: 19 was it?")]
     with pytest.raises(AdaFuseLLMError, match="calls no tool"):
         llm.predict_and_call([TOOL], chat_history=asked, error_on_no_tool_call=True)
+    response = llm.predict_and_call([TOOL], chat_history=asked, error_on_no_tool_call=False)
+    assert (response.response, response.sources) == ("It is 19.", [])
 
     def add(a: int, b: int) -> int:
         raise OSError("the abacus is broken")

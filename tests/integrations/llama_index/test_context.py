@@ -223,12 +223,14 @@ def test_l1_the_tokenizer_counts_at_the_member_with_most_tokens(engine):
         {"query_wrapper_prompt": "Read this with great care. {query_str}"},
         {"messages_to_prompt": lambda messages: f"{[m.content for m in messages]}\nAnswer:"},
         {"use": ["quill"]},
+        {"chat_template_kwargs": {"note": "Read with great care. " * 20}},
     ],
 )
 @pytest.mark.parametrize("template", [True, False])
 def test_l1_a_prompt_helper_fills_the_window_and_no_more(options, template):
     """Each prompt of a tree summary is nearly as long as the window allows."""
-    how: dict[str, Any] = {"template": CHATML if template else None, "window": 1500}
+    noted = "{{ note }}\n" + CHATML
+    how: dict[str, Any] = {"template": noted if template else None, "window": 1500}
     members = [
         scripted(lambda prompt: "Yes.", "bytelevel", name="ink", **how),
         scripted(lambda prompt: "Yes.", "sentencepiece", name="quill", **how),

@@ -13,7 +13,7 @@ from tests.support.agent_questions import ERRANDS
 
 @pytest.fixture(scope="module")
 def embedded():
-    llm = AdaFuseLLM.from_embedded(max_new_tokens=160, stop=["\nObservation:"])
+    llm = AdaFuseLLM.from_embedded(max_new_tokens=160)
     yield llm
     llm.unload()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import itertools
 import re
 import types
@@ -14,8 +16,11 @@ import pytest
 from llama_index.core import VectorStoreIndex
 from llama_index.core.base.llms.types import (
     ChatMessage,
+    CitableBlock,
+    DocumentBlock,
     ImageBlock,
     MessageRole,
+    TextBlock,
     ThinkingBlock,
     ToolCallBlock,
 )
@@ -30,7 +35,7 @@ from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.schema import TextNode
 from llama_index.llms.adafuse import AdaFuseLLM, AdaFuseLLMError
 
-from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidOptionError
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidInputError, InvalidOptionError
 from adafuse_llm.config import CONSTRAINTS
 from tests.support.hashing import HashingEmbedding
 from tests.support.llama_calls import PATHS, ask, prompt_of, prompts_read, recorded
@@ -235,6 +240,52 @@ def test_a_member_without_a_template_reads_named_turns():
 
 
 @pytest.mark.quick
+def test_l8_text_in_documents_is_read(tmp_path):
+    (tmp_path / "ferry.md").write_text("The ferry costs 3 crowns, dökk.", encoding="utf-8")
+    page = "data:text/html;base64," + base64.b64encode(b"<p>Vell is south.</p>").decode()
+    documents = [
+        CitableBlock(
+            title="Orrin",
+            source="orrin.md",
+            content=[TextBlock(text="Orrin lies north."), DocumentBlock(data=b"It has a mill.")],
+        ),
+        DocumentBlock(path=str(tmp_path / "ferry.md"), title="Ferry"),
+        DocumentBlock(data=io.BytesIO(b'{"open": true}'), document_mimetype="application/json"),
+        DocumentBlock(url=page),
+    ]
+    fields: dict[str, Any] = {"system_prompt": "SYSTEM", "query_wrapper_prompt": "<{query_str}>"}
+    with reading(CHATML) as (engine, texts):
+        llm = AdaFuseLLM(engine=engine, **fields)
+        system = ChatMessage(role="system", blocks=[DocumentBlock(data=b"Be brief, please.")])
+        llm.chat([system, ChatMessage(blocks=[*documents, TextBlock(text="Where?")])])
+    (prompt,) = texts
+    assert "SYSTEM\n\nBe brief, please." in prompt
+    assert (
+        "user\nTitle: Orrin\nSource: orrin.md\nOrrin lies north.\nIt has a mill.\n"
+        'Title: Ferry\nThe ferry costs 3 crowns, dökk.\n{"open": true}\n<p>Vell is south.</p>\n'
+        "<Where?>"
+    ) in prompt
+
+
+@pytest.mark.quick
+def test_l8_documents_without_text_are_refused(engine, tmp_path):
+    (tmp_path / "scan.txt").write_bytes(b"\x89\x00\xff\xfe")
+    picture = ImageBlock(image=b"AAAA")
+    wrongs: list[tuple[Any, str]] = [
+        (DocumentBlock(data=b"%PDF-1.4 plain"), r"not text in UTF-8 \(application/pdf\)"),
+        (DocumentBlock(path=str(tmp_path / "scan.txt")), "DocumentBlock that is not text in UTF-8"),
+        (DocumentBlock(data=io.BytesIO()), "cannot be read: .*zero bytes"),
+        (DocumentBlock(url="https://example.com/a.txt"), "URL is not downloaded"),
+        (DocumentBlock(), "without data: pass data or path"),
+        (CitableBlock(title="a", source="b", content=[picture]), "CitableBlock with an image"),
+    ]
+    for block, message in wrongs:
+        with pytest.raises(AdaFuseLLMError, match=f"message 1 contains a .*{message}") as caught:
+            AdaFuseLLM(engine=engine).chat([ChatMessage("?"), ChatMessage(blocks=[block])])
+        assert isinstance(caught.value.__cause__, InvalidInputError)
+
+
+@pytest.mark.quick
 def test_what_is_not_text_is_refused(engine):
     llm = AdaFuseLLM(engine=engine)
     picture = ChatMessage(blocks=[ImageBlock(image=b"AAAA")])
@@ -403,14 +454,38 @@ def test_every_option_can_be_said_once_for_all_calls(engine):
         "stop": ("x",),
         "weights": {"ink": 1.0, "quill": 2.0},
         "use": ("ink", "quill"),
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 5,
+        "seed": 3,
+        "n": 2,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "chat_template_kwargs": {},
+        "continue_final_message": True,
     }
     assert {*said} == {*AdaFuseConfig.model_fields} - {*CONSTRAINTS}
     llm = AdaFuseLLM(engine=engine, **said)
     with recorded() as record:
-        llm.complete("Where?")
+        llm.chat([ChatMessage("Where?"), ChatMessage("It", role="assistant")])
     (start,) = record.named("AdaFuseGenerationStartEvent")
     assert start.options == AdaFuseConfig(**said).model_dump(mode="json")
     assert start.members == ("ink", "quill")
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_template_variables_and_a_begun_reply_reach_the_members(path):
+    template = "{% if loud %}LOUD {% endif %}" + CHATML
+    loud: dict[str, Any] = {"chat_template_kwargs": {"loud": True}}
+    (prompt,) = await prompts_of_call(path, template, options=loud)
+    assert prompt == ("LOUD <|im_start|>user\nIs it blue?<|im_end|>\n<|im_start|>assistant\n")
+    assert await prompts_of_call(path, template, **loud) == {prompt}
+    if "chat" in path:
+        with reading(CHATML) as (engine, texts):
+            begun = [ChatMessage("Is it blue?"), ChatMessage("It is", role="assistant")]
+            await ask(AdaFuseLLM(engine=engine), path, begun, continue_final_message=True)
+        (prompt,) = texts
+        assert prompt.endswith("<|im_start|>assistant\nIt is")
 
 
 FORMS: dict[str, Any] = {

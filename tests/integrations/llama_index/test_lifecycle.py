@@ -33,7 +33,8 @@ from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.embedded import member_paths
 from tests.support.llama_calls import PATHS, ask, counting_engine, prompt_of, recorded
-from tests.support.scripted import save_scripted, scripted, scripted_engine
+from tests.support.models import CHATML
+from tests.support.scripted import WINDOW, save_scripted, scripted, scripted_engine
 
 # Making -----------------------------------------------------------------------------------------
 
@@ -109,8 +110,8 @@ def test_wrong_ways_of_making_one():
             AdaFuseLLM(engine=engine, max_word=2)  # type: ignore[call-arg]
         with pytest.raises(InvalidOptionError, match="max_words"):
             AdaFuseLLM(engine=engine, max_words=0)
-        with pytest.raises(InvalidOptionError, match="temperature must be 0"):
-            AdaFuseLLM(engine=engine, temperature=0.7)
+        with pytest.raises(InvalidOptionError, match="option 'temperature'"):
+            AdaFuseLLM(engine=engine, temperature=-0.7)
         none: Any = None
         assert AdaFuseLLM(engine=engine, temperature=0, callback_manager=none).complete("x").text
     with pytest.raises(InvalidInputError, match="members must be a list"):
@@ -236,6 +237,49 @@ def test_metadata_is_true():
     with AdaFuseEngine(mixed) as engine:
         assert not AdaFuseLLM(engine=engine).metadata.is_chat_model
         assert AdaFuseLLM(engine=engine, use=["a"]).metadata.is_chat_model
+
+
+@pytest.mark.quick
+def test_l8_metadata_can_be_overridden():
+    member = FakeBackend("oak", lambda text: {"<end>": 1.0}, context_window=900)
+    with AdaFuseEngine([member]) as engine:
+        llm = AdaFuseLLM(engine=engine, context_window=500, is_chat_model=True)
+        assert (llm.metadata.context_window, llm.metadata.is_chat_model) == (500, True)
+        assert AdaFuseLLM.from_embedded(is_chat_model=False).metadata.is_chat_model is False
+        assert copy.deepcopy(llm).metadata == llm.metadata
+        llm.context_window, llm.is_chat_model = None, None
+        assert (llm.metadata.context_window, llm.metadata.is_chat_model) == (900, False)
+        with pytest.raises(ValueError, match="context_window"):
+            llm.context_window = 0
+
+
+@pytest.mark.quick
+def test_l8_metadata_of_members_loads_nothing(no_loading, tmp_path):
+    shipped = AdaFuseLLM.from_embedded(max_new_tokens=9)
+    shipped.unload()
+    metadata = shipped.metadata
+    assert (metadata.context_window, metadata.num_output) == (4096, 9)
+    assert metadata.is_chat_model
+    assert metadata.model_name == "wren+heron+finch"
+    with pytest.raises(AdaFuseLLMError, match="there is no member 'ash'"):
+        AdaFuseLLM.from_embedded(use=["ash"]).metadata  # noqa: B018
+    with pytest.raises(AssertionError, match="something was loaded"):
+        AdaFuseLLM([str(tmp_path)]).metadata  # noqa: B018
+
+
+@pytest.mark.parametrize("template", [CHATML, None])
+@pytest.mark.parametrize("kind", ["bytelevel", "sentencepiece", "unigram"])
+def test_l8_metadata_is_the_same_before_and_after_loading(tmp_path, monkeypatch, kind, template):
+    path = save_scripted(tmp_path / "ink", lambda prompt: "Yes.", kind, template)
+    llm = AdaFuseLLM([path])
+    with monkeypatch.context() as patch:
+        patch.setattr("adafuse_llm.loading.members.load_members", None)
+        before = llm.metadata
+    llm.warmup()
+    assert llm.metadata == before
+    assert before.is_chat_model == (template is not None)
+    assert before.context_window == WINDOW
+    llm.unload()
 
 
 # Together ---------------------------------------------------------------------------------------

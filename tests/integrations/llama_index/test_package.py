@@ -105,7 +105,7 @@ def test_the_migration_table_is_true():
         if new == ["same"]:
             assert old in takes
         elif new == ["none"]:
-            with pytest.raises(InvalidOptionError, match=f"unknown option '{old}'"):
+            with pytest.raises(InvalidOptionError, match=f"option '{old}'"):
                 unknown: dict[str, Any] = {old: 1}
                 AdaFuseLLM(engine=engine, **unknown)
         else:

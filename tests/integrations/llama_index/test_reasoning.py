@@ -8,11 +8,11 @@ import pytest
 from llama_index.core.base.llms.types import ChatMessage, TextBlock, ThinkingBlock
 from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.prompts import PromptTemplate
-from llama_index.llms.adafuse import AdaFuseLLM
+from llama_index.llms.adafuse import AdaFuseLLM, AdaFuseLLMError
 from llama_index.llms.adafuse._messages import to_turns
 
 from tests.support.llama_calls import PATHS, ask
-from tests.support.thinkers import thinkers
+from tests.support.thinkers import continuing, thinkers
 
 pytestmark = pytest.mark.quick
 
@@ -63,3 +63,15 @@ def test_structured_prediction_reads_after_reasoning() -> None:
     assert llm.structured_predict(Found, PromptTemplate("?")).x == 2
     *_, last = llm.stream_structured_predict(Found, PromptTemplate("?"))
     assert last.x == 2
+
+
+def test_a_reply_continues_the_last_message() -> None:
+    engine = continuing("bytelevel", "sentencepiece")
+    messages = [ChatMessage("Who?"), ChatMessage(role="assistant", content="The keeper of ")]
+    by_call = AdaFuseLLM(engine=engine, continue_final_message=False)
+    by_field = AdaFuseLLM(engine=engine, continue_final_message=True)
+    assert by_field.chat(messages).message.content == "the light is Anna."
+    said = by_call.chat(messages, continue_final_message=True)
+    assert said.message.content == "the light is Anna."
+    with pytest.raises(AdaFuseLLMError, match="continue_final_message needs an assistant message"):
+        by_field.chat(messages[:1])

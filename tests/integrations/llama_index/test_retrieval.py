@@ -16,7 +16,7 @@ from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.retrievers.fusion_retriever import FUSION_MODES
 from llama_index.core.schema import TextNode
-from llama_index.llms.adafuse import AdaFuseLLM, DecisionHandler
+from llama_index.llms.adafuse import AdaFuseLLM, DecisionHandler, decisions_of
 from llama_index.retrievers.bm25 import BM25Retriever
 
 from adafuse_llm.documents import INSTRUCTION, read_documents
@@ -91,8 +91,8 @@ async def test_the_embedded_questions_are_answered_with_sources_and_rounds(llm, 
             response = await engine.aquery(each.question)
             right += str(response) == each.answer
             assert each.source in {node.metadata["source"] for node in response.source_nodes}
-            assert response.metadata is not None
-            (raw,) = response.metadata["adafuse"]
+            (raw,) = decisions_of(response)
+            assert raw.summary is not None
             assert "".join(r.text for r in raw.rounds).strip() == str(response)
             assert set(raw.summary.backed) == {"wren", "heron", "finch"}
     assert right >= ENOUGH * len(asked)
@@ -118,6 +118,12 @@ def test_queries_that_members_write_are_fused(nodes):
     assert str(response) == "Jenbert Zalwyn"
 
 
+def prompt_tokens(response: Any) -> int:
+    (raw,) = decisions_of(response)
+    assert raw.usage is not None
+    return raw.usage.members.prompt_tokens["wren"]
+
+
 def test_a_chat_engine_remembers(llm, retrievers):
     engine = ContextChatEngine.from_defaults(
         retriever=retrievers("fusion", llm),
@@ -131,15 +137,14 @@ def test_a_chat_engine_remembers(llm, retrievers):
     assert (str(first), str(second)) == ("Jenbert Zalwyn", "Portas Jorsky")
     assert [message.role.value for message in engine.chat_history] == ["user", "assistant"] * 2
     assert second.source_nodes[0].metadata["source"] == "silesse-mill.md"
-    (raw,) = second.metadata["adafuse"]
-    read = raw.usage.members.prompt_tokens["wren"]
+    read = prompt_tokens(second)
     engine.reset()
     fresh = engine.chat("Question: Which architect designed the Silesse Mill?")
     assert str(fresh) == "Portas Jorsky"
     with DecisionHandler():
         engine.reset()
         again = engine.chat("Question: Which architect designed the Silesse Mill?")
-    assert again.metadata["adafuse"][0].usage.members.prompt_tokens["wren"] < read
+    assert prompt_tokens(again) < read
 
 
 def test_a_streamed_answer_and_a_streamed_chat(llm, retrievers):

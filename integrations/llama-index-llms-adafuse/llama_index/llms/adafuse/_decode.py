@@ -242,6 +242,7 @@ class Decode:
                 finish_reason=generation.finish_reason,
                 usage=generation.usage,
                 summary=Summary.of(generation.rounds),
+                seed=generation.seed,
             )
             self._context.run(dispatcher.event, end)
             self.end(generation=generation)

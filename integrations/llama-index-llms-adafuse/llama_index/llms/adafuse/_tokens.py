@@ -11,6 +11,7 @@ from llama_index.core.utilities.token_counting import TokenCounter
 
 from adafuse_llm.backends import Backend
 from adafuse_llm.text.codec import encode_conversation
+from adafuse_llm.text.reply_start import start_replies
 
 CONTEXT = "\n"
 """Text before the counted text, because the count may differ at the start of a prompt."""
@@ -54,12 +55,19 @@ class MemberTokenCounter(TokenCounter):
 
 
 def make_prompt_helper(
-    backends: Sequence[Backend], request: dict[str, Any], given: str, window: int, num_output: int
+    backends: Sequence[Backend],
+    members: Sequence[str],
+    request: dict[str, Any],
+    *,
+    given: str,
+    window: int,
+    num_output: int,
 ) -> PromptHelper:
     """Create a prompt helper that packs prompts by the members' counts.
 
     Args:
         backends: the active members.
+        members: names of all members.
         request: an example of a request, with ``prompt`` or ``messages``.
         given: the texts in the example that LlamaIndex counts. The helper reserves space for the
             rest of the example, such as the markers of chat templates.
@@ -67,16 +75,27 @@ def make_prompt_helper(
         num_output: maximum number of tokens of a response.
     """
     tokenizer = LongestTokenizer(backends)
+    encoded = _encode(backends, members, request)
     reserved = max(
-        len(_encode(backend, request)) - len(LongestTokenizer([backend])(given))
-        for backend in backends
+        len(ids) - len(LongestTokenizer([backend])(given))
+        for backend, ids in zip(backends, encoded, strict=True)
     )
     helper = PromptHelper(window - reserved, num_output, tokenizer=tokenizer)
     helper._token_counter = MemberTokenCounter(tokenizer)
     return helper
 
 
-def _encode(backend: Backend, request: dict[str, Any]) -> list[int]:
-    if "messages" in request:
-        return encode_conversation(backend.codec, request["messages"])
-    return backend.codec.encode_prompt(request["prompt"])
+def _encode(
+    backends: Sequence[Backend], members: Sequence[str], request: dict[str, Any]
+) -> list[list[int]]:
+    """Return the tokens of a request's prompt, for each backend."""
+    if "messages" not in request:
+        return [backend.codec.encode_prompt(request["prompt"]) for backend in backends]
+    conversation = request["messages"]
+    codecs = {backend.name: backend.codec for backend in backends}
+    variables = request.get("chat_template_kwargs")
+    starts, _ = start_replies(codecs, conversation, variables, members)
+    return [
+        encode_conversation(backend.codec, conversation, starts[backend.name])
+        for backend in backends
+    ]

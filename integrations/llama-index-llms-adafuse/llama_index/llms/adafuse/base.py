@@ -91,6 +91,9 @@ T = TypeVar("T")
 
 _PROGRAM_MODES = (PydanticProgramMode.DEFAULT, PydanticProgramMode.LLM)
 _LOADING = ("dtype", "device_map", "revision", "trust_remote_code", "runtime")
+ONE = {"n": 1}
+"""Number of responses where only one can be used, whatever the LLM's option `n` is."""
+
 _OTHER_NAMES_OF_MEMBERS = ("member", "model", "models", "model_id", "model_name", "model_path")
 
 
@@ -436,7 +439,12 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         else:
             request, given = self._prompt("x", False, {}), f"{system}x"
         return make_prompt_helper(
-            backends, request, given, metadata.context_window, metadata.num_output
+            backends,
+            self.engine.members,
+            request,
+            given=given,
+            window=metadata.context_window,
+            num_output=metadata.num_output,
         )
 
     def to_payload(self) -> dict[str, Any]:
@@ -871,9 +879,9 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         agent = {key: kwargs[key] for key in REACT_KEYWORDS if kwargs.get(key) is not None}
         given = {key: value for key, value in kwargs.items() if key not in REACT_KEYWORDS}
         options = self._checked(given, extra=REACT_KEYWORDS)
-        stop = self._config({**self._options({}), **options}).stop
+        stop = self._config(_merged(self._options({}), options)).stop
         llm = self.model_copy()
-        llm._fixed_options = {**options, "stop": with_observation(stop)}
+        llm._fixed_options = {**ONE, **options, "stop": with_observation(stop)}
         return await step_and_call(llm, tools, conversation, agent, self.retries, verbose=verbose)
 
     # Copies and pickles -----------------------------------------------------------------------
@@ -1032,7 +1040,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
     def _choice_request(
         self, prompt: str | Sequence[ChatMessage], choices: Sequence[str], keywords: dict[str, Any]
     ) -> dict[str, Any]:
-        overrides = {**keywords, "choices": choices}
+        overrides = {**ONE, **keywords, "choices": choices}
         if isinstance(prompt, str):
             return self._prompt(prompt, False, overrides)
         return self._messages(prompt, overrides)
@@ -1076,7 +1084,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         self, output_cls: type[Model], llm_kwargs: dict[str, Any] | None
     ) -> dict[str, Any]:
         """Return the options of a chat whose reply is to be an object."""
-        given = llm_kwargs or {}
+        given = {**ONE, **(llm_kwargs or {})}
         schema = close_objects(output_cls.model_json_schema())
         options = self._enforce(self._options(given), lambda: {"json_schema": schema})
         enforced = options.get("json_schema") is not None

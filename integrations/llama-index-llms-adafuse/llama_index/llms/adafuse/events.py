@@ -74,12 +74,14 @@ class AdaFuseGenerationEndEvent(BaseEvent):
         finish_reason: why the decode ended.
         usage: token counts and forward passes by member.
         summary: statistics of the rounds.
+        seed: the seed that gives the same response again; None if nothing was drawn.
     """
 
     text: str
     finish_reason: FinishReason
     usage: Usage
     summary: Summary
+    seed: int | None = None
 
     @classmethod
     def class_name(cls) -> str:

@@ -1,0 +1,118 @@
+"""A call that takes too long ends with an error that has the response so far."""
+
+from __future__ import annotations
+
+import pickle
+import time
+
+import pytest
+from langchain_core.messages import AIMessage
+
+from adafuse_llm import AdaFuseEngine, RequestTimeoutError
+from adafuse_llm.backends import FakeBackend
+from adafuse_llm.backends.fake import END
+from langchain_adafuse import AdaFuseLLM, CallTimeoutError, ChatAdaFuse
+
+BOTH = pytest.mark.parametrize("kind", [AdaFuseLLM, ChatAdaFuse])
+
+
+def word(prompt):
+    """Slow words that never end, except after ``Stop on``."""
+    if prompt.startswith("Stop on"):
+        return {END: 1.0}
+    time.sleep(0.002)
+    return {" on": 0.9, " off": 0.1}
+
+
+@pytest.fixture
+def slow():
+    with AdaFuseEngine([FakeBackend("slow", word, [" on", " off"])]) as engine:
+        yield engine
+
+
+def text(reply):
+    return reply if isinstance(reply, str) else reply.content
+
+
+@BOTH
+async def test_the_error_has_the_response_so_far(kind, slow):
+    model = kind(engine=slow, timeout=0.15, max_new_tokens=100_000, logprobs=True)
+    streamed: list[str] = []
+
+    async def astream():
+        async for chunk in model.astream("Go"):
+            streamed.append(text(chunk))  # noqa: PERF401 - a comprehension would lose all
+
+    async def stream():
+        for chunk in model.stream("Go"):
+            streamed.append(text(chunk))  # noqa: PERF401
+
+    async def call(function):
+        function("Go")
+
+    for way in (
+        lambda: call(model.invoke),
+        lambda: model.ainvoke("Go"),
+        lambda: call(lambda prompt: model.batch([prompt])),
+        lambda: model.abatch(["Go"]),
+        stream,
+        astream,
+    ):
+        streamed.clear()
+        with pytest.raises(CallTimeoutError, match=r"timeout=0\.15 seconds") as caught:
+            await way()
+        partial = caught.value.partial
+        words = text(partial)
+        assert words
+        assert set(words.split()) <= {"on", "off"}
+        assert bool(streamed) == (way in (stream, astream))
+        assert words.startswith("".join(streamed))
+        assert caught.value.partials == (partial,)
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert (str(again), again.partial) == (str(caught.value), partial)
+        if kind is ChatAdaFuse:
+            assert isinstance(partial, AIMessage)
+            assert partial.response_metadata["finish_reason"] == "cancelled"
+            assert partial.usage_metadata is not None
+            assert partial.usage_metadata["output_tokens"] > 0
+            tokens = partial.response_metadata["logprobs"]["content"]
+            assert "".join(each["token"] for each in tokens) == f" {words}"
+    assert issubclass(CallTimeoutError, RequestTimeoutError)
+    assert issubclass(CallTimeoutError, TimeoutError)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_batch_keeps_all_texts(slow, is_async):
+    llm = AdaFuseLLM(engine=slow, timeout=0.3, max_new_tokens=100_000, temperature=1, n=2)
+    with pytest.raises(CallTimeoutError) as caught:
+        if is_async:
+            await llm.agenerate(["Go", "Stop"], top_k=1)
+        else:
+            llm.generate(["Go", "Stop"], top_k=1)
+    *unfinished, third, fourth = caught.value.partials
+    assert third == fourth == " on"
+    assert len(unfinished) == 2
+    assert all(str(each).startswith(" on on on") for each in unfinished)
+    chat = ChatAdaFuse(engine=slow, timeout=0.3, max_new_tokens=100_000, temperature=1, n=2)
+    with pytest.raises(CallTimeoutError) as caught:
+        await chat.ainvoke("Go") if is_async else chat.invoke("Go")
+    assert len({text(each) for each in caught.value.partials}) == 2
+
+
+def test_a_partial_message_has_the_calls_that_are_complete():
+    call = '<tool_call>{"name":"add","arguments":{"a":1}}</tool_call>'
+
+    def rule(prompt):
+        return word(prompt) if call in prompt else {call: 1.0}
+
+    add = {"name": "add", "description": "Add.", "parameters": {"type": "object"}}
+    with AdaFuseEngine([FakeBackend("slow", rule, [call, " on", " off"])]) as engine:
+        chat = ChatAdaFuse(engine=engine, timeout=0.15, max_tokens=100_000, enforce=False)
+        tools = chat.bind_tools([{"type": "function", "function": add}])
+        with pytest.raises(CallTimeoutError) as caught:
+            tools.invoke("1 + 1?")
+    partial = caught.value.partial
+    assert isinstance(partial, AIMessage)
+    assert [(each["name"], each["args"]) for each in partial.tool_calls] == [("add", {"a": 1})]
+    assert partial.text.startswith("on on")
+    assert partial.response_metadata["finish_reason"] == "cancelled"

@@ -1,0 +1,280 @@
+"""Options that users of other LLMs know: sampling, log-probabilities, several responses."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import logging
+from typing import Any
+
+import pytest
+from llama_index.core.base.llms.types import ChatMessage, LogProb
+from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
+from llama_index.core.prompts import PromptTemplate
+from llama_index.core.tools import FunctionTool
+from llama_index.llms.adafuse import AdaFuseLLM, AdaFuseLLMError, AdaFuseRaw
+from pydantic import BaseModel
+
+from adafuse_llm import AdaFuseEngine, InvalidOptionError
+from adafuse_llm.adapters.logprobs import openai_logprobs
+from adafuse_llm.backends import FakeBackend
+from tests.support.llama_calls import PATHS, ask, recorded
+from tests.support.scripted import scripted_engine
+
+WORDS = {" red": 0.4, " green": 0.3, " blue": 0.3}
+STREAMS = [path for path in PATHS if "stream" in path]
+DRAWN: dict[str, Any] = {"temperature": 1, "max_new_tokens": 12}
+
+
+def colours(share: float) -> Any:
+    """A rule that writes up to eight colours. It tells `share` of red from the others."""
+
+    def rule(text: str) -> dict[str, float]:
+        count = sum(text.count(word) for word in WORDS)
+        if count >= 8:
+            return {"<end>": 0.99, " red": 0.01}
+        rest = {word: (1 - share) * p / 0.6 for word, p in WORDS.items() if word != " red"}
+        return {" red": share, **rest}
+
+    return rule
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with AdaFuseEngine(
+        [FakeBackend("oak", colours(0.4)), FakeBackend("elm", colours(0.5))]
+    ) as engine:
+        yield engine
+
+
+def asked(path: str) -> Any:
+    return [ChatMessage("Paint!")] if "chat" in path else "Paint!"
+
+
+def create(**options: Any) -> Any:
+    return AdaFuseLLM(**options)
+
+
+# Sampling ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_seed_gives_the_engines_drawn_text_again(engine, path):
+    for_all = create(engine=engine, seed=5, top_p=0.8, **DRAWN)
+    said = await ask(for_all, path, asked(path))
+    question: dict[str, Any] = {"prompt": "Paint!"}
+    if "chat" in path:
+        question = {"messages": [{"role": "user", "content": "Paint!"}]}
+    own = engine.generate(**question, seed=5, top_p=0.8, **DRAWN)
+    assert said.text == own.text
+    assert said.raw.seed == own.seed == 5
+    assert [raw.seed for raw in said.raws[:-1]] == [None] * (len(said.raws) - 1)
+    for_one = await ask(create(engine=engine), path, asked(path), seed=5, top_p=0.8, **DRAWN)
+    assert for_one.text == said.text
+
+    free = create(engine=engine, **DRAWN)
+    texts = {(await ask(free, path, asked(path))).text for _ in range(8)}
+    assert len(texts) > 1
+    again = await ask(free, path, asked(path))
+    assert (await ask(free, path, asked(path), seed=again.raw.seed)).text == again.text
+    fixed = await ask(free, path, asked(path), temperature=0)
+    assert fixed.text.split() == ["red"] * 8
+    assert fixed.raw.seed is None
+    assert (await ask(free, path, asked(path), top_k=1)).text == fixed.text
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if path not in STREAMS])
+async def test_n_responses_are_one_response_and_its_alternatives(engine, path):
+    counter = TokenCountingHandler()
+    llm = create(engine=engine, n=4, callback_manager=CallbackManager([counter]), **DRAWN)
+    with recorded() as record:
+        said = await ask(llm, path, asked(path), seed=3)
+    raw = said.raw
+    alone = create(engine=engine, **DRAWN)
+    assert len(raw.alternatives) == 3
+    for text, seed in ((said.text, raw.seed), *((a.text, a.seed) for a in raw.alternatives)):
+        assert (await ask(alone, path, asked(path), seed=seed)).text == text
+    assert AdaFuseRaw.model_validate_json(raw.model_dump_json()) == raw
+    (end,) = record.named("AdaFuseGenerationEndEvent")
+    assert (end.text, end.seed) == (said.text, raw.seed)
+    rounds = [event.text for event in record.named("AdaFuseRoundEvent")]
+    assert rounds == [each.text for each in raw.rounds]
+    assert len(record.closed("AdaFuse.decode")) == 1
+    assert len(counter.llm_token_counts) == 1
+
+
+def test_where_one_response_is_used_one_is_drawn():
+    class Sum(BaseModel):
+        total: int
+
+    with scripted_engine(lambda prompt: '{"total": 3}') as engine:
+        llm = create(engine=engine, n=3, temperature=0.1, enforce=False)
+        with recorded() as record:
+            assert llm.structured_predict(Sum, PromptTemplate("1 + 2?")).total == 3
+            assert [*llm.stream_structured_predict(Sum, PromptTemplate("1 + 2?"))][-1].total == 3
+            assert llm.choose("1 + 2?", ["3", "4"]).text in ("3", "4")
+            tools = [FunctionTool.from_defaults(lambda: 3, "three")]
+            assert "3" in llm.predict_and_call(tools, "1 + 2?").response
+    assert {start.options["n"] for start in record.named("AdaFuseGenerationStartEvent")} == {1}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("path", PATHS)
+async def test_n_that_cannot_be_is_refused(engine, path):
+    llm = create(engine=engine, n=2, temperature=1)
+    with recorded() as record:
+        with pytest.raises(AdaFuseLLMError, match="option 'n'") as caught:
+            await ask(llm, path, asked(path), temperature=1 if path in STREAMS else 0)
+        assert isinstance(caught.value.__cause__, InvalidOptionError)
+    assert len(record.closed("AdaFuse.decode")) == 1
+    assert (await ask(llm, path, asked(path), n=1)).text
+
+
+@pytest.mark.quick
+def test_sampling_is_readable_copied_and_stored(engine):
+    given: dict[str, Any] = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "seed": 2, "n": 3}
+    given |= {"logprobs": True, "top_logprobs": 2, "chat_template_kwargs": {"a": {"b": 1}}}
+    llm: Any = AdaFuseLLM.from_embedded(continue_final_message=True, unsupported="warn", **given)
+    for each in (llm, copy.deepcopy(llm), AdaFuseLLM.from_dict(llm.to_dict())):
+        assert {name: getattr(each, name) for name in given} == given
+        assert (each.continue_final_message, each.unsupported) == (True, "warn")
+        assert json.loads(each.to_json())["chat_template_kwargs"] == {"a": {"b": 1}}
+    copied = copy.deepcopy(llm)
+    copied.temperature, copied.chat_template_kwargs["a"]["b"] = 0, 2
+    assert (llm.temperature, llm.chat_template_kwargs) == (0.5, {"a": {"b": 1}})
+    for name, wrong in (("temperature", -1), ("top_p", 0), ("n", 0), ("top_logprobs", 21)):
+        with pytest.raises(InvalidOptionError, match=f"option '{name}'"):
+            setattr(llm, name, wrong)
+        with pytest.raises(InvalidOptionError, match=f"option '{name}'"):
+            create(engine=engine, **{name: wrong})
+
+
+@pytest.mark.quick
+def test_l8_temperature_and_max_tokens_can_be_read_and_set(engine):
+    llm: Any = AdaFuseLLM.from_embedded()
+    assert (llm.temperature, llm.max_tokens) == (0, 256)
+    configured = AdaFuseEngine(engine.backends, engine.config.override(DRAWN))
+    llm = create(engine=configured)
+    assert (llm.temperature, llm.max_tokens) == (1, 12)
+    llm.temperature, llm.max_tokens = 0, 3
+    assert (llm.temperature, llm.max_tokens, llm.max_new_tokens) == (0, 3, 3)
+    assert llm.metadata.num_output == 3
+    assert llm.complete("Paint!").text == " red" * 3
+    with pytest.raises(InvalidOptionError, match="max_new_tokens"):
+        llm.max_tokens = 0
+    llm.max_tokens, llm.temperature = None, None
+    assert llm.max_tokens == 12
+    assert llm.complete("Paint!").raw.seed is not None
+
+
+# Log-probabilities ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_log_probabilities_are_those_of_the_leading_member(engine, path):
+    for options, member in (({}, "oak"), ({"weights": {"oak": 1, "elm": 2}}, "elm")):
+        llm = create(engine=engine, logprobs=True, top_logprobs=2, **options)
+        given = getattr(llm, path)(asked(path))
+        given = await given if path.startswith("a") else given
+        if path.startswith("astream"):
+            responses = [each async for each in given]
+        else:
+            responses = list(given) if path in STREAMS else [given]
+        tokens = [token for each in responses for token in each.logprobs]
+        assert "".join(token[0].token for token in tokens) == " red" * 8
+        for response in responses:
+            shown = openai_logprobs(response.raw.rounds, member)["content"]
+            assert [token[0].token for token in response.logprobs] == [e["token"] for e in shown]
+        first = [(each.token, round(each.logprob, 3)) for each in tokens[0]]
+        red, other = {"oak": (-0.916, -1.204), "elm": (-0.693, -1.386)}[member]
+        assert first == [(" red", red), (" green", other)]
+        assert tokens[0][0] == LogProb(token=" red", logprob=tokens[0][0].logprob, bytes=[*b" red"])
+        assert {*responses[0].raw.rounds[0].logprobs} == {"oak", "elm"}
+
+
+@pytest.mark.quick
+def test_a_token_that_was_not_among_the_likeliest_comes_first(engine):
+    llm = create(engine=engine, temperature=1, top_logprobs=1, max_new_tokens=8)
+    drawn = next(
+        (token[0], token[1:])
+        for seed in itertools.count()
+        for token in llm.complete("Paint!", seed=seed).logprobs
+        if token[0].token == " blue"
+    )
+    assert round(drawn[0].logprob, 3) == -1.204
+    assert [top.token for top in drawn[1]] == [" red"]
+    (only,) = llm.complete("Paint!", top_logprobs=0, logprobs=True, max_new_tokens=1).logprobs
+    assert len(only) == 1
+
+
+@pytest.mark.quick
+def test_log_probabilities_are_absent_unless_requested(engine):
+    llm = create(engine=engine, max_new_tokens=3)
+    assert llm.complete("Paint!").logprobs is None
+    assert llm.chat([ChatMessage("Paint!")]).logprobs is None
+    assert not llm.complete("Paint!").raw.rounds[0].logprobs
+
+
+def test_replies_with_tools_have_log_probabilities():
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    with scripted_engine(lambda prompt: "I only add.") as engine:
+        llm = create(engine=engine, enforce=False, logprobs=True)
+        reply = llm.chat_with_tools([FunctionTool.from_defaults(add)], "What can you do?")
+    assert "".join(token[0].token for token in reply.logprobs).startswith("I only add.")
+
+
+# Options of other providers ---------------------------------------------------------------------
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("path", PATHS)
+async def test_c15_an_option_of_another_provider_is_refused_or_dropped(engine, path, caplog):
+    caplog.set_level(logging.WARNING)
+    llm = create(engine=engine, max_new_tokens=3)
+    penalty: dict[str, Any] = {"presence_penalty": 0.5}
+    with pytest.raises(AdaFuseLLMError, match="'presence_penalty' is not built") as caught:
+        await ask(llm, path, asked(path), **penalty)
+    assert isinstance(caught.value.__cause__, InvalidOptionError)
+    neutral = await ask(llm, path, asked(path), presence_penalty=0, repetition_penalty=1, min_p=0)
+    assert not caplog.records
+    for _ in range(2):
+        said = await ask(llm, path, asked(path), unsupported="warn", **penalty)
+        assert said.text == neutral.text
+    lenient = create(engine=engine, max_new_tokens=3, unsupported="warn", min_p=0.1, **penalty)
+    await ask(lenient, path, asked(path), presence_penalty=1)
+    warned = [record.getMessage() for record in caplog.records]
+    assert sum("'presence_penalty'" in message for message in warned) == 2  # one for each LLM
+    assert sum("'min_p'" in message for message in warned) == 1
+    assert len(warned) == 3
+    for each in (llm, lenient):
+        with pytest.raises(AdaFuseLLMError, match="unknown option 'presense_penalty'"):
+            await ask(each, path, asked(path), unsupported="warn", presense_penalty=1)
+        with pytest.raises(AdaFuseLLMError, match="'presence_penalty' is not built"):
+            await ask(each, path, asked(path), unsupported="error", **penalty)
+        with pytest.raises(AdaFuseLLMError, match="'unsupported' must be"):
+            await ask(each, path, asked(path), unsupported="drop")
+    with pytest.raises(InvalidOptionError, match="'unsupported' must be"):
+        create(engine=engine, unsupported="drop")
+    with pytest.raises(InvalidOptionError, match="'presence_penalty' is not built"):
+        create(engine=engine, **penalty)
+
+
+@pytest.mark.quick
+def test_c15_an_option_is_dropped_wherever_options_are_taken(caplog):
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    call = 'Thought: Hm.\nAction: add\nAction Input: {"a": 1, "b": 2}'
+    caplog.set_level(logging.WARNING)
+    with scripted_engine(lambda prompt: call) as engine:
+        llm = create(engine=engine, enforce=False)
+        options: dict[str, Any] = {"presence_penalty": 1, "unsupported": "warn"}
+        tools = [FunctionTool.from_defaults(add)]
+        assert llm.predict_and_call(tools, "1 + 2?", **options).response == "3"
+        assert llm.choose("1 + 2?", ["3", "4"], **options).text in ("3", "4")
+    assert len(caplog.records) == 1
