@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from tests.reference_grammar import FORMS, Follower, Language, Lead, language
+from tests.reference_sampling import codes, draw, key
 
 UNFINISHED = "\ufffd"
 EXTRA_TOKENS = 3
@@ -70,6 +71,7 @@ class ReferenceMember:
         default_factory=dict, repr=False
     )
     _can_write: dict[tuple[tuple[int, ...], int], bool] = field(default_factory=dict, repr=False)
+    _codes: list[int] = field(default_factory=list, repr=False)
 
     def forward(self, ids: Sequence[int]) -> Any:
         """Logits after every token of `ids`, [tokens, vocabulary]."""
@@ -165,6 +167,16 @@ class ReferenceMember:
         """The text that `new` adds after `before`."""
         return gain(self.decode(before), self.decode([*before, *new]))
 
+    def codes(self) -> list[int]:
+        """A number for every token, from its text in the middle of a text."""
+        if not self._codes:
+            before = self.tokenizer.encode("a", add_special_tokens=False)
+            known = set(self.tokenizer.get_vocab().values())
+            size = self.model.config.vocab_size
+            texts = [self.text(before, [token]) if token in known else "" for token in range(size)]
+            self._codes = codes(texts, self.end_ids, size)
+        return self._codes
+
     def fits(self, tokens: int) -> bool:
         return self.window is None or tokens <= self.window
 
@@ -235,11 +247,28 @@ class Form:
 Allow = Callable[[Sequence[int]], "list[int] | None"]
 """The tokens that may follow some tokens of a span; None for all of them."""
 
+Follow = Callable[[Sequence[int]], int]
+"""The token that a member lets follow some tokens of a span: the likeliest one, or a drawn one."""
+
+
+def allowance(
+    member: ReferenceMember, ids: Sequence[int], opening: Opening, form: Form | None
+) -> Allow:
+    """What may follow the tokens of a span that begins after `ids`."""
+    lacking = 0 if member.name in opening.held else opening.spaces
+
+    def allow(tokens: Sequence[int]) -> list[int] | None:
+        if form is not None:
+            return form.allowed(member, ids, tokens)[0]
+        return member.owing([*ids, *tokens], lacking - len(member.text(ids, tokens)))
+
+    return allow
+
 
 def finish_word(
-    member: ReferenceMember, ids: Sequence[int], first: int, options: Options, allow: Allow
+    member: ReferenceMember, ids: Sequence[int], first: int, options: Options, follow: Follow
 ) -> list[int]:
-    """The word after `ids` that begins with the token `first`; the rest is greedy."""
+    """The word after `ids` that begins with the token `first`."""
     word = [first]
     while True:
         text = member.text(ids, word)
@@ -251,7 +280,7 @@ def finish_word(
             return word
         if member.is_full(len(ids) + len(word)):
             return word
-        following = member.greedy([*ids, *word], allow(word))
+        following = follow(word)
         if following in member.end_ids:  # rule 4
             return word
         longer = member.text(ids, [*word, following])
@@ -279,6 +308,11 @@ class Opening:
     def shown(self, text: str) -> str:
         return text.lstrip() if self.free else text[self.spaces :]
 
+    def written(self, member: ReferenceMember, ids: Sequence[int], tokens: Sequence[int]) -> str:
+        """The text of `tokens` after `ids`, with what the prompt of the member holds of it."""
+        ahead = " " * self.spaces if member.name in self.held else ""
+        return ahead + member.text(ids, tokens)
+
     def after(self, text: str) -> Opening:
         spaces = max(0, self.spaces - len(text))
         return Opening(spaces, self.free and not has_ink(text), self.held)
@@ -297,6 +331,82 @@ class Opening:
         return sum(len(member.text(ids, tokens[:end])) > self.spaces for end in ends)
 
 
+class Drawing:
+    """The tokens that members draw (temperature above 0), and where each member stands."""
+
+    def __init__(self, members: Sequence[ReferenceMember], options: Options) -> None:
+        assert options.seed is not None
+        self.seed = options.seed
+        self._options = options
+        self._response = ""
+        self._seen = {member.name: [""] for member in members}
+
+    def key(
+        self,
+        member: ReferenceMember,
+        ids: Sequence[int],
+        tokens: Sequence[int],
+        opening: Opening,
+    ) -> int:
+        """The key of the place after `tokens`, of a span that begins after `ids`."""
+        seen = self._texts(member, ids, tokens, opening)
+        silent = 0
+        while silent + 1 < len(seen) and seen[-2 - silent] == seen[-1]:
+            silent += 1
+        return key(self.seed, silent, seen[-1])
+
+    def _texts(
+        self,
+        member: ReferenceMember,
+        ids: Sequence[int],
+        tokens: Sequence[int],
+        opening: Opening,
+    ) -> list[str]:
+        """The response as it was before and after each token of a member, without the bytes of
+        a character that is not complete.
+        """
+        spans = [tokens[: size + 1] for size in range(len(tokens))]
+        shown = [opening.shown(opening.written(member, ids, span)) for span in spans]
+        return [
+            *self._seen[member.name],
+            *((self._response + text).rstrip(UNFINISHED) for text in shown),
+        ]
+
+    def token(
+        self,
+        member: ReferenceMember,
+        ids: Sequence[int],
+        tokens: Sequence[int],
+        opening: Opening,
+        allowed: Sequence[int] | None,
+    ) -> int:
+        """The token that a member draws after `tokens`."""
+        row = member.logits([*ids, *tokens])
+        return draw(
+            {token: row[token] for token in (range(len(row)) if allowed is None else allowed)},
+            self.key(member, ids, tokens, opening),
+            member.codes(),
+            temperature=self._options.temperature,
+            top_k=self._options.top_k,
+            top_p=self._options.top_p,
+        )
+
+    def commit(
+        self,
+        members: Sequence[ReferenceMember],
+        ids: Mapping[str, Sequence[int]],
+        winner: ReferenceCandidate,
+        opening: Opening,
+    ) -> None:
+        """Add the winner to the response; `ids` are the members' tokens before it."""
+        for member in members:
+            own = winner.tokens[member.name]
+            seen = self._texts(member, ids[member.name], own, opening)
+            seen[-1] = (self._response + opening.shown(winner.written)).rstrip(UNFINISHED)
+            self._seen[member.name] = seen
+        self._response += opening.shown(winner.written)
+
+
 @dataclass(frozen=True)
 class Proposal:
     tokens: tuple[int, ...]
@@ -310,21 +420,20 @@ def propose(  # noqa: C901
     options: Options,
     opening: Opening,
     form: Form | None = None,
+    drawing: Drawing | None = None,
 ) -> tuple[list[Proposal], list[float]]:
     """The spans that a member proposes, in branch order, and the margins it saw."""
     span: list[int] = []
     margins: list[float] = []
-    held = member.name in opening.held
-    ahead = " " * opening.spaces if held else ""
-    lacking = 0 if held else opening.spaces
+    allow = allowance(member, ids, opening, form)
 
-    def allow(tokens: Sequence[int]) -> list[int] | None:
-        if form is not None:
-            return form.allowed(member, ids, tokens)[0]
-        return member.owing([*ids, *tokens], lacking - len(member.text(ids, tokens)))
+    def follow(tokens: Sequence[int]) -> int:
+        if drawing is not None:
+            return drawing.token(member, ids, tokens, opening, allow(tokens))
+        return member.greedy([*ids, *tokens], allow(tokens))
 
     def proposal(tokens: Sequence[int], *, stops: bool) -> Proposal:
-        return Proposal(tuple(tokens), ahead + member.text(ids, tokens), stops)
+        return Proposal(tuple(tokens), opening.written(member, ids, tokens), stops)
 
     for _ in range(options.max_words):
         here = [*ids, *span]
@@ -332,18 +441,21 @@ def propose(  # noqa: C901
             break
         done = list(span)
 
-        def after(word: Sequence[int], done: Sequence[int] = done) -> list[int] | None:
-            return allow([*done, *word])
+        def after(word: Sequence[int], done: Sequence[int] = done) -> int:
+            return follow([*done, *word])
 
         margins.append(member.margin(here, allow(span)))
         if margins[-1] >= options.margin_threshold:
-            token = member.greedy(here, allow(span))
+            token = follow(span)
             if token in member.end_ids:
                 return [proposal(span, stops=True)], margins
             span += finish_word(member, here, token, options, after)
         else:
             branches = []
-            for token in member.likeliest(here, options.branching_factor, allow(span)):
+            firsts = [follow(span)]
+            if drawing is None:
+                firsts = member.likeliest(here, options.branching_factor, allow(span))
+            for token in firsts:
                 if token in member.end_ids:
                     branches.append(proposal(span, stops=True))
                 else:
@@ -367,6 +479,15 @@ class ReferenceCandidate:
     score: float | None = None
 
 
+@dataclass(frozen=True)
+class ReferenceToken:
+    """A committed token: the text it adds, log p, and texts and log p of the likeliest ones."""
+
+    text: str
+    logprob: float | None
+    top: tuple[tuple[str, float], ...]
+
+
 @dataclass
 class ReferenceRound:
     candidates: list[ReferenceCandidate]
@@ -374,6 +495,7 @@ class ReferenceRound:
     text: str
     margins: dict[str, list[float]]
     forced: bool = False
+    logprobs: dict[str, list[ReferenceToken]] = field(default_factory=dict)
 
 
 @dataclass
@@ -383,6 +505,59 @@ class ReferenceGeneration:
     rounds: list[ReferenceRound]
     prompt_tokens: dict[str, int]
     completion_tokens: dict[str, int]
+    seed: int | None = None
+
+
+def token_logprobs(
+    members: Sequence[ReferenceMember],
+    ids: Mapping[str, Sequence[int]],
+    winner: ReferenceCandidate,
+    options: Options,
+    opening: Opening,
+    form: Form | None = None,
+) -> dict[str, list[ReferenceToken]]:
+    """The tokens that a winner adds to `ids`, of the members that have room for them."""
+    if not (options.logprobs or options.top_logprobs):
+        return {}
+    found = {}
+    for member in members:
+        before, own = ids[member.name], winner.tokens[member.name]
+        if member.fits(len(before) + len(own)):
+            allow = allowance(member, before, opening, form)
+            found[member.name] = [
+                reference_token(member, before, own, at, options.top_logprobs, allow)
+                for at in range(len(own))
+            ]
+    return found
+
+
+def reference_token(
+    member: ReferenceMember,
+    ids: Sequence[int],
+    tokens: Sequence[int],
+    at: int,
+    count: int,
+    allow: Allow,
+) -> ReferenceToken:
+    """Number `at` of the `tokens` after `ids`. Joining the texts of all gives their text."""
+    before, whole = tokens[:at], member.text(ids, tokens)
+    here = [*ids, *before]
+
+    def settled(size: int) -> int:
+        """The length of the text that the first tokens determine."""
+        texts = [member.text(ids, tokens[:end]) for end in range(size + 1)]
+        return max(len(text) - len(gain(whole, text)) for text in texts)
+
+    def adds(token: int) -> str:
+        return gain(member.text(ids, before), member.text(ids, [*before, token]))
+
+    row = member.logprobs(here)
+    top = member.likeliest(here, count, allow(before)) if count else []
+    return ReferenceToken(
+        whole[settled(at) : settled(at + 1)],
+        float(row[tokens[at]]) if math.isfinite(row[tokens[at]]) else None,
+        tuple((adds(other), float(row[other])) for other in top if math.isfinite(row[other])),
+    )
 
 
 def pool(
@@ -561,6 +736,7 @@ def decode(
     prompt_tokens = {name: len(tokens) for name, tokens in ids.items()}
     completion = dict.fromkeys(ids, 0)
     weights = options.weights or [1.0] * len(members)
+    drawing = Drawing(members, options) if options.temperature else None
     response = ""
     rounds: list[ReferenceRound] = []
     while True:
@@ -568,7 +744,7 @@ def decode(
         margins: dict[str, list[float]] = {}
         for member in members:
             proposals[member.name], margins[member.name] = propose(
-                member, ids[member.name], options, opening, None
+                member, ids[member.name], options, opening, None, drawing
             )
         candidates = pool(members, ids, proposals, opening)
         score(members, ids, candidates, weights)
@@ -587,11 +763,14 @@ def decode(
                 new = opening.counted(member, before, tokens)
                 completion[member.name] += new
                 prompt_tokens[member.name] += len(tokens) - new
+        logprobs = token_logprobs(members, ids, kept, options, opening)
+        if drawing is not None:
+            drawing.commit(members, ids, kept, opening)
         overflow = not commit(members, ids, kept)
         text = opening.shown(kept.written)
         opening = opening.after(kept.written)
         response += text
-        rounds.append(ReferenceRound(candidates, best, text, margins))
+        rounds.append(ReferenceRound(candidates, best, text, margins, logprobs=logprobs))
 
         cut = first_stop(response, options.stop)
         longest = max(completion.values())
@@ -606,7 +785,10 @@ def decode(
             else None
         )
         if finish is not None:
-            return ReferenceGeneration(response[:cut], finish, rounds, prompt_tokens, completion)
+            seed = drawing.seed if drawing else None
+            return ReferenceGeneration(
+                response[:cut], finish, rounds, prompt_tokens, completion, seed
+            )
 
 
 def begin(
@@ -639,7 +821,11 @@ class Response:
         prompt: str | None,
         messages: Sequence[Mapping[str, Any]] | None,
         language: Language,
+        options: Options | None = None,
     ) -> None:
+        self.options = options or Options()
+        self.drawing = Drawing(members, self.options) if self.options.temperature else None
+        self.logprobs: list[dict[str, list[ReferenceToken]]] = []
         self.members = members
         self.language = language
         self.opening, self.ids = begin(members, prompt, messages)
@@ -723,6 +909,11 @@ class Response:
 
     def commit(self, candidate: ReferenceCandidate) -> str:
         """Add a candidate to the response, and return what of it is shown."""
+        self.logprobs.append(
+            token_logprobs(self.members, self.ids, candidate, self.options, self.opening, self.form)
+        )
+        if self.drawing is not None:
+            self.drawing.commit(self.members, self.ids, candidate, self.opening)
         for member in self.members:
             before, tokens = self.ids[member.name], candidate.tokens[member.name]
             new = self.opening.counted(member, before, tokens)
@@ -759,15 +950,22 @@ def decode_form(  # noqa: C901
     messages: Sequence[Mapping[str, Any]] | None = None,
 ) -> ReferenceGeneration:
     """The response to a prompt or a conversation that is in `language`."""
-    response = Response(members, prompt, messages, language)
+    response = Response(members, prompt, messages, language, options)
     assert response.minimum() <= options.max_new_tokens
     weights = options.weights or [1.0] * len(members)
     rounds: list[ReferenceRound] = []
     closes = False
 
     def result(cut: int | None, finish: str) -> ReferenceGeneration:
+        for each, logprobs in zip(rounds, response.logprobs, strict=True):
+            each.logprobs = logprobs
         return ReferenceGeneration(
-            response.text[:cut], finish, rounds, response.prompt_tokens, response.completion
+            response.text[:cut],
+            finish,
+            rounds,
+            response.prompt_tokens,
+            response.completion,
+            response.drawing.seed if response.drawing else None,
         )
 
     while True:
@@ -793,7 +991,7 @@ def decode_form(  # noqa: C901
             margins: dict[str, list[float]] = {}
             for member in members:
                 proposals[member.name], margins[member.name] = propose(
-                    member, ids[member.name], options, opening, response.form
+                    member, ids[member.name], options, opening, response.form, response.drawing
                 )
             firsts = {name: own[0].text for name, own in proposals.items()}
             candidates = pool(members, ids, proposals, opening)
@@ -861,5 +1059,8 @@ def choose(
         before, tokens = ids[member.name], winner.tokens[member.name]
         completion[member.name] = opening.counted(member, before, tokens)
         prompt_tokens[member.name] = len(before) + len(tokens) - completion[member.name]
-    rounds = [ReferenceRound(candidates, candidates.index(winner), winner.text, {})]
+    logprobs = token_logprobs(members, ids, winner, options, opening)
+    rounds = [
+        ReferenceRound(candidates, candidates.index(winner), winner.text, {}, logprobs=logprobs)
+    ]
     return ReferenceGeneration(winner.text, "stop", rounds, prompt_tokens, completion), sums

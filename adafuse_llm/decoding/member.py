@@ -242,16 +242,19 @@ class Member:
             return None
         return self.tree.grow(tokens, start), exact
 
-    def evaluate(self, nodes: Iterable[Node], scored: Iterable[Node] = ()) -> Steps[None]:
+    def evaluate(
+        self, nodes: Iterable[Node], scored: Iterable[Node] = (), *, drafting: bool = True
+    ) -> Steps[None]:
         """Evaluate `nodes`, and get the log-probabilities of `nodes` and `scored`.
 
         Results that the tree already holds are not computed again. A pass that evaluates nodes
-        carries drafts.
+        carries drafts, unless `drafting` is False.
         """
         wanted = [node for node in dict.fromkeys(nodes) if node.next is None]
         unknown = [node for node in scored if node.logprob is None]
         if wanted:
-            drafts = self._permitted(self.drafter.extra_nodes(self, wanted))
+            drafter = self.drafter if drafting else NO_DRAFTER
+            drafts = self._permitted(drafter.extra_nodes(self, wanted))
             query = self.query([*wanted, *drafts], unknown)
             yield (MemberQuery(self, query, len(drafts), tuple(unknown)),)
         elif unknown:
@@ -383,9 +386,13 @@ class Member:
 
         All these tokens must be scored.
         """
-        return tuple(self._token_logprob(step, count) for step in self.tree.path(node))
+        texts = self._token_texts(self.tree.tokens(node))
+        return tuple(
+            self._token_logprob(step, text, count)
+            for step, text in zip(self.tree.path(node), texts, strict=True)
+        )
 
-    def _token_logprob(self, node: Node, count: int) -> TokenLogprob:
+    def _token_logprob(self, node: Node, text: str, count: int) -> TokenLogprob:
         parent, logprob = node.parent, node.logprob
         assert parent is not None, "the root is no token of the path"
         assert logprob is not None, "the token is not scored"
@@ -398,10 +405,26 @@ class Member:
             if isfinite(value)
         )
         return TokenLogprob(
-            text=self._added_text(before, node.token),
+            text=text,
             logprob=logprob if isfinite(logprob) else None,
             top=top,
         )
+
+    def _token_texts(self, tokens: Sequence[int]) -> list[str]:
+        """Return the text that each of `tokens` adds, which follow the root.
+
+        A character belongs to the last of its tokens. Joining the texts gives the text of `tokens`.
+        """
+        texts = []
+        start = 0
+        with self._tokenizer_errors():
+            whole = self.codec.decode_continuation(self.tree.ids, tokens)
+            for size in range(1, len(tokens) + 1):
+                text = self.codec.decode_continuation(self.tree.ids, tokens[:size])
+                end = max(start, len(text) - len(added(whole, text)))
+                texts.append(whole[start:end])
+                start = end
+        return texts
 
     def _added_text(self, before: Sequence[int], token: int) -> str:
         """Return the text that a token adds to the tokens `before`, which follow the root."""

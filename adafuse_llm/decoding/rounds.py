@@ -130,12 +130,14 @@ def choose_best(
 
 
 def _commit(
-    candidate: PoolCandidate, top_logprobs: int | None
+    candidate: PoolCandidate, top_logprobs: int | None, *, forced: bool
 ) -> Steps[dict[str, tuple[TokenLogprob, ...]]]:
     """Commit a candidate in every member's tree.
 
     Args:
         candidate: the candidate.
+        forced: whether no member proposed it. The drafting method then has only candidates of an
+            earlier round, so passes carry no drafts.
         top_logprobs: number of likeliest tokens to return with each committed token; None to return
             no tokens.
 
@@ -147,7 +149,9 @@ def _commit(
         paths = {member: member.tree.path(end) for member, end in candidate.ends.items()}
         yield from in_lockstep(
             [
-                member.evaluate([each.parent for each in path if each.parent], path)
+                member.evaluate(
+                    [each.parent for each in path if each.parent], path, drafting=not forced
+                )
                 for member, path in paths.items()
             ]
         )
@@ -211,7 +215,7 @@ def decode(
         outcome = None if grammar is None else forced_round(members, closes=closes)
         if outcome is None:
             outcome = yield from play()
-        logprobs = yield from _commit(outcome.committed, top_logprobs)
+        logprobs = yield from _commit(outcome.committed, top_logprobs, forced=outcome.forced)
         elapsed = time.perf_counter() - started
         shown = transcript.push(outcome.committed.shown)
         rounds.append(

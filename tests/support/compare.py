@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from adafuse_llm import Generation
-from tests.reference import Options, ReferenceGeneration, decode
+from adafuse_llm import Generation, Round
+from tests.reference import Options, ReferenceGeneration, ReferenceRound, decode
 from tests.support.models import SINGLE_PRECISION, Recipe, engine, reference
 
 TOLERANCE = 1e-6
@@ -65,11 +65,29 @@ def assert_same(actual: Generation, expected: ReferenceGeneration, tolerance: fl
             assert mine.score == pytest.approx(theirs.score, abs=tolerance, rel=0), where
         assert got.winner == want.winner, where
         assert got.text == want.text, where
+        assert_same_logprobs(got, want, tolerance)
     assert len(actual.rounds) == len(expected.rounds)
     assert actual.text == expected.text
     assert actual.finish_reason == expected.finish_reason
+    assert actual.seed == expected.seed
     assert actual.usage.prompt_tokens == expected.prompt_tokens
     assert actual.usage.completion_tokens == expected.completion_tokens
+
+
+def assert_same_logprobs(got: Round, want: ReferenceRound, tolerance: float) -> None:
+    """Same tokens by text, and the same likeliest tokens; log-probabilities within `tolerance`."""
+    where = f"round {got.index}"
+    assert set(got.logprobs) == set(want.logprobs), where
+    for name, tokens in want.logprobs.items():
+        TALLY["log-probabilities"] += len(tokens)
+        mine = got.logprobs[name]
+        assert [token.text for token in mine] == [token.text for token in tokens], where
+        for token, expected in zip(mine, tokens, strict=True):
+            assert token.logprob == pytest.approx(expected.logprob, abs=tolerance, rel=0), where
+            assert [each.text for each in token.top] == [text for text, _ in expected.top], where
+            assert [each.logprob for each in token.top] == pytest.approx(
+                [logprob for _, logprob in expected.top], abs=tolerance, rel=0
+            ), where
 
 
 def as_data(generation: Generation) -> dict[str, Any]:
