@@ -406,6 +406,21 @@ class AdaFuseConfig(Options):
         first = secrets.randbits(SEED_BITS) if self.seed is None else self.seed
         return derived_seeds(first, self.n)
 
+    def check_n(self) -> None:
+        """Check that the `n` responses can differ.
+
+        Raises:
+            InvalidOptionError: they cannot, because nothing is drawn.
+        """
+        if self.n > 1 and (not self.temperature or self.choices is not None):
+            reason, advice = "nothing is drawn", "Set a temperature above 0, or leave n out."
+            if self.choices is not None:
+                reason, advice = "choices are not drawn", "Leave n or choices out."
+            raise InvalidOptionError(
+                f"option 'n': all responses would be the same, because {reason}; got {self.n}. "
+                f"{advice}"
+            )
+
     def leading_member(self, members: Sequence[str]) -> str:
         """Return the member with the highest weight among those that decode.
 

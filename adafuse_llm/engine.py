@@ -834,12 +834,7 @@ class AdaFuseEngine:
         Raises:
             InvalidOptionError: they cannot.
         """
-        if config.n > 1 and (not config.temperature or config.choices is not None):
-            reason = "choices are not drawn" if config.temperature else "nothing is drawn"
-            raise InvalidOptionError(
-                f"option 'n': all responses would be the same, because {reason}; got {config.n}. "
-                "Set a temperature above 0, or leave the option out."
-            )
+        config.check_n()
         if not config.temperature or config.choices is not None:
             return
         for backend, _ in self._active_backends(config):

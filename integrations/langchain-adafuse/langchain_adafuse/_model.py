@@ -398,12 +398,7 @@ class EnsembleModel(Serializable):
         config = self._config
         if config.n > 1 and self.streaming:
             raise InvalidOptionError(ONE_STREAM)
-        if config.n > 1 and (not config.temperature or config.choices is not None):
-            reason = "choices are not drawn" if config.temperature else "nothing is drawn"
-            raise InvalidOptionError(
-                f"option 'n': all responses would be the same, because {reason}; got {config.n}. "
-                "Set a temperature above 0, or leave the option out."
-            )
+        config.check_n()
 
     def _check_one_response(self) -> None:
         """Check that the model can stream.
