@@ -462,9 +462,11 @@ class Member:
             text: the text of the path, as the first proposer wrote it.
         """
         self.prompt_tokens += node.length - self.tree.root.length - self._new_tokens(node)
-        _, silent = self._standing(node)
+        before, silent = self._standing(node.parent or node)
         self._response += self.opening.shown(text)
-        self._standings = {node: (self._response.rstrip(REPLACEMENT), silent)}
+        said = self._response.rstrip(REPLACEMENT)
+        is_new = node.parent is not None
+        self._standings = {node: (said, silent + is_new if said == before else 0)}
         if self._follower is not None:
             with self._grammar_errors():
                 held = self.opening.spaces if self.holds_spaces else 0
