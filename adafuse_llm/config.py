@@ -32,6 +32,12 @@ GRAMMARS = ("json_schema", "regex", "grammar")
 SAMPLING = ("temperature", "top_p", "top_k", "seed", "n")
 """Options that draw the response at random."""
 
+NOT_BUILT = (
+    *("frequency_penalty", "logit_bias", "min_p", "presence_penalty", "repetition_penalty"),
+    *("length_penalty", "no_repeat_ngram_size", "num_beams", "typical_p"),
+)
+"""Options of decoding in other libraries that do not exist here."""
+
 SEED_BITS = 63
 """Number of bits of a random seed."""
 
@@ -219,12 +225,12 @@ class AdaFuseConfig(Options):
         "and `top_k`, sum to at least this value.",
     )
     top_k: int | None = Field(
-        None, ge=1, description="Draw only from this many likeliest tokens. None or 0: from all."
+        None, ge=1, description="Draw only from this many likeliest tokens. 0 or -1: from all."
     )
     seed: int | None = Field(
         None,
         description="Integer that determines what is drawn. With the same seed, the response is "
-        "the same. Default: a random seed for each response, which the result tells.",
+        "the same. Default: a random seed, which the result tells.",
     )
     n: int = Field(
         1,
@@ -343,8 +349,8 @@ class AdaFuseConfig(Options):
 
     @field_validator("top_k", mode="before")
     @classmethod
-    def _zero_is_no_limit(cls, top_k: Any) -> Any:
-        return None if top_k == 0 else top_k
+    def _no_limit(cls, top_k: Any) -> Any:
+        return None if top_k in (0, -1) else top_k
 
     @field_validator("use", mode="before")
     @classmethod
@@ -502,6 +508,8 @@ def hint(name: str, allowed: Iterable[str]) -> str:
     """Return a hint that names the right option for an unknown one, or an empty string."""
     if name == "members":
         return " To choose among the loaded members, pass use=[...]."
+    if name in NOT_BUILT:
+        return " This option of other libraries is not built."
     return nearest(name, allowed)
 
 

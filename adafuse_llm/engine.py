@@ -71,7 +71,7 @@ from adafuse_llm.text.grammar import (
     is_available,
 )
 from adafuse_llm.text.opening import Opening, SpaceTokens
-from adafuse_llm.text.reply_start import mixed_reasoning, start_replies
+from adafuse_llm.text.reply_start import check_variables, mixed_reasoning, start_replies
 from adafuse_llm.text.stops import Transcript
 from adafuse_llm.text.templates import ReplyStart
 from adafuse_llm.text.words import check_text
@@ -261,8 +261,9 @@ class AdaFuseEngine:
         if reasoning:
             logger.warning(
                 "only some members reason before they answer: %s, but not %s. All members write "
-                "the same text, so either the first members lack their reasoning, or the others "
-                "have to reason, too. Use members that all reason, or members that do not",
+                "the same text. So reasoning that a chat template opens is closed before the "
+                "response, and other reasoning is a part of it. Use members that all reason, or "
+                "members that do not",
                 ", ".join(map(repr, reasoning)),
                 ", ".join(map(repr, others)),
             )
@@ -819,8 +820,8 @@ class AdaFuseEngine:
         self.strategy.check([backend for backend, _ in self._active_backends(config)])
         if streams and config.n > 1:
             raise InvalidOptionError(
-                f"option 'n': a stream has one response; got {config.n}. To get several responses, "
-                "call generate, or stream_batch, whose events tell the number of the response."
+                f"option 'n': a stream has one response; got {config.n}. Leave the option out, or "
+                "make a call that does not stream."
             )
         self._check_sampling(config)
         return [
@@ -989,13 +990,14 @@ class AdaFuseEngine:
         to_score: bool,
     ) -> tuple[dict[str, ReplyStart], str]:
         """Return how the chat templates begin the reply, and the text that they began it with."""
+        codecs = {b.name: b.codec for b, _ in self._active_backends(config)}
+        given = config.chat_template_kwargs
         if conversation is None:
+            check_variables(codecs, given, self.members)
             return {}, ""
         permits: Callable[[str], bool] | None = None if response is None else response.holds
         if config.choices is not None and not to_score:
             permits = _permits_nothing
-        codecs = {b.name: b.codec for b, _ in self._active_backends(config)}
-        given = config.chat_template_kwargs
         return start_replies(codecs, conversation, given, self.members, permits)
 
     def _space_tokens(self, backend: Backend, spaces: int) -> SpaceTokens | None:

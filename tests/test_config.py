@@ -72,7 +72,7 @@ def test_defaults() -> None:
         ("temperature", True, "number"),
         ("top_p", 0, "greater than 0"),
         ("top_p", 1.5, "less than or equal to 1"),
-        ("top_k", -1, "greater than or equal to 1"),
+        ("top_k", -2, "greater than or equal to 1"),
         ("seed", 1.5, "integer"),
         ("seed", True, "number"),
         ("n", 0, "greater than or equal to 1"),
@@ -103,12 +103,15 @@ def test_an_unknown_option_gets_the_nearest_name() -> None:
         AdaFuseConfig(max_token=5)  # type: ignore[call-arg]
     with pytest.raises(InvalidOptionError, match=r"'zzz'.*The options are: margin_threshold"):
         AdaFuseConfig(zzz=5)  # type: ignore[call-arg]
+    with pytest.raises(InvalidOptionError, match=r"'min_p'\. This option .* is not built"):
+        AdaFuseConfig(min_p=0.1)  # type: ignore[call-arg]
     with pytest.raises(InvalidOptionError, match="Did you mean 'margin_threshold'"):
         AdaFuseConfig().override({"margin_treshold": 0.5})
 
 
 def test_none_and_zero_turn_sampling_off() -> None:
     assert AdaFuseConfig(temperature=0) == AdaFuseConfig(temperature=None) == AdaFuseConfig()
+    assert AdaFuseConfig(top_k=-1) == AdaFuseConfig()
     assert AdaFuseConfig(top_p=None, top_k=0, n=None, top_logprobs=None) == AdaFuseConfig()
 
 

@@ -148,7 +148,9 @@ REFUSED: dict[str, Refusal] = {
     "num_ctx": Refusal("is not built: the members' own context windows apply"),
     "num_gpu": Refusal("is not built: pass device_map to place the members"),
     "num_thread": Refusal("is not built: call torch.set_num_threads"),
-    "request_timeout": Refusal("is not built under this name: pass timeout"),
+    "request_timeout": Refusal(
+        "is not built under this name: the classes for LangChain have timeout"
+    ),
     "skip_prompt": Refusal("is not built: responses never repeat the prompt", neutral=(True,)),
     "stop_strings": Refusal(
         "is not built, because it would keep the stop sequence in the text: pass stop, which "
@@ -162,7 +164,7 @@ REFUSED: dict[str, Refusal] = {
     "stream_usage": Refusal(
         "is not built: the last chunk of a stream always has the token counts", neutral=(True,)
     ),
-    "timeout": Refusal("is not built in this class"),
+    "timeout": Refusal("is not built in this class, so its calls have no time limit"),
     "truncation": Refusal(
         "is not built: a prompt that is too long is an error", neutral=("disabled",)
     ),

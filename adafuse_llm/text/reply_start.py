@@ -14,13 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.reasoning import REASONING_CLOSES, REASONING_OPENS, open_reasoning
 from adafuse_llm.text.codec import RendersTemplates, TextCodec
 from adafuse_llm.text.conversation import Conversation, check_conversation
-from adafuse_llm.text.templates import ReplyStart, TemplateFacts, member_variables
-
-SWITCHES = ("enable_thinking", "thinking")
-"""Names of variables that switch reasoning on and off."""
+from adafuse_llm.text.templates import SWITCHES, ReplyStart, TemplateFacts, member_variables
 
 CLOSING = f"\n{REASONING_CLOSES}\n\n"
 """Text that ends reasoning before it has begun."""
@@ -124,11 +122,17 @@ def start_replies(
 
     Raises:
         InvalidOptionError: `given` has invalid variables.
+        InvalidInputError: the conversation begins reasoning that the response cannot continue.
     """
-    facts = {name: template_facts(codec) for name, codec in codecs.items()}
-    variables = member_variables(given, facts, members)
+    variables = check_variables(codecs, given, members)
     if conversation.continues:
         prefix = REASONING_OPENS if open_reasoning(conversation.begun) else ""
+        if prefix and permits is not None and not any(map(permits, THOUGHTS)):
+            raise InvalidInputError(
+                f"the last message begins reasoning ({REASONING_OPENS}), but the form of the "
+                f"response permits none. Close the reasoning with {REASONING_CLOSES}, or leave the "
+                "form out."
+            )
         return {name: ReplyStart(values) for name, values in variables.items()}, prefix
     beginnings = _beginnings(codecs, conversation, variables)
     free = permits is None or any(map(permits, THOUGHTS))
@@ -143,6 +147,23 @@ def start_replies(
             added = CLOSING
         starts[each.name] = ReplyStart(each.variables, added)
     return starts, prefix
+
+
+def check_variables(
+    codecs: Mapping[str, TextCodec], given: Mapping[str, Any] | None, members: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Return the variables for the template of every active member, by its name.
+
+    Args:
+        codecs: the codecs of the active members, by name.
+        given: the option ``chat_template_kwargs``.
+        members: names of all members of the ensemble.
+
+    Raises:
+        InvalidOptionError: `given` has invalid variables.
+    """
+    facts = {name: template_facts(codec) for name, codec in codecs.items()}
+    return member_variables(given, facts, members)
 
 
 def mixed_reasoning(
@@ -162,9 +183,7 @@ def mixed_reasoning(
     Raises:
         InvalidOptionError: `given` has invalid variables.
     """
-    facts = {name: template_facts(codec) for name, codec in codecs.items()}
-    variables = member_variables(given, facts, members)
-    beginnings = _beginnings(codecs, QUESTION, variables)
+    beginnings = _beginnings(codecs, QUESTION, check_variables(codecs, given, members))
     if _all_reason(beginnings):
         return [], []
     reasoning = [each.name for each in beginnings if each.without_reasoning(QUESTION).reasons]

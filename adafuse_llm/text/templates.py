@@ -18,6 +18,9 @@ from adafuse_llm.text.words import check_text
 
 OPTION = "chat_template_kwargs"
 
+SWITCHES = ("enable_thinking", "thinking")
+"""Names of variables that switch reasoning on and off."""
+
 SET_OTHERWISE = {
     "messages": "pass messages=[...]",
     "conversation": "pass messages=[...]",
@@ -123,9 +126,9 @@ def member_variables(
     for variables in (shared, *own.values()):
         for name, value in variables.items():
             _check_variable(name, value)
-    for name in shared:
+    for name, value in shared.items():
         if not any(each.reads(name) for each in facts.values()):
-            raise _unread(name, facts)
+            raise _unread(name, facts, members if isinstance(value, Mapping) else ())
     for member, variables in own.items():
         for name in variables:
             if member in facts and not facts[member].reads(name):
@@ -140,6 +143,10 @@ def _check_variable(name: Any, value: Any) -> None:
             f"option {OPTION!r}: {name!r} is not a variable of a template that can be set here; "
             f"{remedy}"
         )
+    if name in SWITCHES and not isinstance(value, bool):
+        raise InvalidOptionError(
+            f"option {OPTION!r}: {name!r} must be true or false; got {short_repr(value)}"
+        )
     try:
         text = json.dumps({name: value}, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -150,7 +157,21 @@ def _check_variable(name: Any, value: Any) -> None:
     check_text(text, f"option {OPTION!r}")
 
 
-def _unread(name: str, facts: Mapping[str, TemplateFacts]) -> InvalidOptionError:
+def _unread(
+    name: str, facts: Mapping[str, TemplateFacts], members: Sequence[str] = ()
+) -> InvalidOptionError:
+    """Return the error for a variable that no template reads.
+
+    Args:
+        name: the variable, or the wrong name of a member.
+        facts: what is known of the templates that could read it.
+        members: the names that `name` could be instead of a variable.
+    """
+    if members:
+        return InvalidOptionError(
+            f"option {OPTION!r}: {short_repr(name)} is neither a member nor a variable of a chat "
+            f"template.{nearest(str(name), members)} Members: {', '.join(members)}."
+        )
     read = sorted(set().union(*(each.variables or () for each in facts.values())))
     whose = (
         f"the chat template of member {next(iter(facts))!r} does not read"

@@ -78,8 +78,11 @@ def test_the_variables_of_a_template_are_found(
         (["qwen"], {"messages": []}, "'messages' is not a variable.*pass messages="),
         (["qwen"], {"qwen": {"tools": []}}, "'tools' is not a variable.*pass tools="),
         (["qwen"], {"tokenize": True}, "'tokenize' is not a variable"),
-        (["qwen"], {"enable_thinking": {1, 2}}, "value of 'enable_thinking' must be JSON"),
-        (["qwen"], {"enable_thinking": float("nan")}, "must be JSON"),
+        (["qwen"], {"enable_thinking": "false"}, "'enable_thinking' must be true or false"),
+        (["qwen"], {"qwen": {"enable_thinking": 0}}, "'enable_thinking' must be true or false"),
+        (["qwen"], {"x": {1, 2}}, "value of 'x' must be JSON"),
+        (["qwen"], {"x": float("nan")}, "must be JSON"),
+        (["qwen", "chatml"], {"qwen3": {"x": 1}}, "'qwen3' is neither.*Did you mean 'qwen'.*Memb"),
     ],
 )
 def test_variables_that_no_template_reads_are_refused(
@@ -88,6 +91,8 @@ def test_variables_that_no_template_reads_are_refused(
     engine = thinkers(*names)
     with pytest.raises(InvalidOptionError, match=says):
         engine.generate(messages=ASKED, chat_template_kwargs=variables)
+    with pytest.raises(InvalidOptionError, match=says):
+        engine.generate("a prompt", chat_template_kwargs=variables)
     with pytest.raises(InvalidOptionError, match=says):
         thinkers(*names, chat_template_kwargs=variables)
 
@@ -372,3 +377,16 @@ def test_reasoning_can_be_continued() -> None:
     )
     assert prefix == "<think>"
     assert all(text.endswith("<think>\nSo") for text in texts.values())
+
+
+@pytest.mark.parametrize("form", [{"choices": ["a"]}, {"regex": "[0-9]"}])
+def test_a_form_without_reasoning_cannot_continue_reasoning(form: dict[str, Any]) -> None:
+    if "regex" in form:
+        pytest.importorskip("llguidance", reason="needs the extra [grammar]")
+    messages = [*ASKED, {"role": "assistant", "content": "<think>\nSo"}]
+    with pytest.raises(InvalidInputError, match=r"begins reasoning.*Close the reasoning with"):
+        thinkers("qwen").generate(messages=messages, continue_final_message=True, **form)
+    messages[-1] = {"role": "assistant", "content": "<think>\nSo</think>\n\n"}
+    assert thinkers("qwen", script=lambda _: "7").generate(
+        messages=messages, continue_final_message=True, choices=["7"]
+    )

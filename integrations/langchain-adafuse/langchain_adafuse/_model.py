@@ -70,7 +70,7 @@ PER_CALL = (
     *("use", "model", "timeout", "max_retries"),
     *("round_detail", "trace_rounds", "unsupported"),
 )
-ONE_STREAM = "n must be 1 when streaming; to get several responses, use invoke, batch or generate"
+ONE_STREAM = "n must be 1 when streaming; to get several responses, call generate"
 MEMBERS_VARIABLE = "ADAFUSE_MEMBERS"
 """Environment variable with the default members, separated by commas."""
 
