@@ -824,10 +824,10 @@ class AdaFuseEngine:
                 "make a call that does not stream."
             )
         self._check_sampling(config)
-        return [
-            self._request(config.override({"seed": seed}), prompt, messages, cancel, timeout)
-            for seed in config.seeds()
-        ]
+        configs = [config]
+        if config.temperature:
+            configs = [config.override({"seed": seed}) for seed in config.seeds()]
+        return [self._request(each, prompt, messages, cancel, timeout) for each in configs]
 
     def _check_sampling(self, config: AdaFuseConfig) -> None:
         """Check that the members can draw responses, and prepare them for it.

@@ -33,6 +33,9 @@ from langchain_adafuse._schema_forms import Schema, prepare
 Method = Literal["json_schema", "function_calling", "json_mode"]
 METHODS = ("json_schema", "function_calling", "json_mode")
 
+ANY_OBJECT: dict[str, Any] = {"title": "Object", "type": "object"}
+"""The schema of ``"json_mode"`` without a schema."""
+
 PARTIAL_TYPES: dict[str | None, tuple[type, ...]] = {
     None: (dict, list),
     "object": (dict,),
@@ -127,7 +130,7 @@ class StructuredOutput(Runnable[LanguageModelInput, Any]):
     def of(
         cls,
         chat: BaseChatModel,
-        schema: Schema,
+        schema: Schema | None,
         *,
         method: Method,
         strict: bool | None,
@@ -148,6 +151,13 @@ class StructuredOutput(Runnable[LanguageModelInput, Any]):
             raise InvalidOptionError(
                 "strict cannot be used with method='json_mode', which adds no schema to the prompt"
             )
+        if schema is None:
+            if method != "json_mode":
+                raise InvalidInputError(
+                    f"method={method!r} needs a schema; got None. Pass one, or use "
+                    "method='json_mode' for any JSON object"
+                )
+            schema = ANY_OBJECT
         schema = prepare(schema)
         json_schema = convert_to_json_schema(schema, strict=strict)
         is_class = isinstance(schema, type) and is_basemodel_subclass(schema)

@@ -197,7 +197,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
 
     def with_structured_output(
         self,
-        schema: Schema,
+        schema: Schema | None = None,
         *,
         method: Method = "json_schema",
         include_raw: bool = False,
@@ -216,7 +216,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             schema: a pydantic class (v1 or v2), a TypedDict or a JSON schema. A JSON schema can be
                 in a dict ``{"name": ..., "schema": ...}``, or in a ``response_format`` of OpenAI's
                 API. For a pydantic class, the output is an instance of the class; otherwise, it is
-                plain data.
+                plain data. Only ``"json_mode"`` needs no schema.
             method: ``"json_schema"`` requests JSON that fits the schema; ``"function_calling"``
                 requests a call of a tool with this schema; ``"json_mode"`` requests any JSON
                 object, which your prompt must describe.

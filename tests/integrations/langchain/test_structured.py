@@ -346,6 +346,14 @@ def test_c3_null_fits_what_a_typed_dict_calls_optional(method):
         assert any('"null"' in prompt and "A description." in prompt for prompt in prompts)
 
 
+def test_json_mode_needs_no_schema():
+    chat = chat_that(lambda _: '{"a": [1]}')
+    assert chat.with_structured_output(method="json_mode").invoke("JSON, please") == {"a": [1]}
+    assert chat.with_structured_output(None, method="json_mode").invoke("JSON") == {"a": [1]}
+    with pytest.raises(InvalidInputError, match="'json_schema' needs a schema; got None"):
+        chat.with_structured_output(None)
+
+
 @pytest.mark.parametrize(
     ("changed", "wrong"),
     [
