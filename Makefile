@@ -19,7 +19,7 @@ export HF_HUB_OFFLINE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-slow test-lowest fuzz lint format docs build cookbooks bench soak clean
+.PHONY: help demo quick test test-cookbooks test-slow test-lowest fuzz lint format docs build cookbooks bench soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -30,8 +30,11 @@ demo: $(DEMO) ## install the package, then answer a question about the shipped h
 quick: $(SETUP) ## a subset of the tests in under a minute, for every commit
 	$(BIN)/python -m pytest -q -m quick $(WORKERS) 2
 
-test: $(SETUP) ## all tests except the slow ones
+test: $(SETUP) ## all tests except the slow ones and the cookbooks
 	$(BIN)/python -m pytest $(WORKERS) 4
+
+test-cookbooks: $(SETUP) ## run the cookbooks, and compare their outputs with the stored ones
+	$(BIN)/python -m pytest -q --cookbooks -m cookbook tests/docs/test_cookbooks.py $(WORKERS) 2
 
 test-slow: $(SETUP) ## the slow tests: soaks, loads, clusters and long sweeps
 	$(BIN)/python -m pytest -m slow

@@ -30,6 +30,19 @@ settings.register_profile(
 settings.load_profile("adafuse")
 
 
+NOT_RUN = "make test-cookbooks runs it"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cookbooks", action="store_true", help="run the cookbooks, too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("cookbook") and not config.getoption("--cookbooks"):
+            item.add_marker(pytest.mark.skip(reason=NOT_RUN))
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workeroutput"):  # a worker of pytest-xdist
         session.config.workeroutput["compared"] = dict(compare.TALLY)
@@ -44,6 +57,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if compare.TALLY:
         compared = ", ".join(f"{count} {what}" for what, count in compare.TALLY.items())
         terminalreporter.write_line(f"compared with the reference: {compared}")
+    skipped = terminalreporter.getreports("skipped")
+    if cookbooks := sum(NOT_RUN in str(report.longrepr) for report in skipped):
+        terminalreporter.write_line(
+            f"{cookbooks} cookbooks were not run: make test-cookbooks runs them"
+        )
     standard = Counter(
         outcome
         for outcome in ("passed", "skipped", "failed", "xfailed", "xpassed", "error")

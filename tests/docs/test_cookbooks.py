@@ -38,6 +38,7 @@ def test_there_are_cookbooks_and_the_readme_names_them() -> None:
     assert set(re.findall(r"\]\((\w+\.ipynb)\)", readme)) == {path.name for path in paths()}
 
 
+@pytest.mark.cookbook
 @each_cookbook
 def test_it_runs_and_gives_what_is_stored(path: Path) -> None:
     assert kinds(executed(path)) == kinds(stored(path))

@@ -215,18 +215,22 @@ def test_l1_the_tokenizer_counts_at_the_member_with_most_tokens(engine):
     assert len(Settings.tokenizer(ENGLISH)) == len(llm.tokenizer(ENGLISH))
 
 
+FORMS_OF_PROMPTS: list[dict[str, Any]] = [
+    {},
+    {"system_prompt": "You know the mill. " * 20},
+    {"query_wrapper_prompt": "Read this with great care. {query_str}"},
+    {"messages_to_prompt": lambda messages: f"{[m.content for m in messages]}\nAnswer:"},
+    {"use": ["quill"]},
+]
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("options", "template"),
     [
-        {},
-        {"system_prompt": "You know the mill. " * 20},
-        {"query_wrapper_prompt": "Read this with great care. {query_str}"},
-        {"messages_to_prompt": lambda messages: f"{[m.content for m in messages]}\nAnswer:"},
-        {"use": ["quill"]},
-        {"chat_template_kwargs": {"note": "Read with great care. " * 20}},
+        *((options, template) for options in FORMS_OF_PROMPTS for template in (True, False)),
+        ({"chat_template_kwargs": {"note": "Read with great care. " * 20}}, True),
     ],
 )
-@pytest.mark.parametrize("template", [True, False])
 def test_l1_a_prompt_helper_fills_the_window_and_no_more(options, template):
     """Each prompt of a tree summary is nearly as long as the window allows."""
     noted = "{{ note }}\n" + CHATML
