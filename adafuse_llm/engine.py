@@ -32,7 +32,6 @@ from adafuse_llm.config import (
 )
 from adafuse_llm.decoding.draft import Drafting, Drafts, NoDrafts
 from adafuse_llm.decoding.member import Form, Member
-from adafuse_llm.decoding.reply_prefix import with_prefix, with_prefixes
 from adafuse_llm.decoding.rounds import (
     PlayRound,
     cancelled,
@@ -870,14 +869,11 @@ class AdaFuseEngine:
             () if config.choices else config.stop, grammar.can_end if grammar else None
         )
         rounds: list[Round] = []
-        prefix = members[0].reply_prefix
         return Request(
             members,
             needs,
-            with_prefixes(
-                decode(members, play, transcript, rounds, config.counted_logprobs), prefix
-            ),
-            cancelled=lambda: with_prefix(cancelled(members, transcript, rounds), prefix),
+            decode(members, play, transcript, rounds, config.counted_logprobs),
+            cancelled=partial(cancelled, members, transcript, rounds),
             cancel=cancel,
             timeout=timeout,
         )

@@ -78,8 +78,12 @@ def text_hash(text: str) -> int:
 
 def derived_seeds(seed: int, count: int) -> tuple[int, ...]:
     """Return the seeds of several responses to one prompt. The first one is `seed`."""
-    others = (text_hash(f"response {number} {seed}") >> 1 for number in range(1, count))
-    return (seed, *others)
+    return (seed, *(derived_seed(seed, f"response {number}") for number in range(1, count)))
+
+
+def derived_seed(seed: int, use: str) -> int:
+    """Return another seed, from 0 to 2^63 - 1. Different uses of a seed have different ones."""
+    return text_hash(f"{use} {seed}") >> 1
 
 
 def token_codes(

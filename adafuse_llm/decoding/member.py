@@ -386,7 +386,7 @@ class Member:
 
         All these tokens must be scored.
         """
-        texts = self._token_texts(self.tree.tokens(node))
+        texts = self._token_texts(node)
         return tuple(
             self._token_logprob(step, text, count)
             for step, text in zip(self.tree.path(node), texts, strict=True)
@@ -397,10 +397,9 @@ class Member:
         assert parent is not None, "the root is no token of the path"
         assert logprob is not None, "the token is not scored"
         summary = self.next(parent)
-        before = self.tree.tokens(parent)
         known = zip(summary.tokens[:count], summary.logprobs, strict=False)
         top = tuple(
-            TopToken(text=self._added_text(before, token), logprob=value)
+            TopToken(text=self._added_text(parent, token), logprob=value)
             for token, value in known
             if isfinite(value)
         )
@@ -410,27 +409,26 @@ class Member:
             top=top,
         )
 
-    def _token_texts(self, tokens: Sequence[int]) -> list[str]:
-        """Return the text that each of `tokens` adds, which follow the root.
+    def _token_texts(self, node: Node) -> list[str]:
+        """Return the text that each token from the root to `node` adds.
 
-        A character belongs to the last of its tokens. Joining the texts gives the text of `tokens`.
+        A character belongs to the last of its tokens. Joining the texts gives the text of `node`.
         """
         texts = []
-        start = 0
-        with self._tokenizer_errors():
-            whole = self.codec.decode_continuation(self.tree.ids, tokens)
-            for size in range(1, len(tokens) + 1):
-                text = self.codec.decode_continuation(self.tree.ids, tokens[:size])
-                end = max(start, len(text) - len(added(whole, text)))
-                texts.append(whole[start:end])
-                start = end
+        start, whole = 0, self.text(node)
+        for step in self.tree.path(node):
+            text = self.text(step)
+            end = max(start, len(text) - len(added(whole, text)))
+            texts.append(whole[start:end])
+            start = end
         return texts
 
-    def _added_text(self, before: Sequence[int], token: int) -> str:
-        """Return the text that a token adds to the tokens `before`, which follow the root."""
+    def _added_text(self, node: Node, token: int) -> str:
+        """Return the text that a token adds to the text of `node`."""
         with self._tokenizer_errors():
-            text = self.codec.decode_continuation(self.tree.ids, [*before, token])
-            return added(self.codec.decode_continuation(self.tree.ids, before), text)
+            tokens = [*self.tree.tokens(node), token]
+            text = self.codec.decode_continuation(self.tree.ids, tokens)
+        return added(self.text(node), text)
 
     def next(self, node: Node) -> Next:
         """Return the next-token distribution after an evaluated node."""

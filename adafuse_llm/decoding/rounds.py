@@ -208,7 +208,7 @@ def decode(
         top_logprobs: number of likeliest tokens that the rounds list with each committed token.
             None if the rounds have no log-probabilities of tokens.
     """
-    grammar = members[0].grammar
+    grammar, prefix = members[0].grammar, members[0].reply_prefix
     closes = False
     for index in count():
         started = time.perf_counter()
@@ -237,9 +237,11 @@ def decode(
         if finish is not None and not closes:
             shown += transcript.flush()
             generation = summarize(members, transcript, rounds, finish)
-            yield StreamEvent(text=shown, round=rounds[-1], generation=generation)
+            yield StreamEvent(
+                text=shown, round=rounds[-1], generation=generation, reply_prefix=prefix
+            )
             return
-        yield StreamEvent(text=shown, round=rounds[-1])
+        yield StreamEvent(text=shown, round=rounds[-1], reply_prefix=prefix)
 
 
 def pool_texts(members: Sequence[Member], texts: Sequence[str], *, stops: bool) -> Pool:
@@ -369,6 +371,7 @@ def summarize(
         finish_reason=finish,
         usage=usage(members),
         seed=members[0].sampling.seed if members[0].sampling else None,
+        reply_prefix=members[0].reply_prefix,
     )
 
 
@@ -389,7 +392,8 @@ def cancelled(
     """Return the last event of a cancelled request."""
     shown = transcript.flush()
     generation = summarize(members, transcript, rounds, "cancelled")
-    return StreamEvent(text=shown, round=None, generation=generation)
+    prefix = members[0].reply_prefix
+    return StreamEvent(text=shown, round=None, generation=generation, reply_prefix=prefix)
 
 
 def _finish(

@@ -17,7 +17,7 @@ from filelock import lock_descriptor
 
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.errors import CacheMemoryError, ContextWindowError, InvalidInputError
-from adafuse_llm.sampling import text_hash
+from adafuse_llm.sampling import derived_seed
 
 LASTING = (ContextWindowError.__name__, CacheMemoryError.__name__)
 """Errors that occur again whenever the same members answer the question."""
@@ -139,7 +139,7 @@ def question_seed(seed: int, question: int) -> int:
         seed: the seed of the run.
         question: number of the question.
     """
-    return text_hash(f"question {question} {seed}") >> 1
+    return derived_seed(seed, f"question {question}")
 
 
 def is_lost(error: str | None) -> bool:

@@ -57,7 +57,7 @@ from adafuse_llm.errors import (
 )
 from adafuse_llm.evaluation.runner import in_order
 from adafuse_llm.loading.config_file import ConfigFile, read_config
-from adafuse_llm.sampling import text_hash
+from adafuse_llm.sampling import derived_seed
 
 __all__ = ["AdaFuseLM"]
 
@@ -408,7 +408,7 @@ def _seed(config: AdaFuseConfig, context: str, repeat: int) -> int:
     import torch
 
     seed = torch.initial_seed() if config.seed is None else config.seed
-    return text_hash(f"repeat {repeat} {seed} {context}") >> 1
+    return derived_seed(seed, f"repeat {repeat} of {context}")
 
 
 def _available(device: str | None) -> str | None:

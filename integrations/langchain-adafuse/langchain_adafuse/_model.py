@@ -42,7 +42,7 @@ from adafuse_llm import (
     StreamEvent,
 )
 from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
-from adafuse_llm.adapters.options import ALIASES, check_option_names
+from adafuse_llm.adapters.options import ALIASES, Unsupported, check_option_names
 from adafuse_llm.config import CONSTRAINTS, Options, explain
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest
 from adafuse_llm.summary import RoundDetail
@@ -76,8 +76,6 @@ MEMBERS_VARIABLE = "ADAFUSE_MEMBERS"
 
 ACCEPTED = ("api_key", "stream")
 """Keywords that LangChain passes to every model and that have no effect here."""
-
-Unsupported = Literal["error", "warn"]
 
 
 class ModelFields(TypedDict, total=False):
