@@ -14,7 +14,7 @@ from adafuse_llm.errors import InvalidOptionError
 from tests.reference import Options, Response, choose
 from tests.support.compare import TOLERANCE, check
 from tests.support.models import CHATML, STRICT, Recipe, engine, reference
-from tests.support.schemas import is_valid, schemas
+from tests.support.schemas import PERSON, is_valid, schemas
 
 PAIR = (
     Recipe("llama", "bytelevel", seed=31, end_bias=2.0),
@@ -33,15 +33,6 @@ MIXES = (
     (Recipe("mistral", "prefixed", seed=87), Recipe("llama", "unigram", seed=88)),
     (Recipe("llama", "sentencepiece", seed=89),),
 )
-PERSON = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 8},
-        "age": {"type": "integer", "minimum": 0, "maximum": 99},
-    },
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
 FORMS: tuple[dict[str, Any], ...] = (
     {"json_schema": PERSON},
     {"regex": "[a-c]{2,5}( [d-f]{2,4}){1,3}"},

@@ -28,6 +28,7 @@ from tests.support.models import (
     reference,
     tokenizer,
 )
+from tests.support.schemas import PERSON
 
 PAIR = (
     Recipe("llama", "bytelevel", seed=31, end_bias=2.0),
@@ -154,15 +155,6 @@ def test_draws_in_small_context_windows(extra: int) -> None:
         check(members, "The ferry to", **DRAWS[extra % 3], margin_threshold=0.2, max_new_tokens=30)
 
 
-PERSON = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 8},
-        "age": {"type": "integer", "minimum": 0, "maximum": 99},
-    },
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
 FORMS: tuple[dict[str, Any], ...] = (
     {"json_schema": PERSON},
     {"regex": "[a-c]{2,5}( [d-f]{2,4}){1,3}"},

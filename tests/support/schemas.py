@@ -10,6 +10,17 @@ import jsonschema
 from hypothesis import strategies as st
 from referencing import Registry
 
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+"""A schema of an object with bounds."""
+
 KEYS = ("a", "name", "age", "the light", "caf\u00e9", "\u4e2d", 'say "x"', "b\\c", "\U0001f600")
 TEXTS = (
     "",
