@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from adafuse_llm.backends.huggingface.kv import to_device
 from adafuse_llm.backends.huggingface.packing import Piece
+from adafuse_llm.backends.logits.rows import to_device
 from adafuse_llm.backends.windows import window_in
 
 ROW_COUNTING = ("attention_chunk_size", "attention_types", "alibi", "attn_config")

@@ -14,19 +14,19 @@ import psutil
 import torch
 
 from adafuse_llm.backends.base import NodeQuery, NodeResult
-from adafuse_llm.backends.huggingface.anchors import AnchorSpace
 from adafuse_llm.backends.huggingface.architecture import context_window, end_ids
 from adafuse_llm.backends.huggingface.decoder import Decoder
-from adafuse_llm.backends.huggingface.draw import signed
 from adafuse_llm.backends.huggingface.grammar_tokens import follows_grammars, grammar_tokenizer
 from adafuse_llm.backends.huggingface.passes import PackedPasses
 from adafuse_llm.backends.huggingface.prefix import PrefixCache
-from adafuse_llm.backends.huggingface.readout import read
 from adafuse_llm.backends.huggingface.slots import MAX_OVERSIZE
 from adafuse_llm.backends.huggingface.state import RequestState
 from adafuse_llm.backends.huggingface.static import StaticPasses
 from adafuse_llm.backends.huggingface.tree_form import TreeForm
 from adafuse_llm.backends.huggingface.trial import Trial
+from adafuse_llm.backends.logits.anchors import AnchorSpace
+from adafuse_llm.backends.logits.draw import signed
+from adafuse_llm.backends.logits.readout import read
 from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError, is_out_of_memory
 from adafuse_llm.forks import after_fork
 from adafuse_llm.sampling import token_codes
@@ -130,7 +130,7 @@ class HuggingFaceBackend:
         self._codes = torch.empty(0, dtype=torch.long, device=self._decoder.device)
         after_fork(self._renew)
         self._prefixes = PrefixCache(prefix_cache_bytes)
-        self._space = AnchorSpace(model, tokenizer)
+        self._space = AnchorSpace(lambda: model.get_input_embeddings().weight, tokenizer.get_vocab)
         trial = Trial(name, self._decoder, self._context_window)
         self._executor = trial.choose(form, static=static_cache, compiled=compile)
         self._row_bytes, self._shares = trial.row_bytes, trial.shares
@@ -303,7 +303,8 @@ class HuggingFaceBackend:
                 nodes = self._cross(query, state, state.edge)
             missing.append(nodes)
         self._executor.advance(states, missing)
-        results = read(queries, states, self._decoder, self._ends, self._codes)
+        self._decoder.check([node.token for query in queries for node in query.score])
+        results = read(queries, states, self._ends, self._codes)
         for query, result in zip(queries, results, strict=True):
             if result.has_nan:
                 self._forget(query.tree)
@@ -364,8 +365,7 @@ class HuggingFaceBackend:
 def _logits(tree: TokenTree, node: Node) -> torch.Tensor:
     """Return the logits after an evaluated node, [v]."""
     assert isinstance(tree.state, RequestState), "the node is not evaluated"
-    logits, row = tree.state.rows[node]
-    return logits.values[row]
+    return tree.state.logits(node)
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from adafuse_llm.backends.huggingface.architecture import rotary_positions
-from adafuse_llm.backends.huggingface.kv import to_device
+from adafuse_llm.backends.logits.rows import to_device
 
 COMPILED_SIZES = 64
 """Maximum number of input sizes for which torch compiles a model. Further sizes run uncompiled."""

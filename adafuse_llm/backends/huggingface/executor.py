@@ -10,9 +10,10 @@ from adafuse_llm.backends.huggingface.kv import KeyValues, RowCache
 from adafuse_llm.backends.huggingface.packing import Piece
 from adafuse_llm.backends.huggingface.passes import PREFILL_TOKENS, PackedPasses, SinglePasses
 from adafuse_llm.backends.huggingface.path_form import PathForm
-from adafuse_llm.backends.huggingface.state import Logits, RequestState
+from adafuse_llm.backends.huggingface.state import RequestState
 from adafuse_llm.backends.huggingface.static import StaticPasses
 from adafuse_llm.backends.huggingface.tree_form import TreeForm
+from adafuse_llm.backends.logits.rows import Logits
 from adafuse_llm.tree import Node, TokenTree
 
 Passes = StaticPasses | PackedPasses | SinglePasses

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from adafuse_llm.backends.logits.rows import to_device
+
 FIRST_ROWS = 64
 
 
@@ -48,13 +50,6 @@ class KeyValues(Protocol):
     def copy(self, rows: torch.Tensor) -> RowCache:
         """Return a new cache that holds copies of the given rows, in this order."""
         ...
-
-
-def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return `values` on `device`, without waiting for the pending work of a GPU."""
-    if device.type != "cuda" or values.device.type != "cpu":
-        return values.to(device)
-    return values.pin_memory().to(device, non_blocking=True)
 
 
 class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not typed

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import Cache
 
-from adafuse_llm.backends.huggingface.kv import KeyValues, to_device
+from adafuse_llm.backends.huggingface.kv import KeyValues
+from adafuse_llm.backends.logits.rows import to_device
 from adafuse_llm.tree import Node
 
 FOLD_ROWS = 256

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from adafuse_llm.backends.huggingface.kv import RowCache, RowLayer, to_device
+from adafuse_llm.backends.huggingface.kv import RowCache, RowLayer
+from adafuse_llm.backends.logits.rows import to_device
 
 FIRST_ROWS, HEADROOM = 512, 256
 """Minimum number of rows in a slot, and the estimated number of rows that a request needs in

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from adafuse_llm.backends.huggingface.likeliest import likeliest
+from adafuse_llm.backends.logits.likeliest import likeliest
 
 
 @pytest.mark.quick

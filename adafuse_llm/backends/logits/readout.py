@@ -13,19 +13,16 @@ import numpy as np
 import torch
 
 from adafuse_llm.backends.base import NodeQuery, NodeResult
-from adafuse_llm.backends.huggingface.decoder import Decoder
-from adafuse_llm.backends.huggingface.draw import drawn
-from adafuse_llm.backends.huggingface.kv import to_device
-from adafuse_llm.backends.huggingface.likeliest import likeliest
-from adafuse_llm.backends.huggingface.state import Logits, RequestState, gather
+from adafuse_llm.backends.logits.draw import drawn
+from adafuse_llm.backends.logits.likeliest import likeliest
+from adafuse_llm.backends.logits.rows import Logits, RequestLogits, gather, to_device
 from adafuse_llm.sampling import Draw
 from adafuse_llm.tree import Next
 
 
 def read(
     queries: Sequence[NodeQuery],
-    states: Sequence[RequestState],
-    decoder: Decoder,
+    states: Sequence[RequestLogits],
     end_ids: torch.Tensor,
     codes: torch.Tensor,
 ) -> list[NodeResult]:
@@ -34,7 +31,6 @@ def read(
     Args:
         queries: the queries.
         states: the state of each query's request.
-        decoder: the member's model.
         end_ids: ids of the end-of-sequence tokens.
         codes: hashes of the tokens, [v], as `drawn` takes them. They can be empty while no node
             draws its token.
@@ -43,7 +39,6 @@ def read(
     top = max(query.top for query in queries)
     evaluated = [state.rows[node] for query, state in pairs for node in query.evaluate]
     scored = [node.token for query in queries for node in query.score]
-    decoder.check(scored)
     parents = [
         state.rows[node.parent] for query, state in pairs for node in query.score if node.parent
     ]

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import torch
 
-from adafuse_llm.backends.huggingface.kv import to_device
-from adafuse_llm.backends.huggingface.likeliest import likeliest
+from adafuse_llm.backends.logits.likeliest import likeliest
+from adafuse_llm.backends.logits.rows import to_device
 from adafuse_llm.sampling import (
     BITS,
     GAMMA,

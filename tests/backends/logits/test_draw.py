@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from adafuse_llm import sampling
-from adafuse_llm.backends.huggingface import draw
+from adafuse_llm.backends.logits import draw
 from adafuse_llm.sampling import Draw
 
 pytestmark = pytest.mark.quick

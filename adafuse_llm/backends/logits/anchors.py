@@ -7,13 +7,12 @@ Shapes: v vocabulary, a anchors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from adafuse_llm.backends.huggingface.likeliest import likeliest
-from adafuse_llm.backends.huggingface.readout import masked
+from adafuse_llm.backends.logits.likeliest import likeliest
+from adafuse_llm.backends.logits.readout import masked
 
 SHARPNESS = 100.0
 """Inverse temperature of the softmax over anchors."""
@@ -34,11 +33,17 @@ class AnchorSpace:
     is normalized to length one, and a sharp softmax turns it into a distribution over the anchors.
     These distributions are the rows of a matrix, [v, a], which maps a distribution over tokens to
     one over anchors. The object caches the matrix for the anchors of the last call.
+
+    Args:
+        embeddings: function that returns the input embeddings of the tokens, [v or more, hidden].
+        spellings: function that returns the token ids by spelling, as the tokenizer spells them.
     """
 
-    def __init__(self, model: Any, tokenizer: Any) -> None:
-        self._model = model
-        self._tokenizer = tokenizer
+    def __init__(
+        self, embeddings: Callable[[], torch.Tensor], spellings: Callable[[], Mapping[str, int]]
+    ) -> None:
+        self._embeddings = embeddings
+        self._read_spellings = spellings
         self._anchors: tuple[int, ...] = ()
         self._matrix: torch.Tensor | None = None
         self._spellings: dict[str, int] | None = None
@@ -51,8 +56,8 @@ class AnchorSpace:
         U+2581.
         """
         if self._spellings is None:
-            ids = self._tokenizer.get_vocab()
-            size = len(self._model.get_input_embeddings().weight)
+            ids = self._read_spellings()
+            size = len(self._embeddings())
             self._spellings = {
                 spelling.replace("\u0120", "\u2581"): int(token)
                 for spelling, token in sorted(ids.items(), key=lambda item: -int(item[1]))
@@ -111,7 +116,7 @@ class AnchorSpace:
         anchors = tuple(anchors)
         if self._matrix is None or self._anchors != anchors:
             with torch.inference_mode(mode=False), torch.no_grad():
-                weight = self._model.get_input_embeddings().weight.detach()
+                weight = self._embeddings().detach()
                 rows = torch.nn.functional.normalize(weight[: len(logits)].to(logits), dim=-1)
                 chosen = rows[torch.tensor(anchors, device=rows.device)]  # [a, hidden]
                 parts = [
