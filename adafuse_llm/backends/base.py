@@ -138,6 +138,55 @@ class SupportsPlacement(Protocol):
 
 
 @runtime_checkable
+class LimitsCache(SupportsPlacement, Protocol):
+    """An optional extension of `SupportsPlacement` for a member with a cache of fixed size.
+
+    Such a member allocates its cache when it is loaded. So requests wait for room in this cache,
+    not for free memory of the device.
+    """
+
+    @property
+    def cache_limit(self) -> int:
+        """Number of bytes that all requests together can have in the member's cache."""
+        ...
+
+
+@runtime_checkable
+class RunsElsewhere(Protocol):
+    """An optional extension of `Backend` for a member that computes outside this process.
+
+    An engine runs such a member at the same time as all other members, whatever their devices are.
+    """
+
+    @property
+    def host(self) -> str:
+        """Where the member computes, for messages, such as ``"process 4711"``."""
+        ...
+
+
+@runtime_checkable
+class SupportsClose(Protocol):
+    """An optional extension of `Backend` for a member with resources that must be closed.
+
+    An engine closes the members that it loaded when it is closed.
+    """
+
+    def close(self) -> None:
+        """Free all resources, such as processes. Later calls of `Backend.evaluate` fail."""
+        ...
+
+
+def lane(backend: Backend) -> str:
+    """Return the name of a member's lane.
+
+    Members of the same lane take turns. Members of different lanes run at the same time.
+    """
+    if isinstance(backend, RunsElsewhere):
+        return f"member {backend.name}"
+    return backend.device if isinstance(backend, SupportsPlacement) else "unknown"
+
+
+@runtime_checkable
 class LimitsDrafting(Protocol):
     """An optional extension of `Backend` that limits drafts.
 

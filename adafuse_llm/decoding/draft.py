@@ -33,7 +33,7 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from adafuse_llm.backends.base import LimitsDrafting, SupportsPlacement
+from adafuse_llm.backends.base import LimitsDrafting, lane
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.lead import Lead
 from adafuse_llm.decoding.lockstep import in_lockstep
@@ -93,8 +93,9 @@ class NoDrafts(Drafting):
 class Drafts:
     """Drafting method of one request.
 
-    Members on the same device propose one after another. The passes of a member also evaluate the
-    spans that earlier members have proposed. Members on different devices propose at the same time.
+    Members of the same lane (`adafuse_llm.backends.base.lane`) propose one after another. The
+    passes of a member also evaluate the spans that earlier members have proposed. Members of
+    different lanes propose at the same time.
     While many requests are being decoded, all members propose at the same time. One pass of a
     member then serves several requests, which saves more than drafts do.
 
@@ -108,14 +109,11 @@ class Drafts:
     ) -> None:
         self._members = tuple(members)
         self._crowded = crowded
-        by_device = defaultdict(list)
+        by_lane = defaultdict(list)
         for member in self._members:
-            backend = member.backend
-            by_device[backend.device if isinstance(backend, SupportsPlacement) else None].append(
-                member
-            )
+            by_lane[lane(member.backend)].append(member)
             member.drafter = self
-        self._leads = [Lead(group) for group in by_device.values()]
+        self._leads = [Lead(group) for group in by_lane.values()]
         self._lookups = {member: Lookup() for member in self._members}
         self._unanimous = Odds(PRIOR_ODDS)
         self._wins: dict[tuple[int, int, bool], Odds] = {}
@@ -124,7 +122,7 @@ class Drafts:
     def propose(self, config: AdaFuseConfig) -> Steps[list[Proposal]]:
         """Return the proposals of a round, in member order.
 
-        The lead of each device proposes first.
+        The lead of each lane proposes first.
         """
         self._start(branches=config.branching_factor, threshold=config.margin_threshold)
         if self._crowded():

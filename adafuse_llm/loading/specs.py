@@ -29,7 +29,8 @@ class MemberSpec:
     argument of the same name applies.
 
     Args:
-        path: local folder or hub id.
+        path: local folder or hub id of a transformers model, or a GGUF file, or a folder or hub id
+            with GGUF files.
         name: name in results. The default is the last part of the path, plus as many preceding
             parts as are needed to make the name unique.
         dtype: dtype of the weights, such as ``"bfloat16"`` or ``"auto"``.
@@ -47,6 +48,18 @@ class MemberSpec:
             CUDA graphs. ``HuggingFaceBackend`` lists the requirements.
         compile: whether to compile the passes of fixed size with ``torch.compile``.
         allow_pickle: whether to accept weights in pickle format, which can run code when loaded.
+        process: whether to run the member in a process of its own. Members in processes run at the
+            same time as other members.
+        threads: number of CPU threads for the member's passes. It needs ``process=True`` or a GGUF
+            member, because other members share the threads of torch.
+        file: GGUF file in the folder or hub repository, as a name or a pattern such as
+            ``"*Q4_K_M.gguf"``.
+        context: number of tokens that a GGUF member's cache holds, for all requests together.
+        gpu_layers: number of layers of a GGUF member that run on GPUs. By default, all layers do if
+            llama.cpp was built for a GPU.
+        flash_attention: whether a GGUF member uses flash attention. By default, llama.cpp decides.
+        cache_type: type of the keys and values in a GGUF member's cache: ``"f32"``, ``"f16"`` (the
+            default), ``"bf16"``, ``"q8_0"`` or ``"q4_0"``.
         weight: weight w of the member in the fused score, from 0 to 1e12.
 
     Raises:
@@ -66,6 +79,13 @@ class MemberSpec:
     static_cache: bool = False
     compile: bool = False
     allow_pickle: bool = False
+    process: bool = False
+    threads: int | None = None
+    file: str | None = None
+    context: int | None = None
+    gpu_layers: int | None = None
+    flash_attention: bool | None = None
+    cache_type: str | None = None
     weight: float = 1.0
 
     def __post_init__(self) -> None:

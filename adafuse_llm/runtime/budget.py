@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from adafuse_llm.backends.base import SupportsPlacement
+from adafuse_llm.backends.base import LimitsCache, SupportsPlacement
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.errors import CacheMemoryError
 
 Needs = Mapping[str, int]
-"""Bytes of key/value cache by device."""
+"""Bytes of key/value cache by device, or by member for members with a cache of fixed size."""
 
 
 class CacheBudget:
@@ -47,7 +47,13 @@ class CacheBudget:
                 longest = member.prompt_tokens + config.max_new_tokens
                 if member.window is not None:
                     longest = min(longest, member.window)
-                needs[backend.device] += backend.cache_bytes(longest + spare)
+                needed = backend.cache_bytes(longest + spare)
+                if isinstance(backend, LimitsCache):
+                    _check_room(member.name, needed, backend.cache_limit, config)
+                    cache = f"member {member.name}"
+                    needs[cache], self._limits[cache] = needed, backend.cache_limit
+                    continue
+                needs[backend.device] += needed
                 if backend.device not in self._limits:
                     limit = backend.free_bytes() // 2 if self._limit is None else self._limit
                     self._limits.setdefault(backend.device, limit)
@@ -67,3 +73,13 @@ class CacheBudget:
         for needs in requests:
             total.update(needs)
         return all(needed <= self._limits[device] for device, needed in total.items())
+
+
+def _check_room(name: str, needed: int, limit: int, config: AdaFuseConfig) -> None:
+    """Raise an error if a request needs more bytes than the cache of a member has."""
+    if needed > limit:
+        raise CacheMemoryError(
+            f"the request needs {needed:,} bytes of the cache of member {name!r}, which has "
+            f"{limit:,}. Shorten the prompt, lower max_new_tokens ({config.max_new_tokens}), or "
+            "load the member with a larger cache: MemberSpec(context=...)."
+        )

@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from adafuse_llm.backends.base import Backend, SupportsPlacement
+from adafuse_llm.backends.base import Backend, lane
 from adafuse_llm.backends.checks import check_results
 from adafuse_llm.config import RuntimeConfig
 from adafuse_llm.decoding.member import Member, MemberQuery
@@ -309,10 +309,7 @@ class Scheduler:
     def __init__(
         self, backends: Sequence[Backend], runtime: RuntimeConfig, budget: CacheBudget
     ) -> None:
-        self.devices = {
-            each.name: each.device if isinstance(each, SupportsPlacement) else "unknown"
-            for each in backends
-        }
+        self.devices = {each.name: lane(each) for each in backends}
         self.runtime = runtime
         self.budget = budget
         self._closed = False
