@@ -27,7 +27,7 @@ from adafuse_llm import (
     MemberSpec,
     UnsupportedModelError,
 )
-from adafuse_llm.loading.members import divide_memory
+from adafuse_llm.loading.huggingface import divide_memory
 from tests.support.models import Recipe, model, tokenizer
 
 

@@ -24,7 +24,7 @@ from adafuse_llm import AdaFuseEngine, InvalidOptionError, LoadError, MemberSpec
 from adafuse_llm.backends.huggingface.tree_form import TreeForm
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.loading import quantization
-from adafuse_llm.loading.members import _bytes_of
+from adafuse_llm.loading.huggingface import _bytes_of
 from adafuse_llm.loading.quantization import bits_per_weight, kept_modules, method
 from tests.reference import Options, ReferenceMember, decode
 from tests.support.compare import assert_same

@@ -1,0 +1,414 @@
+"""Load Hugging Face models and place them on devices."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from adafuse_llm.embedded import MEMBERS
+from adafuse_llm.errors import (
+    InvalidOptionError,
+    LoadError,
+    UnsupportedModelError,
+    short_repr,
+)
+from adafuse_llm.loading.checkpoint import check_files, check_weights
+from adafuse_llm.loading.quantization import (
+    bits_per_weight,
+    kept_modules,
+    method,
+    missing_packages,
+)
+from adafuse_llm.loading.specs import MemberSpec
+from adafuse_llm.text.codec import TokenizerCodec
+
+RESERVE = 0.1
+"""Share of the free memory that weights do not use when several members share devices."""
+
+MAX_REASON = 300
+"""Maximum number of characters of another library's error message."""
+
+if TYPE_CHECKING:
+    from adafuse_llm.backends.huggingface import HuggingFaceBackend
+
+
+def load_huggingface(
+    specs: Sequence[MemberSpec], names: Sequence[str], defaults: Mapping[str, Any]
+) -> list[HuggingFaceBackend]:
+    """Load Hugging Face models as members, in order.
+
+    Args:
+        specs: the members.
+        names: the members' names.
+        defaults: dtype, device map, revision and whether to trust remote code, for members that do
+            not set them.
+
+    Raises:
+        LoadError: a member cannot be loaded.
+        UnsupportedModelError: a model cannot be a member of an ensemble.
+        InvalidOptionError: a dtype is not valid.
+    """
+    settings = [
+        {
+            key: default if (own := getattr(spec, key)) is None else own
+            for key, default in defaults.items()
+        }
+        for spec in specs
+    ]
+    for setting in settings:
+        _check_dtype(setting["dtype"])
+    configs = [
+        _load_config(spec, name, setting)
+        for spec, name, setting in zip(specs, names, settings, strict=True)
+    ]
+    budgets = _memory_budgets(specs, names, configs, settings)
+    return [
+        _load(spec, name, setting, budget)
+        for spec, name, setting, budget in zip(specs, names, settings, budgets, strict=True)
+    ]
+
+
+def divide_memory(
+    free: Mapping[int | str, int], sizes: Sequence[int]
+) -> list[dict[int | str, int]]:
+    """Divide the memory of each device among the members, in proportion to their sizes.
+
+    Args:
+        free: free bytes by device.
+        sizes: bytes of the weights of each member.
+
+    Returns:
+        For each member, the bytes that it may use on each device.
+    """
+    total = sum(sizes) or 1
+    return [{device: room * size // total for device, room in free.items()} for size in sizes]
+
+
+def _check_dtype(dtype: Any) -> None:
+    import torch
+
+    value = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if dtype != "auto" and not isinstance(value, torch.dtype):
+        raise InvalidOptionError(
+            "option 'dtype' must be 'auto' or a torch dtype such as 'float32', 'bfloat16' or "
+            f"'float16'; got {short_repr(dtype)}"
+        )
+
+
+def _load_config(spec: MemberSpec, name: str, setting: Mapping[str, Any]) -> Any:
+    """Load the model's configuration, and run the checks that do not need the weights."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    )
+
+    label = _label(spec, name)
+    _check_path(spec.path, label)
+    try:
+        config = AutoConfig.from_pretrained(
+            spec.path,
+            revision=setting["revision"],
+            trust_remote_code=setting["trust_remote_code"],
+        )
+    except Exception as error:
+        raise _load_error(spec, name, error) from error
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(
+            f"{label} is an encoder-decoder model ({config.model_type}); "
+            "members must be causal (decoder-only) language models"
+        )
+    remote = bool(getattr(config, "auto_map", None)) and setting["trust_remote_code"]
+    registered = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING  # by AutoModelForCausalLM.register
+    if not (config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or registered or remote):
+        raise UnsupportedModelError(
+            f"{label} has type {config.model_type!r}, which is not a "
+            "causal language model in transformers"
+        )
+    _check_quantization(spec, name, config)
+    check_files(spec.path, setting["revision"], config, label, allow_pickle=spec.allow_pickle)
+    return config
+
+
+def _label(spec: MemberSpec, name: str) -> str:
+    """Return the text that names a member in errors."""
+    return f"member {name!r}" if name == spec.path else f"member {name!r} ({spec.path})"
+
+
+def _check_path(path: str, label: str) -> None:
+    """Check that a path is a model folder, or can be a hub id. Do not ask the hub."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        exists = Path(path).exists()
+    except OSError:  # such as a name that is too long for the file system
+        exists = False
+    if exists and not (Path(path) / "config.json").is_file():
+        raise LoadError(
+            f"{label} is not a model folder (it has no config.json). "
+            "Pass a folder written by save_pretrained, or a hub id."
+        )
+    if not exists and path in MEMBERS:
+        raise LoadError(
+            f"{label} is an embedded member and not a hub id. Pass no models to load all embedded "
+            "members (in Python: AdaFuseEngine.from_embedded()). The option 'use' selects some of "
+            "them. adafuse_llm.embedded.member_paths() returns their folders."
+        )
+    try:
+        validate_repo_id(path)
+    except HFValidationError:
+        if not exists:
+            raise LoadError(
+                f"{label} cannot be loaded: the folder does not exist. "
+                "A hub id has the form NAME or OWNER/NAME."
+            ) from None
+
+
+def _quantization(spec: MemberSpec, config: Any) -> Any:
+    """Return the checkpoint's quantization, otherwise the spec's; None if neither has one."""
+    stored = getattr(config, "quantization_config", None)
+    return spec.quantization_config if stored is None else stored
+
+
+def _check_quantization(spec: MemberSpec, name: str, config: Any) -> None:
+    """Raise an error if the quantization method is unknown or its packages are missing.
+
+    Without this check, transformers would only log a warning about an unknown method. It would
+    report a missing package only after the preceding members are loaded.
+    """
+    quantization = _quantization(spec, config)
+    if quantization is None:
+        return
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+    supported = ["bitsandbytes", *AUTO_QUANTIZATION_CONFIG_MAPPING]
+    if (used := method(quantization)) not in supported:
+        raise LoadError(
+            f"{_label(spec, name)} cannot be loaded: its quantization_config must have a "
+            f"quant_method that transformers supports ({', '.join(sorted(supported))}); "
+            f"got {short_repr(used)}"
+        )
+    if missing := missing_packages(quantization):
+        raise LoadError(
+            f"{_label(spec, name)} cannot be loaded: {used} quantization needs packages "
+            f"that are not installed; run: pip install {' '.join(missing)}"
+        )
+
+
+def _load(
+    spec: MemberSpec,
+    name: str,
+    setting: Mapping[str, Any],
+    budget: Mapping[int | str, int] | None,
+) -> HuggingFaceBackend:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from adafuse_llm.backends.huggingface import HuggingFaceBackend
+
+    source = {
+        "revision": setting["revision"],
+        "trust_remote_code": setting["trust_remote_code"],
+    }
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(spec.path, **source)
+    except Exception as error:
+        raise LoadError(
+            f"{_label(spec, name)} has no usable tokenizer ({_describe(error)})"
+        ) from error
+    _check_tokenizer(tokenizer, _label(spec, name))
+    options: dict[str, Any] = {**source, "dtype": setting["dtype"]}
+    if spec.device is not None:
+        options["device_map"] = {"": spec.device}
+    elif setting["device_map"] is not None:
+        options["device_map"] = setting["device_map"]
+        if budget is not None:
+            options["max_memory"] = dict(budget)
+    if spec.quantization_config is not None:
+        options["quantization_config"] = copy.deepcopy(spec.quantization_config)
+    try:
+        model, loading_info = AutoModelForCausalLM.from_pretrained(
+            spec.path,
+            use_safetensors=None if spec.allow_pickle else True,
+            ignore_mismatched_sizes=True,  # the error of check_weights names the tensors
+            output_loading_info=True,
+            **options,
+        )
+    except Exception as error:
+        raise _load_error(spec, name, error) from error
+    check_weights(model, loading_info, _label(spec, name))
+    backend_options: dict[str, Any] = {"static_cache": spec.static_cache, "compile": spec.compile}
+    if spec.prefix_cache_bytes is not None:
+        backend_options["prefix_cache_bytes"] = spec.prefix_cache_bytes
+    return HuggingFaceBackend(model.eval(), tokenizer, name, **backend_options)
+
+
+def _check_tokenizer(tokenizer: Any, label: str) -> None:
+    reason = "it produces no tokens from a text"
+    try:
+        usable = bool(TokenizerCodec(tokenizer).encode_continuation((), "a b")[0])
+    except Exception as error:  # a tokenizer may raise any exception
+        usable, reason = False, _describe(error)
+    if not usable:
+        raise LoadError(
+            f"{label} has no usable tokenizer ({reason}). Put the tokenizer's "
+            "files in the same folder as the weights. A SentencePiece tokenizer.model needs the "
+            "packages sentencepiece and protobuf."
+        )
+
+
+def _memory_budgets(
+    specs: Sequence[MemberSpec],
+    names: Sequence[str],
+    configs: Sequence[Any],
+    settings: Sequence[Mapping[str, Any]],
+) -> list[dict[int | str, int] | None]:
+    """Return the bytes that each member may use on each device.
+
+    The entry of a member is None if accelerate does not place the member, or if the ensemble has
+    only one member.
+    """
+    placed = [
+        i
+        for i, (spec, setting) in enumerate(zip(specs, settings, strict=True))
+        if spec.device is None and isinstance(setting["device_map"], str)
+    ]
+    budgets: list[dict[int | str, int] | None] = [None] * len(specs)
+    if not placed or len(specs) < 2:
+        return budgets
+    import torch
+    from accelerate.utils import get_max_memory
+
+    free = {device: int(room * (1 - RESERVE)) for device, room in get_max_memory().items()}
+    sizes = [
+        _weight_bytes(spec, name, config, setting)
+        for spec, name, config, setting in zip(specs, names, configs, settings, strict=True)
+    ]
+    for spec, size in zip(specs, sizes, strict=True):
+        if spec.device is not None:  # this device holds the whole member
+            device = torch.device(spec.device)
+            key = device.type if device.type == "cpu" else device.index or 0
+            if key in free:
+                free[key] = max(0, free[key] - size)
+    for i, budget in zip(placed, divide_memory(free, [sizes[i] for i in placed]), strict=True):
+        budgets[i] = budget
+    return budgets
+
+
+def _weight_bytes(spec: MemberSpec, name: str, config: Any, setting: Mapping[str, Any]) -> int:
+    """Compute the bytes of a model's weights from its configuration. Load no weights."""
+    import torch
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with init_empty_weights():
+            model = AutoModelForCausalLM.from_config(
+                config, trust_remote_code=setting["trust_remote_code"]
+            )
+    except Exception as error:
+        raise _load_error(spec, name, error) from error
+    name_or_dtype = setting["dtype"]
+    if name_or_dtype == "auto":
+        name_or_dtype = getattr(config, "dtype", None)
+    dtype = getattr(torch, str(name_or_dtype).removeprefix("torch."), None) or torch.float32
+    return _bytes_of(model, 8 * dtype.itemsize, _quantization(spec, config))
+
+
+def _bytes_of(model: Any, bits: int, quantization: Any) -> int:
+    """Compute the size of a model's weights in bytes. Each unquantized weight takes `bits` bits.
+
+    Quantization methods quantize the matrices of the layers, but not the embeddings, the output
+    layer, norms or biases. The result does not include the scales that these methods store (2 to 12
+    percent of the quantized weights).
+    """
+    quantized_bits = None if quantization is None else bits_per_weight(quantization)
+    kept = () if quantization is None else kept_modules(quantization)
+    embeddings = {
+        id(layer.weight)
+        for layer in (model.get_input_embeddings(), model.get_output_embeddings())
+        if layer is not None
+    }
+    total = 0
+    for name, weight in model.named_parameters():
+        is_matrix = weight.ndim >= 2 and id(weight) not in embeddings
+        quantized = is_matrix and not any(module in name for module in kept)
+        total += weight.numel() * (
+            quantized_bits if quantized_bits is not None and quantized else bits
+        )
+    return total // 8
+
+
+def _load_error(spec: MemberSpec, name: str, error: Exception) -> LoadError:
+    text = str(error)
+    if "trust_remote_code" in text:
+        advice = "it needs its own Python code; pass trust_remote_code=True if you trust that code"
+    elif (problem := _hub_problem(spec.path, error)) is not None:
+        advice = problem
+    elif "safetensors" in text and not any(Path(spec.path).glob("*.safetensors*")):
+        advice = (
+            "it has no safetensors weights. Weights in pickle format can run code when loaded; "
+            "pass MemberSpec(path=..., allow_pickle=True) if you trust them"
+        )
+    else:
+        advice = _describe(error)
+    return LoadError(f"{_label(spec, name)} cannot be loaded: {advice}")
+
+
+def _hub_problem(path: str, error: Exception) -> str | None:
+    """Explain an error of the hub, or of its cache; return None for any other error."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    def has(*kinds: type[BaseException]) -> bool:
+        return any(isinstance(cause, kinds) for cause in _causes(error))
+
+    if has(GatedRepoError):
+        return (
+            f"its owner must grant access. Request it on https://huggingface.co/{path}, and log in "
+            "with: hf auth login"
+        )
+    if has(RepositoryNotFoundError):
+        return (
+            "there is no such folder, and the Hugging Face hub has no such model. For a private "
+            "model, log in with: hf auth login"
+        )
+    if has(RevisionNotFoundError):
+        return "the Hugging Face hub does not have this revision of the model"
+    if not has(LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError):
+        return None
+    missing = (
+        "there is no such folder, and the cache of the Hugging Face hub does not have all files of "
+        "such a model"
+    )
+    if constants.HF_HUB_OFFLINE:
+        return (
+            f"{missing}. HF_HUB_OFFLINE is set, so nothing is downloaded. Pass a folder, or unset "
+            "HF_HUB_OFFLINE to download the model."
+        )
+    return (
+        f"{missing}, and the hub cannot be reached. Check the name and the connection, or pass a "
+        "folder. Without a connection, set HF_HUB_OFFLINE=1, so that loading does not wait for the "
+        "hub."
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _describe(error: Exception) -> str:
+    """Return the type and the beginning of the message of an error, in one line."""
+    text = " ".join(str(error).split())
+    end = "..." if len(text) > MAX_REASON else ""
+    return f"{type(error).__name__}: {text[:MAX_REASON]}{end}"
