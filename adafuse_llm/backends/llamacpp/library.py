@@ -16,7 +16,7 @@ from adafuse_llm.errors import LoadError, MissingDependencyError
 
 logger = logging.getLogger(__name__)
 
-ERROR_LEVEL = 3
+ERROR_LEVEL = 4
 """The level of errors in the messages of llama.cpp (``GGML_LOG_LEVEL_ERROR``)."""
 
 
