@@ -6,7 +6,6 @@ import ctypes
 import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
 
 from adafuse_llm.backends.llamacpp.library import load_library
 

@@ -208,7 +208,7 @@ class LlamaTokenizer:
                 self._vocabulary, token, buffer, len(buffer), *arguments
             )
             if size >= 0:
-                return buffer[:size]
+                return buffer.raw[:size]
             buffer = ctypes.create_string_buffer(-size)
             return read(token)
 
