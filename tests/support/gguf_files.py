@@ -7,7 +7,10 @@ with 32-bit weights and once as Q8_0.
 from __future__ import annotations
 
 import argparse
+import atexit
+import functools
 import json
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +58,20 @@ def write_members(folder: Path, kinds: Sequence[str] = KINDS) -> list[Path]:
         for member in member_paths()
         for kind in kinds
     ]
+
+
+@functools.cache
+def embedded_gguf(name: str, kind: str = "f32") -> Path:
+    """Return the GGUF file of an embedded member, which is written once for all tests."""
+    member = next(path for path in member_paths() if path.name == name)
+    return write_gguf(member, _folder() / f"{name}-{kind}.gguf", kind)
+
+
+@functools.cache
+def _folder() -> Path:
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
 
 
 def write_gguf(folder: Path, path: Path, kind: str = "f32") -> Path:
