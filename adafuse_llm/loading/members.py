@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.errors import InvalidInputError, short_repr
-from adafuse_llm.loading.huggingface import load_huggingface
+from adafuse_llm.loading.huggingface import (
+    HuggingFacePlan,
+    load_huggingface,
+    load_huggingface_text,
+    plan_huggingface,
+)
+from adafuse_llm.loading.processes import ProcessLoading, ProcessPlan
 from adafuse_llm.loading.specs import MemberSpec, as_spec, member_names
 
 if TYPE_CHECKING:
@@ -49,6 +56,29 @@ def load_members(
         "trust_remote_code": trust_remote_code,
         "revision": revision,
     }
-    loaded: list[Backend] = [*load_huggingface(specs, names, defaults)]
+    plans = plan_huggingface(specs, names, defaults)
+    loaded = _load_planned(plans)
     weights = {name: float(spec.weight) for name, spec in zip(names, specs, strict=True)}
     return loaded, weights if set(weights.values()) != {1.0} else None
+
+
+def _load_planned(plans: Sequence[HuggingFacePlan]) -> list[Backend]:
+    """Load members in order. Members in processes load side by side with all others."""
+    apart = [_process_plan(plan) for plan in plans if plan.spec.process]
+    with ProcessLoading(apart, others=len(apart) < len(plans)) as loading:
+        here = [load_huggingface(plan) for plan in plans if not plan.spec.process]
+        in_processes, in_this = iter(loading.members()), iter(here)
+        return [
+            next(in_processes) if plan.spec.process else next(in_this) for plan in plans
+        ]
+
+
+def _process_plan(plan: HuggingFacePlan) -> ProcessPlan:
+    device = plan.spec.device or plan.setting["device_map"]
+    return ProcessPlan(
+        plan.name,
+        make=partial(load_huggingface, plan),
+        text=partial(load_huggingface_text, plan),
+        threads=plan.spec.threads,
+        on_cpu=device is None or device == "cpu",
+    )

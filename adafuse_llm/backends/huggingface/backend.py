@@ -16,12 +16,12 @@ import torch
 from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.backends.huggingface.architecture import context_window, end_ids
 from adafuse_llm.backends.huggingface.decoder import Decoder
-from adafuse_llm.backends.huggingface.grammar_tokens import follows_grammars, grammar_tokenizer
 from adafuse_llm.backends.huggingface.passes import PackedPasses
 from adafuse_llm.backends.huggingface.prefix import PrefixCache
 from adafuse_llm.backends.huggingface.slots import MAX_OVERSIZE
 from adafuse_llm.backends.huggingface.state import RequestState
 from adafuse_llm.backends.huggingface.static import StaticPasses
+from adafuse_llm.backends.huggingface.text import HuggingFaceText
 from adafuse_llm.backends.huggingface.tree_form import TreeForm
 from adafuse_llm.backends.huggingface.trial import Trial
 from adafuse_llm.backends.logits.anchors import AnchorSpace
@@ -123,7 +123,7 @@ class HuggingFaceBackend:
         self.name = name
         self.model = model
         self.tokenizer = tokenizer
-        self._codec = TokenizerCodec(tokenizer)
+        self._text = HuggingFaceText(tokenizer)
         self._end_ids = end_ids(model, tokenizer)
         self._context_window = context_window(model)
         self._decoder = Decoder(model)
@@ -147,7 +147,7 @@ class HuggingFaceBackend:
 
     @property
     def codec(self) -> TokenizerCodec:
-        return self._codec
+        return self._text.codec
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -186,21 +186,24 @@ class HuggingFaceBackend:
 
     @property
     def token_texts(self) -> Sequence[str]:
-        return self._codec.token_texts()
+        return self._text.token_texts
 
     def prepare_draws(self) -> None:
         if not len(self._codes):
-            size = self._decoder.vocabulary
-            codes = token_codes(self.token_texts, self._end_ids, size)
+            codes = token_codes(self.token_texts, self._end_ids, self.vocabulary_size)
             self._codes = signed(codes).to(self._decoder.device)
 
     @property
     def follows_grammars(self) -> bool:
-        return follows_grammars(self.tokenizer)
+        return self._text.follows_grammars
 
     def grammar_tokenizer(self) -> Any:
-        size = max(self._decoder.vocabulary, len(self.tokenizer))
-        return grammar_tokenizer(self.tokenizer, size, self._end_ids)
+        return self._text.grammar_tokenizer(self.vocabulary_size, self._end_ids)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of the model's logits."""
+        return self._decoder.vocabulary
 
     @property
     def vocabulary(self) -> Mapping[str, int]:
