@@ -68,9 +68,7 @@ def _load_planned(plans: Sequence[HuggingFacePlan]) -> list[Backend]:
     with ProcessLoading(apart, others=len(apart) < len(plans)) as loading:
         here = [load_huggingface(plan) for plan in plans if not plan.spec.process]
         in_processes, in_this = iter(loading.members()), iter(here)
-        return [
-            next(in_processes) if plan.spec.process else next(in_this) for plan in plans
-        ]
+        return [next(in_processes) if plan.spec.process else next(in_this) for plan in plans]
 
 
 def _process_plan(plan: HuggingFacePlan) -> ProcessPlan:
