@@ -27,6 +27,7 @@ from adafuse_llm.backends.huggingface.trial import Trial
 from adafuse_llm.backends.logits.anchors import AnchorSpace
 from adafuse_llm.backends.logits.draw import signed
 from adafuse_llm.backends.logits.readout import read
+from adafuse_llm.backends.prefixes import in_turn
 from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError, is_out_of_memory
 from adafuse_llm.forks import after_fork
 from adafuse_llm.sampling import token_codes
@@ -268,7 +269,7 @@ class HuggingFaceBackend:
     def _try(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
         """Evaluate queries. On failure, drop the states of their requests to allow a retry."""
         try:
-            return self._in_turn(queries)
+            return in_turn(queries, self._late, self._evaluate_once)
         except BaseException:
             for query in queries:
                 self._forget(query.tree)
@@ -280,21 +281,9 @@ class HuggingFaceBackend:
             self._running.discard(tree.state)
         tree.state = None
 
-    def _in_turn(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
-        """Evaluate queries.
-
-        If several new requests begin with the same tokens, one of them runs first, and the others
-        wait and then copy its rows.
-        """
-        results: dict[int, NodeResult] = {}
-        waiting = dict(enumerate(queries))
-        while waiting:
-            new = {i: query.tree.ids for i, query in waiting.items() if query.tree.state is None}
-            late = self._prefixes.late(new, self._sources()) if self.form == "tree" else ()
-            ready = {i: query for i, query in waiting.items() if i not in late}
-            results.update(zip(ready, self._evaluate_once(list(ready.values())), strict=True))
-            waiting = {i: query for i, query in waiting.items() if i in late}
-        return [results[i] for i in range(len(queries))]
+    def _late(self, new: Mapping[int, Sequence[int]]) -> set[int]:
+        """Return the new requests that should wait, because they can copy rows of another one."""
+        return self._prefixes.late(new, self._sources()) if self.form == "tree" else set()
 
     def _evaluate_once(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
         states = [self._state_of(query.tree) for query in queries]
