@@ -15,7 +15,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType, MappingProxyType
@@ -51,6 +51,7 @@ from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import short_repr
 from adafuse_llm.evaluation.files import naming, read_text
 from adafuse_llm.loading.config_file import LOADING, ConfigFile, read_config, read_schema
+from adafuse_llm.loading.specs import MemberSpec, as_spec, in_process
 from adafuse_llm.report.styles import printable
 from adafuse_llm.strategies.registry import NAMED
 
@@ -86,10 +87,11 @@ class Setup:
         config: `options`, completed with the defaults of `AdaFuseConfig`.
     """
 
-    models: tuple[str, ...]
+    models: tuple[str | Mapping[str, Any], ...]
     dtype: str
     device_map: str | None
     revision: str | None
+    processes: bool
     threads: int | None
     trust_remote_code: bool
     debug: bool
@@ -104,7 +106,17 @@ class Setup:
 
     def paths(self) -> list[str]:
         """Return the folders or Hub IDs of the models. The default is the embedded members."""
-        return list(self.models) or [str(path) for path in member_paths()]
+        return [each.path for each in map(as_spec, self.models)] or list(map(str, member_paths()))
+
+    def members(self) -> list[str | MemberSpec]:
+        """Return what to load."""
+        if not self.processes:
+            return [each if isinstance(each, str) else as_spec(each) for each in self._given()]
+        specs = map(in_process, self._given())
+        return [replace(spec, threads=spec.threads or self.threads) for spec in specs]
+
+    def _given(self) -> list[str | Mapping[str, Any]]:
+        return list(self.models) or list(map(str, member_paths()))
 
     @property
     def is_embedded(self) -> bool:
@@ -135,7 +147,7 @@ class Setup:
             if self.threads is not None or "OMP_NUM_THREADS" not in os.environ:
                 torch.set_num_threads(self.threads or 1)
             engine = AdaFuseEngine.from_pretrained(
-                paths,
+                self.members(),
                 config=self.config,
                 runtime=runtime,
                 strategy=self.strategy,
@@ -417,6 +429,8 @@ def _member_flags(*, model: bool) -> Iterator[inspect.Parameter]:
     yield _flag("device_map", str | None, None, text, panel="Members", metavar="NAME")
     text = "Revision of models from the Hub."
     yield _flag("revision", str | None, None, text, panel="Members", metavar="NAME")
+    text = "Run every member in a process of its own, so that members run at the same time."
+    yield _flag("processes", bool, False, text, panel="Members")
     text = (
         "Number of CPU threads for the members. Default: 1 if every member has fewer than "
         f"{SMALL / 1e6:.0f} million parameters, otherwise the default of PyTorch."
