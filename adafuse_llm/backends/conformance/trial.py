@@ -21,6 +21,7 @@ from adafuse_llm.backends.conformance.oracle import (
 from adafuse_llm.backends.conformance.subject import Subject
 from adafuse_llm.backends.conformance.violations import expect, fail
 from adafuse_llm.errors import MemberError
+from adafuse_llm.sampling import token_codes
 from adafuse_llm.tree import Next, Node, TokenTree
 
 PROMPT = 20
@@ -64,6 +65,7 @@ class Trial:
         self.size = max(1, min(PROMPT, self.room - DEPTH - 1))
         self.depth = min(DEPTH, self.room - self.size)
         self._trees: list[TokenTree] = []
+        self._codes: Sequence[int] = ()
 
     def end(self) -> None:
         """Release all trees of the trial."""
@@ -94,6 +96,17 @@ class Trial:
         if self.subject.logits is not None:
             return PlainOracle(self.subject.logits, self.backend.end_ids)
         return FreshOracle(self.backend, lambda query: self.ask(query)[0])
+
+    @cached_property
+    def token_texts(self) -> Sequence[str] | None:
+        """The texts of the backend's tokens; None if they are not known."""
+        return getattr(self.backend, "token_texts", None)
+
+    def codes(self, size: int) -> Sequence[int]:
+        """Return the hashes of at least `size` tokens."""
+        if len(self._codes) < size:
+            self._codes = token_codes(self.token_texts, self.backend.end_ids, size)
+        return self._codes
 
     def prompt(self, size: int | None = None, shift: int = 0) -> list[int]:
         """Return the token ids of a prompt.
