@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from adafuse_llm.backends.llamacpp.library import load_library
 
@@ -111,6 +111,8 @@ class UnigramEncoder(Encoder):
         added: as for `Encoder`.
         characters: the characters that have a token of their own.
         byte_tokens: ids of the tokens of the 256 bytes.
+        prefix: the tokens that stand before a text. llama.cpp adds them only before a known
+            character.
     """
 
     def __init__(
@@ -119,8 +121,10 @@ class UnigramEncoder(Encoder):
         added: Mapping[str, bool],
         characters: Collection[str],
         byte_tokens: Mapping[int, int],
+        prefix: Sequence[int],
     ) -> None:
         super().__init__(vocabulary, added)
+        self._prefix = prefix
         self._byte_tokens = byte_tokens
         known = "".join(re.escape(character) for character in sorted(characters) if character)
         self._unknown = re.compile(f"([^{known}]+)" if known else "(.+)", re.DOTALL)
@@ -130,11 +134,14 @@ class UnigramEncoder(Encoder):
         ]
 
     def _is_difficult(self, text: str) -> bool:
-        return self._unknown.search(text) is not None
+        return self._unknown.search(text) is not None or not text.strip(" ")
 
     def _encode_difficult(self, part: str) -> list[int]:
-        tokens: list[int] = []
-        for number, piece in enumerate(self._unknown.split(part)):
+        if not part:
+            return []
+        pieces = self._unknown.split(part)
+        tokens = [] if pieces[0].strip(" ") else [*self._prefix]
+        for number, piece in enumerate(pieces):
             if number % 2 == 1:
                 tokens += (self._byte_tokens[byte] for byte in piece.encode())
             elif piece:
