@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import itertools
 import random
 import tempfile
@@ -324,6 +325,12 @@ def test_a_closed_vocabulary_refuses_texts_and_still_decodes_tokens() -> None:
     with pytest.raises(EngineClosedError, match="is closed"):
         text.codec.encode_prompt("The light")
     assert text.tokenizer.decode(tokens) == "The light"
+
+
+def test_a_codec_keeps_its_file_loaded() -> None:
+    codec = llama(tokenizer("bytelevel")).codec
+    gc.collect()
+    assert codec.decode_continuation((), codec.encode_prompt("The light")) == "The light"
 
 
 def test_closing_waits_for_calls_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
