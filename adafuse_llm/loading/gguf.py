@@ -16,12 +16,14 @@ from adafuse_llm.backends.llamacpp.files import (
     stored_folder,
 )
 from adafuse_llm.backends.llamacpp.header import GGUFFacts, read_facts, read_tokens
-from adafuse_llm.errors import LoadError, UnsupportedModelError
+from adafuse_llm.backends.llamacpp.library import load_library
+from adafuse_llm.errors import LoadError
 from adafuse_llm.loading.problems import describe, hub_problem, label_of
 from adafuse_llm.loading.specs import MemberSpec
 
 if TYPE_CHECKING:
     from adafuse_llm.backends.llamacpp.backend import LlamaCppBackend
+    from adafuse_llm.backends.remote import MemberText
 
 logger = logging.getLogger(__name__)
 
@@ -30,16 +32,25 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 
 
 @dataclass(frozen=True)
-class GGUFSource:
-    """A GGUF model that can be loaded.
+class GGUFPlan:
+    """A GGUF member whose files are here and whose weights can be loaded.
 
     Attributes:
+        spec: the member.
+        name: the member's name.
         path: the GGUF file, or the first file of a model in several parts.
         facts: what the header of the file says.
     """
 
+    spec: MemberSpec
+    name: str
     path: Path
     facts: GGUFFacts
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the member runs on the CPU only."""
+        return self.spec.gpu_layers == 0 or not load_library().llama_supports_gpu_offload()
 
 
 def is_gguf_member(spec: MemberSpec, revision: str | None = None) -> bool:
@@ -52,7 +63,7 @@ def is_gguf_member(spec: MemberSpec, revision: str | None = None) -> bool:
     return is_gguf(spec.path, spec.file, spec.revision or revision)
 
 
-def find_gguf(spec: MemberSpec, name: str, revision: str | None = None) -> GGUFSource:
+def plan_gguf(spec: MemberSpec, name: str, revision: str | None = None) -> GGUFPlan:
     """Find the files of a GGUF member and read their headers.
 
     This function downloads files of a hub repository that are not in the local cache, but only
@@ -68,56 +79,61 @@ def find_gguf(spec: MemberSpec, name: str, revision: str | None = None) -> GGUFS
         UnsupportedModelError: the file does not hold a causal language model.
         MissingDependencyError: llama-cpp-python is not installed.
     """
-    from adafuse_llm.backends.llamacpp.library import load_library
-
     load_library()
     path = _find_file(spec, name, spec.revision or revision)
     try:
-        return GGUFSource(path, read_facts(path))
-    except UnsupportedModelError as error:
-        raise UnsupportedModelError(f"member {name!r} cannot be loaded: {error}") from error
+        return GGUFPlan(spec, name, path, read_facts(path))
     except LoadError as error:
-        raise LoadError(f"member {name!r} cannot be loaded: {error}") from error
+        raise type(error)(f"member {name!r} cannot be loaded: {error}") from error
 
 
-def load_gguf(spec: MemberSpec, name: str, source: GGUFSource) -> LlamaCppBackend:
+def load_gguf(plan: GGUFPlan) -> LlamaCppBackend:
     """Load a GGUF model as a member.
-
-    Args:
-        spec: the member.
-        name: the member's name.
-        source: the result of `find_gguf`.
 
     Raises:
         LoadError: llama.cpp cannot load the file.
         UnsupportedModelError: the model cannot be a member of an ensemble.
     """
+    import torch
+
     from adafuse_llm.backends.llamacpp.backend import LlamaCppBackend
 
+    spec = plan.spec
+    share = torch.get_num_threads() if spec.process else None  # of the process
     return LlamaCppBackend(
-        source.path,
-        name,
+        plan.path,
+        plan.name,
         context=spec.context,
-        threads=spec.threads,
+        threads=spec.threads or share,
         gpu_layers=spec.gpu_layers,
         flash_attention=spec.flash_attention,
         cache_type=spec.cache_type,
         prefix_cache_bytes=spec.prefix_cache_bytes,
-        tokenizer=find_tokenizer(source, name),
+        tokenizer=find_tokenizer(plan),
     )
 
 
-def find_tokenizer(source: GGUFSource, name: str) -> Any:
+def load_gguf_text(plan: GGUFPlan) -> MemberText:
+    """Load the codec of a GGUF member, without its weights.
+
+    Raises:
+        LoadError: llama.cpp cannot read the vocabulary.
+        UnsupportedModelError: the vocabulary cannot be that of a member.
+    """
+    from adafuse_llm.backends.huggingface.text import HuggingFaceText
+    from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
+
+    tokenizer = find_tokenizer(plan)
+    return LlamaText.from_file(plan.path) if tokenizer is None else HuggingFaceText(tokenizer)
+
+
+def find_tokenizer(plan: GGUFPlan) -> Any:
     """Return the Hugging Face tokenizer in the folder of a GGUF file; None if it does not match.
 
     It matches if it has the same tokens as the file. A tokenizer that does not match is ignored
     with a warning. The chat template of the file applies if the tokenizer has none.
-
-    Args:
-        source: the GGUF model.
-        name: the member's name.
     """
-    path = source.path
+    path = plan.path
     if not any((path.parent / each).is_file() for each in TOKENIZER_FILES):
         return None
     from transformers import AutoTokenizer
@@ -128,11 +144,11 @@ def find_tokenizer(source: GGUFSource, name: str) -> Any:
     except Exception as error:  # a tokenizer may raise any exception
         tokenizer, reason = None, describe(error)
     if reason is None:
-        tokenizer.chat_template = tokenizer.chat_template or source.facts.chat_template
+        tokenizer.chat_template = tokenizer.chat_template or plan.facts.chat_template
         return tokenizer
     logger.warning(
         "member %r uses the vocabulary of %s and ignores the tokenizer in the same folder: %s",
-        name,
+        plan.name,
         path.name,
         reason,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,18 +31,39 @@ RESERVE = 0.1
 
 if TYPE_CHECKING:
     from adafuse_llm.backends.huggingface import HuggingFaceBackend
+    from adafuse_llm.backends.huggingface.text import HuggingFaceText
 
 
-def load_huggingface(
+@dataclass(frozen=True)
+class HuggingFacePlan:
+    """A member whose configuration is checked, and whose weights can be loaded.
+
+    Attributes:
+        spec: the member.
+        name: the member's name.
+        setting: dtype, device map, revision and whether to trust remote code.
+        budget: bytes that the member may use on each device; None for no limit.
+    """
+
+    spec: MemberSpec
+    name: str
+    setting: Mapping[str, Any]
+    budget: Mapping[int | str, int] | None
+
+
+def plan_huggingface(
     specs: Sequence[MemberSpec], names: Sequence[str], defaults: Mapping[str, Any]
-) -> list[HuggingFaceBackend]:
-    """Load Hugging Face models as members, in order.
+) -> list[HuggingFacePlan]:
+    """Check the configurations of Hugging Face models, and divide the devices' memory among them.
 
     Args:
         specs: the members.
         names: the members' names.
         defaults: dtype, device map, revision and whether to trust remote code, for members that do
             not set them.
+
+    Returns:
+        A plan for each member, in order.
 
     Raises:
         LoadError: a member cannot be loaded.
@@ -62,10 +84,7 @@ def load_huggingface(
         for spec, name, setting in zip(specs, names, settings, strict=True)
     ]
     budgets = _memory_budgets(specs, names, configs, settings)
-    return [
-        _load(spec, name, setting, budget)
-        for spec, name, setting, budget in zip(specs, names, settings, budgets, strict=True)
-    ]
+    return list(map(HuggingFacePlan, specs, names, settings, budgets))
 
 
 def divide_memory(
@@ -191,28 +210,39 @@ def _check_quantization(spec: MemberSpec, name: str, config: Any) -> None:
         )
 
 
-def _load(
-    spec: MemberSpec,
-    name: str,
-    setting: Mapping[str, Any],
-    budget: Mapping[int | str, int] | None,
-) -> HuggingFaceBackend:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def load_huggingface_text(plan: HuggingFacePlan) -> HuggingFaceText:
+    """Load the tokenizer of a member.
+
+    Raises:
+        LoadError: the member has no usable tokenizer.
+    """
+    from transformers import AutoTokenizer
+
+    from adafuse_llm.backends.huggingface.text import HuggingFaceText
+
+    label = label_of(plan.spec, plan.name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(plan.spec.path, **_source(plan.setting))
+    except Exception as error:
+        raise LoadError(f"{label} has no usable tokenizer ({describe(error)})") from error
+    _check_tokenizer(tokenizer, label)
+    return HuggingFaceText(tokenizer)
+
+
+def load_huggingface(plan: HuggingFacePlan) -> HuggingFaceBackend:
+    """Load a Hugging Face model as a member.
+
+    Raises:
+        LoadError: the member cannot be loaded.
+        UnsupportedModelError: the model cannot be a member of an ensemble.
+    """
+    from transformers import AutoModelForCausalLM
 
     from adafuse_llm.backends.huggingface import HuggingFaceBackend
 
-    source = {
-        "revision": setting["revision"],
-        "trust_remote_code": setting["trust_remote_code"],
-    }
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(spec.path, **source)
-    except Exception as error:
-        raise LoadError(
-            f"{label_of(spec, name)} has no usable tokenizer ({describe(error)})"
-        ) from error
-    _check_tokenizer(tokenizer, label_of(spec, name))
-    options: dict[str, Any] = {**source, "dtype": setting["dtype"]}
+    spec, name, setting, budget = plan.spec, plan.name, plan.setting, plan.budget
+    tokenizer = load_huggingface_text(plan).tokenizer
+    options: dict[str, Any] = {**_source(setting), "dtype": setting["dtype"]}
     if spec.device is not None:
         options["device_map"] = {"": spec.device}
     elif setting["device_map"] is not None:
@@ -236,6 +266,11 @@ def _load(
     if spec.prefix_cache_bytes is not None:
         backend_options["prefix_cache_bytes"] = spec.prefix_cache_bytes
     return HuggingFaceBackend(model.eval(), tokenizer, name, **backend_options)
+
+
+def _source(setting: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that say which files of a model to load."""
+    return {name: setting[name] for name in ("revision", "trust_remote_code")}
 
 
 def _check_tokenizer(tokenizer: Any, label: str) -> None:

@@ -50,11 +50,9 @@ from adafuse_llm.decoding.member import Member, MemberQuery
 from adafuse_llm.errors import (
     AdaFuseError,
     EngineClosedError,
-    MemberError,
-    MemberOutOfMemoryError,
     QueueFullError,
     RequestTimeoutError,
-    is_out_of_memory,
+    as_member_error,
 )
 from adafuse_llm.forks import after_fork
 from adafuse_llm.runtime.budget import CacheBudget, Needs
@@ -631,19 +629,4 @@ def _evaluate_batch(backend: Backend, queries: Sequence[MemberQuery]) -> list[Ad
     if queries[0].drafts:
         queries[0].member.stop_drafting()
         return _evaluate_batch(backend, [queries[0].without_drafts()])
-    return [_member_error(backend.name, failure)]
-
-
-def _member_error(name: str, error: BaseException) -> AdaFuseError:
-    if isinstance(error, AdaFuseError):
-        return error
-    reason = f"{type(error).__name__}: {error}"
-    wrapped = MemberError(name, reason)
-    if is_out_of_memory(error):
-        wrapped = MemberOutOfMemoryError(
-            name,
-            f"out of memory ({reason}). Use a shorter prompt, fewer simultaneous requests, "
-            "a smaller dtype or another device",
-        )
-    wrapped.__cause__ = error
-    return wrapped
+    return [as_member_error(backend.name, failure)]

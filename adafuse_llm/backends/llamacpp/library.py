@@ -16,7 +16,7 @@ from adafuse_llm.errors import LoadError, MissingDependencyError
 
 logger = logging.getLogger(__name__)
 
-ERROR_LEVEL = 3
+ERROR_LEVEL = 4
 """The level of errors in the messages of llama.cpp (``GGML_LOG_LEVEL_ERROR``)."""
 
 
@@ -33,8 +33,8 @@ def load_library() -> Any:
         from llama_cpp import llama_cpp
     except ImportError as missing:
         raise MissingDependencyError(
-            "GGUF members need llama-cpp-python and gguf. Run: pip install "
-            "'adafuse-llm[gguf]'. This compiles llama.cpp, which takes some minutes and needs a C++ compiler."
+            "GGUF members need llama-cpp-python and gguf. Run: pip install 'adafuse-llm[gguf]'. "
+            "This compiles llama.cpp, which takes some minutes and needs a C++ compiler."
         ) from missing
     # the module holds the callback, because llama.cpp calls it until the process ends
     _MESSAGES.callback = llama_cpp.llama_log_callback(_MESSAGES.receive)
