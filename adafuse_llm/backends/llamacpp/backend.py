@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
@@ -37,6 +37,9 @@ from adafuse_llm.forks import after_fork
 from adafuse_llm.sampling import token_codes
 from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.tree import Node, TokenTree
+
+if TYPE_CHECKING:
+    from adafuse_llm.backends.huggingface.text import HuggingFaceText
 
 PREFIX_CACHE_BYTES = 256 * 2**20
 """Default maximum size, in bytes, of the cells that a member keeps from finished requests."""
@@ -114,7 +117,8 @@ class LlamaCppBackend:
         self._model = Model(self.path, f"member {name!r} ({path})", gpu_layers=gpu_layers)
         own = LlamaText(self._model.pointer, self.path)
         self._end_ids = own.end_ids
-        self._text = own if tokenizer is None else HuggingFaceText(tokenizer)
+        self._text = own if tokenizer is None else _text_of(tokenizer)
+        self._close_text = own.close
         self._context = Context(
             self._model,
             cells=context or self._default_cells(cache_type),
@@ -125,7 +129,7 @@ class LlamaCppBackend:
         self._free = FreeSequences(self._context, MAX_SEQUENCES)
         self._ends = torch.tensor(sorted(self.end_ids)).long()
         self._codes = torch.empty(0, dtype=torch.long)
-        self._space = AnchorSpace(lambda: self._model.embeddings, lambda: self._text.vocabulary)
+        self._space = AnchorSpace(lambda: self._model.embeddings, self._text.tokenizer.get_vocab)
         self._kept: list[_Kept] = []  # least recently used first
         self._kept_tokens = 0
         after_fork(self._renew)
@@ -225,12 +229,14 @@ class LlamaCppBackend:
     def clear_prefix_cache(self) -> None:
         """Drop the cells of all finished requests."""
         with self._lock:
-            self._drop_kept()
+            self._free.give_back(kept.sequence for kept in self._kept)
+            self._kept = []
 
     def close(self) -> None:
         """Free the model and its cache. Later evaluations fail."""
         with self._lock:
             self._context.close()
+            self._close_text()
             self._model.close()
 
     def _evaluate_once(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
@@ -442,7 +448,7 @@ class LlamaCppBackend:
         return logits
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Kept:
     """The cells of a finished request.
 
@@ -459,6 +465,12 @@ def _logits(tree: TokenTree, node: Node) -> torch.Tensor:
     """Return the logits after an evaluated node, [v]."""
     assert isinstance(tree.state, LlamaState), "the node is not evaluated"
     return tree.state.logits(node)
+
+
+def _text_of(tokenizer: Any) -> HuggingFaceText:
+    from adafuse_llm.backends.huggingface.text import HuggingFaceText
+
+    return HuggingFaceText(tokenizer)
 
 
 def _cores() -> int:

@@ -112,5 +112,6 @@ class Model:
 
         for tensor in GGUFReader(self.path).tensors:
             if tensor.name == "token_embd.weight":
-                return torch.from_numpy(dequantize(tensor.data, tensor.tensor_type))
+                values = dequantize(tensor.data, tensor.tensor_type)
+                return torch.from_numpy(values.copy())  # it can be a view of the file
         raise LoadError(f"{self.label}: the file {self.path.name!r} has no input embeddings")

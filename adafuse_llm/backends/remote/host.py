@@ -147,9 +147,7 @@ class Host:
         assert isinstance(self._backend, SupportsAnchors)
         tree, known = self._requests[request].tree, self._requests[request].nodes
         known[node].allowed = allowed
-        return self._backend.corrected(
-            tree, known[node], anchors, target, steps=steps, rate=rate
-        )
+        return self._backend.corrected(tree, known[node], anchors, target, steps=steps, rate=rate)
 
     def _free_bytes(self) -> int:
         assert isinstance(self._backend, SupportsPlacement)
