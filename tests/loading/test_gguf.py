@@ -24,7 +24,7 @@ from adafuse_llm.backends.llamacpp.library import load_library
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.loading import gguf as loading
 from adafuse_llm.loading.gguf import find_tokenizer, is_gguf_member, plan_gguf
-from tests.support.gguf_files import embedded_gguf
+from tests.support.gguf_files import embedded_gguf, write_gguf
 
 WREN, HERON, FINCH = member_paths()
 PARTS = [f"Q8/m-{number:05}-of-00002.gguf" for number in (1, 2)]
@@ -230,3 +230,33 @@ def test_a_missing_llama_cpp_is_named(monkeypatch) -> None:
     monkeypatch.setattr(loading, "load_library", load)
     with pytest.raises(MissingDependencyError, match=r"'adafuse-llm\[gguf\]'.*C\+\+ compiler"):
         AdaFuseEngine.from_pretrained([str(embedded_gguf("wren"))])
+
+
+@pytest.mark.gguf
+def test_members_of_all_kinds_write_what_the_embedded_members_write(tmp_path: Path) -> None:
+    exact: dict[str, Any] = {"cache_type": "f32", "flash_attention": False, "context": 1024}
+    with_text = tmp_path / "finch"
+    with_text.mkdir()
+    with_tokenizer(with_text, FINCH)
+    write_gguf(FINCH, with_text / "m.gguf")
+    members = [
+        MemberSpec(str(embedded_gguf("wren")), name="wren", **exact),
+        MemberSpec(str(HERON)),
+        MemberSpec(str(with_text), process=True, threads=1, **exact),
+    ]
+    prompt = "The ferry to"
+    with AdaFuseEngine.from_embedded() as engine:
+        expected = engine.generate(prompt, max_new_tokens=24).text
+    with AdaFuseEngine.from_pretrained(members, dtype="float32") as engine:
+        assert engine.members == ("wren", "heron", "finch")
+        assert engine.context_window == 1024
+        assert engine.generate(prompt, max_new_tokens=24).text == expected
+
+
+@pytest.mark.gguf
+def test_a_file_that_llama_cpp_cannot_load_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "odd.gguf"
+    content = embedded_gguf("wren", "q8_0").read_bytes()
+    path.write_bytes(content.replace(b"blk.0.attn_q.weight", b"blk.0.attn_x.weight"))
+    with pytest.raises(LoadError, match=r"member 'odd'.*llama\.cpp rejects"):
+        AdaFuseEngine.from_pretrained([str(path)])
