@@ -46,6 +46,7 @@ from adafuse_llm import (
     RuntimeConfig,
     StreamEvent,
 )
+from adafuse_llm.backends.llamacpp.files import is_gguf
 from adafuse_llm.config import CONSTRAINTS, GRAMMARS
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import short_repr
@@ -110,13 +111,7 @@ class Setup:
 
     def members(self) -> list[str | MemberSpec]:
         """Return what to load."""
-        if not self.processes:
-            return [each if isinstance(each, str) else as_spec(each) for each in self._given()]
-        specs = map(in_process, self._given())
-        return [replace(spec, threads=spec.threads or self.threads) for spec in specs]
-
-    def _given(self) -> list[str | Mapping[str, Any]]:
-        return list(self.models) or list(map(str, member_paths()))
+        return [self._member(given) for given in self.models or map(str, member_paths())]
 
     @property
     def is_embedded(self) -> bool:
@@ -159,6 +154,14 @@ class Setup:
             if self.threads is None and not _are_small(engine):
                 torch.set_num_threads(default)
         return engine
+
+    def _member(self, given: str | Mapping[str, Any]) -> str | MemberSpec:
+        """Return a member. ``--threads`` sets the threads of members that have their own."""
+        spec = in_process(given) if self.processes else as_spec(given)
+        has_threads = spec.process or is_gguf(spec.path, spec.file, spec.revision or self.revision)
+        if self.threads is not None and spec.threads is None and has_threads:
+            return replace(spec, threads=self.threads)
+        return given if isinstance(given, str) and not self.processes else spec
 
 
 class _PlainHelp:
