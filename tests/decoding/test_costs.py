@@ -156,9 +156,7 @@ def decode(
 ) -> tuple[list[Generation], list[Priced], AdaFuseEngine, float]:
     """Decode two texts; return them, the members, the engine and the seconds of the clock."""
     clock = [0.0]
-    monkeypatch.setattr(
-        "adafuse_llm.runtime.scheduler.time.perf_counter", lambda: clock[0], raising=True
-    )
+    monkeypatch.setattr("adafuse_llm.runtime.scheduler.time.perf_counter", lambda: clock[0])
     members = [Priced(name, partly(name), clock, price) for name in "ab"]
     with AdaFuseEngine(members, runtime=RuntimeConfig(drafting=drafting)) as engine:
         texts = [
@@ -197,6 +195,30 @@ def test_members_with_cheap_tokens_draft_as_if_they_were_free(
         return [member.sizes for member in decode(monkeypatch, price)[1]]
 
     assert sizes(0.25) == sizes(0.0)
+
+
+def test_passes_that_read_a_prompt_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("adafuse_llm.runtime.scheduler.time.perf_counter", lambda: clock[0])
+    with AdaFuseEngine([Priced("a", partly("a"), clock, 1.0)]) as engine:
+        for words in (2, 4) * 2 * MIN_PASSES:
+            engine.score("One:", ["".join(WORDS[:words])])
+        assert engine.pass_costs == {}
+
+
+def test_the_lead_does_not_run_ahead_of_expensive_tokens_with_alternatives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unsure(text: str) -> dict[str, float]:
+        count = text.count(" w")
+        return {WORDS[count % 200]: 0.5, WORDS[(count + 1) % 200]: 0.4}
+
+    monkeypatch.setattr(f"{__name__}.partly", lambda name: unsure)
+    plain, needed, _, without = decode(monkeypatch, 0.8, drafting=False, branches=2)
+    drafted, members, _, seconds = decode(monkeypatch, 0.8, branches=2)
+    assert data(drafted) == data(plain)
+    assert seconds <= 1.01 * without
+    assert sum(sum(m.sizes) for m in members) <= 1.01 * sum(sum(m.sizes) for m in needed)
 
 
 def test_the_lead_is_the_member_whose_tokens_are_expensive_to_check() -> None:
