@@ -195,7 +195,7 @@ def test_a_remote_fake_gives_the_results_of_a_local_one(seed: int) -> None:
 @pytest.mark.parametrize("arch", ["llama", "mamba"])
 def test_a_remote_model_gives_bitwise_the_results_of_a_local_one(arch: str) -> None:
     walked, _ = walk(lambda: tiny(arch), seed=7)
-    walked.run(50 if arch == "llama" else 15)
+    walked.run(30 if arch == "llama" else 10)
 
 
 def test_a_remote_model_gives_bitwise_the_results_of_a_local_one_after_failures() -> None:

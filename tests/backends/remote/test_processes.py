@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -15,9 +16,12 @@ from typing import Any
 
 import psutil
 import pytest
+from llama_index.llms.adafuse import AdaFuseLLM as LlamaIndexLLM
 
 from adafuse_llm import (
+    AdaFuseConfig,
     AdaFuseEngine,
+    InvalidOptionError,
     LoadError,
     MemberError,
     MemberSpec,
@@ -29,7 +33,10 @@ from adafuse_llm.backends import NodeQuery, TokenTree
 from adafuse_llm.backends.remote import processes
 from adafuse_llm.embedded import heldout_questions, member_paths
 from adafuse_llm.errors import EngineClosedError, MemberOutOfMemoryError
+from adafuse_llm.loading import members
 from adafuse_llm.loading.processes import share_of_threads
+from adafuse_llm.runtime import scheduler
+from langchain_adafuse import ChatAdaFuse
 from tests.support.forks import in_child
 from tests.support.paths import ROOT
 from tests.support.remote import (
@@ -292,11 +299,28 @@ def test_a_script_without_a_guard_starts_a_process_that_ends_when_the_script_is_
     assert gone(int(pid), 2.0)
 
 
-def test_a_member_that_nobody_needs_ends_its_process() -> None:
-    made = process_member(fake)
-    pid = process_of(made)
-    del made
+def test_an_engine_that_nobody_needs_ends_the_processes_of_its_members(monkeypatch: Any) -> None:
+    monkeypatch.setattr(scheduler, "IDLE_SECONDS", 0.01)
+    engine = AdaFuseEngine([process_member(fake)])
+    engine.generate(" a", max_new_tokens=2)
+    pid = process_of(engine.backends[0])
+    del engine
+    gc.collect()
     assert gone(pid)
+
+
+def test_an_engine_that_cannot_be_made_ends_the_processes_of_its_members(monkeypatch: Any) -> None:
+    made = process_member(fake)
+    monkeypatch.setattr(members, "load_members", lambda *args, **options: ([made], None))
+    with pytest.raises(InvalidOptionError, match="no such member"):
+        AdaFuseEngine.from_pretrained(["x"], config=AdaFuseConfig(use=["no such member"]))
+    assert gone(process_of(made), 0.5)
+
+
+def test_members_in_processes_can_be_described_to_the_frameworks() -> None:
+    described: Any = [{"path": WREN, "process": True, "threads": 1}]
+    for model in (ChatAdaFuse(members=described), LlamaIndexLLM(members=described)):
+        assert model._ensemble.members == (MemberSpec(WREN, process=True, threads=1),)
 
 
 @pytest.mark.quick
