@@ -180,7 +180,6 @@ def test_members_without_a_model_pass(make: Callable[[], Any], check: Check) -> 
     check(subject(make))
 
 
-@pytest.mark.quick
 def test_all_extensions_of_the_caching_member_are_checked() -> None:
     member = Caching()
     assert isinstance(member, SupportsAnchors)
@@ -192,7 +191,6 @@ def test_all_extensions_of_the_caching_member_are_checked() -> None:
     assert member.is_closed
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("window", [4, 9])
 def test_a_member_with_a_small_window_passes(window: int) -> None:
     member = FakeBackend("small", rule, VOCABULARY, window, is_complete=True)
@@ -206,6 +204,20 @@ def test_a_member_with_a_small_window_passes(window: int) -> None:
     assert max(longest) == window
     assert report.skipped == ("drafts", "anchors", "close")
     assert "; drafts, anchors, close do not apply" in str(report)
+
+
+@pytest.mark.quick
+def test_prompts_fit_a_cache_of_fixed_size() -> None:
+    member = Caching()
+    member.cache_limit = member.cache_bytes(150)
+    lengths = []
+
+    def logits(ids: Sequence[int]) -> list[float]:
+        lengths.append(len(ids))
+        return fake_logits(ids)
+
+    BY_NAME["plain_passes"](subject(lambda: member, logits=logits))
+    assert 64 < max(lengths) <= 150
 
 
 def static(recipe: Recipe) -> HuggingFaceBackend:
@@ -599,7 +611,6 @@ def test_every_check_finds_a_fault() -> None:
     assert {name for _, name, _ in FAULTS} == {*BY_NAME}
 
 
-@pytest.mark.quick
 def test_all_broken_rules_are_reported_together() -> None:
     with pytest.raises(ConformanceError) as caught:
         conformance.run_checks(subject(with_rule(WrongEnd)))
@@ -620,7 +631,6 @@ def test_an_exception_of_the_backend_is_the_cause_of_the_error() -> None:
     assert isinstance(caught.value.__cause__, AssertionError)
 
 
-@pytest.mark.quick
 def test_noise_within_the_tolerance_passes_and_larger_noise_fails() -> None:
     class Noisy(FakeBackend):
         def _distribution(self, ids: Sequence[int]) -> list[tuple[int, float]]:
