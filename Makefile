@@ -7,6 +7,7 @@ PACKAGES := -e '.[cli,eval,grammar,tune]' $(addprefix -e ,$(INTEGRATIONS))
 GROUPS := --group dev --group docs --group cookbooks
 DEMO := $(VENV)/.demo
 SETUP := $(VENV)/.set-up
+GGUF := $(VENV)/.gguf
 LOWEST := .venv-lowest
 LOWEST_TORCH ?= 2.13.0
 QUESTION ?= What does a visit to the Silesse Mill cost?
@@ -19,7 +20,7 @@ export HF_HUB_OFFLINE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-cookbooks test-slow test-lowest fuzz lint format docs build cookbooks bench soak clean
+.PHONY: help demo quick test test-cookbooks test-gguf test-slow test-lowest fuzz lint format docs build cookbooks bench soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -30,11 +31,14 @@ demo: $(DEMO) ## install the package, then answer a question about the shipped h
 quick: $(SETUP) ## a subset of the tests in under a minute, for every commit
 	$(BIN)/python -m pytest -q -m quick $(WORKERS) 2
 
-test: $(SETUP) ## all tests except the slow ones and the cookbooks
+test: $(SETUP) ## all tests except the slow ones, the cookbooks and those of GGUF members
 	$(BIN)/python -m pytest $(WORKERS) 4
 
 test-cookbooks: $(SETUP) ## run the cookbooks, and compare their outputs with the stored ones
 	$(BIN)/python -m pytest -q --cookbooks -m cookbook tests/docs/test_cookbooks.py $(WORKERS) 2
+
+test-gguf: $(GGUF) ## the tests of GGUF members; compiles llama.cpp first, once, in some 12 minutes
+	$(BIN)/python -m pytest -q --gguf -m gguf $(WORKERS) 2
 
 test-slow: $(SETUP) ## the slow tests: soaks, loads, clusters and long sweeps
 	$(BIN)/python -m pytest -m slow
@@ -90,6 +94,11 @@ $(DEMO): pyproject.toml constraints.txt
 $(SETUP): $(DEMO) $(addsuffix /pyproject.toml,$(INTEGRATIONS))
 	@echo "adding to $(VENV) what tests, linters and documentation need (once)"
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt $(PACKAGES) $(GROUPS)
+	@touch $@
+
+$(GGUF): $(SETUP)
+	@echo "adding llama.cpp to $(VENV) (once; compiling it takes some 12 minutes)"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[gguf]'
 	@touch $@
 
 # torch is not in constraints-lowest.txt: its lowest version has CPU builds only on PyTorch's own

@@ -180,6 +180,17 @@ class TokenTree:
                 pending.extend(node.children.values())
         self.cuts += 1
 
+    def since(self, root: Node) -> Iterator[Node]:
+        """Yield the nodes from `root`, a former root, to the current root, without `root` itself.
+
+        The iteration ends early if a committed token has no node.
+        """
+        for token in self.ids[root.length :]:
+            if (child := root.children.get(token)) is None:
+                return
+            root = child
+            yield root
+
     def nodes(self) -> Iterator[Node]:
         """Iterate over all nodes: first the root, and each parent before its children."""
         pending = [self.root]

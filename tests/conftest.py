@@ -30,17 +30,21 @@ settings.register_profile(
 settings.load_profile("adafuse")
 
 
-NOT_RUN = "make test-cookbooks runs it"
+COOKBOOKS_NOT_RUN = "make test-cookbooks runs it"
+GGUF_NOT_RUN = "make test-gguf runs it"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cookbooks", action="store_true", help="run the cookbooks, too")
+    parser.addoption("--gguf", action="store_true", help="run the tests of GGUF members, too")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("cookbook") and not config.getoption("--cookbooks"):
-            item.add_marker(pytest.mark.skip(reason=NOT_RUN))
+            item.add_marker(pytest.mark.skip(reason=COOKBOOKS_NOT_RUN))
+        if item.get_closest_marker("gguf") and not config.getoption("--gguf"):
+            item.add_marker(pytest.mark.skip(reason=GGUF_NOT_RUN))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -58,9 +62,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         compared = ", ".join(f"{count} {what}" for what, count in compare.TALLY.items())
         terminalreporter.write_line(f"compared with the reference: {compared}")
     skipped = terminalreporter.getreports("skipped")
-    if cookbooks := sum(NOT_RUN in str(report.longrepr) for report in skipped):
+    if cookbooks := sum(COOKBOOKS_NOT_RUN in str(report.longrepr) for report in skipped):
         terminalreporter.write_line(
             f"{cookbooks} cookbooks were not run: make test-cookbooks runs them"
+        )
+    if gguf := sum(GGUF_NOT_RUN in str(report.longrepr) for report in skipped):
+        terminalreporter.write_line(
+            f"{gguf} tests of GGUF members were not run: make test-gguf runs them"
         )
     standard = Counter(
         outcome

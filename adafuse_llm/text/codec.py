@@ -168,14 +168,19 @@ class TokenizerCodec:
     """A codec for a Hugging Face tokenizer (fast or slow). It does not change the tokenizer.
 
     Args:
-        tokenizer: a ``PreTrainedTokenizerBase``.
+        tokenizer: a ``PreTrainedTokenizerBase``, or another object with the methods and attributes
+            that the codec uses. If calls do not change such an object, so that several threads may
+            use it without a lock, it has the attribute ``keeps_settings`` with the value False.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._is_fast = bool(getattr(tokenizer, "is_fast", False))
+        self._keeps_settings = bool(getattr(tokenizer, "keeps_settings", True))
         has_template = bool(getattr(tokenizer, "chat_template", None))
-        self._chat_tokenizer: Any = _separate_copy(tokenizer) if has_template else None
+        self._chat_tokenizer: Any = None
+        if has_template:
+            self._chat_tokenizer = _separate_copy(tokenizer) if self._keeps_settings else tokenizer
         self._tool_form: tuple[ToolForm | None] | None = None
         after_fork(self._create_lock)
         for each in (self._tokenizer, self._chat_tokenizer or self._tokenizer):
@@ -211,7 +216,9 @@ class TokenizerCodec:
     def _create_lock(self) -> None:
         # A call stores its settings in the tokenizer. Fast tokenizers are thread-safe as long as no
         # setting changes, and each of the two is always used with the same settings.
-        is_safe = self._is_fast and self._chat_tokenizer is not self._tokenizer
+        is_safe = not self._keeps_settings or (
+            self._is_fast and self._chat_tokenizer is not self._tokenizer
+        )
         self._lock: AbstractContextManager[Any] = nullcontext() if is_safe else threading.Lock()
 
     @property

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from adafuse_llm.backends.huggingface.decoder import Decoder
-from adafuse_llm.backends.huggingface.tree_form import walked
 from adafuse_llm.tree import Node, TokenTree
 
 
@@ -54,7 +53,7 @@ class PathForm:
 
     def reroot(self) -> None:
         """Drop the states of nodes that the tree has dropped, and advance the trunk to the root."""
-        for node in walked(self._root, self._tree):
+        for node in self._tree.since(self._root):
             if node in self._tips:
                 self._trunk, self._committed = self._tips[node], node.length
         self._root = self._tree.root

@@ -7,13 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from adafuse_llm.backends.huggingface.kv import KeyValues, RowCache
 from adafuse_llm.backends.huggingface.tree_form import TreeForm
-
-MIN_SHARED = 16
-"""Minimum number of shared first tokens. With fewer, a request copies no rows."""
+from adafuse_llm.backends.prefixes import MIN_SHARED, Ids, late, longest, shared
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +23,7 @@ class Kept:
         rows: row index of each token.
     """
 
-    ids: NDArray[np.int64]
+    ids: Ids
     cache: KeyValues
     rows: torch.Tensor
 
@@ -84,10 +81,7 @@ class PrefixCache:
             self.size -= self._kept.pop(0).size
 
     def late(self, prompts: Mapping[int, Sequence[int]], running: Running) -> set[int]:
-        """Return the prompts that should wait until the pass of another prompt is complete.
-
-        Such a prompt shares at least `MIN_SHARED` more first tokens with the other prompt than with
-        any cached or running request.
+        """Return the prompts that should wait (`adafuse_llm.backends.prefixes.late`).
 
         Args:
             prompts: token ids of each new prompt, by index.
@@ -96,19 +90,9 @@ class PrefixCache:
         Returns:
             The indices of the prompts that should wait.
         """
-        late: set[int] = set()
         if not self.limit or len(prompts) < 2:
-            return late
-        first: list[NDArray[np.int64]] = []
-        sources = self._with(running)
-        for index, prompt in prompts.items():
-            ids = np.array(prompt, dtype=np.int64)
-            cached = max((shared(kept.ids, ids) for kept in sources), default=0)
-            if any(shared(other, ids) >= cached + MIN_SHARED for other in first):
-                late.add(index)
-            else:
-                first.append(ids)
-        return late
+            return set()
+        return late(prompts, [kept.ids for kept in self._with(running)])
 
     def longest(self, prompt: Sequence[int], running: Running) -> RowCache | None:
         """Return a copy of the rows of the longest cached prefix of `prompt`.
@@ -124,13 +108,11 @@ class PrefixCache:
         """
         if not self.limit:
             return None
-        ids = np.array(prompt[:-1], dtype=np.int64)
-        best, length = None, MIN_SHARED - 1
-        for kept in self._with(running):
-            if (same := shared(kept.ids, ids)) > length:
-                best, length = kept, same
-        if best is None:
+        sources = self._with(running)
+        found = longest(prompt, [kept.ids for kept in sources])
+        if found is None:
             return None
+        best, length = sources[found[0]], found[1]
         if best in self._kept:
             self._kept.remove(best)
             self._kept.append(best)
@@ -145,10 +127,3 @@ class PrefixCache:
                 for ids, form in running
             ),
         ]
-
-
-def shared(left: NDArray[np.int64], right: NDArray[np.int64]) -> int:
-    """Return the length of the common prefix of two sequences."""
-    size = min(len(left), len(right))
-    differ = np.flatnonzero(left[:size] != right[:size])
-    return int(differ[0]) if len(differ) else size

@@ -5,7 +5,7 @@ Shapes: n new tokens, r rows in the buffer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -84,7 +84,7 @@ class TreeForm:
     def reroot(self) -> None:
         """Drop the rows of nodes that the tree has dropped, and extend the trunk to the root."""
         line: list[int] = []
-        for node in walked(self._root, self._tree):
+        for node in self._tree.since(self._root):
             line = self._lines.get(node, line)  # the new root has no row if it was only scored
         self._root = self._tree.root
         self._trunk[line] = True
@@ -145,15 +145,3 @@ class TreeForm:
         moved = np.cumsum(alive) - 1
         self._trunk, self._positions = self._trunk[rows], self._positions[rows]
         self._lines = {node: moved[line].tolist() for node, line in self._lines.items()}
-
-
-def walked(node: Node, tree: TokenTree) -> Iterator[Node]:
-    """Yield the nodes from `node`, a former root, to the current root, without `node` itself.
-
-    The iteration ends early if a token of ``tree.ids`` has no node.
-    """
-    for token in tree.ids[node.length :]:
-        if (child := node.children.get(token)) is None:
-            return
-        node = child
-        yield node

@@ -13,6 +13,7 @@ import torch
 
 from adafuse_llm.backends.logits.likeliest import likeliest
 from adafuse_llm.backends.logits.readout import masked
+from adafuse_llm.backends.spellings import shared_spellings
 
 SHARPNESS = 100.0
 """Inverse temperature of the softmax over anchors."""
@@ -56,13 +57,8 @@ class AnchorSpace:
         U+2581.
         """
         if self._spellings is None:
-            ids = self._read_spellings()
             size = len(self._embeddings())
-            self._spellings = {
-                spelling.replace("\u0120", "\u2581"): int(token)
-                for spelling, token in sorted(ids.items(), key=lambda item: -int(item[1]))
-                if int(token) < size
-            }
+            self._spellings = shared_spellings(self._read_spellings(), size)
         return self._spellings
 
     @torch.no_grad()

@@ -1,0 +1,138 @@
+"""The library llama.cpp: import it, collect its messages, and load files with it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from adafuse_llm.errors import LoadError, MissingDependencyError
+
+logger = logging.getLogger(__name__)
+
+ERROR_LEVEL = 4
+"""The level of errors in the messages of llama.cpp (``GGML_LOG_LEVEL_ERROR``)."""
+
+
+@functools.cache
+def load_library() -> Any:
+    """Import and initialize llama.cpp, and return the module of its C functions.
+
+    The messages of llama.cpp go to the logger of this module, at the level DEBUG.
+
+    Raises:
+        MissingDependencyError: llama-cpp-python is not installed.
+    """
+    try:
+        from llama_cpp import llama_cpp
+    except ImportError as missing:
+        raise MissingDependencyError(
+            "GGUF members need llama-cpp-python and gguf. Run: pip install 'adafuse-llm[gguf]'. "
+            "This compiles llama.cpp, which takes some minutes and needs a C++ compiler."
+        ) from missing
+    callback = llama_cpp.llama_log_callback(_MESSAGES.receive)
+    llama_cpp.llama_log_set(callback, ctypes.c_void_p(0))
+    _MESSAGES.callback = callback  # llama.cpp calls it until the process ends
+    llama_cpp.llama_backend_init()
+    return llama_cpp
+
+
+@contextmanager
+def collect_errors() -> Iterator[list[str]]:
+    """Collect the errors that llama.cpp reports in this thread."""
+    before, errors = getattr(_MESSAGES.thread, "errors", None), list[str]()
+    _MESSAGES.thread.errors = errors
+    try:
+        yield errors
+    finally:
+        _MESSAGES.thread.errors = before
+
+
+def metadata(model: int) -> dict[str, str]:
+    """Return the metadata of a model, without lists, as text.
+
+    Args:
+        model: a ``llama_model_p``.
+    """
+    library = load_library()
+    items: dict[str, str] = {}
+    for number in range(library.llama_model_meta_count(model)):
+        key = _read_text(library.llama_model_meta_key_by_index, model, number)
+        items[key] = _read_text(library.llama_model_meta_val_str_by_index, model, number)
+    return items
+
+
+class VocabularyModel:
+    """A GGUF file of which only the vocabulary and the metadata are loaded.
+
+    Args:
+        path: path of the file.
+
+    Attributes:
+        model: the ``llama_model_p``. It is valid until `close`.
+
+    Raises:
+        LoadError: llama.cpp cannot read the file.
+        MissingDependencyError: llama-cpp-python is not installed.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        library = load_library()
+        parameters = library.llama_model_default_params()
+        parameters.vocab_only = True
+        with collect_errors() as errors:
+            model = library.llama_model_load_from_file(str(path).encode(), parameters)
+        if not model:
+            reason = errors[0] if errors else "llama.cpp gives no reason"
+            raise LoadError(
+                f"the vocabulary of {str(path)!r} cannot be loaded ({reason}). Pass a GGUF file "
+                "that this version of llama.cpp supports."
+            )
+        self.model = int(model)
+        self._free = weakref.finalize(self, library.llama_model_free, model)
+
+    def close(self) -> None:
+        """Free the model. More calls have no effect."""
+        self._free()
+
+
+def _read_text(function: Any, model: int, number: int) -> str:
+    """Read a text of any length with a function that fills a buffer."""
+    buffer = ctypes.create_string_buffer(256)
+    size = function(model, number, buffer, len(buffer))
+    if size >= len(buffer):
+        buffer = ctypes.create_string_buffer(size + 1)
+        function(model, number, buffer, len(buffer))
+    return buffer.value.decode("utf-8", errors="replace")
+
+
+class _Messages:
+    """The messages of llama.cpp, which may come from any thread and in parts of a line.
+
+    Attributes:
+        callback: what llama.cpp calls.
+        thread: in each thread, the start of an unfinished line, and the collected errors.
+    """
+
+    def __init__(self) -> None:
+        self.callback: Any = None
+        self.thread = threading.local()
+
+    def receive(self, level: int, text: bytes | None, _data: Any) -> None:
+        line = getattr(self.thread, "line", "") + (text or b"").decode("utf-8", errors="replace")
+        self.thread.line = "" if line.endswith("\n") else line
+        if not line.endswith("\n"):
+            return
+        logger.debug("%s", line.rstrip())
+        errors = getattr(self.thread, "errors", None)
+        if level == ERROR_LEVEL and errors is not None:
+            errors.append(line.strip())
+
+
+_MESSAGES = _Messages()

@@ -1,0 +1,182 @@
+"""Facts from the header of a GGUF file, and errors about unusable files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
+from safetensors.numpy import load_file
+from transformers import AutoConfig, AutoTokenizer
+
+from adafuse_llm import LoadError, UnsupportedModelError
+from adafuse_llm.backends.llamacpp.header import (
+    FILE_TYPES,
+    TENSOR_TYPES,
+    read_facts,
+    read_tokens,
+)
+from adafuse_llm.embedded import member_paths
+from tests.support.gguf_files import embedded_gguf
+
+
+def written(path: Path, arch: str = "llama", *, tensors: int = 1, **entries: Any) -> Path:
+    """A small file with some entries; the keys have ``__`` for a dot."""
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in entries.items():
+        adders = {str: writer.add_string, int: writer.add_uint32, list: writer.add_array}
+        add: Callable[[str, Any], None] = adders[type(value)]
+        add(key.replace("__", "."), value)
+    for number in range(tensors):
+        writer.add_tensor(f"blk.{number}.attn_q.weight", np.ones((4, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("folder", member_paths(), ids=lambda path: path.name)
+def test_the_header_tells_what_the_model_folder_tells(folder: Path) -> None:
+    config = AutoConfig.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    facts = read_facts(embedded_gguf(folder.name))
+    assert facts.architecture == config.model_type
+    assert facts.name == folder.name
+    assert facts.context_window == config.max_position_embeddings
+    assert facts.vocabulary == len(tokenizer)
+    assert facts.chat_template == tokenizer.chat_template
+    assert facts.end_ids == set(config.eos_token_id)
+    assert facts.layers == config.num_hidden_layers
+    assert facts.cache_bytes(3, "f32") == 3 * 4 * 2 * 5 * 192
+    assert facts.cache_bytes(1, "q8_0") == 2 * 5 * 192 * 34 // 32
+    weights = load_file(folder / "model.safetensors").values()
+    copied = 0 if facts.architecture == "qwen3" else config.vocab_size * config.hidden_size
+    assert facts.parameters == sum(each.size for each in weights) + copied
+    assert facts.weight_bytes == facts.parameters * 4
+    assert read_tokens(embedded_gguf(folder.name)) == tokenizer.convert_ids_to_tokens(
+        range(len(tokenizer))
+    )
+
+
+def test_the_header_tells_how_weights_are_quantized() -> None:
+    facts = read_facts(embedded_gguf("wren", "q8_0"))
+    assert (facts.file_type, facts.tensor_types) == ("Q8_0", {"Q8_0": 36, "F32": 21})
+    assert facts.weight_bytes < read_facts(embedded_gguf("wren")).weight_bytes / 3
+
+
+@pytest.mark.quick
+def test_the_types_are_those_of_the_package_gguf() -> None:
+    types = {number: (each.name, each.weights, each.size) for number, each in TENSOR_TYPES.items()}
+    assert types == {
+        each.value: (each.name, *GGML_QUANT_SIZES[each]) for each in GGMLQuantizationType
+    }
+    names = {each.value: each.name.split("_", 1)[1] for each in LlamaFileType if each.value < 1024}
+    assert names == FILE_TYPES
+
+
+@pytest.mark.quick
+def test_layers_can_have_different_numbers_of_heads(tmp_path: Path) -> None:
+    facts = read_facts(
+        written(
+            tmp_path / "a.gguf",
+            llama__block_count=3,
+            llama__embedding_length=64,
+            llama__attention__head_count=8,
+            llama__attention__head_count_kv=[2, 0, 4],
+        )
+    )
+    assert facts.key_value_heads == (2, 0, 4)
+    assert facts.cache_bytes(10, "f16") == 10 * 2 * 6 * (8 + 8)
+    assert (facts.file_type, facts.tokenizer, facts.vocabulary) == ("F32", "no_vocab", 0)
+
+
+def test_a_large_vocabulary_takes_less_than_a_second(tmp_path: Path) -> None:
+    tokens = [f"token{number}" for number in range(150_000)]
+    path = written(tmp_path / "a.gguf", tokenizer__ggml__tokens=tokens)
+    start = time.perf_counter()
+    assert read_facts(path).vocabulary == 150_000
+    assert time.perf_counter() - start < 1
+    assert read_tokens(path) == tokens
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("length", [0, 3, 20, 100, 290, -1])
+def test_a_truncated_file_is_refused(tmp_path: Path, length: int) -> None:
+    path = written(tmp_path / "a.gguf", general__name="x" * 100)
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(LoadError, match=r"a\.gguf (is truncated|is not a usable)"):
+        read_facts(path)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"PK\x03\x04 a zip file", r"not a usable GGUF file: it begins with b'PK"),
+        (
+            b"GGUF\x01\0\0\0" + bytes(16),
+            "version 1 of the format; llama.cpp reads versions 2 and 3",
+        ),
+        (b"GGUF\0\0\0\x03" + bytes(16), "big-endian"),
+        (b"GGUF\x03\0\0\0" + b"\xff" * 40, "truncated"),
+        (b"GGUF\x03\0\0\0" + bytes(8) + b"\1" + bytes(15) + b"\x63" + bytes(9), "unknown type 99"),
+        (b"GGUF\x03\0\0\0\1" + bytes(23) + b"\5" + bytes(9), "5 dimensions; at most 4"),
+    ],
+)
+def test_a_file_that_is_not_as_the_format_says_is_refused(tmp_path, content, says) -> None:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(content)
+    with pytest.raises(LoadError, match=rf"a\.gguf .*{says}") as caught:
+        read_facts(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.quick
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=r"a\.gguf cannot be read: No such file"):
+        read_facts(tmp_path / "a.gguf")
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("options", "kind", "says"),
+    [
+        ({"tensors": 0}, LoadError, "a vocabulary only"),
+        (
+            {"general__type": "mmproj"},
+            UnsupportedModelError,
+            "the part of a model that reads images",
+        ),
+        ({"general__type": "adapter"}, UnsupportedModelError, "an adapter"),
+        ({"arch": "nomic-bert"}, UnsupportedModelError, "architecture 'nomic-bert'.*causal"),
+    ],
+)
+def test_a_file_without_a_language_model_is_refused(tmp_path, options, kind, says) -> None:
+    with pytest.raises(kind, match=rf"a\.gguf .*{says}"):
+        read_facts(written(tmp_path / "a.gguf", **options))
+
+
+@pytest.mark.quick
+def test_a_model_in_parts_is_read_as_one(tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        path = tmp_path / f"m-{number:05}-of-00003.gguf"
+        written(path, tensors=number, split__count=3, split__no=number - 1)
+    first, second, third = sorted(tmp_path.iterdir())
+    facts = read_facts(first)
+    assert facts.files == (first, second, third)
+    assert facts.parameters == 6 * 128
+    assert facts.weight_bytes == 6 * 512
+    with pytest.raises(LoadError, match=r"is part 2 of 3\. Pass part 1: m-00001-of-00003\.gguf"):
+        read_facts(second)
+    second.unlink()
+    with pytest.raises(LoadError, match=r"missing in its folder: m-00002-of-00003\.gguf"):
+        read_facts(first)
+    renamed = first.rename(tmp_path / "m.gguf")
+    with pytest.raises(LoadError, match=r"one of 3 parts.*must end with -00001-of-00003\.gguf"):
+        read_facts(renamed)
