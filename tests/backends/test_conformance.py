@@ -24,14 +24,17 @@ from adafuse_llm.backends import (
     TokenTree,
     base,
     conformance,
+    prefixes,
 )
 from adafuse_llm.backends.conformance import Check, ConformanceError, Subject
 from adafuse_llm.backends.fake import END, FakeCodec
-from adafuse_llm.backends.huggingface import HuggingFaceBackend, prefix
+from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.backends.huggingface.tree_form import TreeForm
+from adafuse_llm.backends.remote import RemoteBackend
 from tests.support.compare import SINGLE_TOLERANCE, TOLERANCE
 from tests.support.models import SINGLE_PRECISION, Recipe, backend, model, reference, tokenizer
 from tests.support.paths import ROOT
+from tests.support.remote import MemoryHosts
 
 BY_NAME = {check.name: check for check in conformance.CHECKS}
 
@@ -170,12 +173,17 @@ class NoCodec(FakeBackend):
         self._codec = codec
 
 
+def remote() -> RemoteBackend:
+    """A `fake` at a host, which keeps a tree for each request."""
+    return MemoryHosts(fake).member(fake())
+
+
 # Our backends ----------------------------------------------------------------------------------
 
 
 @pytest.mark.quick
 @every_check
-@pytest.mark.parametrize("make", [fake, Caching], ids=["fake", "caching"])
+@pytest.mark.parametrize("make", [fake, Caching, remote], ids=["fake", "caching", "remote"])
 def test_members_without_a_model_pass(make: Callable[[], Any], check: Check) -> None:
     check(subject(make))
 
@@ -594,7 +602,7 @@ def test_a_fault_in_a_member_with_a_model_is_found_without_logits(name: str, mon
     if name == "commits":
         monkeypatch.setattr(TreeForm, "reroot", lambda form: None)
     else:
-        monkeypatch.setattr(prefix, "shared", lambda one, other: min(len(one), len(other)))
+        monkeypatch.setattr(prefixes, "shared", lambda one, other: min(len(one), len(other)))
     with pytest.raises(ConformanceError):
         BY_NAME[name](Subject(lambda: member))
 
