@@ -131,6 +131,27 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+def as_member_error(name: str, error: BaseException) -> AdaFuseError:
+    """Return the error that an engine raises for an error of a member.
+
+    Args:
+        name: the member's name.
+        error: any error, from any library.
+    """
+    if isinstance(error, AdaFuseError):
+        return error
+    reason = f"{type(error).__name__}: {error}"
+    wrapped = MemberError(name, reason)
+    if is_out_of_memory(error):
+        wrapped = MemberOutOfMemoryError(
+            name,
+            f"out of memory ({reason}). Use a shorter prompt, fewer simultaneous requests, "
+            "a smaller dtype or another device",
+        )
+    wrapped.__cause__ = error
+    return wrapped
+
+
 class _ShortRepr(reprlib.Repr):
     """A `repr` that reads only the beginning of a value, however large the value is."""
 

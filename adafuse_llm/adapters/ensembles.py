@@ -111,14 +111,15 @@ class Ensemble:
 
         Returns:
             The window; None if no member has a limit. If the ensemble is not loaded, the windows
-            are those in the members' ``config.json``. The result is then also None if one of these
-            files is not on this machine or has no window.
+            are those in the members' ``config.json`` or GGUF files. The result is then also None if
+            one of these files is not on this machine or has no window.
         """
         if (engine := self.given or _LOADED.engines.get(self._key)) is not None:
             windows = [b.context_window for b in engine.backends if b.name in names]
             return min((window for window in windows if window is not None), default=None)
-        stored = self._read(stored_window, names)
-        return min((window or 0 for window in stored), default=0) or None
+        stored = [window or 0 for window in self._read(stored_window, names)]
+        fixed = [spec.context for spec in self._specs(names) if spec.context is not None]
+        return min([*stored, *fixed], default=0) or None
 
     def has_chat_templates(self, names: Collection[str]) -> bool | None:
         """Return whether each of some members has a chat template. This loads nothing.
@@ -172,13 +173,19 @@ class Ensemble:
                     del engine  # releases the members, unless other code still has the engine
                     trim_heap()
 
-    def _read(self, read: Callable[[str, str | None], T], names: Collection[str]) -> list[T]:
+    def _read(
+        self, read: Callable[[str, str | None, str | None], T], names: Collection[str]
+    ) -> list[T]:
         """Read a property of some members from their files."""
         return [
-            read(spec.path, spec.revision or self.revision)
-            for name, spec in zip(self.names, self.members or _embedded(), strict=True)
-            if name in names
+            read(spec.path, spec.revision or self.revision, spec.file)
+            for spec in self._specs(names)
         ]
+
+    def _specs(self, names: Collection[str]) -> list[MemberSpec]:
+        """Return the descriptions of some members."""
+        pairs = zip(self.names, self.members or _embedded(), strict=True)
+        return [spec for name, spec in pairs if name in names]
 
     @property
     def _key(self) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
+from adafuse_llm.backends.base import NodeQuery, NodeResult
 
 Ids = NDArray[np.int64]
 
@@ -64,3 +66,26 @@ def longest(prompt: Sequence[int], known: Sequence[Ids]) -> tuple[int, int] | No
         if (same := shared(each, ids)) > length:
             best, length = number, same
     return None if best is None else (best, length)
+
+
+def in_turn(
+    queries: Sequence[NodeQuery],
+    find_late: Callable[[Mapping[int, Sequence[int]]], set[int]],
+    evaluate: Callable[[Sequence[NodeQuery]], Sequence[NodeResult]],
+) -> list[NodeResult]:
+    """Evaluate queries. A query waits while another one computes the tokens that it can reuse.
+
+    Args:
+        queries: the queries. Trees without a state belong to new requests.
+        find_late: returns the indices of the new requests that should wait, as `late` does.
+        evaluate: evaluates queries that belong together.
+    """
+    results: dict[int, NodeResult] = {}
+    waiting = dict(enumerate(queries))
+    while waiting:
+        new = {i: query.tree.ids for i, query in waiting.items() if query.tree.state is None}
+        waits = find_late(new) if len(new) > 1 else ()
+        ready = {i: query for i, query in waiting.items() if i not in waits}
+        results.update(zip(ready, evaluate(list(ready.values())), strict=True))
+        waiting = {i: query for i, query in waiting.items() if i in waits}
+    return [results[i] for i in range(len(queries))]

@@ -1,4 +1,4 @@
-"""Properties of transformers models, read from their files without loading the models.
+"""Properties of models, read from their files without loading the models.
 
 Nothing here imports torch or transformers, or downloads a file. A result of None means that the
 files on this machine do not tell.
@@ -12,23 +12,61 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from adafuse_llm.backends.llamacpp.files import is_gguf, stored_gguf
+from adafuse_llm.backends.llamacpp.header import GGUFFacts, read_facts
+
 TEMPLATE_FILES = ("chat_template.jinja", "additional_chat_templates/*.jinja")
 """Files of a model that contain chat templates, besides ``tokenizer_config.json``."""
 
 SENTENCEPIECE_CLASSES = ("LlamaTokenizer", "GemmaTokenizer")
 """Tokenizers that transformers creates from a SentencePiece model, with bytes that are known."""
 
+GGUF_BYTE_TOKENIZERS = ("gpt2", "llama", "t5")
+"""Kinds of tokenizers in GGUF files whose tokens have known bytes."""
+
 BYTE_DECODERS = frozenset({"ByteLevel", "ByteFallback", "Metaspace"})
 """Decoders of tokenizers whose tokens have known bytes."""
 
 
-def stored_chat_template(source: str, revision: str | None = None) -> bool | None:
+def stored_facts(
+    source: str, revision: str | None = None, file: str | None = None
+) -> GGUFFacts | None:
+    """Return what the header of a GGUF member's file says; None for other members.
+
+    Args:
+        source: a GGUF file, a model folder or a hub id. Only the local cache of the hub is read.
+        revision: revision of a hub model.
+        file: GGUF file in the folder or hub repository.
+    """
+    try:
+        path = stored_gguf(source, file, revision)
+        if path is None:
+            return None
+        status = path.stat()
+        return _facts(path, (status.st_mtime_ns, status.st_size))
+    except OSError:  # LoadError, too
+        return None
+
+
+@functools.lru_cache(64)
+def _facts(path: Path, _version: tuple[int, int]) -> GGUFFacts:
+    """Read the header of a file. The result is kept for this version of the file."""
+    return read_facts(path)
+
+
+def stored_chat_template(
+    source: str, revision: str | None = None, file: str | None = None
+) -> bool | None:
     """Return whether a model's tokenizer has a chat template.
 
     Args:
-        source: a model folder, or a hub id. Only the local cache of the hub is read.
+        source: a GGUF file, a model folder or a hub id. Only the local cache of the hub is read.
         revision: revision of a hub model.
+        file: GGUF file in the folder or hub repository.
     """
+    if is_gguf(source, file, revision):
+        facts = stored_facts(source, revision, file)
+        return None if facts is None else facts.chat_template is not None
     try:
         path = stored_path(source, "tokenizer_config.json", revision)
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -42,13 +80,19 @@ def stored_chat_template(source: str, revision: str | None = None) -> bool | Non
         return None
 
 
-def stored_byte_tokens(source: str, revision: str | None = None) -> bool | None:
+def stored_byte_tokens(
+    source: str, revision: str | None = None, file: str | None = None
+) -> bool | None:
     """Return whether the bytes of a model's tokens are known, so that they can follow grammars.
 
     Args:
-        source: a model folder, or a hub id. Only the local cache of the hub is read.
+        source: a GGUF file, a model folder or a hub id. Only the local cache of the hub is read.
         revision: revision of a hub model.
+        file: GGUF file in the folder or hub repository.
     """
+    if is_gguf(source, file, revision):
+        facts = stored_facts(source, revision, file)
+        return None if facts is None else facts.tokenizer in GGUF_BYTE_TOKENIZERS or None
     try:
         path = stored_path(source, "tokenizer.json", revision).resolve()
         status = path.stat()

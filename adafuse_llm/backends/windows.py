@@ -1,4 +1,4 @@
-"""Context windows of transformers models, read from their configurations without torch."""
+"""Context windows of models, read from their files without torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from adafuse_llm.backends.stored import stored_path
+from adafuse_llm.backends.stored import stored_facts, stored_path
 
 ENTRIES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 """Configuration entries for the context window, in order of precedence."""
@@ -25,17 +25,20 @@ def window_in(read: Callable[[str], Any]) -> int | None:
     return next((value for value in values if isinstance(value, int) and value > 0), None)
 
 
-def stored_window(source: str, revision: str | None = None) -> int | None:
-    """Return the context window in a model's ``config.json``, without loading the model.
+def stored_window(source: str, revision: str | None = None, file: str | None = None) -> int | None:
+    """Return the context window in a model's ``config.json`` or GGUF file, without loading it.
 
     Args:
-        source: a model folder, or a hub id. Only the local cache of the hub is read.
+        source: a GGUF file, a model folder or a hub id. Only the local cache of the hub is read.
         revision: revision of a hub model.
+        file: GGUF file in the folder or hub repository.
 
     Returns:
         The window. None if the file is missing or has no window, which can mean that a default of
         transformers applies.
     """
+    if (facts := stored_facts(source, revision, file)) is not None:
+        return facts.context_window
     try:
         path = stored_path(source, "config.json", revision)
         config = json.loads(path.read_text(encoding="utf-8"))

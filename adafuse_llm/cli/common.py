@@ -46,11 +46,13 @@ from adafuse_llm import (
     RuntimeConfig,
     StreamEvent,
 )
+from adafuse_llm.backends.llamacpp.files import is_gguf
 from adafuse_llm.config import CONSTRAINTS, GRAMMARS
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import short_repr
 from adafuse_llm.evaluation.files import naming, read_text
 from adafuse_llm.loading.config_file import LOADING, ConfigFile, read_config, read_schema
+from adafuse_llm.loading.specs import MemberSpec
 from adafuse_llm.report.styles import printable
 from adafuse_llm.strategies.registry import NAMED
 
@@ -135,7 +137,7 @@ class Setup:
             if self.threads is not None or "OMP_NUM_THREADS" not in os.environ:
                 torch.set_num_threads(self.threads or 1)
             engine = AdaFuseEngine.from_pretrained(
-                paths,
+                [self._member(path) for path in paths],
                 config=self.config,
                 runtime=runtime,
                 strategy=self.strategy,
@@ -147,6 +149,12 @@ class Setup:
             if self.threads is None and not _are_small(engine):
                 torch.set_num_threads(default)
         return engine
+
+    def _member(self, path: str) -> str | MemberSpec:
+        """Return a member. ``--threads`` also sets the threads of a GGUF member."""
+        if self.threads is None or not is_gguf(path, None, self.revision):
+            return path
+        return MemberSpec(path, threads=self.threads)
 
 
 class _PlainHelp:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Annotated, Any, Literal, NamedTuple
 
+import psutil
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from adafuse_llm import AdaFuseEngine, AdaFuseError, LoadError
+from adafuse_llm import AdaFuseEngine, AdaFuseError, LoadError, MissingDependencyError
+from adafuse_llm.backends.llamacpp.header import GGUFFacts
+from adafuse_llm.backends.llamacpp.library import load_library
+from adafuse_llm.backends.stored import stored_facts
 from adafuse_llm.cli.common import FAILED, Setup, one_line, print_json, stdout_console
+from adafuse_llm.cli.facts import describe, describe_header
+from adafuse_llm.loading.specs import as_spec, member_names
 from adafuse_llm.report.styles import printable
 
 PROBES = {"plain text": "\nTwo  spaces, 3.5 lines.", "emoji": " 🙂", "Chinese": " 你好"}
@@ -36,12 +41,15 @@ def info(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="MODEL...", help="Folders or Hub IDs of models. Default: the embedded members."
+            metavar="MODEL...",
+            help="Folders, GGUF files or Hub IDs of models. Default: the embedded members.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Describe models and check whether they can work together. Load one model at a time.
+
+    Of a GGUF model, only the header is read if llama.cpp is not installed or memory is short.
 
     Exit codes: 0 the models can work together; 1 they cannot.
     """
@@ -66,32 +74,31 @@ def info(
 
 def _inspect(model: str, setup: Setup) -> tuple[list[dict[str, Any]], list[Finding]]:
     """Load one model, describe it, and close it."""
+    facts = stored_facts(model, setup.revision)
+    if facts is not None and (reason := _why_not_loaded(facts)) is not None:
+        (name,) = member_names([as_spec(model)])
+        text = f"only its header was read, because {reason}"
+        return [describe_header(model, name, facts)], [Finding("warning", name, text)]
     try:
         with replace(setup, models=(model,)).engine() as engine:
-            return [describe(model, engine)], examine(engine)
+            return [describe(model, engine.backends[0])], examine(engine)
     except LoadError as error:
         return [], [Finding("problem", model, one_line(str(error)))]
 
 
-def describe(path: str, engine: AdaFuseEngine) -> dict[str, Any]:
-    """Return facts about the only member of an engine."""
-    backend: Any = engine.backends[0]
-    model, tokenizer = backend.model, backend.tokenizer
-    return {
-        "member": backend.name,
-        "path": path,
-        "architecture": type(model).__name__,
-        "tokenizer": type(tokenizer).__name__,
-        "tokenizer_kind": _tokenizer_kind(tokenizer),
-        "vocabulary": len(tokenizer),
-        "chat_template": backend.codec.has_chat_template,
-        "context_window": backend.context_window,
-        "end_tokens": [tokenizer.convert_ids_to_tokens(i) for i in sorted(backend.end_ids)],
-        "cache": backend.form,
-        "parameters": model.num_parameters(),
-        "memory_bytes": model.get_memory_footprint(),
-        "dtype": str(model.dtype).removeprefix("torch."),
-    }
+def _why_not_loaded(facts: GGUFFacts) -> str | None:
+    """Return why a GGUF model cannot be loaded on this machine; None if it can."""
+    try:
+        load_library()
+    except MissingDependencyError as error:
+        return str(error)
+    free = psutil.virtual_memory().available
+    if facts.weight_bytes <= free or load_library().llama_supports_gpu_offload():
+        return None
+    return (
+        f"its weights take {facts.weight_bytes / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB of "
+        "memory are free"
+    )
 
 
 def examine(engine: AdaFuseEngine) -> list[Finding]:
@@ -122,18 +129,6 @@ def examine(engine: AdaFuseEngine) -> list[Finding]:
     return findings
 
 
-def _tokenizer_kind(tokenizer: Any) -> str:
-    """Name the tokenizer's algorithm, and say whether it works on bytes or on characters."""
-    fast = getattr(tokenizer, "backend_tokenizer", None)
-    if fast is None:
-        return "slow"
-    pipeline = json.loads(fast.to_str())
-    kind = str(pipeline["model"]["type"])
-    if "ByteLevel" in json.dumps([pipeline["pre_tokenizer"], pipeline["decoder"]]):
-        return f"byte-level {kind}"
-    return f"{kind} with bytes" if pipeline["model"].get("byte_fallback") else kind
-
-
 def _print(facts: list[dict[str, Any]], findings: list[Finding], together: bool) -> None:
     console = stdout_console()
     if facts:
@@ -158,7 +153,9 @@ def _table(facts: list[dict[str, Any]]) -> Table:
     for fact in facts:
         table.add_column(Text(printable(fact["member"])), overflow="fold")
     for key, label in _LABELS.items():
-        table.add_row(label, *(Text(printable(_shown(key, fact[key]))) for fact in facts))
+        if any(key in fact for fact in facts):
+            cells = (_shown(key, fact[key]) if key in fact else "" for fact in facts)
+            table.add_row(label, *(Text(printable(cell)) for cell in cells))
     return table
 
 
@@ -171,15 +168,20 @@ _LABELS = {
     "context_window": "context window",
     "end_tokens": "end tokens",
     "cache": "cache",
+    "cache_bytes_per_token": "cache per token",
     "parameters": "parameters",
     "memory_bytes": "memory",
     "dtype": "dtype",
+    "tensors": "tensors",
+    "files": "files",
 }
 
 
 def _shown(key: str, value: Any) -> str:
     if key == "memory_bytes":
         return f"{value / 2**20:,.1f} MiB"
+    if key == "cache_bytes_per_token":
+        return f"{value / 2**10:,.1f} KiB"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):

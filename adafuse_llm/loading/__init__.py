@@ -2,7 +2,10 @@
 
 specs         `MemberSpec`: what a member is loaded from, and how
 checkpoint    check the files and the weights of a checkpoint
-members       load models, and divide the devices' memory among them
+members       load models of all kinds
+huggingface   load transformers models, and divide the devices' memory among them
+gguf          find and load GGUF models
+problems      what errors of loading say
 quantization  what a quantization configuration means for loading
 config_file   configuration files of ensembles
 """

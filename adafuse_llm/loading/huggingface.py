@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from adafuse_llm.errors import (
     short_repr,
 )
 from adafuse_llm.loading.checkpoint import check_files, check_weights
+from adafuse_llm.loading.problems import describe, hub_problem, label_of
 from adafuse_llm.loading.quantization import (
     bits_per_weight,
     kept_modules,
@@ -27,23 +29,41 @@ from adafuse_llm.text.codec import TokenizerCodec
 RESERVE = 0.1
 """Share of the free memory that weights do not use when several members share devices."""
 
-MAX_REASON = 300
-"""Maximum number of characters of another library's error message."""
-
 if TYPE_CHECKING:
     from adafuse_llm.backends.huggingface import HuggingFaceBackend
+    from adafuse_llm.backends.huggingface.text import HuggingFaceText
 
 
-def load_huggingface(
+@dataclass(frozen=True)
+class HuggingFacePlan:
+    """A member whose configuration is checked, and whose weights can be loaded.
+
+    Attributes:
+        spec: the member.
+        name: the member's name.
+        setting: dtype, device map, revision and whether to trust remote code.
+        budget: bytes that the member may use on each device; None for no limit.
+    """
+
+    spec: MemberSpec
+    name: str
+    setting: Mapping[str, Any]
+    budget: Mapping[int | str, int] | None
+
+
+def plan_huggingface(
     specs: Sequence[MemberSpec], names: Sequence[str], defaults: Mapping[str, Any]
-) -> list[HuggingFaceBackend]:
-    """Load Hugging Face models as members, in order.
+) -> list[HuggingFacePlan]:
+    """Check the configurations of Hugging Face models, and divide the devices' memory among them.
 
     Args:
         specs: the members.
         names: the members' names.
         defaults: dtype, device map, revision and whether to trust remote code, for members that do
             not set them.
+
+    Returns:
+        A plan for each member, in order.
 
     Raises:
         LoadError: a member cannot be loaded.
@@ -64,10 +84,7 @@ def load_huggingface(
         for spec, name, setting in zip(specs, names, settings, strict=True)
     ]
     budgets = _memory_budgets(specs, names, configs, settings)
-    return [
-        _load(spec, name, setting, budget)
-        for spec, name, setting, budget in zip(specs, names, settings, budgets, strict=True)
-    ]
+    return list(map(HuggingFacePlan, specs, names, settings, budgets))
 
 
 def divide_memory(
@@ -105,7 +122,7 @@ def _load_config(spec: MemberSpec, name: str, setting: Mapping[str, Any]) -> Any
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     )
 
-    label = _label(spec, name)
+    label = label_of(spec, name)
     _check_path(spec.path, label)
     try:
         config = AutoConfig.from_pretrained(
@@ -130,11 +147,6 @@ def _load_config(spec: MemberSpec, name: str, setting: Mapping[str, Any]) -> Any
     _check_quantization(spec, name, config)
     check_files(spec.path, setting["revision"], config, label, allow_pickle=spec.allow_pickle)
     return config
-
-
-def _label(spec: MemberSpec, name: str) -> str:
-    """Return the text that names a member in errors."""
-    return f"member {name!r}" if name == spec.path else f"member {name!r} ({spec.path})"
 
 
 def _check_path(path: str, label: str) -> None:
@@ -187,39 +199,50 @@ def _check_quantization(spec: MemberSpec, name: str, config: Any) -> None:
     supported = ["bitsandbytes", *AUTO_QUANTIZATION_CONFIG_MAPPING]
     if (used := method(quantization)) not in supported:
         raise LoadError(
-            f"{_label(spec, name)} cannot be loaded: its quantization_config must have a "
+            f"{label_of(spec, name)} cannot be loaded: its quantization_config must have a "
             f"quant_method that transformers supports ({', '.join(sorted(supported))}); "
             f"got {short_repr(used)}"
         )
     if missing := missing_packages(quantization):
         raise LoadError(
-            f"{_label(spec, name)} cannot be loaded: {used} quantization needs packages "
+            f"{label_of(spec, name)} cannot be loaded: {used} quantization needs packages "
             f"that are not installed; run: pip install {' '.join(missing)}"
         )
 
 
-def _load(
-    spec: MemberSpec,
-    name: str,
-    setting: Mapping[str, Any],
-    budget: Mapping[int | str, int] | None,
-) -> HuggingFaceBackend:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def load_huggingface_text(plan: HuggingFacePlan) -> HuggingFaceText:
+    """Load the tokenizer of a member.
+
+    Raises:
+        LoadError: the member has no usable tokenizer.
+    """
+    from transformers import AutoTokenizer
+
+    from adafuse_llm.backends.huggingface.text import HuggingFaceText
+
+    label = label_of(plan.spec, plan.name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(plan.spec.path, **_source(plan.setting))
+    except Exception as error:
+        raise LoadError(f"{label} has no usable tokenizer ({describe(error)})") from error
+    _check_tokenizer(tokenizer, label)
+    return HuggingFaceText(tokenizer)
+
+
+def load_huggingface(plan: HuggingFacePlan) -> HuggingFaceBackend:
+    """Load a Hugging Face model as a member.
+
+    Raises:
+        LoadError: the member cannot be loaded.
+        UnsupportedModelError: the model cannot be a member of an ensemble.
+    """
+    from transformers import AutoModelForCausalLM
 
     from adafuse_llm.backends.huggingface import HuggingFaceBackend
 
-    source = {
-        "revision": setting["revision"],
-        "trust_remote_code": setting["trust_remote_code"],
-    }
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(spec.path, **source)
-    except Exception as error:
-        raise LoadError(
-            f"{_label(spec, name)} has no usable tokenizer ({_describe(error)})"
-        ) from error
-    _check_tokenizer(tokenizer, _label(spec, name))
-    options: dict[str, Any] = {**source, "dtype": setting["dtype"]}
+    spec, name, setting, budget = plan.spec, plan.name, plan.setting, plan.budget
+    tokenizer = load_huggingface_text(plan).tokenizer
+    options: dict[str, Any] = {**_source(setting), "dtype": setting["dtype"]}
     if spec.device is not None:
         options["device_map"] = {"": spec.device}
     elif setting["device_map"] is not None:
@@ -238,11 +261,16 @@ def _load(
         )
     except Exception as error:
         raise _load_error(spec, name, error) from error
-    check_weights(model, loading_info, _label(spec, name))
+    check_weights(model, loading_info, label_of(spec, name))
     backend_options: dict[str, Any] = {"static_cache": spec.static_cache, "compile": spec.compile}
     if spec.prefix_cache_bytes is not None:
         backend_options["prefix_cache_bytes"] = spec.prefix_cache_bytes
     return HuggingFaceBackend(model.eval(), tokenizer, name, **backend_options)
+
+
+def _source(setting: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that say which files of a model to load."""
+    return {name: setting[name] for name in ("revision", "trust_remote_code")}
 
 
 def _check_tokenizer(tokenizer: Any, label: str) -> None:
@@ -250,7 +278,7 @@ def _check_tokenizer(tokenizer: Any, label: str) -> None:
     try:
         usable = bool(TokenizerCodec(tokenizer).encode_continuation((), "a b")[0])
     except Exception as error:  # a tokenizer may raise any exception
-        usable, reason = False, _describe(error)
+        usable, reason = False, describe(error)
     if not usable:
         raise LoadError(
             f"{label} has no usable tokenizer ({reason}). Put the tokenizer's "
@@ -345,7 +373,7 @@ def _load_error(spec: MemberSpec, name: str, error: Exception) -> LoadError:
     text = str(error)
     if "trust_remote_code" in text:
         advice = "it needs its own Python code; pass trust_remote_code=True if you trust that code"
-    elif (problem := _hub_problem(spec.path, error)) is not None:
+    elif (problem := hub_problem(spec.path, error)) is not None:
         advice = problem
     elif "safetensors" in text and not any(Path(spec.path).glob("*.safetensors*")):
         advice = (
@@ -353,62 +381,5 @@ def _load_error(spec: MemberSpec, name: str, error: Exception) -> LoadError:
             "pass MemberSpec(path=..., allow_pickle=True) if you trust them"
         )
     else:
-        advice = _describe(error)
-    return LoadError(f"{_label(spec, name)} cannot be loaded: {advice}")
-
-
-def _hub_problem(path: str, error: Exception) -> str | None:
-    """Explain an error of the hub, or of its cache; return None for any other error."""
-    from huggingface_hub import constants
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    def has(*kinds: type[BaseException]) -> bool:
-        return any(isinstance(cause, kinds) for cause in _causes(error))
-
-    if has(GatedRepoError):
-        return (
-            f"its owner must grant access. Request it on https://huggingface.co/{path}, and log in "
-            "with: hf auth login"
-        )
-    if has(RepositoryNotFoundError):
-        return (
-            "there is no such folder, and the Hugging Face hub has no such model. For a private "
-            "model, log in with: hf auth login"
-        )
-    if has(RevisionNotFoundError):
-        return "the Hugging Face hub does not have this revision of the model"
-    if not has(LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError):
-        return None
-    missing = (
-        "there is no such folder, and the cache of the Hugging Face hub does not have all files of "
-        "such a model"
-    )
-    if constants.HF_HUB_OFFLINE:
-        return (
-            f"{missing}. HF_HUB_OFFLINE is set, so nothing is downloaded. Pass a folder, or unset "
-            "HF_HUB_OFFLINE to download the model."
-        )
-    return (
-        f"{missing}, and the hub cannot be reached. Check the name and the connection, or pass a "
-        "folder. Without a connection, set HF_HUB_OFFLINE=1, so that loading does not wait for the "
-        "hub."
-    )
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _describe(error: Exception) -> str:
-    """Return the type and the beginning of the message of an error, in one line."""
-    text = " ".join(str(error).split())
-    end = "..." if len(text) > MAX_REASON else ""
-    return f"{type(error).__name__}: {text[:MAX_REASON]}{end}"
+        advice = describe(error)
+    return LoadError(f"{label_of(spec, name)} cannot be loaded: {advice}")

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.errors import InvalidInputError, short_repr
-from adafuse_llm.loading.huggingface import load_huggingface
-from adafuse_llm.loading.specs import MemberSpec, as_spec, member_names
+from adafuse_llm.loading.gguf import (
+    GGUFPlan,
+    is_gguf_member,
+    load_gguf,
+    load_gguf_text,
+    plan_gguf,
+)
+from adafuse_llm.loading.huggingface import (
+    HuggingFacePlan,
+    load_huggingface,
+    load_huggingface_text,
+    plan_huggingface,
+)
+from adafuse_llm.loading.processes import ProcessLoading, ProcessPlan
+from adafuse_llm.loading.specs import MemberSpec, as_spec, check_kind, member_names
 
 if TYPE_CHECKING:
     import torch
+
+
+Plan: TypeAlias = GGUFPlan | HuggingFacePlan
 
 
 def load_members(
@@ -24,6 +41,9 @@ def load_members(
 ) -> tuple[list[Backend], dict[str, float] | None]:
     """Load members in order.
 
+    All options and files are checked before any weights are loaded. `dtype`, `device_map` and
+    `trust_remote_code` do not apply to GGUF members.
+
     Returns:
         The members; and their weights by name, or None if all weights are 1.
 
@@ -31,7 +51,8 @@ def load_members(
         LoadError: a member cannot be loaded.
         UnsupportedModelError: a model cannot be a member of an ensemble.
         InvalidInputError: `members` is empty, or two explicit names are the same.
-        InvalidOptionError: a dtype is not valid.
+        InvalidOptionError: a dtype is not valid, or an option does not fit the kind of a member.
+        MissingDependencyError: a package that a member needs is not installed.
     """
     if isinstance(members, (str, MemberSpec)):
         raise InvalidInputError(f"members must be a list; got one member: {short_repr(members)}")
@@ -49,6 +70,54 @@ def load_members(
         "trust_remote_code": trust_remote_code,
         "revision": revision,
     }
-    loaded: list[Backend] = [*load_huggingface(specs, names, defaults)]
+    loaded = _load_planned(_plan(specs, names, defaults))
     weights = {name: float(spec.weight) for name, spec in zip(names, specs, strict=True)}
     return loaded, weights if set(weights.values()) != {1.0} else None
+
+
+def _plan(
+    specs: Sequence[MemberSpec], names: Sequence[str], defaults: Mapping[str, Any]
+) -> list[Plan]:
+    """Check options and files of all members. Load no weights."""
+    revision = defaults["revision"]
+    of_gguf = [is_gguf_member(spec, revision) for spec in specs]
+    for spec, is_gguf in zip(specs, of_gguf, strict=True):
+        check_kind(spec, is_gguf=is_gguf)
+    members = list(zip(specs, names, of_gguf, strict=True))
+    gguf = {name: plan_gguf(spec, name, revision) for spec, name, is_gguf in members if is_gguf}
+    others = [(spec, name) for spec, name, is_gguf in members if not is_gguf]
+    planned = plan_huggingface([spec for spec, _ in others], [name for _, name in others], defaults)
+    plans: dict[str, Plan] = {**gguf, **{plan.name: plan for plan in planned}}
+    return [plans[name] for name in names]
+
+
+def _load_planned(plans: Sequence[Plan]) -> list[Backend]:
+    """Load members in order. Members in processes load side by side with all others."""
+    apart = [_process_plan(plan) for plan in plans if plan.spec.process]
+    with ProcessLoading(apart, others=len(apart) < len(plans)) as loading:
+        here = [_load(plan) for plan in plans if not plan.spec.process]
+        in_processes, in_this = iter(loading.members()), iter(here)
+        return [next(in_processes) if plan.spec.process else next(in_this) for plan in plans]
+
+
+def _load(plan: Plan) -> Backend:
+    return load_gguf(plan) if isinstance(plan, GGUFPlan) else load_huggingface(plan)
+
+
+def _process_plan(plan: Plan) -> ProcessPlan:
+    if isinstance(plan, GGUFPlan):
+        return ProcessPlan(
+            plan.name,
+            make=partial(load_gguf, plan),
+            text=partial(load_gguf_text, plan),
+            threads=plan.spec.threads,
+            on_cpu=plan.on_cpu,
+        )
+    device = plan.spec.device or plan.setting["device_map"]
+    return ProcessPlan(
+        plan.name,
+        make=partial(load_huggingface, plan),
+        text=partial(load_huggingface_text, plan),
+        threads=plan.spec.threads,
+        on_cpu=device is None or device == "cpu",
+    )

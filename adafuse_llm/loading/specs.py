@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from adafuse_llm.backends.llamacpp.header import CACHE_TYPES
 from adafuse_llm.config import MAX_WEIGHT
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.loading.quantization import is_quantization
@@ -21,9 +23,34 @@ MAX_PATH = 4096
 """Maximum length of a path. No file system has longer ones."""
 
 
+GGUF_ENDING = re.compile(r"(?<=.)(-00001-of-\d{5})?\.gguf$", re.IGNORECASE)
+"""What names of members leave out."""
+
+QUANTIZED_CACHES = ("q8_0", "q4_0")
+"""Types of caches that llama.cpp reads with flash attention only."""
+
+GGUF_ONLY = ("file", "context", "gpu_layers", "flash_attention", "cache_type")
+"""Settings that are for GGUF members only."""
+
+TRANSFORMERS_ONLY = {
+    "dtype": "The file determines the types of its weights; choose another file.",
+    "device": "gpu_layers says how many layers run on GPUs: 0 for none; by default, all do.",
+    "device_map": "gpu_layers says how many layers run on GPUs: 0 for none; by default, all do.",
+    "trust_remote_code": "A GGUF file contains no code.",
+    "quantization_config": "The file is quantized already, or not; choose another file.",
+    "static_cache": "The cache of a GGUF member always has a fixed size (context).",
+    "compile": "llama.cpp needs no compilation at run time.",
+    "allow_pickle": "A GGUF file contains no code.",
+}
+"""Settings that are not for GGUF members, and what to do instead."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class MemberSpec:
     """A description of a member to load, with its settings.
+
+    A member is a transformers model, or a GGUF model, which llama.cpp runs. Some settings are for
+    one of these kinds only.
 
     If ``dtype``, ``device_map``, ``revision`` or ``trust_remote_code`` is None, the loading call's
     argument of the same name applies.
@@ -53,7 +80,8 @@ class MemberSpec:
         threads: number of CPU threads for the member's passes. It needs ``process=True`` or a GGUF
             member, because other members share the threads of torch.
         file: GGUF file in the folder or hub repository, as a name or a pattern such as
-            ``"*Q4_K_M.gguf"``.
+            ``"*Q4_K_M.gguf"``. It is needed if there are several, or if transformers could load
+            the folder, too.
         context: number of tokens that a GGUF member's cache holds, for all requests together.
         gpu_layers: number of layers of a GGUF member that run on GPUs. By default, all layers do if
             llama.cpp was built for a GPU.
@@ -64,7 +92,8 @@ class MemberSpec:
 
     Raises:
         InvalidInputError: ``path`` is not a path.
-        InvalidOptionError: another argument is out of range.
+        InvalidOptionError: another argument is out of range, or does not fit the kind of the
+            member.
     """
 
     path: str = field(kw_only=False)
@@ -100,6 +129,7 @@ class MemberSpec:
                 f"member {self.path!r}: pass device (one device for the whole member) or "
                 "device_map, not both"
             )
+        _check_elsewhere(self)
         cached = 0 if self.prefix_cache_bytes is None else self.prefix_cache_bytes
         if not isinstance(cached, int) or cached < 0:
             raise InvalidOptionError(
@@ -123,6 +153,77 @@ class MemberSpec:
                 "TorchAoConfig(...), or a mapping as in config.json; got "
                 f"{short_repr(self.quantization_config)}"
             )
+
+
+def check_kind(spec: MemberSpec, *, is_gguf: bool) -> None:
+    """Check that all settings of a member are for its kind.
+
+    Raises:
+        InvalidOptionError: a setting is for the other kind.
+    """
+    if is_gguf:
+        for name, advice in TRANSFORMERS_ONLY.items():
+            if (value := getattr(spec, name)) is not None and value is not False:
+                raise InvalidOptionError(
+                    f"member {spec.path!r}: {name} is not for GGUF members. {advice}"
+                )
+        return
+    for name in GGUF_ONLY:
+        if getattr(spec, name) is not None:
+            raise InvalidOptionError(
+                f"member {spec.path!r}: {name} is for GGUF members only, and this is a "
+                "transformers model. For a GGUF file in its folder, pass file='NAME.gguf', too."
+            )
+    if spec.threads is not None and not spec.process:
+        raise InvalidOptionError(
+            f"member {spec.path!r}: threads needs process=True or a GGUF member, because other "
+            "members share the threads of torch. torch.set_num_threads(...) sets their number."
+        )
+
+
+def _check_elsewhere(spec: MemberSpec) -> None:
+    """Check the settings of processes and GGUF members, as far as no file is needed for it."""
+
+    def require(name: str, allowed: str, *, valid: bool) -> None:
+        if not valid:
+            raise InvalidOptionError(
+                f"member {spec.path!r}: {name} must be {allowed}; got "
+                f"{short_repr(getattr(spec, name))}"
+            )
+
+    for name, least in (("threads", 1), ("context", 1), ("gpu_layers", 0)):
+        value = getattr(spec, name)
+        is_count = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        require(name, f"an integer of {least} or more", valid=value is None or is_count)
+    require("process", "True or False", valid=isinstance(spec.process, bool))
+    require(
+        "flash_attention", "True, False or None", valid=spec.flash_attention in (None, True, False)
+    )
+    allowed = ", ".join(map(repr, CACHE_TYPES))
+    require("cache_type", f"one of {allowed}", valid=spec.cache_type in (None, *CACHE_TYPES))
+    if spec.cache_type in QUANTIZED_CACHES and spec.flash_attention is False:
+        raise InvalidOptionError(
+            f"member {spec.path!r}: cache_type={spec.cache_type!r} needs flash attention. Pass "
+            "flash_attention=True, or a cache type such as 'f16'."
+        )
+    if spec.file is not None:
+        _check_file(spec)
+    if spec.file is not None or spec.path.lower().endswith(".gguf"):
+        check_kind(spec, is_gguf=True)
+
+
+def _check_file(spec: MemberSpec) -> None:
+    file = spec.file
+    if not isinstance(file, str) or not 0 < len(file) <= MAX_PATH or ".." in Path(file).parts:
+        raise InvalidOptionError(
+            f"member {spec.path!r}: file must be the name of a GGUF file in the folder or hub "
+            f"repository, or a pattern such as '*Q4_K_M.gguf'; got {short_repr(file)}"
+        )
+    if spec.path.lower().endswith(".gguf"):
+        raise InvalidOptionError(
+            f"member {spec.path!r}: path is a GGUF file already. Leave out file, or pass the "
+            "folder as path."
+        )
 
 
 def as_spec(member: str | MemberSpec | os.PathLike[str] | Mapping[str, Any]) -> MemberSpec:
@@ -161,8 +262,8 @@ def member_names(specs: Sequence[MemberSpec]) -> list[str]:
     """Return a unique name for each member.
 
     A member with an explicit name keeps it. Any other name is the last part of the member's path,
-    plus as many preceding parts as are needed to make the name unique. If a path occurs more than
-    once, a number distinguishes the names (``gpt2``, ``gpt2#2``).
+    without ``.gguf``, plus as many preceding parts as are needed to make the name unique. If a path
+    occurs more than once, a number distinguishes the names (``gpt2``, ``gpt2#2``).
 
     Raises:
         InvalidInputError: two explicit names are the same.
@@ -176,6 +277,7 @@ def member_names(specs: Sequence[MemberSpec]) -> list[str]:
     parts = {
         path: [p for p in Path(path).parts if p not in ("/", ".")] or [path] for path in unnamed
     }
+    parts = {path: [*each[:-1], GGUF_ENDING.sub("", each[-1])] for path, each in parts.items()}
     sizes = dict.fromkeys(unnamed, 1)
     while True:
         short = {path: "/".join(parts[path][-sizes[path] :]) for path in unnamed}

@@ -26,6 +26,7 @@ from adafuse_llm.loading.specs import as_spec
 from adafuse_llm.report.styles import owner
 from adafuse_llm.summary import Summary, is_unanimous, record
 from tests.support.forks import in_child
+from tests.support.gguf_files import embedded_gguf
 
 # Ensembles ------------------------------------------------------------------------------------
 
@@ -54,6 +55,15 @@ def test_ensembles_that_say_the_same_share_one_engine_loaded_on_first_use(monkey
     assert not other.is_loaded
     assert other.engine() is not found[0]
     other.unload()
+
+
+def test_the_window_of_gguf_members_is_known_before_they_are_loaded():
+    path = str(embedded_gguf("wren", "q8_0"))
+    for settings, window in (({}, 4096), ({"context": 500}, 500), ({"context": 5000}, 4096)):
+        ensemble = Ensemble.of([MemberSpec(path, name="a", **settings), "missing.gguf"])
+        assert ensemble.context_window(["a"]) == window
+        assert ensemble.has_chat_templates(["a"]) is True
+        assert ensemble.has_chat_templates(["a", "missing"]) is None
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -14,6 +14,7 @@ from adafuse_llm.backends.huggingface.grammar_tokens import follows_grammars
 from adafuse_llm.backends.stored import stored_byte_tokens, stored_chat_template
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.text.codec import TokenizerCodec
+from tests.support.gguf_files import embedded_gguf
 from tests.support.models import CHATML, tokenizer
 
 KINDS: tuple[Any, ...] = ("bytelevel", "sentencepiece", "unigram", "wordpiece")
@@ -40,6 +41,17 @@ def test_l8_files_tell_what_the_loaded_tokenizer_tells(tmp_path, kind, template)
 @pytest.mark.parametrize("path", member_paths(), ids=lambda path: path.name)
 def test_l8_files_of_the_embedded_members_tell(path):
     assert stored(path) == loaded(path) == (True, True)
+
+
+@pytest.mark.parametrize("path", member_paths(), ids=lambda path: path.name)
+def test_gguf_files_of_the_embedded_members_tell(path):
+    assert stored(embedded_gguf(path.name)) == (True, True)
+
+
+@pytest.mark.quick
+def test_gguf_files_that_are_not_here_tell_nothing(tmp_path):
+    assert stored(tmp_path / "missing.gguf") == (None, None)
+    assert stored("org/some-GGUF") == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from adafuse_llm.backends.huggingface.architecture import context_window
 from adafuse_llm.backends.windows import ENTRIES, stored_window
+from tests.support.gguf_files import embedded_gguf
 
 
 def model_of(config: dict[str, Any]) -> Any:
@@ -39,6 +40,19 @@ def test_c11_an_unusable_file_has_no_window(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
     assert stored_window(str(tmp_path)) is None
     assert stored_window(str(tmp_path / "absent")) is None
+
+
+def test_the_window_of_a_gguf_member_is_in_its_file(tmp_path):
+    file = embedded_gguf("wren", "q8_0")
+    (tmp_path / "a.gguf").symlink_to(file)
+    for window in (stored_window(str(file)), stored_window(str(tmp_path))):
+        assert window == 4096
+    (tmp_path / "b.gguf").symlink_to(file)
+    assert stored_window(str(tmp_path)) is None
+    assert stored_window(str(tmp_path), None, "b*") == 4096
+    (tmp_path / "b.gguf").unlink()
+    (tmp_path / "b.gguf").write_bytes(b"GGUF")
+    assert stored_window(str(tmp_path), None, "b.gguf") is None
 
 
 def test_c11_the_local_cache_of_the_hub_is_read(tmp_path, monkeypatch):

@@ -3,10 +3,17 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from adafuse_llm import MissingDependencyError
+from adafuse_llm.backends import FakeBackend
+from tests.support.gguf_files import embedded_gguf
+
 pytestmark = pytest.mark.quick
+
+NO_GPU = SimpleNamespace(llama_supports_gpu_offload=lambda: False)
 
 
 def test_a_table_and_a_verdict(adafuse, models):
@@ -31,6 +38,48 @@ def test_json(adafuse, models):
     assert otter["cache"] == "tree"
     assert otter["dtype"] == "float32"
     assert otter["parameters"] * 4 <= otter["memory_bytes"]
+
+
+def test_a_gguf_model_is_described_from_its_header_without_llama_cpp(adafuse, monkeypatch):
+    from adafuse_llm.cli import info
+
+    def missing():
+        raise MissingDependencyError("there is no llama.cpp")
+
+    monkeypatch.setattr(info, "load_library", missing)
+    result = adafuse("info", embedded_gguf("wren", "q8_0"))
+    assert result.exit_code == 0, result.output
+    for fact in ("wren-q8_0", "qwen3", "byte-level BPE", "4,096", "<|end|>", "36xQ8_0", "3.8 KiB"):
+        assert fact in result.stdout
+    assert "warning: wren-q8_0: only its header was read, because there is no" in result.stdout
+
+
+def test_a_gguf_model_that_does_not_fit_is_described_from_its_header(adafuse, monkeypatch):
+    from adafuse_llm.cli import info
+
+    monkeypatch.setattr(info, "load_library", lambda: NO_GPU)
+    monkeypatch.setattr(info.psutil, "virtual_memory", lambda: SimpleNamespace(available=2**20))
+    report = json.loads(adafuse("info", embedded_gguf("wren", "q8_0"), "--json").stdout)
+    assert report["members"][0]["memory_bytes"] > 2**20
+    (finding,) = report["findings"]
+    assert "its weights take 2 MiB, and 1 MiB of memory are free" in finding["text"]
+
+
+@pytest.mark.gguf
+def test_a_gguf_model_is_loaded_and_described(adafuse):
+    report = json.loads(adafuse("info", embedded_gguf("finch", "q8_0"), "--json").stdout)
+    (facts,) = report["members"]
+    assert (facts["architecture"], facts["dtype"], facts["cache"]) == ("olmo2", "Q8_0", "tree")
+    assert (facts["end_tokens"], facts["chat_template"]) == (["[|done|]"], True)
+    assert report["findings"] == []
+
+
+def test_a_member_of_any_other_kind_is_described(adafuse):
+    from adafuse_llm.cli.facts import describe
+
+    facts = describe("somewhere", FakeBackend("fake", lambda text: {" a": 1.0}))
+    assert (facts["member"], facts["path"]) == ("fake", "somewhere")
+    assert facts["end_tokens"]
 
 
 def test_a_model_that_cannot_be_loaded(adafuse, models, tmp_path):

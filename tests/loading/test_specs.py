@@ -27,6 +27,9 @@ def names(*members: str | MemberSpec) -> list[str]:
         (["gpt2", "gpt2"], ["gpt2", "gpt2#2"]),
         (["gpt2", "gpt2", "gpt2"], ["gpt2", "gpt2#2", "gpt2#3"]),
         (["model", "a/model"], ["model", "a/model"]),
+        (["a/m-Q8_0.gguf", "b/m-00001-of-00003.gguf"], ["m-Q8_0", "m"]),
+        (["a/m.gguf", "b/m"], ["a/m", "b/m"]),
+        ([".gguf"], [".gguf"]),
     ],
 )
 def test_names_are_the_last_parts_of_paths_as_many_as_it_takes(
@@ -63,6 +66,19 @@ def test_a_path_can_be_a_positional_argument() -> None:
         ({"path": "x", "prefix_cache_bytes": "a"}, "prefix_cache_bytes must be an integer"),
         ({"path": "x", "prefix_cache_bytes": -1}, "prefix_cache_bytes must be an integer"),
         ({"path": "x", "quantization_config": "x" * 10_000}, "quantization_config must be"),
+        ({"path": "x", "threads": 0}, "threads must be an integer of 1 or more; got 0"),
+        ({"path": "x", "threads": True}, "threads must be an integer of 1 or more; got True"),
+        ({"path": "x", "context": -1}, "context must be an integer of 1 or more"),
+        ({"path": "x", "gpu_layers": "all"}, "gpu_layers must be an integer of 0 or more"),
+        ({"path": "x", "process": "yes"}, "process must be True or False; got 'yes'"),
+        ({"path": "x", "flash_attention": "on"}, "flash_attention must be True, False or None"),
+        ({"path": "x", "cache_type": "q5_0"}, "cache_type must be one of 'f32', 'f16', 'bf16'"),
+        ({"path": "x", "cache_type": "q4_0", "flash_attention": False}, "needs flash attention"),
+        ({"path": "x", "file": ""}, "file must be the name of a GGUF file"),
+        ({"path": "x", "file": "../y.gguf"}, "file must be the name of a GGUF file"),
+        ({"path": "x.gguf", "file": "x.gguf"}, "path is a GGUF file already"),
+        ({"path": "x.gguf", "dtype": "auto"}, "dtype is not for GGUF members"),
+        ({"path": "x", "file": "*.gguf", "compile": True, "static_cache": True}, "static_cache is"),
     ],
 )
 def test_a_setting_that_cannot_be_used_is_named(values: dict[str, Any], says: str) -> None:

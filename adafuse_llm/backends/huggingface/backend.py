@@ -16,17 +16,18 @@ import torch
 from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.backends.huggingface.architecture import context_window, end_ids
 from adafuse_llm.backends.huggingface.decoder import Decoder
-from adafuse_llm.backends.huggingface.grammar_tokens import follows_grammars, grammar_tokenizer
 from adafuse_llm.backends.huggingface.passes import PackedPasses
 from adafuse_llm.backends.huggingface.prefix import PrefixCache
 from adafuse_llm.backends.huggingface.slots import MAX_OVERSIZE
 from adafuse_llm.backends.huggingface.state import RequestState
 from adafuse_llm.backends.huggingface.static import StaticPasses
+from adafuse_llm.backends.huggingface.text import HuggingFaceText
 from adafuse_llm.backends.huggingface.tree_form import TreeForm
 from adafuse_llm.backends.huggingface.trial import Trial
 from adafuse_llm.backends.logits.anchors import AnchorSpace
 from adafuse_llm.backends.logits.draw import signed
 from adafuse_llm.backends.logits.readout import read
+from adafuse_llm.backends.prefixes import in_turn
 from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError, is_out_of_memory
 from adafuse_llm.forks import after_fork
 from adafuse_llm.sampling import token_codes
@@ -122,7 +123,7 @@ class HuggingFaceBackend:
         self.name = name
         self.model = model
         self.tokenizer = tokenizer
-        self._codec = TokenizerCodec(tokenizer)
+        self._text = HuggingFaceText(tokenizer)
         self._end_ids = end_ids(model, tokenizer)
         self._context_window = context_window(model)
         self._decoder = Decoder(model)
@@ -146,7 +147,7 @@ class HuggingFaceBackend:
 
     @property
     def codec(self) -> TokenizerCodec:
-        return self._codec
+        return self._text.codec
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -185,21 +186,24 @@ class HuggingFaceBackend:
 
     @property
     def token_texts(self) -> Sequence[str]:
-        return self._codec.token_texts()
+        return self._text.token_texts
 
     def prepare_draws(self) -> None:
         if not len(self._codes):
-            size = self._decoder.vocabulary
-            codes = token_codes(self.token_texts, self._end_ids, size)
+            codes = token_codes(self.token_texts, self._end_ids, self.vocabulary_size)
             self._codes = signed(codes).to(self._decoder.device)
 
     @property
     def follows_grammars(self) -> bool:
-        return follows_grammars(self.tokenizer)
+        return self._text.follows_grammars
 
     def grammar_tokenizer(self) -> Any:
-        size = max(self._decoder.vocabulary, len(self.tokenizer))
-        return grammar_tokenizer(self.tokenizer, size, self._end_ids)
+        return self._text.grammar_tokenizer(self.vocabulary_size, self._end_ids)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of the model's logits."""
+        return self._decoder.vocabulary
 
     @property
     def vocabulary(self) -> Mapping[str, int]:
@@ -265,7 +269,7 @@ class HuggingFaceBackend:
     def _try(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
         """Evaluate queries. On failure, drop the states of their requests to allow a retry."""
         try:
-            return self._in_turn(queries)
+            return in_turn(queries, self._late, self._evaluate_once)
         except BaseException:
             for query in queries:
                 self._forget(query.tree)
@@ -277,21 +281,9 @@ class HuggingFaceBackend:
             self._running.discard(tree.state)
         tree.state = None
 
-    def _in_turn(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
-        """Evaluate queries.
-
-        If several new requests begin with the same tokens, one of them runs first, and the others
-        wait and then copy its rows.
-        """
-        results: dict[int, NodeResult] = {}
-        waiting = dict(enumerate(queries))
-        while waiting:
-            new = {i: query.tree.ids for i, query in waiting.items() if query.tree.state is None}
-            late = self._prefixes.late(new, self._sources()) if self.form == "tree" else ()
-            ready = {i: query for i, query in waiting.items() if i not in late}
-            results.update(zip(ready, self._evaluate_once(list(ready.values())), strict=True))
-            waiting = {i: query for i, query in waiting.items() if i in late}
-        return [results[i] for i in range(len(queries))]
+    def _late(self, new: Mapping[int, Sequence[int]]) -> set[int]:
+        """Return the new requests that should wait, because they can copy rows of another one."""
+        return self._prefixes.late(new, self._sources()) if self.form == "tree" else set()
 
     def _evaluate_once(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
         states = [self._state_of(query.tree) for query in queries]

@@ -33,8 +33,8 @@ def load_library() -> Any:
         from llama_cpp import llama_cpp
     except ImportError as missing:
         raise MissingDependencyError(
-            "GGUF members need llama-cpp-python. Run: pip install 'adafuse-llm[gguf]'. This "
-            "compiles llama.cpp, which takes some minutes and needs a C++ compiler."
+            "GGUF members need llama-cpp-python and gguf. Run: pip install 'adafuse-llm[gguf]'. "
+            "This compiles llama.cpp, which takes some minutes and needs a C++ compiler."
         ) from missing
     callback = llama_cpp.llama_log_callback(_MESSAGES.receive)
     llama_cpp.llama_log_set(callback, ctypes.c_void_p(0))

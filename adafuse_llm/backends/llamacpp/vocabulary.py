@@ -6,7 +6,7 @@ import ctypes
 import functools
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -349,11 +349,12 @@ class LlamaText:
         """Token ids by spelling. A token has the same spelling in every member."""
         return shared_spellings(self.tokenizer.get_vocab(), len(self.tokenizer))
 
-    def grammar_tokenizer(self, size: int | None = None) -> Any:
+    def grammar_tokenizer(self, size: int | None, end_ids: Collection[int]) -> Any:
         """Return an ``llguidance.LLTokenizer`` with the tokens.
 
         Args:
             size: number of the model's logits; None for the number of tokens.
+            end_ids: ids of the tokens that end a response.
 
         Raises:
             ValueError: llguidance cannot read the tokens.
@@ -361,7 +362,7 @@ class LlamaText:
         from llguidance import LLTokenizer, TokenizerWrapper
 
         size = size or len(self.tokenizer)
-        ends = sorted(self.end_ids)
+        ends = sorted(end_ids)
         tokens = TokenizerWrapper(_GrammarTokens(self.tokenizer, size, ends))
         return LLTokenizer(tokens, n_vocab=size, eos_token=ends)
 

@@ -1,0 +1,232 @@
+"""Checks of masks, draws and anchors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import cast
+
+from adafuse_llm.backends.base import DrawsTokens, NodeQuery, SupportsAnchors
+from adafuse_llm.backends.conformance.oracle import (
+    compare,
+    compare_logprobs,
+    is_complete,
+    log_total,
+    permitted,
+    summarized,
+)
+from adafuse_llm.backends.conformance.trial import TOP, Trial, place
+from adafuse_llm.backends.conformance.violations import expect
+from adafuse_llm.sampling import Draw, drawn, noise
+from adafuse_llm.text.words import REPLACEMENT
+from adafuse_llm.tree import Next, Node, TokenTree, is_allowed
+
+ALLOWED = (1, 2, 5, 50)
+"""Numbers of tokens that masks permit."""
+
+DRAWS = (
+    Draw(1, 1.0, 1.0, None),
+    Draw(2, 0.5, 1.0, None),
+    Draw(3, 3.0, 1.0, None),
+    Draw(4, 1.0, 0.8, None),
+    Draw(5, 1.5, 1.0, 3),
+    Draw(6, 2.0, 0.9, 10),
+)
+"""Ways to draw a token."""
+
+KEYS = 4
+"""Number of tokens to draw in each way."""
+
+ANCHORS = 8
+"""Maximum number of anchors."""
+
+
+def token_texts(trial: Trial) -> None:
+    """Compare the texts of tokens with what the codec decodes."""
+    texts = trial.token_texts or ()
+    expect(
+        not isinstance(texts, str) and all(isinstance(text, str) for text in texts),
+        "token_texts is not a sequence of texts.",
+    )
+    codec = trial.backend.codec
+    context = codec.encode_prompt(trial.subject.texts[0])
+    for token in trial.words:
+        expect(
+            token < len(texts),
+            f"token_texts has {len(texts)} texts, but the codec uses token {token}.",
+        )
+        decoded = codec.decode_continuation(context, [token])
+        expect(
+            texts[token] == decoded or REPLACEMENT in texts[token] + decoded,
+            f"The text of token {token} is {texts[token]!r} in token_texts, but the codec decodes "
+            f"it to {decoded!r}.",
+        )
+
+
+def masks(trial: Trial) -> None:
+    """Restrict the tokens that may follow nodes, with and without masks in one query."""
+    tree = trial.begin()
+    nodes = [tree.root, *trial.line(tree, trial.depth)]
+    size = len(trial.token_texts or ())
+    for count in (*ALLOWED, size - 1):
+        for number, node in enumerate(nodes):
+            node.allowed = _random_mask(trial, tree, node, count) if number != 1 else None
+        (result,) = trial.ask(NodeQuery(tree, tuple(nodes), (), TOP))
+        for node, summary in zip(nodes, result.next, strict=True):
+            _check_masked(trial, tree, node, summary)
+    trial.check_nodes(tree, [], trial.siblings(tree, 3))
+    for node in nodes:
+        node.allowed = None
+    trial.check_nodes(tree, nodes)
+
+
+def draws(trial: Trial) -> None:
+    """Draw tokens, with masks and without them, and compare them with the rule for draws."""
+    backend = cast("DrawsTokens", trial.backend)
+    backend.prepare_draws()
+    backend.prepare_draws()
+    tree = trial.begin()
+    nodes = [tree.root, *trial.line(tree, trial.depth)]
+    for turn in range(KEYS):
+        for way in DRAWS:
+            for number, node in enumerate(nodes):
+                node.draw = replace(way, key=way.key + 1000 * turn + 7919 * number)
+                if trial.token_texts is not None and turn % 2:
+                    node.allowed = _random_mask(trial, tree, node, 5 * turn)
+            (result,) = trial.ask(NodeQuery(tree, tuple(nodes), (), TOP))
+            for node, summary in zip(nodes, result.next, strict=True):
+                _check_masked(trial, tree, node, summary)
+                _check_drawn(trial, tree, node, summary)
+    for node in nodes:
+        node.draw = node.allowed = None
+    (result,) = trial.ask(NodeQuery(tree, tuple(nodes), (), TOP))
+    for summary in result.next:
+        expect(
+            summary.drawn is None,
+            f"The drawn token of a node without a draw is {summary.drawn}; expected None.",
+        )
+
+
+def anchors(trial: Trial) -> None:
+    """Convert the distributions after nodes to distributions over anchors."""
+    backend = cast("SupportsAnchors", trial.backend)
+    vocabulary = backend.vocabulary
+    expect(vocabulary, "vocabulary is empty.")
+    expect(
+        all(type(token) is int and token >= 0 for token in vocabulary.values()),
+        "vocabulary has values that are not token ids.",
+    )
+    ids = sorted({*vocabulary.values()})
+    chosen = sorted(trial.chance.sample(ids, min(ANCHORS, len(ids))))
+    tree = trial.begin()
+    nodes = [tree.root, *trial.line(tree, 2)]
+    result = trial.check_nodes(tree, nodes)
+    for node, summary in zip(nodes, result.next, strict=True):
+        relative = list(backend.relative(tree, node, chosen))
+        _check_relative(place(tree, node), relative, len(chosen), trial.tolerance)
+        token, logprob = backend.corrected(tree, node, chosen, relative, steps=0, rate=0.1)
+        where = f"{place(tree, node)}, corrected() without steps"
+        expect(
+            token in summary.tokens,
+            f"{where} returned token {token}; expected token {summary.tokens[0]}.",
+        )
+        what = f"the log-probability of token {token}"
+        compare_logprobs(where, what, logprob, summary.logprobs[0], trial.tolerance)
+        token, logprob = backend.corrected(tree, node, chosen, relative, steps=1, rate=0.1)
+        expect(
+            type(token) is int and logprob <= trial.tolerance,
+            f"corrected() returned {(token, logprob)!r}; expected a token id and a "
+            "log-probability.",
+        )
+
+
+def _check_relative(where: str, relative: Sequence[float], count: int, tolerance: float) -> None:
+    expect(
+        len(relative) == count,
+        f"{where}, relative() returned {len(relative)} probabilities for {count} anchors.",
+    )
+    expect(
+        all(value >= 0 for value in relative)
+        and math.isclose(sum(relative), 1, abs_tol=10 * tolerance),
+        f"{where}, relative() returned {relative}, with the sum {sum(relative):.6g}; expected "
+        "probabilities that sum to 1.",
+    )
+
+
+def _distribution(trial: Trial, tree: TokenTree, node: Node) -> Mapping[int, float]:
+    return trial.oracle.distribution([*tree.ids, *tree.tokens(node)])
+
+
+def _random_mask(trial: Trial, tree: TokenTree, node: Node, count: int) -> bytes:
+    """Return a mask that permits `count` random tokens, at least one of them possible."""
+    size = len(trial.token_texts or ())
+    known = _distribution(trial, tree, node)
+    possible = [t for t, logprob in known.items() if t < size and logprob > -math.inf]
+    chosen = {trial.chance.choice(possible), *trial.chance.sample(range(size), min(size, count))}
+    bits = bytearray(max(chosen) // 8 + 1)
+    for token in [*chosen][:count]:
+        bits[token // 8] |= 1 << token % 8
+    return bytes(bits)
+
+
+def _check_masked(trial: Trial, tree: TokenTree, node: Node, summary: Next) -> None:
+    """Compare a summary with the expected one, with regard to the mask of the node."""
+    where, mask = place(tree, node), node.allowed
+    for token in summary.tokens:
+        expect(
+            mask is None or is_allowed(mask, token),
+            f"{where}, the summary lists token {token}, but Node.allowed does not permit it.",
+        )
+    known = _distribution(trial, tree, node)
+    if not is_complete(known):
+        return
+    allowed = permitted(known, mask)
+    end_logprob = log_total(known.get(token, -math.inf) for token in trial.backend.end_ids)
+    expected = summarized(allowed, TOP, end_logprob)
+    compare(where, summary, expected, TOP, trial.tolerance)
+    mass = 0.0 if mask is None else log_total(allowed.values())
+    compare_logprobs(where, "the mass of the permitted tokens", summary.mass, mass, trial.tolerance)
+
+
+def _check_drawn(trial: Trial, tree: TokenTree, node: Node, summary: Next) -> None:
+    """Compare a drawn token with the token that `adafuse_llm.sampling.drawn` draws.
+
+    Noise may decide between tokens that are nearly equal.
+    """
+    where, draw, token = place(tree, node), node.draw, summary.drawn
+    assert draw is not None
+    known = _distribution(trial, tree, node)
+    if token is None or not is_complete(known):
+        return
+    allowed = permitted(known, node.allowed)
+    expect(
+        allowed.get(token, -math.inf) > -math.inf,
+        f"{where}, the drawn token is {token}; expected a possible token that Node.allowed "
+        "permits.",
+    )
+    if trial.token_texts is None:  # the texts in the hashes are not known
+        return
+    codes = trial.codes(max(known) + 1)
+    by_token = sorted(allowed.items())
+    logprobs, hashes = [p for _, p in by_token], [codes[t] for t, _ in by_token]
+
+    def rule(draw: Draw) -> int:
+        return by_token[drawn(logprobs, hashes, draw)][0]
+
+    if token == (expected := rule(draw)):
+        return
+    close = trial.tolerance * max(1.0, 1.0 / draw.temperature)
+    possible = {expected}
+    if draw.top_p < 1:
+        possible |= {rule(replace(draw, top_p=draw.top_p + change)) for change in (-close, close)}
+    best = max(_sum(allowed[t], codes[t], draw) for t in possible)
+    expect(
+        token in possible or abs(_sum(allowed[token], codes[token], draw) - best) < 4 * close,
+        f"{where}, the drawn token is {token} for {draw}; expected token {expected}.",
+    )
+
+
+def _sum(logprob: float, code: int, draw: Draw) -> float:
+    """Return the sum of a token's log-probability and its noise."""
+    return logprob / draw.temperature + noise(draw.key, code)

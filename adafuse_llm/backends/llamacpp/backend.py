@@ -1,0 +1,499 @@
+"""A GGUF model, run by llama.cpp, as a member."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psutil
+import torch
+
+from adafuse_llm.backends.base import NodeQuery, NodeResult
+from adafuse_llm.backends.llamacpp.batch import Batch, LlamaState
+from adafuse_llm.backends.llamacpp.context import (
+    CACHE_TYPES,
+    MAX_SEQUENCES,
+    VALUE_BYTES,
+    CacheFullError,
+    Context,
+    Entry,
+)
+from adafuse_llm.backends.llamacpp.model import Model
+from adafuse_llm.backends.llamacpp.sequences import FreeSequences, TreeSequences
+from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
+from adafuse_llm.backends.logits.anchors import AnchorSpace
+from adafuse_llm.backends.logits.draw import signed
+from adafuse_llm.backends.logits.readout import read
+from adafuse_llm.backends.logits.rows import Logits
+from adafuse_llm.backends.prefixes import MIN_SHARED, Ids, in_turn, late, longest, shared
+from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError
+from adafuse_llm.forks import after_fork
+from adafuse_llm.sampling import token_codes
+from adafuse_llm.text.codec import TextCodec
+from adafuse_llm.tree import Node, TokenTree
+
+if TYPE_CHECKING:
+    from adafuse_llm.backends.huggingface.text import HuggingFaceText
+
+PREFIX_CACHE_BYTES = 256 * 2**20
+"""Default maximum size, in bytes, of the cells that a member keeps from finished requests."""
+
+MAX_KEPT = 16
+"""Maximum number of finished requests whose cells a member keeps. Every pass reads the positions of
+all cells, so kept cells are not free."""
+
+DEFAULT_CELLS = 16_384
+"""Number of cells by default, or the context window of the model if it is larger, up to the number
+that fits into `MEMORY_SHARE` of the free memory."""
+
+MEMORY_SHARE = 0.25
+"""Largest share of the free memory that the cache takes by default."""
+
+SPARE_CELLS = 512
+"""Number of cells, in addition to the context window, for the nodes of a request's tree."""
+
+PART_NODES = 64
+"""Maximum number of nodes that are planned together. Each may need a sequence of its own."""
+
+TRIAL_TOLERANCE = 0.1
+"""Largest accepted mean error of the logits at load, relative to their standard deviation. Results
+for quantized weights and caches depend on the size of the pass."""
+
+
+class LlamaCppBackend:
+    """A member that consists of a GGUF model, which llama.cpp runs.
+
+    One call of llama.cpp evaluates all nodes that requests wait for. The cache has a fixed number
+    of cells, one for each token, which all requests share. The constructor evaluates a few tokens,
+    to check that trees of tokens get the same numbers as sequences of tokens.
+
+    Args:
+        path: the GGUF file, or the first file of a split model.
+        name: the member's name.
+        context: number of cells. The default is 16,384, or the context window of the model if it
+            is larger, but at most as many as fit into a quarter of the free memory.
+        threads: number of CPU threads. The default is the number of physical cores.
+        gpu_layers: number of layers that run on GPUs. The default is all layers if llama.cpp was
+            built for a GPU.
+        flash_attention: whether to use flash attention. By default, llama.cpp decides.
+        cache_type: type of keys and values: ``"f32"``, ``"f16"`` (the default), ``"bf16"``,
+            ``"q8_0"`` or ``"q4_0"``. The last two need flash attention.
+        prefix_cache_bytes: maximum size, in bytes, of the cells that the member keeps from finished
+            requests. Later requests that begin with the same tokens reuse them. With 0, the member
+            keeps no cells.
+        tokenizer: a Hugging Face tokenizer with the same tokens as the file. By default, the member
+            uses the vocabulary in the file.
+
+    Raises:
+        LoadError: llama.cpp cannot load the file, or cannot allocate the cache.
+        UnsupportedModelError: the model cannot be a member.
+        InvalidOptionError: an option is not valid.
+        MissingDependencyError: llama-cpp-python is not installed.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        name: str,
+        *,
+        context: int | None = None,
+        threads: int | None = None,
+        gpu_layers: int | None = None,
+        flash_attention: bool | None = None,
+        cache_type: str | None = None,
+        prefix_cache_bytes: int | None = None,
+        tokenizer: Any = None,
+    ) -> None:
+        cache_type = cache_type or "f16"
+        _check_options(context, threads, flash_attention, cache_type)
+        self.name = name
+        self.path = Path(path)
+        self._model = Model(self.path, f"member {name!r} ({path})", gpu_layers=gpu_layers)
+        own = LlamaText(self._model.pointer, self.path)
+        self._end_ids = own.end_ids
+        self._text = own if tokenizer is None else _text_of(tokenizer)
+        self._close_text = own.close
+        self._context = Context(
+            self._model,
+            cells=context or self._default_cells(cache_type),
+            threads=threads or _cores(),
+            flash_attention=flash_attention,
+            cache_type=cache_type,
+        )
+        self._free = FreeSequences(self._context, MAX_SEQUENCES)
+        self._ends = torch.tensor(sorted(self.end_ids)).long()
+        self._codes = torch.empty(0, dtype=torch.long)
+        self._space = AnchorSpace(lambda: self._model.embeddings, self._text.tokenizer.get_vocab)
+        self._kept: list[_Kept] = []  # least recently used first
+        self._kept_tokens = 0
+        after_fork(self._renew)
+        self._cell_bytes = self._try_out()
+        limit = PREFIX_CACHE_BYTES if prefix_cache_bytes is None else prefix_cache_bytes
+        self._kept_tokens = limit // self._cell_bytes
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()  # several engines may share this member
+        self._running: weakref.WeakSet[LlamaState] = weakref.WeakSet()
+
+    @property
+    def codec(self) -> TextCodec:
+        return self._text.codec
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        return self._end_ids
+
+    @property
+    def context_window(self) -> int | None:
+        return min(self._model.window, self._context.cells)
+
+    @property
+    def device(self) -> str:
+        return "GPU of llama.cpp" if self._model.on_gpu else "cpu"
+
+    def cache_bytes(self, tokens: int) -> int:
+        """Return the size, in bytes, of the cells of a request with up to `tokens` tokens."""
+        return tokens * self._cell_bytes
+
+    @property
+    def cache_limit(self) -> int:
+        return self._context.cells * self._cell_bytes
+
+    def free_bytes(self) -> int:
+        return int(psutil.virtual_memory().available)
+
+    @property
+    def token_texts(self) -> Sequence[str]:
+        return self._text.token_texts
+
+    def prepare_draws(self) -> None:
+        if not len(self._codes):
+            codes = token_codes(self.token_texts, self._end_ids, self._model.vocabulary)
+            self._codes = signed(codes)
+
+    @property
+    def follows_grammars(self) -> bool:
+        return self._text.follows_grammars
+
+    def grammar_tokenizer(self) -> Any:
+        return self._text.grammar_tokenizer(self._model.vocabulary, self._end_ids)
+
+    @property
+    def vocabulary(self) -> Mapping[str, int]:
+        return self._space.vocabulary
+
+    def relative(self, tree: TokenTree, node: Node, anchors: Sequence[int]) -> list[float]:
+        with self._lock:
+            return self._space.relative(_logits(tree, node), anchors)
+
+    def corrected(
+        self,
+        tree: TokenTree,
+        node: Node,
+        anchors: Sequence[int],
+        target: Sequence[float],
+        *,
+        steps: int,
+        rate: float,
+    ) -> tuple[int, float]:
+        with self._lock:
+            logits = _logits(tree, node)
+            return self._space.corrected(
+                logits, anchors, target, steps=steps, rate=rate, allowed=node.allowed
+            )
+
+    @torch.inference_mode()
+    def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
+        with self._lock:
+            try:
+                return in_turn(queries, self._late, self._evaluate_once)
+            except BaseException:
+                for query in queries:
+                    self._forget(query.tree.state)
+                raise
+
+    def release(self, tree: TokenTree) -> None:
+        with self._lock:
+            state, tree.state = tree.state, None
+            if isinstance(state, LlamaState) and state in self._running:
+                state.follow()
+                self._running.discard(state)
+                self._keep(state)
+
+    def clear_prefix_cache(self) -> None:
+        """Drop the cells of all finished requests."""
+        with self._lock:
+            self._free.give_back(kept.sequence for kept in self._kept)
+            self._kept = []
+
+    def close(self) -> None:
+        """Free the model and its cache. Later evaluations fail."""
+        with self._lock:
+            self._context.close()
+            self._close_text()
+            self._model.close()
+
+    def _evaluate_once(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
+        if self._context.closed:
+            raise RuntimeError("the member is closed")
+        self._model.check([node.token for query in queries for node in query.score])
+        states = []
+        batch = Batch()
+        for query in queries:
+            state = self._state_of(query.tree, batch)
+            if state in batch.states:
+                self._run(batch)
+            state.follow()
+            missing = state.missing(query)
+            for start in range(0, len(missing), PART_NODES):
+                if start:  # sequences cannot be copied before their tokens have run
+                    self._run(batch)
+                self._plan(state, missing[start : start + PART_NODES], batch)
+            states.append(state)
+        self._run(batch)
+        results = read(queries, states, self._ends, self._codes)
+        for state, result in zip(states, results, strict=True):
+            if result.has_nan:
+                self._forget(state)
+        return results
+
+    def _plan(self, state: LlamaState, nodes: Sequence[Node], batch: Batch) -> None:
+        """Add the evaluation of nodes to a batch."""
+        self._make_room(len(nodes), batch, state)
+        sequences, root = state.sequences, state.tree.root
+        below = sequences.missing([node for node in nodes if node is not root])
+        self._model.check([node.token for node in below])
+        kept = set(nodes)
+        batch.add(state, sequences.plan(below, kept), [n for n in (root, *below) if n in kept])
+
+    def _run(self, batch: Batch) -> None:
+        """Run the tokens of a batch, and empty the batch."""
+        for piece in batch.pieces(self._context.batch_tokens):
+            logits = Logits(self._decode(piece.entries, batch.states))
+            row = 0
+            for state, nodes, tokens in piece.parts:
+                state.learn(nodes, logits, row)
+                row += len(nodes)
+                state.tokens += tokens
+            for state in dict.fromkeys(state for state, _, _ in piece.parts):
+                state.passes += 1
+        for state in batch.states:
+            state.sequences.settle()
+        batch.clear()
+
+    def _decode(self, entries: Sequence[Entry], states: Collection[LlamaState]) -> torch.Tensor:
+        """Run tokens. If the cache is full, drop cells that the requests do not need."""
+        while True:
+            try:
+                return self._context.run(entries)
+            except CacheFullError:
+                if not self._shed(states):
+                    raise
+
+    def _make_room(self, count: int, batch: Batch, state: LlamaState | None = None) -> None:
+        """Make sure that `count` sequences are free."""
+        while len(self._free) < count:
+            if self._shed({*batch.states, *filter(None, [state])}):
+                continue
+            if batch.states:
+                self._run(batch)
+            else:
+                assert state is not None, "a context has sequences for more than one request"
+                state.sequences.drop_tips()
+
+    def _shed(self, needed: Collection[LlamaState]) -> bool:
+        """Drop what costs least to compute again. Return False if there is nothing to drop.
+
+        Args:
+            needed: the states of requests that must stay.
+        """
+        if self._kept:
+            self._free.give_back([self._kept.pop(0).sequence])
+            return True
+        others = [state for state in self._running if state not in needed]
+        for state in others:
+            if state.sequences.tips:
+                state.sequences.drop_tips()
+                return True
+        for state in others[:1]:
+            self._forget(state)
+        return bool(others)
+
+    def _state_of(self, tree: TokenTree, batch: Batch) -> LlamaState:
+        """Return the state of a request, and create it for a new request.
+
+        The trunk of a new request begins with the cached cells of the prompt's first tokens.
+        """
+        if isinstance(tree.state, LlamaState):
+            return tree.state
+        self._make_room(1, batch)
+        sequences = TreeSequences(tree, self._context, self._free)
+        known = self._known()
+        found = longest(tree.ids, [ids for ids, _ in known]) if self._kept_tokens else None
+        if found is not None:
+            ids, sequence = known[found[0]]
+            sequences.begin_with(sequence, found[1])
+            self._kept.sort(key=lambda kept: kept.ids is ids)  # the last one is dropped last
+        state = LlamaState(tree, sequences, found[1] if found else 0)
+        self._running.add(state)
+        tree.state = state
+        return state
+
+    def _late(self, new: Mapping[int, Sequence[int]]) -> set[int]:
+        """Return the new requests that should wait, because they can reuse cells of another one."""
+        return late(new, [ids for ids, _ in self._known()]) if self._kept_tokens else set()
+
+    def _known(self) -> list[tuple[Ids, int]]:
+        """Return the cached tokens of finished and running requests, with their sequences."""
+        running = [
+            (np.array(state.tree.ids[: state.sequences.ready], dtype=np.int64), state.sequences)
+            for state in self._running
+        ]
+        return [
+            *((kept.ids, kept.sequence) for kept in self._kept),
+            *((ids, sequences.trunk) for ids, sequences in running),
+        ]
+
+    def _keep(self, state: LlamaState) -> None:
+        """Keep the trunk of a finished request, if no kept one begins with its tokens."""
+        sequences = state.sequences
+        sequences.drop_tips()
+        length = min(sequences.ready, self._kept_tokens)
+        new = _Kept(np.array(state.tree.ids[:length], dtype=np.int64), sequences.trunk)
+        if length < MIN_SHARED or any(shared(old.ids, new.ids) == length for old in self._kept):
+            sequences.drop()
+            return
+        self._context.cut(new.sequence, length)
+        covered = [old for old in self._kept if shared(old.ids, new.ids) == len(old.ids)]
+        self._kept = [*(old for old in self._kept if old not in covered), new]
+        tokens = sum(len(kept.ids) for kept in self._kept)
+        while tokens > self._kept_tokens or len(self._kept) > MAX_KEPT:
+            covered.append(self._kept.pop(0))
+            tokens -= len(covered[-1].ids)
+        self._free.give_back(old.sequence for old in covered)
+
+    def _forget(self, state: object) -> None:
+        """Drop the state of a request, because it is incomplete or wrong, or needs too much room.
+
+        The request can go on, because its tokens are evaluated again.
+        """
+        if isinstance(state, LlamaState) and state in self._running:
+            self._running.discard(state)
+            state.sequences.drop()
+            state.tree.state = None
+
+    def _default_cells(self, cache_type: str) -> int:
+        """Return the number of cells of a cache whose size the user does not set."""
+        free = self.free_bytes()
+        if self._model.on_gpu and torch.cuda.is_available():
+            free = torch.cuda.mem_get_info()[0]
+        size = self._model.cell_values() * VALUE_BYTES[cache_type]
+        fitting = int(MEMORY_SHARE * free / max(1, size))
+        return max(SPARE_CELLS, min(fitting, max(DEFAULT_CELLS, self._model.window + SPARE_CELLS)))
+
+    def _try_out(self) -> int:
+        """Compare the logits of a tree of tokens with the logits of plain sequences.
+
+        Returns:
+            The bytes of a cell.
+
+        Raises:
+            UnsupportedModelError: the logits differ.
+        """
+        ids = [int(i) for i in np.linspace(0, self._model.vocabulary - 1, 6)]
+        tree = TokenTree(ids[:3])
+        nodes = [tree.grow(path) for path in ([], ids[3:5], ids[5:], [ids[5], ids[3]])]
+        in_tree = self._logits_of(tree, nodes)
+        plain = torch.stack(
+            [
+                self._logits_of(own, [own.root])[0]
+                for own in (TokenTree([*tree.ids, *tree.tokens(node)]) for node in nodes)
+            ]
+        )
+        error = (in_tree - plain).abs().mean() / plain.std()
+        if not error <= TRIAL_TOLERANCE:  # also if it is NaN
+            raise UnsupportedModelError(
+                f"{self._model.label} cannot be a member: llama.cpp gives other numbers for a tree "
+                f"of tokens than for the same tokens in a sequence (relative error {error:.2g})"
+            )
+        return self._measured_cell_bytes(ids)
+
+    def _measured_cell_bytes(self, ids: Sequence[int]) -> int:
+        sizes = []
+        for count in (1, len(ids)):
+            tree = TokenTree(ids[:count])
+            self._logits_of(tree, [tree.root], keep=True)
+            assert isinstance(tree.state, LlamaState)
+            sizes.append(self._context.state_bytes(tree.state.sequences.trunk))
+            self._forget(tree.state)
+        return max(1, (sizes[1] - sizes[0]) // (len(ids) - 1))
+
+    @torch.inference_mode()
+    def _logits_of(
+        self, tree: TokenTree, nodes: Sequence[Node], *, keep: bool = False
+    ) -> torch.Tensor:
+        """Evaluate nodes of a tree, and return the logits after them, [n, vocabulary]."""
+        self._evaluate_once([NodeQuery(tree, tuple(nodes), (), 2)])
+        state = tree.state
+        assert isinstance(state, LlamaState)
+        logits = torch.stack([state.logits(node) for node in nodes])
+        if not keep:
+            self._forget(state)
+        return logits
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """The cells of a finished request.
+
+    Attributes:
+        ids: the tokens.
+        sequence: the sequence that has their cells.
+    """
+
+    ids: Ids
+    sequence: int
+
+
+def _logits(tree: TokenTree, node: Node) -> torch.Tensor:
+    """Return the logits after an evaluated node, [v]."""
+    assert isinstance(tree.state, LlamaState), "the node is not evaluated"
+    return tree.state.logits(node)
+
+
+def _text_of(tokenizer: Any) -> HuggingFaceText:
+    from adafuse_llm.backends.huggingface.text import HuggingFaceText
+
+    return HuggingFaceText(tokenizer)
+
+
+def _cores() -> int:
+    """Return the number of physical cores that this process may use."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(allowed or 1, psutil.cpu_count(logical=False) or allowed or 1))
+
+
+def _check_options(
+    context: int | None,
+    threads: int | None,
+    flash_attention: bool | None,
+    cache_type: str,
+) -> None:
+    for name, value in (("context", context), ("threads", threads)):
+        if value is not None and value < 1:
+            raise InvalidOptionError(f"{name} must be 1 or more; got {value}")
+    if cache_type not in CACHE_TYPES:
+        raise InvalidOptionError(
+            f"cache_type must be one of {', '.join(CACHE_TYPES)}; got {cache_type!r}"
+        )
+    if cache_type.startswith("q") and flash_attention is False:
+        raise InvalidOptionError(
+            f"cache_type={cache_type!r} needs flash attention. Remove flash_attention=False, or "
+            "choose f16, bf16 or f32"
+        )

@@ -1,0 +1,186 @@
+"""The cache of a llama.cpp model, which many sequences of tokens share.
+
+llama.cpp calls an entry of the cache a cell. A cell holds the key and the value of one token. It
+can belong to several sequences, so sequences that begin with the same tokens need no copies.
+
+Shapes: n tokens, k kept tokens, v vocabulary.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from adafuse_llm.backends.llamacpp.library import collect_errors, load_library
+from adafuse_llm.backends.llamacpp.model import Model
+from adafuse_llm.errors import LoadError
+
+MAX_SEQUENCES = 256
+"""Number of sequences of a context. llama.cpp does not support more."""
+
+BATCH_TOKENS = 2048
+"""Maximum number of tokens in one call of llama.cpp, if the cache has room for them."""
+
+CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}
+"""Types of keys and values, with their numbers in ggml."""
+
+VALUE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
+"""Bytes of a key's or value's number, by type."""
+
+NO_ROOM = 1
+"""Value that ``llama_decode`` returns if the cache has no room. The cache is then unchanged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One token of a batch.
+
+    Attributes:
+        token: the token's id.
+        position: number of tokens before it.
+        sequences: the sequences that the token extends.
+        keep: whether to return the logits after the token.
+    """
+
+    token: int
+    position: int
+    sequences: Sequence[int]
+    keep: bool
+
+
+class CacheFullError(MemoryError):
+    """The cache has no room for a batch. The error leaves the cache unchanged."""
+
+
+class Context:
+    """The cache of a loaded model.
+
+    Args:
+        model: the model.
+        cells: number of cells. llama.cpp rounds it up to a multiple of 256.
+        threads: number of CPU threads.
+        flash_attention: whether to use flash attention; None to let llama.cpp decide.
+        cache_type: a key of `CACHE_TYPES`.
+
+    Attributes:
+        cells: number of cells.
+        batch_tokens: maximum number of tokens in one call of llama.cpp.
+
+    Raises:
+        LoadError: llama.cpp cannot allocate the cache.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        cells: int,
+        threads: int,
+        flash_attention: bool | None,
+        cache_type: str,
+    ) -> None:
+        self._library = library = load_library()
+        self._model = model  # it must not be freed before the cache
+        params = library.llama_context_default_params()
+        params.n_ctx = cells
+        params.n_batch = BATCH_TOKENS
+        params.n_seq_max = MAX_SEQUENCES
+        params.n_threads = params.n_threads_batch = threads
+        params.flash_attn_type = -1 if flash_attention is None else int(flash_attention)
+        params.type_k = params.type_v = CACHE_TYPES[cache_type]
+        params.kv_unified = True  # so that a cell can belong to several sequences
+        params.swa_full = True  # so that sequences can be cut back
+        params.no_perf = True
+        with collect_errors() as errors:
+            self._pointer = library.llama_init_from_model(model.pointer, params)
+        if not self._pointer:
+            reason = f" ({errors[0]})" if errors else ""
+            raise LoadError(
+                f"{model.label} cannot be loaded: llama.cpp cannot create a cache of type "
+                f"{cache_type} for {cells:,} tokens{reason}. Lower MemberSpec(context=...), or "
+                "choose another cache_type."
+            )
+        self._free = weakref.finalize(self, library.llama_free, self._pointer)
+        self._memory = library.llama_get_memory(self._pointer)
+        self.cells = int(library.llama_n_ctx(self._pointer))
+        self.batch_tokens = int(library.llama_n_batch(self._pointer))  # small caches lower it
+
+    @property
+    def closed(self) -> bool:
+        """Whether the cache is freed."""
+        return not self._free.alive
+
+    def close(self) -> None:
+        """Free the cache. More calls have no effect."""
+        self._free()
+
+    def run(self, entries: Sequence[Entry]) -> torch.Tensor:
+        """Evaluate up to `batch_tokens` tokens in one call.
+
+        Args:
+            entries: the tokens. The tokens of each sequence continue it without gaps.
+
+        Returns:
+            The logits after the tokens with ``keep``, [k, v].
+
+        Raises:
+            CacheFullError: the cache has no room for the tokens.
+            RuntimeError: llama.cpp failed. The state of all sequences of the batch is unknown.
+        """
+        count = len(entries)
+        tokens = np.array([entry.token for entry in entries], dtype=np.int32)
+        positions = np.array([entry.position for entry in entries], dtype=np.int32)
+        sizes = np.array([len(entry.sequences) for entry in entries], dtype=np.int32)
+        keep = np.array([entry.keep for entry in entries], dtype=np.int8)
+        sequences = np.array([s for entry in entries for s in entry.sequences], dtype=np.int32)
+        starts = np.cumsum(sizes, dtype=np.uint64) - sizes.astype(np.uint64)
+        pointers = sequences.ctypes.data + starts * np.uint64(sequences.itemsize)
+        batch = self._library.llama_batch()
+        batch.n_tokens = count
+        for name, values in (
+            ("token", tokens),
+            ("pos", positions),
+            ("n_seq_id", sizes),
+            ("seq_id", pointers.astype(np.uintp)),
+            ("logits", keep),
+        ):
+            self._set(batch, name, values)
+        code = self._library.llama_decode(self._pointer, batch)
+        if code == NO_ROOM:
+            raise CacheFullError(
+                f"the cache of {self.cells:,} tokens is full; MemberSpec(context=...) makes it "
+                "larger"
+            )
+        if code:
+            raise RuntimeError(f"llama.cpp failed to evaluate a batch (code {code})")
+        kept = int(keep.sum())
+        if not kept:
+            return torch.empty(0, self._model.vocabulary)
+        logits = self._library.llama_get_logits(self._pointer)
+        table = np.ctypeslib.as_array(logits, shape=(kept, self._model.vocabulary))
+        return torch.from_numpy(table.copy())
+
+    def _set(self, batch: Any, name: str, values: np.ndarray[Any, Any]) -> None:
+        """Let a field of a batch point to an array. The batch keeps the array alive."""
+        field = dict(self._library.llama_batch._fields_)[name]
+        setattr(batch, name, ctypes.cast(values.ctypes.data, field))
+        setattr(batch, f"_{name}", values)
+
+    def copy(self, source: int, target: int, start: int, end: int) -> None:
+        """Add the tokens of a sequence from position `start` up to `end` to another sequence."""
+        self._library.llama_memory_seq_cp(self._memory, source, target, start, end)
+
+    def cut(self, sequence: int, length: int = 0) -> None:
+        """Remove all tokens of a sequence after the first `length` ones."""
+        if not self._library.llama_memory_seq_rm(self._memory, sequence, length, -1):
+            raise RuntimeError("llama.cpp cannot remove tokens from the cache of this model")
+
+    def state_bytes(self, sequence: int) -> int:
+        """Return the size of a sequence's cells, and of what describes them, in bytes."""
+        return int(self._library.llama_state_seq_get_size(self._pointer, sequence))

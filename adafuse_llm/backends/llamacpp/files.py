@@ -1,0 +1,154 @@
+"""Find the GGUF file of a member in a folder or in the local cache of the Hugging Face hub.
+
+Nothing here downloads a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final
+
+from adafuse_llm.backends.llamacpp.header import MAGIC, PART
+from adafuse_llm.errors import LoadError
+
+SUFFIX: Final = ".gguf"
+
+WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth")
+"""Endings of files with weights that transformers loads."""
+
+MAX_LISTED: Final = 30
+"""Maximum number of files that an error lists."""
+
+
+def is_gguf(source: str, file: str | None = None, revision: str | None = None) -> bool:
+    """Return whether a member is loaded from a GGUF file.
+
+    A folder or hub repository with ``config.json`` and weights for transformers is loaded with
+    transformers, unless `file` is set. A hub repository that is not in the local cache has GGUF
+    files if its name says so.
+
+    Args:
+        source: a file, a folder or a hub id. Only the local cache of the hub is read.
+        file: `MemberSpec.file`.
+        revision: revision of a hub repository.
+    """
+    path = Path(source).expanduser()
+    if file is not None or source.lower().endswith(SUFFIX):
+        return True
+    if _is_file(path):  # the files of Ollama have names without an ending
+        with path.open("rb") as opened:
+            return opened.read(len(MAGIC)) == MAGIC
+    folder = stored_folder(source, revision)
+    if folder is None:
+        return "gguf" in source.lower()
+    if (folder / "config.json").is_file() and any(
+        each.name.endswith(WEIGHTS) for each in folder.iterdir()
+    ):
+        return False
+    return bool(gguf_names(folder))
+
+
+def stored_gguf(source: str, file: str | None = None, revision: str | None = None) -> Path | None:
+    """Return the GGUF file of a member if it is on this machine, otherwise None.
+
+    Args:
+        source: a file, a folder or a hub id. Only the local cache of the hub is read.
+        file: `MemberSpec.file`.
+        revision: revision of a hub repository.
+    """
+    path = Path(source).expanduser()
+    if _is_file(path):
+        return path if file is None else None
+    folder = stored_folder(source, revision)
+    if folder is None or not is_gguf(source, file, revision):
+        return None
+    try:
+        return folder / choose(gguf_names(folder), file, source)
+    except LoadError:
+        return None
+
+
+def stored_folder(source: str, revision: str | None = None) -> Path | None:
+    """Return a folder, or the folder of a hub repository in the local cache; None without one."""
+    path = Path(source).expanduser()
+    try:
+        if path.is_dir():
+            return path
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(source, revision=revision, local_files_only=True))
+    except (OSError, ValueError):
+        return None
+
+
+def gguf_names(folder: Path) -> list[str]:
+    """Return the GGUF files in a folder and in its subfolders, relative to the folder."""
+    found = [*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*/*{SUFFIX}")]
+    return sorted(path.relative_to(folder).as_posix() for path in found)
+
+
+def choose(names: Sequence[str], file: str | None, label: str) -> str:
+    """Choose the only GGUF file of a model. Of a model in parts, choose the first part.
+
+    Args:
+        names: names of files, relative to their folder.
+        file: name or pattern of the file; None for the only one.
+        label: text that names the member in errors.
+
+    Raises:
+        LoadError: no file, or more than one, fits.
+    """
+    names = [name for name in names if name.lower().endswith(SUFFIX)]
+    if file in names:
+        return str(file)
+    wholes = [name for name in names if _is_whole(name)]
+    if file is None:
+        fitting = wholes
+    else:
+        fitting = [
+            name
+            for name in wholes
+            if fnmatchcase(name, file) or fnmatchcase(name.rpartition("/")[2], file)
+        ]
+    if len(fitting) == 1:
+        return fitting[0]
+    if not names:
+        raise LoadError(f"{label} has no GGUF files")
+    if not fitting:
+        raise LoadError(
+            f"{label} has no GGUF file that fits file={file!r}; it has: {_listed(wholes or names)}"
+        )
+    advice = "Pass the name of one, or a pattern that fits only one"
+    raise LoadError(
+        f"{label} has {len(fitting)} GGUF files{'' if file is None else f' that fit {file!r}'}: "
+        f"{_listed(fitting)}. {advice}: MemberSpec(path=..., file={fitting[0]!r})."
+    )
+
+
+def part_names(name: str) -> list[str]:
+    """Return the names of all parts of a model, by the name of its first part."""
+    part = PART.search(name)
+    if part is None:
+        return [name]
+    base, count = name[: part.start()], int(part[2])
+    return [f"{base}-{number:05}-of-{count:05}{SUFFIX}" for number in range(1, count + 1)]
+
+
+def _is_whole(name: str) -> bool:
+    """Return whether a file is a model or the first part of one, and not its part for images."""
+    part = PART.search(name)
+    return "mmproj" not in name.lower() and (part is None or int(part[1]) == 1)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # such as a name that is too long for the file system
+        return False
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return f"{', '.join(names[:MAX_LISTED])}{more}"

@@ -1,0 +1,117 @@
+"""A GGUF model that llama.cpp has loaded, and what its metadata says."""
+
+from __future__ import annotations
+
+import functools
+import os
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from adafuse_llm.backends.llamacpp.library import collect_errors, load_library, metadata
+from adafuse_llm.errors import LoadError, UnsupportedModelError
+
+
+class Model:
+    """A loaded GGUF model.
+
+    Args:
+        path: the GGUF file, or the first file of a split model.
+        label: text that names the member in errors.
+        gpu_layers: number of layers on GPUs; None for all if llama.cpp was built for a GPU.
+
+    Attributes:
+        path: the argument of the same name.
+        label: the argument of the same name.
+        pointer: the ``llama_model_p``. It is valid until `close`.
+        vocabulary: number of logits.
+        window: context window that the model was trained with, in tokens.
+        on_gpu: whether layers run on a GPU.
+
+    Raises:
+        LoadError: llama.cpp cannot load the file.
+        UnsupportedModelError: the model cannot be a member.
+    """
+
+    def __init__(self, path: Path, label: str, *, gpu_layers: int | None) -> None:
+        library = load_library()
+        params = library.llama_model_default_params()
+        params.n_gpu_layers = -1 if gpu_layers is None else gpu_layers
+        with collect_errors() as errors:
+            self.pointer = library.llama_model_load_from_file(os.fsencode(path), params)
+        if not self.pointer:
+            reason = errors[0] if errors else "it gives no reason"
+            raise LoadError(
+                f"{label} cannot be loaded: llama.cpp rejects the file {path.name!r} ({reason})"
+            )
+        self.path = path
+        self.label = label
+        self.on_gpu = bool(library.llama_supports_gpu_offload()) and params.n_gpu_layers != 0
+        self._free = weakref.finalize(self, library.llama_model_free, self.pointer)
+        self.metadata = metadata(self.pointer)
+        self.vocabulary = int(
+            library.llama_vocab_n_tokens(library.llama_model_get_vocab(self.pointer))
+        )
+        self.window = int(library.llama_model_n_ctx_train(self.pointer))
+        self._check_kind()
+
+    def _check_kind(self) -> None:
+        library, model = load_library(), self.pointer
+        reason = None
+        if library.llama_model_has_encoder(model):
+            reason = "is an encoder or an encoder-decoder model"
+        elif library.llama_model_is_diffusion(model):
+            reason = "is a diffusion model"
+        elif library.llama_model_is_recurrent(model) or library.llama_model_is_hybrid(model):
+            reason = "has recurrent layers, whose state llama.cpp cannot cut back"
+        if reason is not None:
+            raise UnsupportedModelError(
+                f"{self.label} {reason}. GGUF members must be causal language models with "
+                "attention in all layers. Use the transformers model instead, if it is causal."
+            )
+
+    def close(self) -> None:
+        """Free the model. More calls have no effect."""
+        self._free()
+
+    def check(self, tokens: Sequence[int]) -> None:
+        """Check that all token ids are in the vocabulary.
+
+        Raises:
+            ValueError: an id is not in the vocabulary.
+        """
+        if (highest := max(tokens, default=0)) >= self.vocabulary:
+            raise ValueError(
+                f"token {highest} is outside the model's {self.vocabulary} logits: the tokenizer "
+                "does not match the model"
+            )
+
+    def cell_values(self) -> int:
+        """Return the number of values that the cache holds for one token, as the metadata says."""
+        library, model = load_library(), self.pointer
+        heads = int(library.llama_model_n_head(model))
+        head = int(library.llama_model_n_embd(model)) // max(1, heads)
+        kind = self.metadata.get("general.architecture", "")
+        sizes = [
+            int(self.metadata.get(f"{kind}.attention.{part}_length", head))
+            for part in ("key", "value")
+        ]
+        layers = int(library.llama_model_n_layer(model))
+        return layers * int(library.llama_model_n_head_kv(model)) * sum(sizes)
+
+    @functools.cached_property
+    def embeddings(self) -> torch.Tensor:
+        """The input embeddings of the tokens in float32, [vocabulary, hidden].
+
+        Raises:
+            LoadError: the file has no input embeddings, as some parts of split models.
+        """
+        from gguf import GGUFReader, dequantize
+
+        for tensor in GGUFReader(self.path).tensors:
+            if tensor.name == "token_embd.weight":
+                values = dequantize(tensor.data, tensor.tensor_type)
+                return torch.from_numpy(values.copy())  # it can be a view of the file
+        raise LoadError(f"{self.label}: the file {self.path.name!r} has no input embeddings")

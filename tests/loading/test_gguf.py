@@ -1,0 +1,262 @@
+"""Which GGUF file is loaded, and with which tokenizer."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants
+
+from adafuse_llm import (
+    AdaFuseEngine,
+    InvalidOptionError,
+    LoadError,
+    MemberSpec,
+    MissingDependencyError,
+)
+from adafuse_llm.backends.llamacpp.library import load_library
+from adafuse_llm.embedded import member_paths
+from adafuse_llm.loading import gguf as loading
+from adafuse_llm.loading.gguf import find_tokenizer, is_gguf_member, plan_gguf
+from tests.support.gguf_files import embedded_gguf, write_gguf
+
+WREN, HERON, FINCH = member_paths()
+PARTS = [f"Q8/m-{number:05}-of-00002.gguf" for number in (1, 2)]
+
+
+@pytest.fixture(autouse=True)
+def _without_llama_cpp(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finding files needs no llama.cpp, so these tests run without it, too."""
+    if request.node.get_closest_marker("gguf") is None:
+        monkeypatch.setattr(loading, "load_library", lambda: None)
+
+
+def put(folder: Path, *names: str) -> Path:
+    """Put the GGUF file of wren into a folder, under some names."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(embedded_gguf("wren", "q8_0"), folder / name)
+    return folder
+
+
+def found(path: object, **settings: Any) -> Path:
+    """The file from which a member is loaded."""
+    spec = MemberSpec(str(path), **settings)
+    assert is_gguf_member(spec)
+    return plan_gguf(spec, "m").path
+
+
+def refusal(path: object, kind: type[LoadError] = LoadError, **settings: Any) -> str:
+    """The error of a member that cannot be loaded; nothing is loaded before it."""
+    with pytest.raises(kind) as caught:
+        AdaFuseEngine.from_pretrained([str(HERON), MemberSpec(str(path), name="m", **settings)])
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.quick
+def test_a_file_or_the_only_file_of_a_folder_is_loaded(tmp_path: Path) -> None:
+    file = put(tmp_path, "some-model.gguf") / "some-model.gguf"
+    assert found(file) == found(tmp_path) == file
+    blob = file.rename(tmp_path / "sha256-12")  # as Ollama names it
+    assert found(blob) == blob
+    assert not is_gguf_member(MemberSpec(str(tmp_path)))
+
+
+@pytest.mark.quick
+def test_one_of_several_files_is_named_or_matched(tmp_path: Path) -> None:
+    put(tmp_path, "m-Q4_K_M.gguf", "m-Q8_0.gguf", "sub/m-F16.gguf", "mmproj-F16.gguf")
+    assert found(tmp_path, file="m-Q8_0.gguf").name == "m-Q8_0.gguf"
+    assert found(tmp_path, file="*Q4_K_M.gguf").name == "m-Q4_K_M.gguf"
+    assert found(tmp_path, file="*F16*") == tmp_path / "sub" / "m-F16.gguf"
+    assert found(tmp_path, file="sub/*") == tmp_path / "sub" / "m-F16.gguf"
+    assert "has 3 GGUF files: m-Q4_K_M.gguf, m-Q8_0.gguf, sub/m-F16.gguf. Pass" in refusal(tmp_path)
+    assert "has 2 GGUF files that fit 'm-Q*'" in refusal(tmp_path, file="m-Q*")
+    message = refusal(tmp_path, file="*Q5*")
+    assert "no GGUF file that fits file='*Q5*'; it has: m-Q4_K_M.gguf, m-Q8_0.gguf" in message
+
+
+@pytest.mark.quick
+def test_transformers_loads_a_folder_of_both_kinds_unless_file_is_set(saved_with_gguf) -> None:
+    assert not is_gguf_member(MemberSpec(str(saved_with_gguf)))
+    assert found(saved_with_gguf, file="*.gguf") == saved_with_gguf / "m.gguf"
+
+
+@pytest.fixture
+def saved_with_gguf(tmp_path: Path) -> Path:
+    for file in WREN.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    return put(tmp_path, "m.gguf")
+
+
+@pytest.mark.quick
+def test_unusable_files_are_refused_before_anything_is_loaded(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)
+    missing = refusal(tmp_path / "missing.gguf")
+    assert missing.startswith("member 'm' (") and "the file does not exist" in missing
+    broken = put(tmp_path, "broken.gguf") / "broken.gguf"
+    broken.write_bytes(broken.read_bytes()[:-1])
+    assert "member 'm' cannot be loaded" in refusal(broken)
+    assert "broken.gguf is truncated" in refusal(broken)
+    assert "has no GGUF files" in refusal(WREN, file="*.gguf")
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ({"dtype": "float16"}, "dtype is not for GGUF members. The file determines"),
+        ({"device": "cuda:0"}, "device is not for GGUF members. gpu_layers says"),
+        ({"trust_remote_code": True}, "trust_remote_code is not for GGUF members"),
+    ],
+)
+def test_settings_of_transformers_are_refused(tmp_path: Path, setting, says) -> None:
+    folder = put(tmp_path, "m.gguf")
+    for spec in (
+        lambda: MemberSpec(str(folder), **setting),
+        lambda: MemberSpec(str(folder / "m.gguf"), **setting),
+        lambda: MemberSpec(str(folder), file="m.gguf", **setting),
+    ):
+        with pytest.raises(InvalidOptionError, match=says):
+            AdaFuseEngine.from_pretrained([spec()])
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    "setting",
+    [{"context": 100}, {"gpu_layers": 0}, {"flash_attention": False}, {"cache_type": "f16"}],
+)
+def test_settings_of_gguf_members_are_refused_for_transformers(setting) -> None:
+    (name,) = setting
+    with pytest.raises(InvalidOptionError, match=f"{name} is for GGUF members only"):
+        AdaFuseEngine.from_pretrained([MemberSpec(str(WREN), **setting)])
+
+
+@pytest.mark.quick
+def test_threads_of_a_transformers_member_need_a_process() -> None:
+    with pytest.raises(InvalidOptionError, match=r"threads needs process=True or a GGUF member"):
+        AdaFuseEngine.from_pretrained([MemberSpec(str(WREN), threads=2)])
+
+
+# The hub --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the repository org/some in a cache of the hub."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--org--some"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("1a")
+    (repository / "snapshots" / "1a").mkdir(parents=True)
+    return repository / "snapshots" / "1a"
+
+
+@pytest.mark.quick
+def test_a_repository_in_the_cache_is_loaded_without_a_connection(snapshot: Path) -> None:
+    put(snapshot, "m-Q4_K_M.gguf")
+    assert found("org/some") == snapshot / "m-Q4_K_M.gguf"
+    put(snapshot, "m-Q8_0.gguf")
+    assert found("org/some", file="*Q8_0*") == snapshot / "m-Q8_0.gguf"
+    assert "has 2 GGUF files" in refusal("org/some")
+    assert "HF_HUB_OFFLINE is set" in refusal("org/other-GGUF")
+    assert "HF_HUB_OFFLINE is set" in refusal("org/other", file="*.gguf")
+
+
+@pytest.mark.quick
+def test_only_the_files_of_the_model_are_downloaded(snapshot: Path, monkeypatch) -> None:
+    downloaded: list[tuple[str, str | None]] = []
+
+    def download(repository: str, name: str, *, revision: str | None) -> str:
+        assert repository == "org/some-GGUF"
+        downloaded.append((name, revision))
+        return str(put(snapshot, name) / name)
+
+    def names(_api: Any, repository: str, *, revision: str | None) -> list[str]:
+        return ["README.md", "m-Q4_K_M.gguf", *PARTS, "imatrix.dat"]
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", names)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    assert found("org/some-GGUF", file="*Q4*").name == "m-Q4_K_M.gguf"
+    assert found("org/some-GGUF", file="Q8/*", revision="v2") == snapshot / PARTS[0]
+    assert downloaded == [("m-Q4_K_M.gguf", None), (PARTS[0], "v2"), (PARTS[1], "v2")]
+    assert "has 2 GGUF files: m-Q4_K_M.gguf, Q8/m-00001-of-00002.gguf" in refusal("org/some-GGUF")
+
+
+# The tokenizer --------------------------------------------------------------------------------
+
+
+def with_tokenizer(folder: Path, member: Path, *skipped: str) -> MemberSpec:
+    for file in member.glob("token*"):
+        if file.name not in skipped:
+            shutil.copy(file, folder)
+    return MemberSpec(str(put(folder, "m.gguf")))
+
+
+def test_a_matching_tokenizer_in_the_same_folder_is_used(tmp_path: Path, caplog) -> None:
+    spec = with_tokenizer(tmp_path, WREN, "tokenizer_config.json")
+    tokenizer = find_tokenizer(plan_gguf(spec, "m"))
+    assert len(tokenizer) == 1536
+    assert "<|start|>" in tokenizer.chat_template, "the template is that of the file"
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("kind", ["another", "damaged"])
+def test_a_tokenizer_that_does_not_match_is_ignored(tmp_path: Path, caplog, kind: str) -> None:
+    spec = with_tokenizer(tmp_path, FINCH)
+    if kind == "damaged":
+        (tmp_path / "tokenizer.json").write_text("{")
+    with caplog.at_level(logging.WARNING):
+        assert find_tokenizer(plan_gguf(spec, "m")) is None
+    (record,) = caplog.records
+    says = "its token 0 is '[|unk|]', and the file's is '<|endoftext|>'"
+    assert "member 'm' uses the vocabulary of m.gguf and ignores" in record.getMessage()
+    assert (says in record.getMessage()) == (kind == "another")
+
+
+# llama.cpp ------------------------------------------------------------------------------------
+
+
+@pytest.mark.quick
+def test_a_missing_llama_cpp_is_named(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    load: Callable[[], Any] = load_library.__wrapped__
+    monkeypatch.setattr(loading, "load_library", load)
+    with pytest.raises(MissingDependencyError, match=r"'adafuse-llm\[gguf\]'.*C\+\+ compiler"):
+        AdaFuseEngine.from_pretrained([str(embedded_gguf("wren"))])
+
+
+@pytest.mark.gguf
+def test_members_of_all_kinds_write_what_the_embedded_members_write(tmp_path: Path) -> None:
+    exact: dict[str, Any] = {"cache_type": "f32", "flash_attention": False, "context": 1024}
+    with_text = tmp_path / "finch"
+    with_text.mkdir()
+    with_tokenizer(with_text, FINCH)
+    write_gguf(FINCH, with_text / "m.gguf")
+    members = [
+        MemberSpec(str(embedded_gguf("wren")), name="wren", **exact),
+        MemberSpec(str(HERON)),
+        MemberSpec(str(with_text), process=True, threads=1, **exact),
+    ]
+    prompt = "The ferry to"
+    with AdaFuseEngine.from_embedded() as engine:
+        expected = engine.generate(prompt, max_new_tokens=24).text
+    with AdaFuseEngine.from_pretrained(members, dtype="float32") as engine:
+        assert engine.members == ("wren", "heron", "finch")
+        assert engine.context_window == 1024
+        assert engine.generate(prompt, max_new_tokens=24).text == expected
+
+
+@pytest.mark.gguf
+def test_a_file_that_llama_cpp_cannot_load_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "odd.gguf"
+    content = embedded_gguf("wren", "q8_0").read_bytes()
+    path.write_bytes(content.replace(b"blk.0.attn_q.weight", b"blk.0.attn_x.weight"))
+    with pytest.raises(LoadError, match=r"member 'odd'.*llama\.cpp rejects"):
+        AdaFuseEngine.from_pretrained([str(path)])
