@@ -302,7 +302,10 @@ def test_grammars_allow_the_tokens_that_they_allow_with_the_hugging_face_tokeniz
     text, known = llama_of(kind), hugging_face(kind)
     assert text.follows_grammars
     size = len(text.tokenizer) + 3  # models often have logits that no token uses
-    ours, theirs = text.grammar_tokenizer(size), grammar_tokenizer(known, size, text.end_ids)
+    ours, theirs = (
+        text.grammar_tokenizer(size, text.end_ids),
+        grammar_tokenizer(known, size, text.end_ids),
+    )
     for pattern in (r"[a-z ]+\.", r'\{"a": -?[0-9]+\}', "(\u4e2d|\U0001f600)+ end"):
         grammar = llguidance.LLMatcher.grammar_from_regex(pattern)
         matchers = [llguidance.LLMatcher(each, grammar) for each in (ours, theirs)]
