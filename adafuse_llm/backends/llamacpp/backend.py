@@ -115,7 +115,7 @@ class LlamaCppBackend:
         self.name = name
         self.path = Path(path)
         self._model = Model(self.path, f"member {name!r} ({path})", gpu_layers=gpu_layers)
-        own = LlamaText(self._model.pointer, self.path)
+        own = LlamaText(self._model.pointer, self.path, self._model)
         self._end_ids = own.end_ids
         self._text = own if tokenizer is None else _text_of(tokenizer)
         self._close_text = own.close
