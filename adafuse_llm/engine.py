@@ -22,7 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self, Unpack
 
-from adafuse_llm.backends.base import Backend, DrawsTokens, FollowsGrammars, RestrictsTokens
+from adafuse_llm.backends.base import (
+    Backend,
+    DrawsTokens,
+    FollowsGrammars,
+    RestrictsTokens,
+    RunsElsewhere,
+    SupportsClose,
+)
 from adafuse_llm.config import (
     GRAMMARS,
     AdaFuseConfig,
@@ -148,6 +155,7 @@ class AdaFuseEngine:
         self._warned: set[str] = set()
         self.runtime = runtime or RuntimeConfig()
         self._budget = CacheBudget(self.runtime.cache_bytes)
+        self._owned: tuple[Backend, ...] = ()
         self._scheduler = Scheduler(self._backends, self.runtime, self._budget)
         self._warn_of_mixed_reasoning()
 
@@ -195,10 +203,16 @@ class AdaFuseEngine:
             trust_remote_code=trust_remote_code,
             revision=revision,
         )
-        config = config or AdaFuseConfig()
-        if config.weights is None and weights is not None:
-            config = config.override({"weights": weights})
-        return cls(loaded, config, strategy=strategy, runtime=runtime, on_round=on_round)
+        try:
+            config = config or AdaFuseConfig()
+            if config.weights is None and weights is not None:
+                config = config.override({"weights": weights})
+            engine = cls(loaded, config, strategy=strategy, runtime=runtime, on_round=on_round)
+        except BaseException:
+            _close_members(loaded)
+            raise
+        engine._owned = tuple(loaded)  # of this class
+        return engine
 
     @classmethod
     def from_embedded(
@@ -712,12 +726,16 @@ class AdaFuseEngine:
     def close(self, timeout: float | None = None) -> None:
         """End running requests and stop the threads. The engine then accepts no more requests.
 
-        All requests end at once with `EngineClosedError`. A forward pass cannot be interrupted, so
-        this method waits until the current passes end.
+        All requests end at once with `EngineClosedError`. A forward pass in this process cannot be
+        interrupted, so this method waits until the current passes end. Members that the engine has
+        loaded itself (with `from_pretrained`, `from_embedded` or `from_config`) are closed. So
+        their processes end, even during a pass. Members that were passed to the constructor stay
+        open.
 
         Args:
-            timeout: maximum seconds to wait. If a pass takes longer, this method logs a warning
-                that names its member. The pass's thread ends with the pass.
+            timeout: maximum seconds to wait for passes in this process. If a pass takes longer,
+                this method logs a warning that names its member. The pass's thread ends with the
+                pass.
 
         Raises:
             InvalidOptionError: `timeout` is not a number of at least 0.
@@ -728,7 +746,11 @@ class AdaFuseEngine:
             raise InvalidOptionError(
                 f"close(timeout=...) must be a number of seconds, or None; got {timeout!r}"
             )
-        if busy := self._scheduler.close(timeout):
+        self._scheduler.close(0)  # requests end before their members
+        _close_members([each for each in self._owned if isinstance(each, RunsElsewhere)])
+        busy = self._scheduler.close(timeout)
+        _close_members([each for each in self._owned if each.name not in busy])
+        if busy:
             logger.warning(
                 "the engine is closed, but after %g seconds a forward pass still runs: %s",
                 timeout,
@@ -1069,6 +1091,13 @@ class AdaFuseEngine:
         """
         weights = config.member_weights(self.members)
         return [(b, weights[b.name]) for b in self._backends if b.name in weights]
+
+
+def _close_members(members: Sequence[Backend]) -> None:
+    """Close the members that have resources to close."""
+    for member in members:
+        if isinstance(member, SupportsClose):
+            member.close()
 
 
 def _split_batch(prompts: Any, messages: Any) -> list[tuple[str | None, Messages | None]]:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
+from typing_extensions import Self
+
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.backends.remote import Channel, HostDied, MemberText, RemoteBackend, join_host
 from adafuse_llm.backends.remote.processes import ProcessConnector
@@ -52,7 +54,7 @@ class ProcessLoading:
         self._channels: list[Channel] = []
         self._members: list[RemoteBackend] = []
 
-    def __enter__(self) -> ProcessLoading:
+    def __enter__(self) -> Self:
         try:
             for connector in self._connectors:
                 connector.start()

@@ -1,25 +1,27 @@
 """The scheduler: runs requests and batches the queries that they send to members.
 
 Any thread can submit requests. One thread, the coordinator, runs the requests' own code (rounds,
-tokenizers). When a device is free, the coordinator picks one of the device's members. All queries
+tokenizers). When a lane is free, the coordinator picks one of the lane's members. All queries
 that wait for this member are evaluated in one call. A request resumes when all its queries are
 answered. Synchronous, asynchronous and batched calls all use this one loop.
 
 The coordinator never runs a model. So while a pass takes long, or hangs, it still ends requests
-that are cancelled or late, and it still serves the other devices.
+that are cancelled or late, and it still serves the other lanes.
 
 Choice of member: the scheduler picks the member with the most waiting queries, so that requests
 advance together and batches stay large. A query that has waited too long goes first
 (`next_backend`).
 
-Choice of thread: members on different devices (`SupportsPlacement.device`) run at the same time.
-Each device has its own thread, so only one thread ever uses a model. Members on the same device
-take turns.
+Choice of thread: each lane (`adafuse_llm.backends.base.lane`) has its own thread, so only one
+thread ever uses a model. Members on the same device share a lane and take turns. Members on
+different devices run at the same time. A member that computes in another process has a lane of its
+own.
 
-Members on a CPU take turns, too. If they ran at the same time, they would either compete for all
-cores or each use a share of the cores. Sharing gains little if a single pass already uses all
-cores, because every round waits for the slowest member. Sharing also needs another number of torch
-threads, which only the caller should set. ``benchmarks/members_side_by_side.py`` measures this.
+Members that compute in this process on a CPU take turns. If they ran at the same time, they would
+either compete for all cores or each use a share of the cores, and every round waits for the slowest
+member. A share of the cores also needs another number of torch threads, which only the caller
+should set. ``benchmarks/members_side_by_side.py`` measures this. A member in a process of its own
+(``MemberSpec(process=True)``) has its own number of threads.
 
 Choice of request: requests start in the order of arrival, within the limits on their number
 (`RuntimeConfig.max_requests`) and on memory (`RuntimeConfig.cache_bytes`). Requests that fit into
@@ -43,7 +45,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from adafuse_llm.backends.base import Backend, lane
+from adafuse_llm.backends.base import Backend
+from adafuse_llm.backends.base import lane as lane_of
 from adafuse_llm.backends.checks import check_results
 from adafuse_llm.config import RuntimeConfig
 from adafuse_llm.decoding.member import Member, MemberQuery
@@ -172,12 +175,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingQuery:
-    """A query that waits for its device.
+    """A query that waits for its lane.
 
     Attributes:
         request: the request that sent the query.
         query: the query.
-        since: number of evaluations that the device had begun when the query arrived.
+        since: number of evaluations that the lane had begun when the query arrived.
     """
 
     request: Request
@@ -197,8 +200,8 @@ def next_backend(waiting: Sequence[PendingQuery], begun: int, patience: int) -> 
     query of all has waited for `patience` evaluations, its backend is next in any case.
 
     Args:
-        waiting: the queries that wait for one device, at least one, oldest first.
-        begun: number of evaluations that the device has begun.
+        waiting: the queries that wait for one lane, at least one, oldest first.
+        begun: number of evaluations that the lane has begun.
         patience: number of evaluations for which a query may wait.
     """
     oldest = waiting[0]
@@ -212,15 +215,15 @@ def next_backend(waiting: Sequence[PendingQuery], begun: int, patience: int) -> 
 Job = Callable[[], None]
 
 
-class _Device:
-    """The queries that wait for one device, and the thread that evaluates them.
+class _Lane:
+    """The queries that wait for one lane, and the thread that evaluates them.
 
     Args:
-        name: the device's name.
+        name: the lane's name.
 
     Attributes:
         waiting: the queries that wait, oldest first.
-        begun: number of evaluations that the device has begun.
+        begun: number of evaluations that the lane has begun.
         evaluating: name of the member that is being evaluated, or None.
     """
 
@@ -238,7 +241,7 @@ class _Device:
         return self._thread.is_alive()
 
     def submit(self, job: Job) -> None:
-        """Run a job that uses the device's members, after all jobs submitted before it."""
+        """Run a job that uses the lane's members, after all jobs submitted before it."""
         self._jobs.put(job)
 
     def next_batch(self, patience: int) -> list[PendingQuery]:
@@ -266,16 +269,16 @@ class _Device:
 
 @dataclass(frozen=True, slots=True)
 class _BatchDone:
-    """Message to the coordinator that a device has evaluated a batch.
+    """Message to the coordinator that a lane has evaluated a batch.
 
     Attributes:
-        device: the device.
+        lane: the lane.
         batch: the queries of the batch.
         errors: an error or None for each query, or one exception if a defect in this module
             prevented the evaluation.
     """
 
-    device: _Device
+    lane: _Lane
     batch: Sequence[PendingQuery]
     errors: Sequence[AdaFuseError | None] | BaseException
 
@@ -307,7 +310,7 @@ class Scheduler:
     def __init__(
         self, backends: Sequence[Backend], runtime: RuntimeConfig, budget: CacheBudget
     ) -> None:
-        self.devices = {each.name: lane(each) for each in backends}
+        self.lanes = {each.name: lane_of(each) for each in backends}
         self.runtime = runtime
         self.budget = budget
         self._closed = False
@@ -387,7 +390,7 @@ class Scheduler:
 class _Coordinator(threading.Thread):
     """The thread that runs requests; it ends when it is idle or closed.
 
-    Only this thread changes its requests and devices. Other threads send messages to the inbox:
+    Only this thread changes its requests and lanes. Other threads send messages to the inbox:
     requests to start, evaluated batches, or None to close.
     """
 
@@ -402,7 +405,7 @@ class _Coordinator(threading.Thread):
         self._queue: deque[Submission] = deque()
         self._active: dict[Request, Deliver] = {}
         self._may_admit = False
-        self._devices: dict[str, _Device] = {}
+        self._lanes: dict[str, _Lane] = {}
 
     @property
     def running(self) -> int:
@@ -432,14 +435,14 @@ class _Coordinator(threading.Thread):
         self._inbox.put(None)
         if self is not threading.current_thread():
             self.join(timeout)
-        devices = list(self._devices.values())
-        return tuple(each.evaluating for each in devices if each.evaluating and each.is_alive)
+        lanes = list(self._lanes.values())
+        return tuple(each.evaluating for each in lanes if each.evaluating and each.is_alive)
 
     def run(self) -> None:
         """Process messages, admit requests and start evaluations until closed or idle."""
         try:
-            for name in set(self._scheduler.devices.values()):
-                self._devices[name] = _Device(name)  # one by one, so that all are stopped below
+            for name in set(self._scheduler.lanes.values()):
+                self._lanes[name] = _Lane(name)  # one by one, so that all are stopped below
             while self._process_messages():
                 self._end_stopped()
                 self._admit()
@@ -447,10 +450,10 @@ class _Coordinator(threading.Thread):
         except BaseException as error:  # a defect in this module must not block callers forever
             logger.exception("the scheduler failed")
             self._end_all(error)
-        for device in self._devices.values():
-            device.stop()
-        for device in self._devices.values():
-            device.join()
+        for lane in self._lanes.values():
+            lane.stop()
+        for lane in self._lanes.values():
+            lane.join()
 
     def _process_messages(self) -> bool:
         """Wait for a message and process all pending ones. Return False to end the thread.
@@ -461,7 +464,7 @@ class _Coordinator(threading.Thread):
         try:
             message = self._inbox.get(timeout=POLL_SECONDS if has_requests else IDLE_SECONDS)
         except queue.Empty:
-            if has_requests or any(device.evaluating for device in self._devices.values()):
+            if has_requests or any(lane.evaluating for lane in self._lanes.values()):
                 return True  # a pass may still run for a request that has ended
             with self._accepting:
                 self._ended = self._inbox.empty()
@@ -482,7 +485,7 @@ class _Coordinator(threading.Thread):
 
     def _resume_answered(self, done: _BatchDone) -> None:
         """Resume requests that have all answers, and end requests with a failed query."""
-        done.device.evaluating = None
+        done.lane.evaluating = None
         if isinstance(done.errors, BaseException):
             raise done.errors
         for pending, error in zip(done.batch, done.errors, strict=True):
@@ -536,45 +539,45 @@ class _Coordinator(threading.Thread):
                 too_large.append(request)
 
     def _start_evaluations(self) -> None:
-        """Start the evaluation of the next batch on every free device."""
-        patience = len(self._scheduler.devices) + 1
-        for device in self._devices.values():
-            if device.waiting and device.evaluating is None:
-                device.submit(partial(self._run_batch, device, device.next_batch(patience)))
+        """Start the evaluation of the next batch on every free lane."""
+        patience = len(self._scheduler.lanes) + 1
+        for lane in self._lanes.values():
+            if lane.waiting and lane.evaluating is None:
+                lane.submit(partial(self._run_batch, lane, lane.next_batch(patience)))
 
-    def _run_batch(self, device: _Device, batch: Sequence[PendingQuery]) -> None:
-        """Evaluate a batch on the device's thread, and send the outcome to the coordinator."""
+    def _run_batch(self, lane: _Lane, batch: Sequence[PendingQuery]) -> None:
+        """Evaluate a batch on the lane's thread, and send the outcome to the coordinator."""
         errors: Sequence[AdaFuseError | None] | BaseException
         try:
             errors = _evaluate_batch(batch[0].backend, [pending.query for pending in batch])
         except BaseException as error:  # a defect in this module; the coordinator reports it
             errors = error
-        self._inbox.put(_BatchDone(device, batch, errors))
+        self._inbox.put(_BatchDone(lane, batch, errors))
 
-    def _device(self, member: Member) -> _Device:
-        return self._devices[self._scheduler.devices[member.name]]
+    def _lane(self, member: Member) -> _Lane:
+        return self._lanes[self._scheduler.lanes[member.name]]
 
     def _resume(self, request: Request) -> None:
         queries = request.resume(self._active[request])
         for query in queries:
-            device = self._device(query.member)
-            device.waiting.append(PendingQuery(request, query, device.begun))
+            lane = self._lane(query.member)
+            lane.waiting.append(PendingQuery(request, query, lane.begun))
         if not queries:
             self._finish(request)
 
     def _finish(self, request: Request, error: BaseException | None = None) -> None:
         """End a request and free its resources.
 
-        Each device frees the request's memory before it evaluates queries of later requests.
+        Each lane frees the request's memory before it evaluates queries of later requests.
         """
         deliver = self._active.pop(request)
         self._may_admit = True
         self._count_ended(1)
         request.close()
-        for device in self._devices.values():
-            device.waiting = [p for p in device.waiting if p.request is not request]
+        for lane in self._lanes.values():
+            lane.waiting = [p for p in lane.waiting if p.request is not request]
         for member in request.members:
-            self._device(member).submit(partial(_release, member))
+            self._lane(member).submit(partial(_release, member))
         if error is not None:
             deliver(error)
 

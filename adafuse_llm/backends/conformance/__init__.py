@@ -2,7 +2,7 @@
 
 A `Subject` describes the backend: how to make one and, if possible, what a plain forward pass of
 its model returns. Each check in `CHECKS` tests one rule. A check raises `ConformanceError` if the
-backend breaks the rule. In pytest:
+backend breaks the rule. In pytest::
 
     SUBJECT = conformance.Subject(make_backend, logits=plain_logits)
 

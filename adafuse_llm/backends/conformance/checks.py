@@ -218,6 +218,11 @@ CHECKS: tuple[Check, ...] = (
         requests.prefixes,
     ),
     Check(
+        "many_requests",
+        "Finished requests leave their room to later ones.",
+        requests.many_requests,
+    ),
+    Check(
         "release",
         "release frees what tree.state holds, sets it to None, and accepts every tree.",
         requests.release,

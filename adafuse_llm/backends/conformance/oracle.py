@@ -79,17 +79,16 @@ class PlainOracle:
         return summarized(known, top, end_logprob)
 
     def logprob(self, ids: Sequence[int], token: int) -> float:
-        row = self._row(ids)
+        row = self._row(tuple(ids))
         return row[token] if token < len(row) else -math.inf
 
     def distribution(self, ids: Sequence[int]) -> Mapping[int, float]:
-        return dict(enumerate(self._row(ids)))
+        return dict(enumerate(self._row(tuple(ids))))
 
-    def _row(self, ids: Sequence[int]) -> array[float]:
-        key = tuple(ids)
-        if key not in self._rows:
-            self._rows[key] = log_softmax(array("d", map(float, self._logits(list(ids)))))
-        return self._rows[key]
+    def _row(self, ids: tuple[int, ...]) -> array[float]:
+        if ids not in self._rows:
+            self._rows[ids] = log_softmax(array("d", map(float, self._logits(ids))))
+        return self._rows[ids]
 
 
 class FreshOracle:

@@ -16,6 +16,12 @@ UNKNOWN = 10**9
 SHARED = 48
 """Number of tokens that prompts share, if the context window has room for them."""
 
+MANY = 32
+"""Number of requests, one after the other, after which a member must not have run out of room."""
+
+CHECKED = 3
+"""Number of these requests that run at the same time. The results of the last ones are checked."""
+
 
 def batches(trial: Trial) -> None:
     """Evaluate queries of several requests in one call, twice and in another order."""
@@ -51,7 +57,10 @@ def prefixes(trial: Trial) -> None:
     trial.check_nodes(running, [running.root, *line], line)
     running.commit(line[-1])
     written = list(running.ids)
+    sharing = trial.begin(prompt)
+    trial.check_nodes(sharing, [sharing.root])
     trial.finish(running)
+    trial.check_nodes(sharing, [sharing.root, *trial.line(sharing, 2)])
     for ids in (prompt, written, [*written, prompt[0]][: trial.room], other):
         _check_request(trial, ids)
     several = [trial.begin(prompt) for _ in range(3)]
@@ -63,6 +72,21 @@ def _check_request(trial: Trial, ids: list[int]) -> None:
     tree = trial.begin(ids)
     trial.check_nodes(tree, [tree.root, *trial.line(tree, 1)])
     trial.finish(tree)
+
+
+def many_requests(trial: Trial) -> None:
+    """Begin and finish many requests with branches, a few of them at a time."""
+    running: list[TokenTree] = []
+    for number in range(MANY):
+        tree = trial.begin(trial.prompt(max(1, trial.size // 2), shift=number % 5))
+        running.append(tree)
+        evaluate = trial.check if number >= MANY - CHECKED else trial.ask
+        children = tuple(trial.siblings(tree, 3))
+        evaluate(NodeQuery(tree, (tree.root, *children), children, TOP))
+        tree.commit(children[0])
+        evaluate(NodeQuery(tree, tuple(trial.siblings(tree, 3)), (), TOP))
+        if len(running) >= CHECKED:
+            trial.finish(running.pop(0))
 
 
 def release(trial: Trial) -> None:

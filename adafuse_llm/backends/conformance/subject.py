@@ -42,7 +42,8 @@ class Subject:
             same backend. The last check closes a backend that implements `SupportsClose`.
         logits: function that returns the logits, or the log-probabilities, of all tokens after a
             sequence of token ids, from a plain forward pass without any cache. The checks compare
-            all results with these values. Without this function, they compare the results with
+            all results with these values, and expect that summaries list as many tokens as a query
+            asks for. Without this function, they compare the results with
             results of the same backend for new requests, so they do not notice a backend that is
             wrong in the same way for every request.
         texts: texts that the codec must encode exactly. The first text has several tokens. The

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from adafuse_llm.backends.conformance.trial import Trial
@@ -117,7 +118,10 @@ def _ends(trial: Trial, tokens: Sequence[int]) -> Counter[int]:
 
 def _spellings(trial: Trial, context: Sequence[int]) -> list[str]:
     """Return the spellings of the backend's end-of-sequence tokens and of well-known ones."""
-    own = (trial.backend.codec.decode_continuation(context, [t]) for t in trial.backend.end_ids)
+    own = []
+    for token in trial.backend.end_ids:
+        with suppress(Exception):  # a codec need not decode such a token
+            own.append(trial.backend.codec.decode_continuation(context, [token]))
     return [text for text in dict.fromkeys((*own, *SPELLINGS)) if len(text) > 1]
 
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from functools import cached_property
 
-from adafuse_llm.backends.base import NodeQuery, NodeResult
+from adafuse_llm.backends.base import Backend, LimitsCache, NodeQuery, NodeResult
 from adafuse_llm.backends.checks import check_results
 from adafuse_llm.backends.conformance.oracle import (
     Expected,
@@ -21,6 +21,7 @@ from adafuse_llm.backends.conformance.oracle import (
 from adafuse_llm.backends.conformance.subject import Subject
 from adafuse_llm.backends.conformance.violations import expect, fail
 from adafuse_llm.errors import MemberError
+from adafuse_llm.sampling import token_codes
 from adafuse_llm.tree import Next, Node, TokenTree
 
 PROMPT = 20
@@ -31,6 +32,9 @@ DEPTH = 5
 
 TOP = 4
 """Number of likeliest tokens in most summaries."""
+
+SMALLEST = 64
+"""Number of tokens for which every cache of fixed size must have room."""
 
 
 class WatchedTree(TokenTree):
@@ -60,10 +64,11 @@ class Trial:
         self.backend = subject.make()
         self.tolerance = subject.tolerance
         self.chance = random.Random(subject.seed)  # noqa: S311  # nothing secret
-        self.room = getattr(self.backend, "context_window", None) or 2**31
+        self.room = _room(self.backend)
         self.size = max(1, min(PROMPT, self.room - DEPTH - 1))
         self.depth = min(DEPTH, self.room - self.size)
         self._trees: list[TokenTree] = []
+        self._codes: Sequence[int] = ()
 
     def end(self) -> None:
         """Release all trees of the trial."""
@@ -94,6 +99,17 @@ class Trial:
         if self.subject.logits is not None:
             return PlainOracle(self.subject.logits, self.backend.end_ids)
         return FreshOracle(self.backend, lambda query: self.ask(query)[0])
+
+    @cached_property
+    def token_texts(self) -> Sequence[str] | None:
+        """The texts of the backend's tokens; None if they are not known."""
+        return getattr(self.backend, "token_texts", None)
+
+    def codes(self, size: int) -> Sequence[int]:
+        """Return the hashes of at least `size` tokens."""
+        if len(self._codes) < size:
+            self._codes = token_codes(self.token_texts, self.backend.end_ids, size)
+        return self._codes
 
     def prompt(self, size: int | None = None, shift: int = 0) -> list[int]:
         """Return the token ids of a prompt.
@@ -203,6 +219,15 @@ class Trial:
         want = self.oracle.logprob([*tree.ids, *tree.tokens(node.parent)], node.token)
         what = f"the log-probability of token {node.token} in NodeResult.logprobs"
         compare_logprobs(place(tree, node.parent), what, logprob, want, self.tolerance)
+
+
+def _room(backend: Backend) -> int:
+    """Return the number of tokens for which the window and the cache of a backend have room."""
+    room = getattr(backend, "context_window", None) or 2**31
+    if isinstance(backend, LimitsCache):
+        while room > SMALLEST and backend.cache_bytes(room) > backend.cache_limit:
+            room //= 2
+    return room
 
 
 def place(tree: TokenTree, node: Node) -> str:

@@ -36,7 +36,8 @@ class ConformanceError(AssertionError):
         self.violations = tuple(violations)
         count = len(self.violations)
         lines = "".join(f"\n- {violation}" for violation in self.violations)
-        super().__init__(f"the backend fails {count} check{'s' if count > 1 else ''}:{lines}")
+        what = "1 check" if count == 1 else f"{count} checks; mend the first one first"
+        super().__init__(f"the backend fails {what}:{lines}")
 
 
 class BrokenRuleError(Exception):

@@ -274,7 +274,7 @@ class LlamaCppBackend:
 
     def _run(self, batch: Batch) -> None:
         """Run the tokens of a batch, and empty the batch."""
-        for piece in batch.pieces():
+        for piece in batch.pieces(self._context.batch_tokens):
             logits = Logits(self._decode(piece.entries, batch.states))
             row = 0
             for state, nodes, tokens in piece.parts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from adafuse_llm.backends.llamacpp.context import BATCH_TOKENS, Entry
+from adafuse_llm.backends.llamacpp.context import Entry
 from adafuse_llm.backends.llamacpp.sequences import TreeSequences
 from adafuse_llm.backends.logits.rows import RequestLogits
 from adafuse_llm.tree import Node, TokenTree
@@ -71,20 +71,20 @@ class Batch:
         """Remove all tokens."""
         self._added.clear()
 
-    def pieces(self) -> Iterator[Piece]:
-        """Yield the calls of llama.cpp, each with up to `BATCH_TOKENS` tokens."""
+    def pieces(self, limit: int) -> Iterator[Piece]:
+        """Yield the calls of llama.cpp, each with up to `limit` tokens."""
         entries: list[Entry] = []
         parts: list[tuple[LlamaState, Sequence[Node], int]] = []
         for state, own, nodes in self._added:
             left, kept = list(own), list(nodes)
             while left:
-                room = BATCH_TOKENS - len(entries)
+                room = limit - len(entries)
                 now, left = left[:room], left[room:]
                 count = sum(entry.keep for entry in now)
                 entries += now
                 parts.append((state, kept[:count], len(now)))
                 kept = kept[count:]
-                if len(entries) == BATCH_TOKENS:
+                if len(entries) == limit:
                     yield Piece(entries, parts)
                     entries, parts = [], []
         if entries:

@@ -25,7 +25,7 @@ MAX_SEQUENCES = 256
 """Number of sequences of a context. llama.cpp does not support more."""
 
 BATCH_TOKENS = 2048
-"""Maximum number of tokens in one call of llama.cpp."""
+"""Maximum number of tokens in one call of llama.cpp, if the cache has room for them."""
 
 CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}
 """Types of keys and values, with their numbers in ggml."""
@@ -70,6 +70,7 @@ class Context:
 
     Attributes:
         cells: number of cells.
+        batch_tokens: maximum number of tokens in one call of llama.cpp.
 
     Raises:
         LoadError: llama.cpp cannot allocate the cache.
@@ -108,6 +109,7 @@ class Context:
         self._free = weakref.finalize(self, library.llama_free, self._pointer)
         self._memory = library.llama_get_memory(self._pointer)
         self.cells = int(library.llama_n_ctx(self._pointer))
+        self.batch_tokens = int(library.llama_n_batch(self._pointer))  # small caches lower it
 
     @property
     def closed(self) -> bool:
@@ -119,7 +121,7 @@ class Context:
         self._free()
 
     def run(self, entries: Sequence[Entry]) -> torch.Tensor:
-        """Evaluate up to `BATCH_TOKENS` tokens in one call.
+        """Evaluate up to `batch_tokens` tokens in one call.
 
         Args:
             entries: the tokens. The tokens of each sequence continue it without gaps.
@@ -151,7 +153,10 @@ class Context:
             self._set(batch, name, values)
         code = self._library.llama_decode(self._pointer, batch)
         if code == NO_ROOM:
-            raise CacheFullError(f"the cache of {self.cells:,} tokens is full")
+            raise CacheFullError(
+                f"the cache of {self.cells:,} tokens is full; MemberSpec(context=...) makes it "
+                "larger"
+            )
         if code:
             raise RuntimeError(f"llama.cpp failed to evaluate a batch (code {code})")
         kept = int(keep.sum())

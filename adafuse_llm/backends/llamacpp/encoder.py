@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from adafuse_llm.backends.llamacpp.library import load_library
 
@@ -15,6 +16,10 @@ WORD, TEXT = 1_000, 10_000
 llama.cpp splits a text into words with regular expressions that need stack for each character of a
 word. Without a cut, a word of 40,000 letters ends the process.
 """
+
+SHORT, CACHED = 64, 4_096
+"""Length of texts whose tokens are cached, and number of these texts. For each text, llama.cpp
+compiles the regular expressions of some vocabularies again, which takes up to a millisecond."""
 
 ANCHORS = ("\n", "a", ".", " a")
 """Texts to put before a part of a text, so that it is not encoded as the start of a text. The first
@@ -34,8 +39,8 @@ class Encoder:
     """
 
     def __init__(self, vocabulary: int, added: Mapping[str, bool]) -> None:
-        self._library = load_library()
-        self._vocabulary = vocabulary
+        self._call = functools.partial(_tokenize, vocabulary)
+        self._call_cached = functools.lru_cache(CACHED)(self._call)
         ordinary = (spelling for spelling, is_control in added.items() if not is_control)
         self._added = {True: _any_of(added), False: _any_of(ordinary)}
 
@@ -76,17 +81,8 @@ class Encoder:
     def _tokenize(
         self, text: str, *, parse_special: bool = False, add_special: bool = False
     ) -> list[int]:
-        data = text.encode()
-        room = len(data) + 1
-        while True:
-            size = 1 << room.bit_length()  # few sizes, because ctypes makes a type for each
-            buffer = (ctypes.c_int32 * size)()
-            count = self._library.llama_tokenize(
-                self._vocabulary, data, len(data), buffer, size, add_special, parse_special
-            )
-            if count >= 0:
-                return list(buffer[:count])
-            room = -count
+        call = self._call_cached if len(text) <= SHORT else self._call
+        return list(call(text, add_special, parse_special))
 
 
 class WordEncoder(Encoder):
@@ -111,6 +107,8 @@ class UnigramEncoder(Encoder):
         added: as for `Encoder`.
         characters: the characters that have a token of their own.
         byte_tokens: ids of the tokens of the 256 bytes.
+        prefix: the tokens that stand before a text. llama.cpp adds them only before a known
+            character.
     """
 
     def __init__(
@@ -119,8 +117,10 @@ class UnigramEncoder(Encoder):
         added: Mapping[str, bool],
         characters: Collection[str],
         byte_tokens: Mapping[int, int],
+        prefix: Sequence[int],
     ) -> None:
         super().__init__(vocabulary, added)
+        self._prefix = prefix
         self._byte_tokens = byte_tokens
         known = "".join(re.escape(character) for character in sorted(characters) if character)
         self._unknown = re.compile(f"([^{known}]+)" if known else "(.+)", re.DOTALL)
@@ -130,11 +130,14 @@ class UnigramEncoder(Encoder):
         ]
 
     def _is_difficult(self, text: str) -> bool:
-        return self._unknown.search(text) is not None
+        return self._unknown.search(text) is not None or not text.strip(" ")
 
     def _encode_difficult(self, part: str) -> list[int]:
-        tokens: list[int] = []
-        for number, piece in enumerate(self._unknown.split(part)):
+        if not part:
+            return []
+        pieces = self._unknown.split(part)
+        tokens = [] if pieces[0].strip(" ") else [*self._prefix]
+        for number, piece in enumerate(pieces):
             if number % 2 == 1:
                 tokens += (self._byte_tokens[byte] for byte in piece.encode())
             elif piece:
@@ -148,6 +151,23 @@ class UnigramEncoder(Encoder):
             if whole[: len(before)] == before:
                 return whole[len(before) :]
         return self._tokenize(piece)
+
+
+def _tokenize(
+    vocabulary: int, text: str, add_special: bool, parse_special: bool
+) -> tuple[int, ...]:
+    """Call llama.cpp's function from text to tokens, with the order of its arguments."""
+    library, data = load_library(), text.encode()
+    room = len(data) + 1
+    while True:
+        size = 1 << room.bit_length()  # few sizes, because ctypes makes a type for each
+        buffer = (ctypes.c_int32 * size)()
+        count = library.llama_tokenize(
+            vocabulary, data, len(data), buffer, size, add_special, parse_special
+        )
+        if count >= 0:
+            return tuple(buffer[:count])
+        room = -count
 
 
 def _any_of(spellings: Iterable[str]) -> re.Pattern[str]:

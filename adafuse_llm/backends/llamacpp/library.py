@@ -36,9 +36,9 @@ def load_library() -> Any:
             "GGUF members need llama-cpp-python and gguf. Run: pip install 'adafuse-llm[gguf]'. "
             "This compiles llama.cpp, which takes some minutes and needs a C++ compiler."
         ) from missing
-    # the module holds the callback, because llama.cpp calls it until the process ends
-    _MESSAGES.callback = llama_cpp.llama_log_callback(_MESSAGES.receive)
-    llama_cpp.llama_log_set(_MESSAGES.callback, ctypes.c_void_p(0))
+    callback = llama_cpp.llama_log_callback(_MESSAGES.receive)
+    llama_cpp.llama_log_set(callback, ctypes.c_void_p(0))
+    _MESSAGES.callback = callback  # llama.cpp calls it until the process ends
     llama_cpp.llama_backend_init()
     return llama_cpp
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,6 +41,8 @@ KEYS = {
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 """The keys in the metadata of tokens that end a response."""
 
+_CONTROL = re.compile(r"<\|.*\|>", re.DOTALL)
+
 
 class LlamaTokenizer:
     """A vocabulary of llama.cpp as a tokenizer for `TokenizerCodec`. It is thread-safe.
@@ -47,6 +50,7 @@ class LlamaTokenizer:
     Args:
         model: a ``llama_model_p``, which must stay valid until `close`.
         path: path of the file, for messages.
+        owner: the object that frees the model when it is collected. This object keeps it alive.
 
     Attributes:
         keeps_settings: whether calls change the tokenizer; always False.
@@ -66,7 +70,8 @@ class LlamaTokenizer:
 
     keeps_settings = False
 
-    def __init__(self, model: int, path: str | Path = "") -> None:
+    def __init__(self, model: int, path: str | Path = "", owner: object = None) -> None:
+        self._owner = owner
         self._library = load_library()
         self._vocabulary: int = self._library.llama_model_get_vocab(model)
         self.name_or_path = str(path)
@@ -85,6 +90,8 @@ class LlamaTokenizer:
         self._open = _Open(f"the vocabulary of {self.name_or_path!r}")
         self._encoder = self._create_encoder()
         self._before, self._after = self._encoder.affixes()
+        first = self._encoder.encode("a", parse_special=False)[:1]
+        self._adds_space = any(self.pieces[token].startswith(b" ") for token in first)
 
     def __len__(self) -> int:
         return len(self.pieces)
@@ -117,10 +124,14 @@ class LlamaTokenizer:
     def decode(self, tokens: Sequence[int], **_options: bool) -> str:
         """Return the text of tokens, including control tokens.
 
-        U+FFFD stands for an incomplete character. The options are those of Hugging Face tokenizers
-        for text without control tokens or with other spaces. They must be False.
+        U+FFFD stands for an incomplete character. If the vocabulary adds a space to the start of
+        every text, a space at the start of the tokens' text is removed. The options are those of
+        Hugging Face tokenizers for text without control tokens or with other spaces. They must be
+        False.
         """
         data = b"".join([self.pieces[token] for token in tokens])
+        if self._adds_space:
+            data = data.removeprefix(b" ")
         return data.decode("utf-8", errors="replace")
 
     def apply_chat_template(
@@ -215,13 +226,23 @@ class LlamaTokenizer:
         return [read(token) for token in ids]
 
     def _read_added_tokens(self, ids: range) -> dict[int, Any]:
+        """Return the added tokens.
+
+        llama.cpp makes some control tokens, such as ``<|start|>``, ordinary tokens. A text must not
+        contain them either.
+        """
         from tokenizers import AddedToken
 
         return {
-            i: AddedToken(self._piece_text(i), special=not self._attributes[i] & USER_DEFINED)
+            i: AddedToken(text, special=not self._is_ordinary(i) or bool(_CONTROL.fullmatch(text)))
             for i in ids
             if self._attributes[i] & (UNKNOWN | CONTROL | USER_DEFINED)
+            for text in [self._piece_text(i)]
         }
+
+    def _is_ordinary(self, token: int) -> bool:
+        """Return whether llama.cpp finds an added token in every text."""
+        return bool(self._attributes[token] & USER_DEFINED)
 
     def _read_end_ids(self, ids: range) -> frozenset[int]:
         """Return the tokens that end a response.
@@ -259,17 +280,20 @@ class LlamaTokenizer:
         return {**named, "default": default} if default and named else default or None
 
     def _create_encoder(self) -> Encoder:
-        added = {str(token): token.special for token in self.added_tokens_decoder.values()}
+        added = {str(t): not self._is_ordinary(i) for i, t in self.added_tokens_decoder.items()}
         if self.kind == BPE:
             return WordEncoder(self._vocabulary, added)
         bytes_ = {self.pieces[i][0]: i for i, has in enumerate(self._attributes) if has & BYTE}
         if self.kind != UNIGRAM or len(bytes_) < 256:
             return Encoder(self._vocabulary, added)
         characters = {spelling for spelling in self._spellings if len(spelling) == 1}
-        return UnigramEncoder(self._vocabulary, added, {" "} | characters - {SPACE}, bytes_)
+        has_prefix = self._metadata.get("tokenizer.ggml.add_space_prefix") == "true"
+        prefix = [self._spellings[SPACE]] if has_prefix and SPACE in characters else []
+        known = {" "} | characters - {SPACE}
+        return UnigramEncoder(self._vocabulary, added, known, bytes_, prefix)
 
     def _piece_text(self, token: int) -> str:
-        return self.decode([token])
+        return self.pieces[token].decode("utf-8", errors="replace")
 
 
 class LlamaText:
@@ -278,6 +302,7 @@ class LlamaText:
     Args:
         model: a ``llama_model_p``, which must stay valid until `close`.
         path: path of the file, for messages.
+        owner: the object that frees the model when it is collected. This object keeps it alive.
 
     Attributes:
         tokenizer: the vocabulary.
@@ -289,8 +314,8 @@ class LlamaText:
         UnsupportedModelError: the file has no vocabulary, or one without bytes that needs them.
     """
 
-    def __init__(self, model: int, path: str | Path = "") -> None:
-        self.tokenizer = LlamaTokenizer(model, path)
+    def __init__(self, model: int, path: str | Path = "", owner: object = None) -> None:
+        self.tokenizer = LlamaTokenizer(model, path, owner)
         self.codec = TokenizerCodec(self.tokenizer)
         self.end_ids = self.tokenizer.end_ids
         self.follows_grammars = self.tokenizer.kind != WORDPIECE
@@ -307,7 +332,7 @@ class LlamaText:
         """
         file = VocabularyModel(path)
         try:
-            text = cls(file.model, path)
+            text = cls(file.model, path, file)
         except BaseException:
             file.close()
             raise

@@ -492,8 +492,8 @@ class _Anchored(RemoteBackend):
         steps: int,
         rate: float,
     ) -> tuple[int, float]:
-        arguments = (node.allowed, tuple(anchors), tuple(target), steps, rate)
-        token, logprob = self._with_node("corrected", tree, node, arguments)
+        descent = (tuple(anchors), tuple(target), steps, rate)
+        token, logprob = self._with_node("corrected", tree, node, (node.allowed, descent))
         return token, logprob
 
     def _with_node(self, name: str, tree: TokenTree, node: Node, arguments: Message) -> Any:

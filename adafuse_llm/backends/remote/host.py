@@ -139,14 +139,12 @@ class Host:
         request: int,
         node: int,
         allowed: bytes | None,
-        anchors: Sequence[int],
-        target: Sequence[float],
-        steps: int,
-        rate: float,
+        descent: tuple[Sequence[int], Sequence[float], int, float],
     ) -> tuple[int, float]:
         assert isinstance(self._backend, SupportsAnchors)
         tree, known = self._requests[request].tree, self._requests[request].nodes
         known[node].allowed = allowed
+        anchors, target, steps, rate = descent
         return self._backend.corrected(tree, known[node], anchors, target, steps=steps, rate=rate)
 
     def _free_bytes(self) -> int:

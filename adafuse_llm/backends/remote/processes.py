@@ -1,9 +1,10 @@
 """Hosts in processes of their own on this machine.
 
-A process starts with a new interpreter, not with a copy of this one. It imports the package, not the
-script that started it. So it works from scripts without a ``__main__`` guard, from notebooks and
-after a fork. Two connections lead to it: one for messages, and one for questions that are answered
-during a pass. The process ends when the second one ends, so it never outlives this process.
+A process starts with a new interpreter, not with a copy of this one. It imports the package, not
+the script that started it. So it works from scripts without a ``__main__`` guard, from notebooks
+and after a fork. Two connections lead to it: one for messages, and one for questions that are
+answered during a pass. The process ends when the second one ends, so it never outlives its
+parent.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
 """The messages between a `RemoteBackend` and its host.
 
-A message is a tuple of plain values: numbers, texts, bytes, None, and tuples and dicts of these. So
-every transport can choose its own encoding. The host answers every message in order with
-``("done", value)`` or ``("error", ...)``. The first message comes from the host: ``("done", facts)``
-once its backend is loaded.
+A message is a tuple of plain values: numbers, texts, bytes, None, and tuples, lists and dicts of
+these. So every transport can choose its own encoding. The host answers every message in order with
+``("done", value)`` or ``("error", ...)``. The first message comes from the host: it is
+``("done", facts)`` once its backend is loaded.
 
     message                                     value of the reply
     ("evaluate", closed requests, deltas)       results, one for each `Delta`
     ("prepare_draws",)                          None
     ("clear_prefix_cache",)                     None
     ("vocabulary",)                             dict of token ids by spelling
-    ("relative", request, node, anchors, ...)   as `SupportsAnchors.relative`
-    ("corrected", request, node, ...)           as `SupportsAnchors.corrected`
+    ("relative", request, node, anchors)        as `SupportsAnchors.relative`
+    ("corrected", request, node, mask, rest)    as `SupportsAnchors.corrected`; the rest is anchors,
+                                                target, steps and rate
 
 A host answers the following questions at once, even while it evaluates:
 

@@ -1,0 +1,314 @@
+"""GGUF members keep the rules of backends, and write what transformers members write."""
+
+from __future__ import annotations
+
+import functools
+import random
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from adafuse_llm import AdaFuseEngine, InvalidOptionError, LoadError, RuntimeConfig
+from adafuse_llm.backends import NodeQuery, TokenTree, conformance
+from adafuse_llm.backends.huggingface import HuggingFaceBackend
+from adafuse_llm.backends.llamacpp import LlamaCppBackend, backend, context
+from adafuse_llm.embedded import member_paths
+from adafuse_llm.errors import CacheMemoryError, MemberError
+from tests.reference import Options, ReferenceMember, decode
+from tests.support.compare import assert_same
+from tests.support.gguf_files import embedded_gguf
+
+pytestmark = pytest.mark.gguf
+
+NAMES = tuple(path.name for path in member_paths())
+EXACT: dict[str, Any] = {"flash_attention": False, "cache_type": "f32", "threads": 1}
+TOLERANCE = 1e-4
+"""Difference of scores between 32-bit numbers and the 64-bit numbers of the reference."""
+
+
+@functools.cache
+def tokenizer(name: str) -> Any:
+    return AutoTokenizer.from_pretrained(_path(name))
+
+
+@functools.cache
+def model(name: str) -> Any:
+    return AutoModelForCausalLM.from_pretrained(_path(name)).eval()
+
+
+def _path(name: str) -> Any:
+    return next(path for path in member_paths() if path.name == name)
+
+
+def gguf(name: str, *, own: bool = False, kind: str = "f32", **options: Any) -> LlamaCppBackend:
+    """An embedded member as a GGUF member, with its own vocabulary or its tokenizer."""
+    settings = {"context": 4096, **(EXACT if kind == "f32" else {"threads": 1}), **options}
+    return LlamaCppBackend(
+        embedded_gguf(name, kind), name, tokenizer=None if own else tokenizer(name), **settings
+    )
+
+
+@functools.cache
+def members(*, own: bool = False) -> tuple[LlamaCppBackend, ...]:
+    return tuple(gguf(name, own=own) for name in NAMES)
+
+
+@functools.cache
+def references() -> tuple[ReferenceMember, ...]:
+    return tuple(
+        ReferenceMember(
+            name,
+            AutoModelForCausalLM.from_pretrained(_path(name)).eval().double(),
+            tokenizer(name),
+            member.codec,
+            member.end_ids,
+            member.context_window,
+        )
+        for name, member in zip(NAMES, members(), strict=True)
+    )
+
+
+def plain_logits(name: str) -> Callable[[Sequence[int]], list[float]]:
+    def logits(ids: Sequence[int]) -> list[float]:
+        with torch.no_grad():
+            row: list[float] = model(name)(torch.tensor([list(ids)])).logits[0, -1].tolist()
+        return row
+
+    return logits
+
+
+@functools.cache
+def subject(name: str, kind: str, *, own: bool) -> conformance.Subject:
+    if kind == "f32":
+        return conformance.Subject(lambda: gguf(name, own=own), logits=plain_logits(name))
+    return conformance.Subject(lambda: gguf(name, own=own, kind=kind), tolerance=0.2)
+
+
+@pytest.mark.parametrize("check", conformance.CHECKS, ids=str)
+@pytest.mark.parametrize(
+    ("name", "kind", "own"),
+    [*((name, "f32", True) for name in NAMES), ("wren", "f32", False), ("heron", "q8_0", True)],
+)
+def test_gguf_members_keep_the_rules(
+    check: conformance.Check, name: str, kind: str, own: bool
+) -> None:
+    check(subject(name, kind, own=own))
+
+
+PROMPTS = (
+    "The Silesse Mill is a mill. A visit to it costs 4 coins.\n\nQ: What does a visit cost?\nA:",
+    "A list:\n - bread, salt and oil\n - rope\n\n",
+    "Caf\u00e9 \U0001f600 Orrin   ",
+    "\u4e2d\u6587\u6ca1\u6709\u7a7a\u683c\u3002",
+    "def ferry(time):\n    ",
+    "x",
+)
+
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"branching_factor": 5, "margin_threshold": 0.9, "max_words": 2},
+    {"temperature": 0.9, "seed": 11, "top_p": 0.9},
+    {"temperature": 1.3, "seed": 3, "top_k": 20, "logprobs": True, "top_logprobs": 2},
+    {"regex": "[A-Z][a-z]+( [a-z]+){2,4}\\."},
+    {"stop": ["a"], "logprobs": True},
+)
+
+
+@pytest.mark.parametrize("number", range(len(PROMPTS)))
+def test_an_ensemble_of_gguf_members_equals_the_reference(number: int) -> None:
+    prompt = PROMPTS[number]
+    for options in (OPTIONS[number], OPTIONS[(number + 2) % len(OPTIONS)]):
+        settings = {"max_new_tokens": 24, **options}
+        expected = decode(list(references()), prompt, Options(**settings))
+        for drafting in (False, True):
+            ensemble = AdaFuseEngine(members(), runtime=RuntimeConfig(drafting=drafting))
+            assert_same(ensemble.generate(prompt, **settings), expected, TOLERANCE)
+
+
+def test_messages_and_tools_are_read_as_by_the_transformers_members() -> None:
+    messages = [{"role": "user", "content": "Who keeps the light?<|end|> [|done|]"}]
+    plain = AdaFuseEngine([HuggingFaceBackend(model(n), tokenizer(n), n) for n in NAMES])
+    expected = plain.generate(messages=messages, max_new_tokens=24)
+    actual = AdaFuseEngine(members()).generate(messages=messages, max_new_tokens=24)
+    assert actual.text == expected.text
+    assert actual.usage.prompt_tokens == expected.usage.prompt_tokens
+
+
+def test_every_kind_of_member_mixes_with_every_other() -> None:
+    """Eight requests in a batch get the text that each gets alone."""
+    mixed = AdaFuseEngine(
+        [HuggingFaceBackend(model("wren"), tokenizer("wren"), "wren"), *members(own=True)[1:]]
+    )
+    prompts = [f"{PROMPTS[0]} {number}" for number in range(8)]
+    alone = [mixed.generate(prompt, max_new_tokens=16).text for prompt in prompts]
+    together = mixed.generate_batch(prompts, max_new_tokens=16)
+    assert [each.text for each in together] == alone
+    assert len(set(alone)) > 1
+
+
+@pytest.mark.parametrize("cells", [4096, 1024])
+@pytest.mark.parametrize("sequences", [256, 14])
+def test_random_requests_get_the_numbers_of_transformers(
+    cells: int, sequences: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six requests at a time, with and without room for them: requests lose cells and go on."""
+    monkeypatch.setattr(context, "MAX_SEQUENCES", sequences)
+    monkeypatch.setattr(backend, "MAX_SEQUENCES", sequences)
+    monkeypatch.setattr(backend, "PART_NODES", 4 if sequences < 256 else backend.PART_NODES)
+    ours = gguf("wren", context=cells)
+    theirs = HuggingFaceBackend(model("wren"), tokenizer("wren"), "wren", prefix_cache_bytes=0)
+    rng = random.Random(cells + sequences)
+    size = len(tokenizer("wren"))
+    begin = [rng.randrange(size) for _ in range(60)]
+    pairs: list[tuple[TokenTree, TokenTree]] = []
+    worst = 0.0
+    for _ in range(150):
+        while len(pairs) < 6:
+            first = begin[: rng.randint(0, 60)] if rng.random() < 0.6 else []
+            ids = [*first, *(rng.randrange(size) for _ in range(rng.randint(1, 80)))]
+            pairs.append((TokenTree(ids), TokenTree(ids)))
+        for pair in pairs:
+            _change(pair, rng, size)
+        asked = [pair for pair in pairs if rng.random() < 0.7]
+        picks = [_pick(pair[0], rng) for pair in asked]
+        results = [
+            member.evaluate(
+                [_query(pair[side], pick) for pair, pick in zip(asked, picks, strict=True)]
+            )
+            for side, member in enumerate((ours, theirs))
+        ]
+        for mine, other in zip(*results, strict=True):
+            for left, right in zip(mine.next, other.next, strict=True):
+                worst = max(worst, *_differences(left.logprobs, right.logprobs))
+            worst = max([worst, *_differences(mine.logprobs, other.logprobs)])
+        if rng.random() < 0.2:
+            left, right = pairs.pop(rng.randrange(len(pairs)))
+            ours.release(left)
+            theirs.release(right)
+    assert worst < TOLERANCE
+    for tree, _ in pairs:
+        ours.release(tree)
+    ours.clear_prefix_cache()
+    assert len(ours._free) == sequences  # no request keeps a sequence
+    ours.close()
+
+
+def _change(pair: tuple[TokenTree, TokenTree], rng: random.Random, size: int) -> None:
+    nodes = [list(tree.nodes()) for tree in pair]
+    place, kind = rng.randrange(len(nodes[0])), rng.random()
+    tokens = [rng.randrange(size) for _ in range(rng.randint(1, 4))]
+    ends = [rng.randrange(len(nodes[0])) for _ in range(3)]
+    for tree, known in zip(pair, nodes, strict=True):
+        if kind < 0.55 and len(known) < 40:
+            tree.grow(tokens, known[place])
+        elif kind < 0.75:
+            tree.commit(known[place])
+        elif kind < 0.9:
+            tree.prune([known[end] for end in ends])
+
+
+def _pick(tree: TokenTree, rng: random.Random) -> tuple[list[int], list[int]]:
+    count = len(list(tree.nodes()))
+    evaluate = [i for i in range(count) if rng.random() < 0.4] or [0]
+    return evaluate, [i for i in range(1, count) if rng.random() < 0.3]
+
+
+def _query(tree: TokenTree, pick: tuple[list[int], list[int]]) -> NodeQuery:
+    nodes = list(tree.nodes())
+    evaluate, score = (tuple(nodes[i] for i in part) for part in pick)
+    return NodeQuery(tree, evaluate, score, 5)
+
+
+def _differences(left: Sequence[float], right: Sequence[float]) -> list[float]:
+    return [abs(one - other) for one, other in zip(left, right, strict=True)] or [0.0]
+
+
+def test_a_prompt_that_fits_no_cache_is_refused_before_it_is_read() -> None:
+    member = gguf("wren", context=256)
+    ensemble = AdaFuseEngine([member])
+    with pytest.raises(CacheMemoryError, match=r"MemberSpec\(context=\.\.\.\)"):
+        ensemble.generate("word " * 110, max_new_tokens=64)
+    assert ensemble.generate("The mill", max_new_tokens=2).text
+
+
+def test_a_full_cache_is_an_error_that_leaves_the_member_usable() -> None:
+    member = gguf("wren", context=256)
+    tree = TokenTree([5] * 300)
+    with pytest.raises(MemoryError, match=r"MemberSpec\(context=\.\.\.\)"):
+        member.evaluate([NodeQuery(tree, (tree.root,), (), 2)])
+    short = TokenTree([5] * 200)
+    assert member.evaluate([NodeQuery(short, (short.root,), (), 2)])[0].next
+
+
+def test_a_closed_member_says_so() -> None:
+    member = gguf("wren")
+    ensemble = AdaFuseEngine([member])
+    member.close()
+    member.close()
+    with pytest.raises(MemberError, match=r"'wren'.*closed"):
+        ensemble.generate("The mill", max_new_tokens=2)
+
+
+def test_eight_threads_share_a_member() -> None:
+    ensemble = AdaFuseEngine(members(own=True)[:2])
+    prompts = [f"Guest {number} pays" for number in range(8)]
+    expected = [ensemble.generate(prompt, max_new_tokens=8).text for prompt in prompts]
+    got: dict[int, str] = {}
+
+    def ask(number: int) -> None:
+        got[number] = ensemble.generate(prompts[number], max_new_tokens=8).text
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [got[number] for number in range(8)] == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context": 0}, "context must be 1 or more"),
+        ({"threads": 0}, "threads must be 1 or more"),
+        ({"cache_type": "int3"}, "cache_type must be one of f32, f16"),
+        ({"cache_type": "q8_0", "flash_attention": False}, "needs flash attention"),
+    ],
+)
+def test_wrong_options_are_errors(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidOptionError, match=message):
+        gguf("wren", **options)
+
+
+def test_a_file_that_is_not_gguf_is_an_error_that_names_it(tmp_path: Any) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" + b"\0" * 100)
+    with pytest.raises(LoadError, match=r"member 'm'.*model\.gguf"):
+        LlamaCppBackend(path, "m")
+
+
+@pytest.mark.parametrize("cache_type", ["f16", "bf16", "q8_0", "q4_0"])
+def test_small_cache_types_change_numbers_little(cache_type: str) -> None:
+    ids = tokenizer("wren").encode(PROMPTS[0])
+    exact, small = (
+        member.evaluate([NodeQuery(tree, (tree.root,), (), 5)])[0].next[0]
+        for member, tree in (
+            (gguf("wren"), TokenTree(ids)),
+            (gguf("wren", kind="q8_0", cache_type=cache_type), TokenTree(ids)),
+        )
+    )
+    assert small.tokens[0] == exact.tokens[0]
+    assert small.logprobs[0] == pytest.approx(exact.logprobs[0], abs=0.5)
+    assert small.logprobs != exact.logprobs
+
+
+def test_memory_is_reckoned() -> None:
+    small, large = gguf("wren", context=1024), gguf("wren", context=2048)
+    assert large.cache_limit == 2 * small.cache_limit
+    rows = 2 * 5 * 6 * 32 * 4  # keys and values, layers, heads, size of a head, bytes
+    assert rows <= small.cache_bytes(1) <= rows + 64
+    assert gguf("wren", context=1024, cache_type="f16").cache_bytes(1) < 0.6 * rows

@@ -1,0 +1,398 @@
+"""The vocabulary of a GGUF file: text to tokens with llama.cpp, and back."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import itertools
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import TokenType
+from transformers import AutoTokenizer
+
+from adafuse_llm.backends.huggingface.grammar_tokens import grammar_tokenizer
+from adafuse_llm.backends.llamacpp.vocabulary import LlamaText, LlamaTokenizer
+from adafuse_llm.backends.spellings import shared_spellings
+from adafuse_llm.embedded import member_paths
+from adafuse_llm.errors import EngineClosedError, LoadError, UnsupportedModelError
+from adafuse_llm.text.chat import Tool
+from adafuse_llm.text.codec import TextCodec, TokenizerCodec
+from adafuse_llm.text.conversation import check_conversation
+from tests.support.gguf_vocabularies import write_pieces, write_vocabulary
+from tests.support.models import CHATML, STRICT, tokenizer
+from tests.support.templates import FAMILIES, TOOL_FAMILIES, family_tokenizer, turn
+from tests.support.tokenizers import known_tokenizer
+
+pytestmark = pytest.mark.gguf
+
+EMBEDDED = {path.name: path for path in member_paths()}
+PRE_TOKENIZERS = {"llama3": "llama-bpe", "wren": "qwen2"}
+KINDS = (
+    "bytelevel",
+    "sentencepiece",
+    "unigram",
+    "gemma",
+    "legacy",
+    "llama2",
+    "llama3",
+    *EMBEDDED,
+)
+PARTS = (
+    *("the", "light", "Orrin", "a", "Z", "9", "1234", "don't", "I'LL", "_", "{}", "!", "?!", "..."),
+    *(" ", "  ", "\n", "\n\n", "\t", "\r\n", "\u00a0", "\u3000", "\u200b", "\x00"),
+    *(
+        "\u00e9",
+        "u\u0308",
+        "\u4e2d\u6587",
+        "\U0001f600",
+        "\U0001f469\u200d\U0001f467",
+        "\u0928\u092e",
+    ),
+    *("<s>", "</s>", "<unk>", "<|end|>", "<|eot_id|>", "[|done|]", "<end>", "<0x0A>", "[INST]"),
+    "def f(x):\n    return x",
+)
+
+
+@functools.cache
+def folder() -> Path:
+    return Path(tempfile.mkdtemp())
+
+
+@functools.cache
+def hugging_face(kind: str) -> Any:
+    return (
+        AutoTokenizer.from_pretrained(EMBEDDED[kind]) if kind in EMBEDDED else known_tokenizer(kind)
+    )
+
+
+def llama(known: Any, **options: Any) -> LlamaText:
+    """The vocabulary of a new GGUF file with the tokens of a Hugging Face tokenizer."""
+    path = folder() / f"{len(list(folder().iterdir()))}.gguf"
+    return LlamaText.from_file(write_vocabulary(path, known, **options))
+
+
+@functools.cache
+def llama_of(kind: str, template: str | None = None) -> LlamaText:
+    pre = PRE_TOKENIZERS.get(kind, "gpt-2")
+    return llama(hugging_face(kind), pre=pre, template=template)
+
+
+def random_texts(count: int, *, seed: int = 0) -> list[str]:
+    rng = random.Random(seed)
+    return ["".join(rng.choices(PARTS, k=rng.randint(0, 14))) for _ in range(count)]
+
+
+def encode(known: Any, text: str) -> list[int]:
+    return list(known.encode(text, add_special_tokens=False, split_special_tokens=True))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("wren", "unigram")])
+def test_tokens_are_those_of_the_hugging_face_tokenizer(kind: str) -> None:
+    # Unlike llama.cpp and sentencepiece, transformers adds no space to a text that begins with one.
+    # It removes U+0000 from texts in SentencePiece vocabularies.
+    texts = [text for text in random_texts(3_000) if not text.startswith(" ") and "\0" not in text]
+    known, vocabulary = hugging_face(kind), llama_of(kind).tokenizer
+    assert len(texts) > 2_000
+    assert [encode(vocabulary, text) for text in texts] == [encode(known, text) for text in texts]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_continuations_are_exact_and_contain_no_control_token(kind: str) -> None:
+    text = llama_of(kind)
+    control = {i for i, token in text.tokenizer.added_tokens_decoder.items() if token.special}
+    contexts, additions = random_texts(400, seed=1), random_texts(400, seed=2)
+    for before, added in zip(contexts, additions, strict=True):
+        context = text.codec.encode_prompt(before)
+        tokens, exact = text.codec.encode_continuation(context, added)
+        assert exact, added
+        assert text.codec.decode_continuation(context, tokens) == added
+        assert text.tokenizer.decode([*context, *tokens]) == text.tokenizer.decode(context) + added
+        assert control.isdisjoint(tokens)
+        assert text.tokenizer.decode(context).endswith(before)
+
+
+def test_a_vocabulary_without_bytes_says_that_it_loses_text() -> None:
+    codec = llama_of("unknowns").codec
+    context = codec.encode_prompt("The ferry")
+    assert codec.encode_continuation(context, " to Orrin")[1]
+    assert not codec.encode_continuation(context, " \u4e2d\u6587")[1]
+
+
+def test_word_pieces_say_that_they_lose_text_and_follow_no_grammar() -> None:
+    text = llama_of("wordpiece")
+    assert not text.codec.encode_continuation(text.codec.encode_prompt("the"), " Light\n")[1]
+    assert not text.follows_grammars
+
+
+def test_the_codec_is_a_text_codec() -> None:
+    assert isinstance(llama_of("bytelevel").codec, TextCodec)
+
+
+@pytest.mark.parametrize("kind", ["bytelevel", "sentencepiece", "unigram"])
+def test_an_unfinished_character_is_a_replacement_until_it_is_complete(kind: str) -> None:
+    codec = llama_of(kind).codec
+    prompt = codec.encode_prompt("The")
+    tokens, exact = codec.encode_continuation(prompt, "\U0001f601")
+    assert exact
+    assert len(tokens) > 2
+    assert codec.decode_continuation(prompt, tokens[:-1]).endswith("\ufffd")
+    assert codec.decode_continuation([*prompt, *tokens[:-1]], tokens[-1:]) == "\U0001f601"
+
+
+HOSTILE = ("what does {} mean", "{}", "{}{}", "<{}> and {}\n<0x0A>", "\n {} \n")
+
+
+@pytest.mark.parametrize("template", [None, CHATML, STRICT], ids=["plain", "chatml", "strict"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_control_tokens_that_a_user_spells_out_stay_text(kind: str, template: str | None) -> None:
+    text = llama_of(kind, template or "")
+    codec, decode = text.codec, text.tokenizer.decode
+    assert codec.has_chat_template is (template is not None)
+    control = text.tokenizer.added_tokens_decoder
+
+    def found(ids: list[int]) -> list[int]:
+        return [token for token in ids if token in control]
+
+    quiet = [turn("user", "hello"), turn("assistant", "hello"), turn("user", "hello")]
+    for spelling, form in itertools.product(map(str, control.values()), HOSTILE):
+        hostile = form.replace("{}", spelling)
+        asked = codec.encode_messages(quiet)
+        said = codec.encode_messages([{**each, "content": hostile} for each in quiet])
+        assert found(said) == found(asked), hostile
+        prompt = codec.encode_prompt(hostile)
+        assert found(prompt) == found(codec.encode_prompt("hello")), hostile
+        assert decode(said) == decode(asked).replace("hello", hostile)
+        assert decode(prompt) == decode(codec.encode_prompt("hello")).replace("hello", hostile)
+
+
+CONVERSATION = [
+    turn("system", " Be brief.\n"),
+    turn("user", "Who keeps the light?  caf\u00e9 \U0001f600 <b>5 < 6</b> <|im_end|>"),
+    turn("assistant", "\n\nThe keeper, <0.5 of the time.\n\n"),
+    turn("user", "And </s> then?"),
+]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_templates_give_the_tokens_of_transformers(name: str) -> None:
+    known = family_tokenizer(name)
+    ours, theirs = llama(known).codec, TokenizerCodec(known)
+    assert ours.encode_messages(CONVERSATION) == theirs.encode_messages(CONVERSATION)
+    assert ours.encode_prompt("Hello") == theirs.encode_prompt("Hello")
+    assert ours.template_facts == theirs.template_facts
+
+
+@pytest.mark.parametrize("name", TOOL_FAMILIES)
+def test_templates_with_tools_give_the_tokens_of_transformers(name: str) -> None:
+    known = family_tokenizer(name)
+    ours, theirs = llama(known).codec, TokenizerCodec(known)
+    call = {"id": "123456789", "name": "add", "arguments": {"a": 1, "b": "<|im_end|>"}}
+    conversation = check_conversation(
+        [
+            turn("user", "add 1 and 2"),
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "123456789", "content": "3"},
+        ],
+        [Tool("add", "Add numbers.", {"type": "object", "properties": {"a": {"type": "integer"}}})],
+    )
+    assert (ours.tool_form is None) == (theirs.tool_form is None)
+    assert ours.encode_conversation(conversation) == theirs.encode_conversation(conversation)
+    begun = check_conversation([*CONVERSATION, turn("assistant", "The <|im_end|> kee")]).continued()
+    assert ours.encode_conversation(begun) == theirs.encode_conversation(begun)
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_embedded_members_read_the_same_tokens_from_either_vocabulary(name: str) -> None:
+    ours, theirs = llama_of(name), TokenizerCodec(hugging_face(name))
+    assert ours.codec.encode_messages(CONVERSATION) == theirs.encode_messages(CONVERSATION)
+    assert list(ours.token_texts) == theirs.token_texts() == ours.codec.token_texts()
+    spellings = shared_spellings(hugging_face(name).get_vocab(), len(ours.tokenizer))
+    assert ours.vocabulary == spellings
+
+
+def test_a_text_never_begins_with_two_tokens_of_its_beginning() -> None:
+    known = family_tokenizer("llama3")
+    text = llama(known)
+    for tokens in (
+        text.codec.encode_messages([turn("user", "hi")]),
+        text.codec.encode_prompt("hi"),
+    ):
+        assert tokens[0] == known.bos_token_id
+        assert tokens.count(known.bos_token_id) == 1
+
+
+def test_a_file_without_special_tokens_has_none() -> None:
+    # llama.cpp assumes that token 11 begins and ends texts
+    letters = [chr(33 + number) for number in range(40)]
+    path = write_pieces(
+        folder() / "plain.gguf", "gpt2", letters, [TokenType.NORMAL] * 40, tokenizer_pre="gpt-2"
+    )
+    text = LlamaText.from_file(path)
+    assert text.end_ids == frozenset()
+    assert text.tokenizer.special_tokens_map == {}
+    assert not text.codec.has_chat_template
+
+
+def test_all_tokens_that_end_a_response_are_ends() -> None:
+    known = copy.deepcopy(tokenizer("bytelevel"))
+    known.add_tokens(["<|eot_id|>", "<|endoftext|>"], special_tokens=True)
+    ends = {"<|end|>", "<|im_end|>", "<|eot_id|>", "<|endoftext|>"}
+    assert llama(known).end_ids == set(known.convert_tokens_to_ids(sorted(ends)))
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "tekken", "default"])
+def test_a_word_of_any_length_becomes_tokens(pre: str) -> None:
+    # llama.cpp itself ends the process at the second of these texts
+    vocabulary = llama(tokenizer("bytelevel", CHATML), pre=pre).tokenizer
+    for text in ("ab" * 1_000, "ab" * 50_000, " " * 50_000, "-!" * 50_000, "\u4e2d" * 50_000):
+        assert vocabulary.decode(encode(vocabulary, text)) == text
+    control = vocabulary.get_vocab()["<|im_end|>"]
+    for length in range(9_980, 10_010):  # the first cut is at 10,000 characters
+        text = f"{'a-' * (length // 2)}<|im_end|>{'a' * 1_500}"
+        assert vocabulary.encode(text).count(control) == 1
+        assert control not in encode(vocabulary, text)
+
+
+@pytest.mark.parametrize("kind", ["llama3", "llama2", "unigram", "wren"])
+def test_a_text_of_ten_thousand_words_takes_less_than_a_second(kind: str) -> None:
+    codec = llama_of(kind).codec
+    text = "The keeper said \u4e2d that the light is long. " * 1_100
+    start = time.process_time()
+    tokens, exact = codec.encode_continuation(codec.encode_prompt("Go."), text)
+    assert time.process_time() - start < 1
+    assert exact
+    assert len(tokens) > 10_000
+
+
+def test_threads_get_the_same_tokens_as_a_single_thread() -> None:
+    texts = random_texts(200, seed=3)
+    calls: list[Callable[[str], Any]] = []
+    for kind in ("llama3", "sentencepiece", "unigram"):
+        codec = llama_of(kind, CHATML).codec
+        calls += [
+            lambda text, codec=codec: codec.encode_messages([turn("user", f"hi {text}")]),  # type: ignore[misc]
+            lambda text, codec=codec: codec.encode_continuation([70], text),  # type: ignore[misc]
+        ]
+    expected = [[call(text) for text in texts] for call in calls]
+    barrier = threading.Barrier(8)
+
+    def run(_: int) -> Any:
+        barrier.wait(10)
+        return [[call(text) for text in texts] for call in calls]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(result == expected for result in pool.map(run, range(8)))
+
+
+@pytest.mark.parametrize("kind", ["bytelevel", "wren", "heron", "finch"])
+def test_grammars_allow_the_tokens_that_they_allow_with_the_hugging_face_tokenizer(
+    kind: str,
+) -> None:
+    import llguidance
+
+    text, known = llama_of(kind), hugging_face(kind)
+    assert text.follows_grammars
+    size = len(text.tokenizer) + 3  # models often have logits that no token uses
+    ours, theirs = text.grammar_tokenizer(size), grammar_tokenizer(known, size, text.end_ids)
+    for pattern in (r"[a-z ]+\.", r'\{"a": -?[0-9]+\}', "(\u4e2d|\U0001f600)+ end"):
+        grammar = llguidance.LLMatcher.grammar_from_regex(pattern)
+        matchers = [llguidance.LLMatcher(each, grammar) for each in (ours, theirs)]
+        for _ in range(12):
+            masks = [matcher.compute_bitmask() for matcher in matchers]
+            assert masks[0] == masks[1]
+            allowed = [i for i in range(size) if masks[0][i // 8] >> i % 8 & 1]
+            assert allowed
+            token = allowed[len(allowed) // 2]
+            if token in text.end_ids:
+                break
+            assert all(matcher.consume_token(token) for matcher in matchers)
+
+
+def test_a_closed_vocabulary_refuses_texts_and_still_decodes_tokens() -> None:
+    text = llama(tokenizer("bytelevel"))
+    tokens = text.codec.encode_prompt("The light")
+    text.close()
+    text.close()
+    with pytest.raises(EngineClosedError, match="is closed"):
+        text.codec.encode_prompt("The light")
+    assert text.tokenizer.decode(tokens) == "The light"
+
+
+def test_a_codec_keeps_its_file_loaded() -> None:
+    codec = llama(tokenizer("bytelevel")).codec
+    gc.collect()
+    assert codec.decode_continuation((), codec.encode_prompt("The light")) == "The light"
+
+
+def test_closing_waits_for_calls_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = llama(tokenizer("bytelevel"))
+    entered, leave = threading.Event(), threading.Event()
+    closed = threading.Event()
+    inner = text.tokenizer._encoder.encode
+
+    def held(piece: str, **options: Any) -> list[int]:
+        entered.set()
+        assert leave.wait(10)
+        return inner(piece, **options)
+
+    def close() -> None:
+        text.close()
+        closed.set()
+
+    monkeypatch.setattr(text.tokenizer._encoder, "encode", held)
+    with ThreadPoolExecutor(2) as pool:
+        running = pool.submit(text.tokenizer.encode, "The light")
+        assert entered.wait(10)
+        closing = pool.submit(close)
+        assert not closed.wait(0.1)
+        leave.set()
+        assert text.tokenizer.decode(running.result(10)) == "The light"
+        closing.result(10)
+
+
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def test_files_that_cannot_encode_text_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="no vocabulary"):
+        LlamaText.from_file(write_pieces(tmp_path / "none.gguf", "no_vocab", [], [], vocab_size=3))
+    pieces = ["<unk>", "<s>", "</s>", *BYTES[:-1], "a"]
+    types = [TokenType.UNKNOWN, *[TokenType.CONTROL] * 2, *[TokenType.NORMAL] * 256]
+    with pytest.raises(UnsupportedModelError, match="1 of the 256 bytes, such as <0xFF"):
+        LlamaText.from_file(write_pieces(tmp_path / "bytes.gguf", "llama", pieces, types))
+
+
+def test_the_reason_why_a_file_cannot_be_read_is_in_the_error(tmp_path: Path) -> None:
+    path = tmp_path / "text.gguf"
+    path.write_text("not a model")
+    with pytest.raises(LoadError, match="invalid magic"):
+        LlamaText.from_file(path)
+    with pytest.raises(LoadError, match="No such file"):
+        LlamaText.from_file(tmp_path / "missing.gguf")
+
+
+def test_named_templates_are_read_and_tools_select_theirs() -> None:
+    known = copy.deepcopy(tokenizer("bytelevel"))
+    templates = {"default": "D {{ eos_token }}", "tool_use": "T {{ tools[0].name }}", "rag": "R"}
+    made = llama(known, template=templates).tokenizer
+    assert made.chat_template == templates
+    assert made.apply_chat_template([turn("user", "x")]) == "D <|end|>"
+    assert made.apply_chat_template([turn("user", "x")], tools=[{"name": "f"}]) == "T f"
+
+
+def test_a_vocabulary_reads_a_model_that_another_object_has_loaded() -> None:
+    text = llama_of("bytelevel")
+    assert text._file is not None
+    shared = LlamaTokenizer(text._file.model)
+    assert shared.encode("The light") == text.tokenizer.encode("The light")
+    shared.close()
+    assert text.codec.encode_prompt("still open")

@@ -1,0 +1,145 @@
+"""Write Hugging Face tokenizers as GGUF files that hold nothing but a vocabulary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+from gguf import TokenType
+
+Tokens = list[tuple[str, float]]
+"""The spelling and the score of every token, by id."""
+
+
+def write_vocabulary(
+    path: Path, tokenizer: Any, *, pre: str = "gpt-2", template: Any = None
+) -> Path:
+    """Write a fast tokenizer to the GGUF file `path`.
+
+    Args:
+        path: the file.
+        tokenizer: a ``PreTrainedTokenizerFast``.
+        pre: llama.cpp's name of the pre-tokenizer, for byte-level BPE.
+        template: a chat template, or several by name; None for that of the tokenizer.
+    """
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    model = state["model"]
+    writer = gguf.GGUFWriter(path, "llama")
+    pieces = _pieces(model)
+    for number, token in sorted(tokenizer.added_tokens_decoder.items()):
+        pieces[number:] = [(str(token), 0.0)] if number >= len(pieces) else pieces[number:]
+    added = tokenizer.added_tokens_decoder
+    types = [
+        _type(text, added.get(number), has_bytes=model["type"] != "BPE" or model["byte_fallback"])
+        for number, (text, _) in enumerate(pieces)
+    ]
+    unknown = tokenizer.unk_token_id
+    if model["type"] == "Unigram":
+        unknown = model["unk_id"]
+    if unknown is not None and model["type"] != "BPE":
+        types[unknown] = TokenType.UNKNOWN
+    kind = _kind(model)
+    writer.add_tokenizer_model(kind)
+    if kind == "gpt2":
+        writer.add_tokenizer_pre(pre)
+        writer.add_token_merges([" ".join(pair) for pair in model["merges"]])
+    else:
+        writer.add_token_scores([score for _, score in pieces])
+        writer.add_add_space_prefix(_has_prefix(tokenizer))
+        writer.add_remove_extra_whitespaces(False)
+    writer.add_token_list([text for text, _ in pieces])
+    writer.add_token_types(types)
+    _add_special_tokens(writer, tokenizer, unknown)
+    _add_templates(writer, tokenizer.chat_template if template is None else template)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def write_pieces(
+    path: Path, model: str, pieces: Sequence[str], types: Sequence[TokenType], **options: Any
+) -> Path:
+    """Write a made-up vocabulary to `path`; `options` name entries of the metadata."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model(model)
+    if pieces:
+        writer.add_token_list(list(pieces))
+        writer.add_token_types(list(types))
+        writer.add_token_scores([0.0] * len(pieces))
+        writer.add_token_merges([f"{pieces[0]} {pieces[-1]}"])
+    for key, value in options.items():
+        getattr(writer, f"add_{key}")(value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _kind(model: Mapping[str, Any]) -> str:
+    kinds = {"Unigram": "t5", "WordPiece": "bert", "BPE": "gpt2"}
+    return (
+        "llama" if model.get("byte_fallback") and model["type"] == "BPE" else kinds[model["type"]]
+    )
+
+
+def _pieces(model: Mapping[str, Any]) -> Tokens:
+    if model["type"] == "Unigram":
+        return [(text, score) for text, score in model["vocab"]]
+    texts = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    if model["type"] == "WordPiece":  # llama.cpp marks the starts of words, not their middles
+        return [(_phantom(text), 0.0) for text in texts]
+    ranks: dict[str, int] = {}
+    for rank, pair in enumerate(model["merges"]):
+        ranks.setdefault("".join(pair), rank)
+    return [(text, -float(ranks.get(text, 10**6))) for text in texts]
+
+
+def _phantom(text: str) -> str:
+    if text.startswith("[") and text.endswith("]") and len(text) > 1:
+        return text
+    return text[2:] if text.startswith("##") else f"\u2581{text}"
+
+
+def _type(text: str, added: Any, *, has_bytes: bool) -> TokenType:
+    if added is not None:
+        return TokenType.CONTROL if added.special else TokenType.USER_DEFINED
+    is_byte = has_bytes and len(text) == 6 and text.startswith("<0x") and text.endswith(">")
+    return TokenType.BYTE if is_byte else TokenType.NORMAL
+
+
+def _has_prefix(tokenizer: Any) -> bool:
+    """Whether the tokenizer puts a space before a text."""
+    return (
+        str(tokenizer.backend_tokenizer.encode("a", add_special_tokens=False).tokens[0])[:1]
+        == "\u2581"
+    )
+
+
+def _add_special_tokens(writer: gguf.GGUFWriter, tokenizer: Any, unknown: int | None) -> None:
+    adders = {
+        writer.add_bos_token_id: tokenizer.bos_token_id,
+        writer.add_eos_token_id: tokenizer.eos_token_id,
+        writer.add_pad_token_id: tokenizer.pad_token_id,
+        writer.add_unk_token_id: unknown,
+    }
+    for add, token in adders.items():
+        if token is not None:
+            add(token)
+    tokens = tokenizer.encode("a", add_special_tokens=True)
+    writer.add_add_bos_token(tokens[0] == tokenizer.bos_token_id)
+    writer.add_add_eos_token(tokens[-1] == tokenizer.eos_token_id)
+
+
+def _add_templates(writer: gguf.GGUFWriter, template: Any) -> None:
+    if isinstance(template, Mapping):
+        writer.add_chat_template(
+            [{"name": name, "template": text} for name, text in template.items()]
+        )
+    elif template:
+        writer.add_chat_template(template)
