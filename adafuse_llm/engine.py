@@ -37,6 +37,7 @@ from adafuse_llm.config import (
     DecodeOptions,
     RuntimeConfig,
 )
+from adafuse_llm.decoding.costs import PassTimes
 from adafuse_llm.decoding.draft import Drafting, Drafts, NoDrafts
 from adafuse_llm.decoding.member import Form, Member
 from adafuse_llm.decoding.rounds import (
@@ -57,7 +58,7 @@ from adafuse_llm.errors import (
 )
 from adafuse_llm.forks import after_fork
 from adafuse_llm.loading.config_file import read_config
-from adafuse_llm.results import Choice, Generation, Round, Scores, StreamEvent
+from adafuse_llm.results import Choice, Generation, PassCost, Round, Scores, StreamEvent
 from adafuse_llm.runtime.budget import CacheBudget
 from adafuse_llm.runtime.heap import trim_heap
 from adafuse_llm.runtime.scheduler import Request, Scheduler
@@ -153,6 +154,7 @@ class AdaFuseEngine:
         self._grammar_vocabularies: dict[str, GrammarVocabulary] = {}
         after_fork(self._renew)
         self._warned: set[str] = set()
+        self._pass_times = {name: PassTimes() for name in self.members}
         self.runtime = runtime or RuntimeConfig()
         self._budget = CacheBudget(self.runtime.cache_bytes)
         self._owned: tuple[Backend, ...] = ()
@@ -296,6 +298,16 @@ class AdaFuseEngine:
         """The smallest context window of all members, in tokens. None if no member has a limit."""
         windows = [b.context_window for b in self._backends if b.context_window is not None]
         return min(windows, default=None)
+
+    @property
+    def pass_costs(self) -> dict[str, PassCost]:
+        """What a forward pass of each member costs, measured in the passes of recent requests.
+
+        The engine drafts fewer tokens with a member whose tokens are expensive. A member without
+        enough passes of different sizes is missing.
+        """
+        costs = {name: times.cost for name, times in self._pass_times.items()}
+        return {name: cost for name, cost in costs.items() if cost is not None}
 
     @property
     def can_enforce(self) -> bool:
@@ -996,6 +1008,7 @@ class AdaFuseEngine:
                     form=form,
                     reply_prefix=prefix,
                     sampling=sampling,
+                    pass_times=self._pass_times[backend.name],
                 )
             )
         _check_windows(members)

@@ -14,4 +14,5 @@ trees hold the results.
     lead      which member proposes first
     odds      how often the guesses of a source of drafts are right
     lookup    drafts copied from earlier text of the prompt or the response
+    costs     what a pass of several tokens costs, measured
 """

@@ -21,10 +21,15 @@ nodes beyond its proposal (it runs ahead). The other members then check several 
 Each source of drafts has odds, which say how often its guesses agree with the committed tokens. The
 odds are measured even while the source is not used. A source that is often wrong is therefore not
 used until its guesses become right again.
+
+Each member also has a price for a token in a pass (`adafuse_llm.decoding.costs`). A draft whose
+odds are below its price costs more than it saves, and is left out. Spans that the member must score
+anyway cost the same now or later.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections import defaultdict
@@ -46,10 +51,12 @@ from adafuse_llm.text.words import added
 from adafuse_llm.tree import Node
 
 WIN_ODDS = 0.4
-"""Lowest odds of winning at which a candidate's last token is evaluated before the round ends."""
+"""Lowest odds of winning at which a candidate's last token is evaluated before the round ends, if
+its price is not higher."""
 
 RUN_AHEAD_ODDS = 0.6
-"""Lowest odds of a unanimous round at which the lead runs ahead. Each unused token costs a pass."""
+"""Lowest odds of a unanimous round at which the lead runs ahead. Each unused token costs a pass.
+If tokens have a price, higher odds may be necessary (`_run_ahead_odds`)."""
 
 MIN_RESPONSE_TOKENS = 4
 """Number of response tokens that the limit on drafts assumes while the response is shorter."""
@@ -62,8 +69,11 @@ class Drafting(Protocol):
         """Return the proposals of a round, in member order."""
         ...
 
-    def likely(self, candidate: PoolCandidate) -> bool:
-        """Return whether a candidate of the complete pool is likely to win."""
+    def likely(self, member: Member, candidate: PoolCandidate) -> bool:
+        """Return whether `member` should evaluate a candidate's last node before the round ends.
+
+        The pool is complete.
+        """
         ...
 
     def observe(self, winner: PoolCandidate) -> None:
@@ -82,7 +92,7 @@ class NoDrafts(Drafting):
         return in_lockstep([propose(member, config) for member in self._members])
 
     @override
-    def likely(self, candidate: PoolCandidate) -> bool:
+    def likely(self, member: Member, candidate: PoolCandidate) -> bool:
         return True
 
     @override
@@ -152,24 +162,43 @@ class Drafts:
                 (self._odds(candidate), candidate) for candidate in self._pool.candidates
             ]
             if len(order) > 1 and member is order[0] and member.passes > passes:
-                yield from self._run_ahead(member, config)
+                yield from self._run_ahead(member, order[1:], config)
 
-    def _run_ahead(self, lead: Member, config: AdaFuseConfig) -> Steps[None]:
+    def _run_ahead(
+        self, lead: Member, others: Sequence[Member], config: AdaFuseConfig
+    ) -> Steps[None]:
         """Evaluate nodes after the lead's likeliest span while all members are likely to agree."""
         span, size = self._proposals[lead].spans[0], self._sizes[lead]
-        rounds = 0 if span.stops else self._unanimous.length(threshold=RUN_AHEAD_ODDS)
+        rounds = 0 if span.stops else self._unanimous.length(threshold=_run_ahead_odds(others))
         left = config.max_new_tokens - lead.response_tokens - size
         for _ in range(min(rounds * size, MAX_DRAFT_TOKENS, left)):
             ahead = _greedy(lead, span.node)
             if ahead is None or ahead.length > _limit(lead, lead.tree.root.length):
                 return
+            if ahead is not span.node and not self._may_run_ahead(others, ahead):
+                return
             yield from lead.draft(ahead)
             if ahead.next is None:
                 return
 
-    def likely(self, candidate: PoolCandidate) -> bool:
-        """Return whether a candidate is likely to win, given its proposers so far."""
-        return self._odds(self._pool.find(candidate)).value >= WIN_ODDS
+    def _may_run_ahead(self, others: Sequence[Member], node: Node) -> bool:
+        """Return whether the lead may evaluate a node after its span.
+
+        If tokens have a price, the lead must have no reason to propose alternatives to the node.
+        Alternatives would need passes of their own, so running ahead would save hardly any.
+        """
+        before = node.parent.next if node.parent is not None else None
+        if self._branches == 1 or before is None or not min(map(_price, others)):
+            return True
+        return before.margin >= self._threshold
+
+    def likely(self, member: Member, candidate: PoolCandidate) -> bool:
+        """Return whether `member` should evaluate a candidate's last node before the round ends.
+
+        This depends on the odds that the candidate wins, given its proposers so far.
+        """
+        odds = self._odds(self._pool.find(candidate)).value
+        return odds >= max(WIN_ODDS, _price(member))
 
     def observe(self, winner: PoolCandidate) -> None:
         """Learn from the winner of a round."""
@@ -196,6 +225,7 @@ class Drafts:
         if root.next is None and not member.passes:
             return self._after_prompt(member, limit)
         nodes = dict.fromkeys(wanted)
+        threshold = _draft_odds(member)
         may_waste = self._may_waste(member)
         tips = [(node, 1.0) for node in wanted] if may_waste else []
         self._pool.expect(member)
@@ -203,7 +233,7 @@ class Drafts:
             end = self._pool.place(member, candidate)
             if end is not None:
                 path = member.tree.path(end)
-                nodes.update(dict.fromkeys(path if self.likely(candidate) else path[:-1]))
+                nodes.update(dict.fromkeys(path if self.likely(member, candidate) else path[:-1]))
                 if may_waste and not candidate.stops:
                     tips += self._after(member, candidate, end)
         for node, _ in tips:
@@ -211,7 +241,8 @@ class Drafts:
         inner = {node.parent for node in nodes}
         for node, odds in tips:
             if node not in inner and node.length < limit:
-                nodes.update(dict.fromkeys(self._lookups[member].after(member, node, odds)))
+                copied = self._lookups[member].after(member, node, odds, threshold)
+                nodes.update(dict.fromkeys(copied))
         for node in wanted:
             del nodes[node]
         return [node for node in nodes if node.next is None and node.length <= limit]
@@ -221,7 +252,10 @@ class Drafts:
 
         The spans keep their proposers' leading whitespace. If the member's own proposal begins with
         different whitespace, the nodes are useless, but they cost little compared with the prompt.
+        If tokens have a price, there are no such nodes.
         """
+        if _price(member):
+            return []
         nodes: dict[Node, None] = {}
         for candidate in dict.fromkeys(self._likeliest.values()):
             placed = member.place(self._pool.written(member, candidate.text))
@@ -242,7 +276,7 @@ class Drafts:
     ) -> Iterator[tuple[Node, float]]:
         """Yield nodes to draft after a candidate, each with the odds that the candidate wins."""
         odds = self._odds(candidate).value
-        if odds < DRAFT_ODDS:
+        if odds < _draft_odds(member):
             return
         proposer = candidate.proposers[0]
         if proposer is not member:
@@ -271,6 +305,27 @@ class Drafts:
             return missing
         ahead = _greedy(member, end)
         return [ahead] if ahead else []
+
+
+def _price(member: Member) -> float:
+    """Return the price of a draft of `member`, or 0 if it is too low to matter."""
+    return member.pass_times.draft_price
+
+
+def _draft_odds(member: Member) -> float:
+    """Return the lowest odds at which a token is worth its price in a pass of `member`."""
+    return max(DRAFT_ODDS, _price(member))
+
+
+def _run_ahead_odds(others: Sequence[Member]) -> float:
+    """Return the lowest odds o of unanimous rounds at which the lead runs ahead of `others`.
+
+    A token that is needed saves 1 - p of a pass, where p is the price of a token for the member
+    that checks it. A token that is not needed costs a pass. So o (1 - p) must be at least 1 - o. At
+    p = 1 nothing can be saved.
+    """
+    price = min(map(_price, others))
+    return max(RUN_AHEAD_ODDS, 1 / (2 - price)) if price < 1 else math.inf
 
 
 def _limit(member: Member, length: int) -> int:

@@ -17,10 +17,15 @@ below this share of the expected cost with the current lead."""
 class Lead:
     """Choice of the member that proposes first, among members that propose one after another.
 
-    The expected time of a round with lead l, in seconds, is c_l n_l + Σ c_k (1 + (1 - a_kl) n_k).
-    The sum is over the other members k. c is seconds per pass, n is tokens per proposal, and a is
-    the share of rounds in which two members agree. All three are measured in this request. The
-    first member leads until c and n are known.
+    The expected time of a round with lead l, in seconds, is
+
+        c_l n_l + Σ c_k (1 + p_k (n_l - 1) + (1 - a_kl) n_k).
+
+    The sum is over the other members k, which check the lead's n_l tokens in one pass. c is seconds
+    per pass, n is tokens per proposal, and a is the share of rounds in which two members agree. All
+    three are measured in this request. The first member leads until c and n are known. p is the
+    price of a token (`adafuse_llm.decoding.costs`). If it is not 0, c is seconds per pass over one
+    token.
 
     Attributes:
         member: the lead.
@@ -56,8 +61,18 @@ class Lead:
         cost = 0.0
         for member in self._members:
             own = self._sizes[member]
+            seconds, price = _pass_cost(member)
             passes = own
             if member is not lead:
-                passes = 1 + (1 - self._agree[frozenset((member, lead))].value) * own
-            cost += passes * (member.pass_seconds or 0.0)
+                disagreement = 1 - self._agree[frozenset((member, lead))].value
+                passes = 1 + price * max(self._sizes[lead] - 1, 0.0) + disagreement * own
+            cost += passes * seconds
         return cost
+
+
+def _pass_cost(member: Member) -> tuple[float, float]:
+    """Return the seconds of a pass of `member`, and the price of each token after the first."""
+    times = member.pass_times
+    if times.draft_price and times.cost is not None:
+        return times.cost.seconds, times.draft_price
+    return member.pass_seconds or 0.0, 0.0

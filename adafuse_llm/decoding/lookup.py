@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from adafuse_llm.decoding.member import Member
-from adafuse_llm.decoding.odds import PRIOR_ODDS, Odds
+from adafuse_llm.decoding.odds import DRAFT_ODDS, PRIOR_ODDS, Odds
 from adafuse_llm.tree import Node
 
 GRAM_SIZES = (4, 3, 2)
@@ -23,13 +23,16 @@ class Lookup:
         self._found: list[dict[tuple[int, ...], int]] = [{} for _ in GRAM_SIZES]
         self._odds = [Odds(PRIOR_ODDS) for _ in GRAM_SIZES]
 
-    def after(self, member: Member, node: Node, odds: float) -> list[Node]:
+    def after(
+        self, member: Member, node: Node, odds: float, threshold: float = DRAFT_ODDS
+    ) -> list[Node]:
         """Return nodes that may follow `node`.
 
         Args:
             member: the member whose tokens are indexed.
             node: the node to continue.
             odds: odds that the response reaches `node`.
+            threshold: lowest odds at which a token is drafted.
         """
         ids = member.tree.ids
         self._read_on(ids)
@@ -37,7 +40,7 @@ class Lookup:
         for size, found, right in zip(GRAM_SIZES, self._found, self._odds, strict=True):
             start = found.get(tuple(last[-size:]))
             if start is not None:
-                return self._copy(member, node, ids[start : start + right.length(odds)])
+                return self._copy(member, node, ids[start : start + right.length(odds, threshold)])
         return []
 
     def _copy(self, member: Member, node: Node, tokens: Sequence[int]) -> list[Node]:

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 from typing_extensions import override
 
 from adafuse_llm.backends.base import Backend, NodeQuery, NodeResult
+from adafuse_llm.decoding.costs import PassTimes
 from adafuse_llm.errors import GrammarError, MemberError
 from adafuse_llm.results import TokenLogprob, TopToken
 from adafuse_llm.sampling import Draw, Sampling
@@ -109,6 +110,8 @@ class Member:
         form: the form that the response must have, or None. It includes the spaces of `opening`.
         reply_prefix: text with which the chat templates began the reply, the same for all members.
         sampling: how to draw tokens; None to take the likeliest ones.
+        pass_times: passes of the backend in all requests of an engine. Default: only those of this
+            request.
 
     Attributes:
         grammar: the response as its grammar reads it, the same for all members. None if the
@@ -137,6 +140,7 @@ class Member:
         form: Form | None = None,
         reply_prefix: str = "",
         sampling: Sampling | None = None,
+        pass_times: PassTimes | None = None,
     ) -> None:
         self.name: str = backend.name
         self.codec: TextCodec = backend.codec
@@ -155,6 +159,7 @@ class Member:
         self.tokens = 0
         self.reused = 0
         self.pass_seconds: float | None = None
+        self.pass_times = pass_times or PassTimes()
         self._space_tokens = space_tokens
         self._top = top
         self._texts: dict[Node, str] = {}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 DRAFT_ODDS = 0.5
-"""A token is drafted if the odds that it is needed are at least this high. The value balances the
-cost of one more token in a pass against the pass that the token may save."""
+"""A token is drafted if the odds that it is needed are at least this high, and at least as high as
+its price (`adafuse_llm.decoding.costs`)."""
 
 MAX_DRAFT_TOKENS = 16
 """Maximum number of tokens drafted in a row."""

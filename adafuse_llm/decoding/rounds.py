@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from math import inf, isfinite
 
@@ -90,7 +91,7 @@ def play_round(
     pool = Pool(members[0].opening)
     for member, proposal in zip(members, proposals, strict=True):
         pool.add(member, proposal)
-    yield from in_lockstep([pool.read(member, drafts.likely) for member in members])
+    yield from in_lockstep([pool.read(m, partial(drafts.likely, m)) for m in members])
     scored = [scorer(candidate, members) for candidate in pool.candidates]
     margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
     outcome = choose_best(pool, scored, margins)
