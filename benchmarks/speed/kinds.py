@@ -10,7 +10,6 @@ Times of the engine include the CPU time of all its processes.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import tempfile
 import time
@@ -20,9 +19,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-
-for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # torch reads these on import
-    os.environ.setdefault(variable, "1")
 
 import psutil
 import torch
@@ -67,7 +63,7 @@ def cpu_seconds() -> float:
     """Return the CPU seconds of this process and of the processes that it has started."""
     own = psutil.Process()
     times = [each.cpu_times() for each in (own, *own.children(recursive=True))]
-    return sum(each.user + each.system for each in times)
+    return float(sum(each.user + each.system for each in times))
 
 
 def timed(run: Callable[[], int]) -> Cost:
