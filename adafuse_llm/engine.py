@@ -175,11 +175,13 @@ class AdaFuseEngine:
         revision: str | None = None,
         on_round: RoundObserver | None = None,
     ) -> AdaFuseEngine:
-        """Load Hugging Face causal language models (local folders or hub ids) as an ensemble.
+        """Load transformers and GGUF models as an ensemble.
+
+        The arguments `dtype`, `device_map` and `trust_remote_code` do not apply to GGUF members.
 
         Args:
-            members: at least one path, hub id or `MemberSpec`. A `MemberSpec` also sets options
-                of the member.
+            members: at least one folder, GGUF file, hub id or `MemberSpec`. A `MemberSpec` also
+                sets options of the member.
             config: default options.
             strategy: as for the constructor.
             runtime: as for the constructor.

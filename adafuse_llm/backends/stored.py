@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from adafuse_llm.backends.llamacpp.files import is_gguf, stored_gguf
-from adafuse_llm.backends.llamacpp.header import GGUFFacts, read_facts
+from adafuse_llm.backends.gguf.files import is_gguf, stored_gguf
+from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts
 
 TEMPLATE_FILES = ("chat_template.jinja", "additional_chat_templates/*.jinja")
 """Files of a model that contain chat templates, besides ``tokenizer_config.json``."""

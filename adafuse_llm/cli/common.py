@@ -46,7 +46,7 @@ from adafuse_llm import (
     RuntimeConfig,
     StreamEvent,
 )
-from adafuse_llm.backends.llamacpp.files import is_gguf
+from adafuse_llm.backends.gguf.files import is_gguf
 from adafuse_llm.config import CONSTRAINTS, GRAMMARS
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import short_repr

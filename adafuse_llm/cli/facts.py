@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from adafuse_llm.backends.base import Backend
-from adafuse_llm.backends.llamacpp.header import GGUFFacts, read_facts, read_tokens
+from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts, read_tokens
 
 GGUF_TOKENIZERS = {
     "gpt2": "byte-level BPE",

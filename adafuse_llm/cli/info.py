@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adafuse_llm import AdaFuseEngine, AdaFuseError, LoadError, MissingDependencyError
-from adafuse_llm.backends.llamacpp.header import GGUFFacts
+from adafuse_llm.backends.gguf.header import GGUFFacts
 from adafuse_llm.backends.llamacpp.library import load_library
 from adafuse_llm.backends.stored import stored_facts
 from adafuse_llm.cli.common import FAILED, Setup, one_line, print_json, stdout_console

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adafuse_llm.backends.llamacpp.files import (
+from adafuse_llm.backends.gguf.files import (
     choose,
     gguf_names,
     is_gguf,
     part_names,
     stored_folder,
 )
-from adafuse_llm.backends.llamacpp.header import GGUFFacts, read_facts, read_tokens
+from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts, read_tokens
 from adafuse_llm.backends.llamacpp.library import load_library
 from adafuse_llm.errors import LoadError
 from adafuse_llm.loading.problems import describe, hub_problem, label_of

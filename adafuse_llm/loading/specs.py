@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adafuse_llm.backends.llamacpp.header import CACHE_TYPES
+from adafuse_llm.backends.gguf.header import CACHE_TYPES
 from adafuse_llm.config import MAX_WEIGHT
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.loading.quantization import is_quantization

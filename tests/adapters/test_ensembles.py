@@ -59,8 +59,8 @@ def test_ensembles_that_say_the_same_share_one_engine_loaded_on_first_use(monkey
 
 def test_the_window_of_gguf_members_is_known_before_they_are_loaded():
     path = str(embedded_gguf("wren", "q8_0"))
-    for settings, window in (({}, 4096), ({"context": 500}, 500), ({"context": 5000}, 4096)):
-        ensemble = Ensemble.of([MemberSpec(path, name="a", **settings), "missing.gguf"])
+    for context, window in ((None, 4096), (500, 500), (5000, 4096)):
+        ensemble = Ensemble.of([MemberSpec(path, name="a", context=context), "missing.gguf"])
         assert ensemble.context_window(["a"]) == window
         assert ensemble.has_chat_templates(["a"]) is True
         assert ensemble.has_chat_templates(["a", "missing"]) is None

@@ -58,7 +58,7 @@ def test_a_gguf_model_that_does_not_fit_is_described_from_its_header(adafuse, mo
     from adafuse_llm.cli import info
 
     monkeypatch.setattr(info, "load_library", lambda: NO_GPU)
-    monkeypatch.setattr(info.psutil, "virtual_memory", lambda: SimpleNamespace(available=2**20))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=2**20))
     report = json.loads(adafuse("info", embedded_gguf("wren", "q8_0"), "--json").stdout)
     assert report["members"][0]["memory_bytes"] > 2**20
     (finding,) = report["findings"]

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from sybil import Sybil
 from sybil.document import Document
+from sybil.example import Example
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
 from adafuse_llm import AdaFuseConfig, GrammarError
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.text.grammar import Grammar
+from tests.support.gguf_files import embedded_gguf
 from tests.support.paths import ROOT
 
 PAGES = sorted({ROOT / "README.md", *(ROOT / "docs").rglob("*.md")})
@@ -30,18 +32,47 @@ def test_there_are_pages_with_code() -> None:
     assert sum(bool(list(examples(page).examples())) for page in PAGES) >= 4
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch) -> None:
-    blocks = list(examples(page).examples())
+def put_models(page: Path, folder: Path) -> None:
+    """Put embedded members where the code of a page looks for models."""
     names = dict.fromkeys(MODEL.findall(page.read_text(encoding="utf-8")))
     for number, name in enumerate(names):
-        folder = tmp_path / name
-        if not folder.exists() and not name.endswith((".md", ".html", ".jsonl")):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            folder.symlink_to(member_paths()[number % 3], target_is_directory=True)
+        path, member = folder / name, member_paths()[number % 3]
+        if path.exists() or name.endswith((".md", ".html", ".jsonl")):
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith(".gguf"):
+            path.symlink_to(embedded_gguf(member.name, "q8_0"))
+        elif name.endswith("-GGUF"):
+            path.mkdir()
+            for kind in ("Q4_K_M", "Q8_0"):
+                (path / f"model-{kind}.gguf").symlink_to(embedded_gguf(member.name, "q8_0"))
+        else:
+            path.symlink_to(member, target_is_directory=True)
+
+
+def needs_llama_cpp(block: Example) -> bool:
+    return ".gguf" in block.parsed
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch) -> None:
+    put_models(page, tmp_path)
     monkeypatch.chdir(tmp_path)
+    for block in examples(page).examples():
+        if not needs_llama_cpp(block):
+            block.evaluate()
+
+
+@pytest.mark.gguf
+def test_the_code_for_gguf_models_runs(tmp_path: Path, monkeypatch, capsys) -> None:
+    page = ROOT / "docs" / "guides" / "models.md"
+    put_models(page, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    blocks = [block for block in examples(page).examples() if needs_llama_cpp(block)]
     for block in blocks:
         block.evaluate()
+    assert len(blocks) == 3
+    assert capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

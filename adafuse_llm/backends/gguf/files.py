@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
-from adafuse_llm.backends.llamacpp.header import MAGIC, PART
+from adafuse_llm.backends.gguf.header import MAGIC, PART
 from adafuse_llm.errors import LoadError
 
 SUFFIX: Final = ".gguf"

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from transformers import AutoConfig, AutoTokenizer
 
 from adafuse_llm import LoadError, UnsupportedModelError
-from adafuse_llm.backends.llamacpp.header import (
+from adafuse_llm.backends.gguf.header import (
     FILE_TYPES,
     TENSOR_TYPES,
     read_facts,
