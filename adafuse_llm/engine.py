@@ -103,7 +103,8 @@ class AdaFuseEngine:
     """An ensemble of language models that decode one response together.
 
     An engine is thread-safe. Requests that run at the same time share forward passes. Each
-    model runs in only one thread, and members on different devices run at the same time.
+    model runs in only one thread. Members on different devices, and members in processes of their
+    own, run at the same time.
 
     An engine is also a context manager. On exit it calls `close`, which ends running requests.
 
