@@ -223,7 +223,7 @@ def fields_from_config(path: str | PathLike[str]) -> dict[str, Any]:
     used = options.pop("use", None)
     fields = {name: getattr(file, name) for name in ("dtype", "device_map", "revision")}
     if file.models or used or file.processes:
-        specs = tuple(file.members)
+        specs = tuple(map(as_spec, file.members))
         by_name = dict(zip(member_names(specs), specs, strict=True))
         try:
             weights = file.config.member_weights(tuple(by_name))

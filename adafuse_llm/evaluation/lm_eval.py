@@ -145,12 +145,14 @@ class AdaFuseLM(LM):  # type: ignore[misc]
             self.engine, self.options = engine, options
             return
         file = ConfigFile() if config is None else read_config(config)
-        paths = models.split(";") if models and isinstance(models, str) else list(models)
+        if models:
+            paths = models.split(";") if isinstance(models, str) else models
+            file = file.model_copy(update={"models": tuple(paths)})
         settled = AdaFuseConfig(**{**file.options, **options})
         _check(settled)
         self.options = {}
         self.engine = AdaFuseEngine.from_pretrained(
-            paths or file.members,
+            file.members,
             config=settled,
             strategy=strategy or file.strategy,
             runtime=RuntimeConfig(max_requests=self.requests),

@@ -75,10 +75,12 @@ class ConfigFile(Options):
         return AdaFuseConfig(**self.options)
 
     @property
-    def members(self) -> list[MemberSpec]:
+    def members(self) -> list[str | MemberSpec]:
         """The members to load."""
         models = self.models or tuple(map(str, member_paths()))
-        return [in_process(model) if self.processes else as_spec(model) for model in models]
+        if self.processes:
+            return list(map(in_process, models))
+        return [each if isinstance(each, str) else as_spec(each) for each in models]
 
 
 CODE_FIELDS = ("trust_remote_code", "allow_pickle")

@@ -51,7 +51,7 @@ def test_aliases_can_be_used(tmp_path: Path) -> None:
 def test_models_can_be_mappings_of_the_fields_of_member_specs(tmp_path: Path) -> None:
     text = "models: [a/one, {path: a/two, process: true, threads: 2}]"
     assert read_config(written(tmp_path, text)).members == [
-        MemberSpec("a/one"),
+        "a/one",
         MemberSpec("a/two", process=True, threads=2),
     ]
 
@@ -60,7 +60,7 @@ def test_processes_runs_all_members_in_processes(tmp_path: Path) -> None:
     for text in ("models: [a/one, {path: a/two}]", "max_words: 2"):
         members = read_config(written(tmp_path, f"{text}\nprocesses: true")).members
         assert len(members) >= 2
-        assert all(spec.process for spec in members)
+        assert all(isinstance(spec, MemberSpec) and spec.process for spec in members)
 
 
 @pytest.mark.parametrize(
