@@ -255,11 +255,9 @@ class AdaFuseEngine:
             InvalidInputError: the file does not exist, or its contents cannot be used.
             LoadError: a member cannot be loaded, or cannot take part in an ensemble.
         """
-        from adafuse_llm.embedded import member_paths
-
         file = read_config(path)
         return cls.from_pretrained(
-            file.models or [str(member) for member in member_paths()],
+            file.members,
             config=file.config,
             strategy=file.strategy,
             runtime=runtime,

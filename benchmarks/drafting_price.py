@@ -1,12 +1,13 @@
 """Measure what drafts cost and save when a token in a pass has a price.
 
     python benchmarks/drafting_price.py
-    python benchmarks/drafting_price.py --words 400 --output drafting_price.json
+    python benchmarks/drafting_price.py --sleep --words 400 --output drafting_price.json
 
-Two fake members decode together. A pass over n tokens takes 4 ms * (1 + price * (n - 1)): the
-members sleep, so other programs on the machine change little. There are three kinds of text: the
-members always agree, disagree about one word in five, or never agree. Each text is decoded in three
-ways:
+Two fake members decode together. A pass over n tokens takes 4 ms * (1 + price * (n - 1)). This time
+passes on a simulated clock, so other programs on the machine change nothing. With --sleep, the
+members really sleep, and the figures are wall-clock times. There are three kinds of text: the
+members always agree, each chooses one word in five on its own, or they never agree. Each text is
+decoded in three ways:
 
 off       without drafts
 free      with drafts, as if every token were free
@@ -52,19 +53,38 @@ class PricedBackend(FakeBackend):
         tokens: number of tokens processed so far.
     """
 
-    def __init__(self, name: str, rule: Callable[[str], Mapping[str, float]], price: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        rule: Callable[[str], Mapping[str, float]],
+        price: float,
+        spend: Callable[[float], None],
+    ) -> None:
         super().__init__(name, rule, vocabulary=WORDS)
         self.tokens = 0
         self._price = price
+        self._spend = spend
 
     def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
-        started = time.perf_counter()
         results = [replace(each, passes=1) for each in super().evaluate(queries)]
         tokens = sum(result.tokens for result in results)
         self.tokens += tokens
-        seconds = PASS_SECONDS * (1 + self._price * (tokens - 1))
-        time.sleep(max(0.0, seconds - (time.perf_counter() - started)))
+        self._spend(PASS_SECONDS * (1 + self._price * (tokens - 1)))
         return results
+
+
+class Clock:
+    """A clock that advances only when somebody spends time."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        return self._now
+
+    def spend(self, seconds: float) -> None:
+        """Advance the clock."""
+        self._now += seconds
 
 
 def choose_words(name: str, disagreement: float) -> Callable[[str], Mapping[str, float]]:
@@ -79,14 +99,20 @@ def choose_words(name: str, disagreement: float) -> Callable[[str], Mapping[str,
     return rule
 
 
-def run(way: str, kind: str, branches: int, price: float, words: int) -> dict[str, Any]:
+def run(
+    way: str, kind: str, branches: int, price: float, words: int, *, sleep: bool
+) -> dict[str, Any]:
     """Decode a few texts one after the other, and return the figures."""
+    clock = Clock()
+    spend = time.sleep if sleep else clock.spend
     members = [
-        PricedBackend(name, choose_words(name, DISAGREEMENT[kind]), price) for name in ("a", "b")
+        PricedBackend(name, choose_words(name, DISAGREEMENT[kind]), price, spend)
+        for name in ("a", "b")
     ]
     floor = costs.MIN_PRICE if way == "measured" else math.inf
     with (
         mock.patch.object(costs, "MIN_PRICE", floor),
+        mock.patch.object(time, "perf_counter", time.perf_counter if sleep else clock),
         AdaFuseEngine(members, runtime=RuntimeConfig(drafting=way != "off")) as engine,
     ):
         started = time.perf_counter()
@@ -107,9 +133,9 @@ def run(way: str, kind: str, branches: int, price: float, words: int) -> dict[st
     }
 
 
-def compare(kind: str, branches: int, price: float, words: int) -> dict[str, Any]:
+def compare(kind: str, branches: int, price: float, words: int, *, sleep: bool) -> dict[str, Any]:
     """Return one row: tokens and seconds of each way."""
-    runs = [run(way, kind, branches, price, words) for way in WAYS]
+    runs = [run(way, kind, branches, price, words, sleep=sleep) for way in WAYS]
     if any(each["texts"] != runs[0]["texts"] for each in runs):
         raise SystemExit("a draft changed a text")
     return {
@@ -144,10 +170,11 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--words", type=int, default=300, help="words that each way writes")
+    parser.add_argument("--sleep", action="store_true", help="measure wall-clock times")
     parser.add_argument("--output", type=Path, help="write the figures to this file, as JSON")
     arguments = parser.parse_args()
     rows = [
-        compare(kind, branches, price, arguments.words)
+        compare(kind, branches, price, arguments.words, sleep=arguments.sleep)
         for kind in DISAGREEMENT
         for branches in BRANCHES
         for price in PRICES

@@ -222,8 +222,8 @@ def fields_from_config(path: str | PathLike[str]) -> dict[str, Any]:
     options = file.config.model_dump(include=set(file.options))
     used = options.pop("use", None)
     fields = {name: getattr(file, name) for name in ("dtype", "device_map", "revision")}
-    if file.models or used:
-        specs = tuple(map(as_spec, file.models)) or _embedded()
+    if file.models or used or file.processes:
+        specs = tuple(file.members)
         by_name = dict(zip(member_names(specs), specs, strict=True))
         try:
             weights = file.config.member_weights(tuple(by_name))

@@ -17,7 +17,8 @@ class NodeQuery:
 
     Attributes:
         tree: the request's tree at this member.
-        evaluate: nodes whose next-token distribution the backend returns.
+        evaluate: nodes whose next-token distribution the backend returns, in any order. Their
+            ancestors need not be evaluated.
         score: nodes whose log-probability after their parent the backend returns. This query or an
             earlier query evaluates the parent.
         top: number of likeliest next tokens in each summary, at least two.
@@ -101,7 +102,8 @@ class Backend(Protocol):
         evaluated yet.
 
         Raises:
-            Exception: the evaluation failed. The exception may have any type. The engine may then
+            Exception: the evaluation failed, for example because of a token that the vocabulary
+                does not have. The exception may have any type. The engine may then
                 repeat each query in a call of its own. If a query fails again, the engine raises a
                 `MemberError` for this member. The engine handles an invalid result, such as one
                 with a NaN log-probability, in the same way. So a backend must not cache anything
@@ -110,7 +112,10 @@ class Backend(Protocol):
         ...
 
     def release(self, tree: TokenTree) -> None:
-        """Free the resources in ``tree.state``, because the request has ended."""
+        """Free the resources in ``tree.state``, and set it to None, because the request has ended.
+
+        A tree can be released without any query, or twice.
+        """
         ...
 
 

@@ -15,7 +15,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType, MappingProxyType
@@ -52,7 +52,7 @@ from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import short_repr
 from adafuse_llm.evaluation.files import naming, read_text
 from adafuse_llm.loading.config_file import LOADING, ConfigFile, read_config, read_schema
-from adafuse_llm.loading.specs import MemberSpec
+from adafuse_llm.loading.specs import MemberSpec, as_spec, in_process
 from adafuse_llm.report.styles import printable
 from adafuse_llm.strategies.registry import NAMED
 
@@ -88,10 +88,11 @@ class Setup:
         config: `options`, completed with the defaults of `AdaFuseConfig`.
     """
 
-    models: tuple[str, ...]
+    models: tuple[str | Mapping[str, Any], ...]
     dtype: str
     device_map: str | None
     revision: str | None
+    processes: bool
     threads: int | None
     trust_remote_code: bool
     debug: bool
@@ -106,7 +107,11 @@ class Setup:
 
     def paths(self) -> list[str]:
         """Return the folders or Hub IDs of the models. The default is the embedded members."""
-        return list(self.models) or [str(path) for path in member_paths()]
+        return [each.path for each in map(as_spec, self.models)] or list(map(str, member_paths()))
+
+    def members(self) -> list[str | MemberSpec]:
+        """Return what to load."""
+        return [self._member(given) for given in self.models or map(str, member_paths())]
 
     @property
     def is_embedded(self) -> bool:
@@ -137,7 +142,7 @@ class Setup:
             if self.threads is not None or "OMP_NUM_THREADS" not in os.environ:
                 torch.set_num_threads(self.threads or 1)
             engine = AdaFuseEngine.from_pretrained(
-                [self._member(path) for path in paths],
+                self.members(),
                 config=self.config,
                 runtime=runtime,
                 strategy=self.strategy,
@@ -150,11 +155,13 @@ class Setup:
                 torch.set_num_threads(default)
         return engine
 
-    def _member(self, path: str) -> str | MemberSpec:
-        """Return a member. ``--threads`` also sets the threads of a GGUF member."""
-        if self.threads is None or not is_gguf(path, None, self.revision):
-            return path
-        return MemberSpec(path, threads=self.threads)
+    def _member(self, given: str | Mapping[str, Any]) -> str | MemberSpec:
+        """Return a member. ``--threads`` sets the threads of members that have their own."""
+        spec = in_process(given) if self.processes else as_spec(given)
+        has_threads = spec.process or is_gguf(spec.path, spec.file, spec.revision or self.revision)
+        if self.threads is not None and spec.threads is None and has_threads:
+            return replace(spec, threads=self.threads)
+        return given if isinstance(given, str) and not self.processes else spec
 
 
 class _PlainHelp:
@@ -425,6 +432,8 @@ def _member_flags(*, model: bool) -> Iterator[inspect.Parameter]:
     yield _flag("device_map", str | None, None, text, panel="Members", metavar="NAME")
     text = "Revision of models from the Hub."
     yield _flag("revision", str | None, None, text, panel="Members", metavar="NAME")
+    text = "Run every member in a process of its own, so that members run at the same time."
+    yield _flag("processes", bool, False, text, panel="Members")
     text = (
         "Number of CPU threads for the members. Default: 1 if every member has fewer than "
         f"{SMALL / 1e6:.0f} million parameters, otherwise the default of PyTorch."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import date
 from pathlib import Path
@@ -148,7 +149,7 @@ def tune(
     results = Results(output.with_name(f"{output.name}.trials.jsonl"))
     if output.exists() and not overwrite and not results.path.exists():
         raise InvalidInputError(f"{output} exists. Pass --overwrite, or choose another --output.")
-    names = member_names([as_spec(path) for path in setup.paths()])
+    names = member_names([as_spec(member) for member in setup.members()])
     candidates(names, setup.config.use, setup.strategy)
     optimizer(seed)
     searched, tested = map(len, divide(job.questions, held_out, seed))
@@ -241,7 +242,7 @@ def _file_options(setup: Setup, options: dict[str, Any]) -> dict[str, Any]:
             for name, model in zip(names, setup.models, strict=True)
             if name in options["use"]
         ]
-        models = [str(Path(m).resolve()) if Path(m).exists() else m for _, m in chosen]
+        models = [_from_anywhere(model) for _, model in chosen]
         renamed = dict(
             zip([n for n, _ in chosen], member_names([as_spec(m) for m in models]), strict=True)
         )
@@ -253,9 +254,17 @@ def _file_options(setup: Setup, options: dict[str, Any]) -> dict[str, Any]:
             "dtype": setup.dtype,
             "device_map": setup.device_map,
             "revision": setup.revision,
+            "processes": setup.processes or None,
         }
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
     return {k: v for k, v in {**loading, **plain}.items() if v is not None}
+
+
+def _from_anywhere(model: str | Mapping[str, Any]) -> str | dict[str, Any]:
+    """Return a model with an absolute path, if the path is that of a local folder or file."""
+    path = as_spec(model).path
+    path = str(Path(path).resolve()) if Path(path).exists() else path
+    return path if isinstance(model, str) else {**model, "path": path}
 
 
 def _comment(found: Tuning) -> str:

@@ -144,15 +144,13 @@ class AdaFuseLM(LM):  # type: ignore[misc]
             _check(engine.config.override(options))
             self.engine, self.options = engine, options
             return
-        from adafuse_llm.embedded import member_paths
-
         file = ConfigFile() if config is None else read_config(config)
         paths = models.split(";") if models and isinstance(models, str) else list(models)
         settled = AdaFuseConfig(**{**file.options, **options})
         _check(settled)
         self.options = {}
         self.engine = AdaFuseEngine.from_pretrained(
-            paths or file.models or [str(path) for path in member_paths()],
+            paths or file.members,
             config=settled,
             strategy=strategy or file.strategy,
             runtime=RuntimeConfig(max_requests=self.requests),

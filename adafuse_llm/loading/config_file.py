@@ -8,16 +8,21 @@ A file sets members, loading arguments and options, as the flags of a command do
     max_words: 2
     weights: {one: 1.0, two: 0.5}
 
+A model can also be a mapping of the fields of `MemberSpec`, such as
+``{path: path/one, process: true, threads: 4}``. ``processes: true`` runs every member in a process
+of its own.
+
 The format is YAML, which includes JSON. Values that the file does not set have their defaults.
 `json_schema` is a mapping, or the path of a JSON file relative to the configuration file. A file
-cannot set `trust_remote_code`: only the person who starts the program can allow code to run.
+cannot set `trust_remote_code` or `allow_pickle`: only the person who starts the program can allow
+code to run.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -25,7 +30,9 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from adafuse_llm.config import AdaFuseConfig, Options
+from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
+from adafuse_llm.loading.specs import MemberSpec, as_spec, in_process
 
 __all__ = ["ConfigFile", "read_config", "read_schema", "write_config"]
 
@@ -37,8 +44,10 @@ class ConfigFile(Options):
         InvalidOptionError: a value is not valid.
     """
 
-    models: tuple[str, ...] = Field(
-        default=(), description="Folders or hub ids of members. Default: the embedded members."
+    models: tuple[str | dict[str, Any], ...] = Field(
+        default=(),
+        description="Folders or hub ids of members, or mappings of the fields of `MemberSpec`. "
+        "Default: the embedded members.",
     )
     strategy: str = Field(
         default="adafuse", description="Name of the strategy that chooses the next piece of text."
@@ -48,6 +57,9 @@ class ConfigFile(Options):
         default=None, description="Devices on which accelerate places the weights."
     )
     revision: str | None = Field(default=None, description="Revision of hub models.")
+    processes: bool = Field(
+        default=False, description="Whether to run every member in a process of its own."
+    )
     options: dict[str, Any] = Field(
         default_factory=dict, description="Options of `AdaFuseConfig` that the file sets."
     )
@@ -55,13 +67,22 @@ class ConfigFile(Options):
     @field_validator("models", mode="before")
     @classmethod
     def _one_model_or_many(cls, models: Any) -> Any:
-        return (models,) if isinstance(models, str) else models or ()
+        return (models,) if isinstance(models, (str, dict)) else models or ()
 
     @property
     def config(self) -> AdaFuseConfig:
         """The file's options as an `AdaFuseConfig`; other options have their defaults."""
         return AdaFuseConfig(**self.options)
 
+    @property
+    def members(self) -> list[MemberSpec]:
+        """The members to load."""
+        models = self.models or tuple(map(str, member_paths()))
+        return [in_process(model) if self.processes else as_spec(model) for model in models]
+
+
+CODE_FIELDS = ("trust_remote_code", "allow_pickle")
+"""Fields of `MemberSpec` that allow code to run."""
 
 MAX_ALIASES = 20
 """Maximum number of YAML aliases in a file. Nested aliases multiply the size of the contents."""
@@ -69,7 +90,7 @@ MAX_ALIASES = 20
 MAX_DEPTH = 20
 """Maximum number of lists and mappings inside each other. PyYAML is slow with deeper ones."""
 
-LOADING = ("strategy", "dtype", "device_map", "revision")
+LOADING = ("strategy", "dtype", "device_map", "revision", "processes")
 """Names that a file may set in addition to ``models`` and the options of `AdaFuseConfig`."""
 
 
@@ -214,6 +235,25 @@ def _parse(path: str | PathLike[str], values: Any) -> ConfigFile:
             options={name: value for name, value in values.items() if name not in own},
         )
         _ = file.config
+        _check_models(file.models)
     except InvalidInputError as error:
         raise type(error)(f"configuration file {path}: {error}") from None
     return file
+
+
+def _check_models(models: Sequence[str | Mapping[str, Any]]) -> None:
+    """Check the mappings among the models of a file.
+
+    Raises:
+        InvalidInputError: a mapping has no path.
+        InvalidOptionError: a field is unknown, out of range, or not allowed in a file.
+    """
+    for model in models:
+        if isinstance(model, str):
+            continue
+        if refused := [name for name in CODE_FIELDS if name in model]:
+            raise InvalidOptionError(
+                f"a configuration file cannot set {refused[0]!r}, because this can run code that "
+                "comes with a model. Load the member in Python with MemberSpec."
+            )
+        as_spec(model)

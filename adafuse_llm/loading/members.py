@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from adafuse_llm.backends.base import Backend
+from adafuse_llm.backends.remote import MemberText
 from adafuse_llm.errors import InvalidInputError, short_repr
 from adafuse_llm.loading.gguf import (
     GGUFPlan,
@@ -21,7 +22,7 @@ from adafuse_llm.loading.huggingface import (
     load_huggingface_text,
     plan_huggingface,
 )
-from adafuse_llm.loading.processes import ProcessLoading, ProcessPlan
+from adafuse_llm.loading.processes import ProcessLoading, ProcessPlan, share_of_threads
 from adafuse_llm.loading.specs import MemberSpec, as_spec, check_kind, member_names
 
 if TYPE_CHECKING:
@@ -93,31 +94,37 @@ def _plan(
 
 def _load_planned(plans: Sequence[Plan]) -> list[Backend]:
     """Load members in order. Members in processes load side by side with all others."""
-    apart = [_process_plan(plan) for plan in plans if plan.spec.process]
-    with ProcessLoading(apart, others=len(apart) < len(plans)) as loading:
+    in_processes = [plan for plan in plans if plan.spec.process]
+    lanes = sum(map(_is_on_cpu, in_processes)) + (len(in_processes) < len(plans))
+    share = share_of_threads(lanes)
+    with ProcessLoading([_process_plan(plan, share) for plan in in_processes]) as loading:
         here = [_load(plan) for plan in plans if not plan.spec.process]
-        in_processes, in_this = iter(loading.members()), iter(here)
-        return [next(in_processes) if plan.spec.process else next(in_this) for plan in plans]
+        apart, together = iter(loading.members()), iter(here)
+        return [next(apart) if plan.spec.process else next(together) for plan in plans]
 
 
 def _load(plan: Plan) -> Backend:
     return load_gguf(plan) if isinstance(plan, GGUFPlan) else load_huggingface(plan)
 
 
-def _process_plan(plan: Plan) -> ProcessPlan:
+def _is_on_cpu(plan: Plan) -> bool:
+    """Return whether a member runs on the CPU, as far as is known before it is loaded."""
     if isinstance(plan, GGUFPlan):
-        return ProcessPlan(
-            plan.name,
-            make=partial(load_gguf, plan),
-            text=partial(load_gguf_text, plan),
-            threads=plan.spec.threads,
-            on_cpu=plan.on_cpu,
-        )
-    device = plan.spec.device or plan.setting["device_map"]
-    return ProcessPlan(
-        plan.name,
-        make=partial(load_huggingface, plan),
-        text=partial(load_huggingface_text, plan),
-        threads=plan.spec.threads,
-        on_cpu=device is None or device == "cpu",
-    )
+        return plan.on_cpu
+    return (plan.spec.device or plan.setting["device_map"]) in (None, "cpu")
+
+
+def _process_plan(plan: Plan, share: int) -> ProcessPlan:
+    """Return how to load a member in a process.
+
+    Args:
+        plan: the member.
+        share: the member's share of the CPU's cores.
+    """
+    if isinstance(plan, GGUFPlan):
+        make: Callable[[], Backend] = partial(load_gguf, plan)
+        text: Callable[[], MemberText] = partial(load_gguf_text, plan)
+    else:
+        make = partial(load_huggingface, plan)
+        text = partial(load_huggingface_text, plan)
+    return ProcessPlan(plan.name, make, text, plan.spec.threads, share)

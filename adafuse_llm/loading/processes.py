@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -23,15 +23,16 @@ class ProcessPlan:
         name: the member's name.
         make: loads the member in the process. It must support pickle.
         text: loads the member's text side in this process.
-        threads: number of CPU threads for the member's passes; None for the member's share.
-        on_cpu: whether the member runs on the CPU, as far as is known.
+        threads: number of CPU threads of torch; None for as many as torch would use, but not more
+            than `share`.
+        share: the member's share of the CPU's cores.
     """
 
     name: str
     make: Callable[[], Backend]
     text: Callable[[], MemberText]
     threads: int | None
-    on_cpu: bool
+    share: int
 
 
 class ProcessLoading:
@@ -41,14 +42,13 @@ class ProcessLoading:
 
     Args:
         plans: the members.
-        others: whether other members run in this process.
     """
 
-    def __init__(self, plans: list[ProcessPlan], *, others: bool) -> None:
+    def __init__(self, plans: Sequence[ProcessPlan]) -> None:
         self._plans = plans
-        share = share_of_threads(sum(plan.on_cpu for plan in plans) + others)
+        bars = bool(plans) and _progress_bars()
         self._connectors = [
-            ProcessConnector(plan.name, _make, plan.make, plan.threads, share, _progress_bars())
+            ProcessConnector(plan.name, _make, plan.make, plan.threads, plan.share, bars)
             for plan in plans
         ]
         self._channels: list[Channel] = []

@@ -245,6 +245,11 @@ def as_spec(member: str | MemberSpec | os.PathLike[str] | Mapping[str, Any]) -> 
     )
 
 
+def in_process(member: str | MemberSpec | Mapping[str, Any]) -> MemberSpec:
+    """Return a member as `as_spec` does, but in a process of its own."""
+    return replace(as_spec(member), process=True)
+
+
 def _from_fields(values: Mapping[str, Any]) -> MemberSpec:
     allowed = [each.name for each in fields(MemberSpec)]
     for name in values:

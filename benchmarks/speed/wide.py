@@ -37,42 +37,22 @@ def widen(
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     if config["model_type"] not in ("qwen3", "olmo2"):
         raise ValueError(f"a member of type {config['model_type']!r} cannot be widened")
-    old = config["hidden_size"]
-    head = config.get("head_dim") or old // config["num_attention_heads"]
-    gain = math.sqrt(old / width)  # the mean over the padded values is smaller
-    sizes = {
-        "q_proj": (width, width), "k_proj": (width, width), "v_proj": (width, width),
-        "o_proj": (width, width), "gate_proj": (inner, width), "up_proj": (inner, width),
-        "down_proj": (width, inner),
-    }  # fmt: skip
-    generator = torch.Generator().manual_seed(0)
-    old_state = load_file(source / "model.safetensors")
-    state: dict[str, torch.Tensor] = {}
-    for name, value in old_state.items():
-        kind = name.split(".")[-2]
-        if kind in sizes:
-            state[name] = _padded(value, sizes[kind])
-            if kind in ("gate_proj", "up_proj"):  # the zeros of down_proj hide these values
-                noise = torch.randn(state[name].shape, generator=generator) * value.std()
-                noise[: value.shape[0]] = 0
-                state[name] += noise
-        elif value.ndim == 2:
-            state[name] = _padded(value, (value.shape[0], width))
-        elif len(value) == old:  # a norm over padded values
-            state[name] = _padded(value[None] * gain, (1, width))[0]
-        else:
-            state[name] = value
-    for layer in range(config["num_hidden_layers"], layers):
-        for name in [name for name in state if ".layers.0." in name]:
-            copy = state[name].clone()
-            kind = name.split(".")[-2]
-            state[name.replace(".layers.0.", f".layers.{layer}.")] = (
-                torch.zeros_like(copy) if kind in ("o_proj", "down_proj") else copy
-            )
+    old, depth = config["hidden_size"], config["num_hidden_layers"]
+    state = {
+        name: _widened(name, value, old, width, inner)
+        for name, value in load_file(source / "model.safetensors").items()
+    }
+    first = {name: value for name, value in state.items() if ".layers.0." in name}
+    for layer in range(depth, layers):
+        for name, value in first.items():
+            adds = _kind(name) in ("o_proj", "down_proj")  # without these, a layer changes nothing
+            copy = torch.zeros_like(value) if adds else value.clone()
+            state[name.replace(".layers.0.", f".layers.{layer}.")] = copy
     if endless:
         out = state["model.embed_tokens.weight"].clone()
         out[_special_ids(source)] = 0  # a logit of 0 is far below those of words
         state["lm_head.weight"] = out
+    head = config.get("head_dim") or old // config["num_attention_heads"]
     config.update(
         hidden_size=width,
         intermediate_size=inner,
@@ -91,6 +71,30 @@ def widen(
     (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
     save_file(state, target / "model.safetensors", metadata={"format": "pt"})
     return target
+
+
+def _widened(name: str, value: torch.Tensor, old: int, width: int, inner: int) -> torch.Tensor:
+    """Pad one tensor of a member with zeros."""
+    kind = _kind(name)
+    if kind in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        return _padded(value, (width, width))
+    if kind == "down_proj":
+        return _padded(value, (width, inner))
+    if kind in ("gate_proj", "up_proj"):
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.randn((inner, width), generator=generator) * value.std()
+        noise[: value.shape[0]] = 0  # the zeros of down_proj hide the other rows
+        return noise + _padded(value, (inner, width))
+    if value.ndim == 2:
+        return _padded(value, (value.shape[0], width))
+    if len(value) != old:
+        return value  # a norm of the values of one head
+    # The mean over the padded values is smaller, so the norm makes them larger.
+    return _padded(value[None] * math.sqrt(old / width), (1, width))[0]
+
+
+def _kind(name: str) -> str:
+    return name.split(".")[-2]
 
 
 def _padded(value: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:

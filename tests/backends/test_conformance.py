@@ -24,14 +24,17 @@ from adafuse_llm.backends import (
     TokenTree,
     base,
     conformance,
+    prefixes,
 )
 from adafuse_llm.backends.conformance import Check, ConformanceError, Subject
 from adafuse_llm.backends.fake import END, FakeCodec
-from adafuse_llm.backends.huggingface import HuggingFaceBackend, prefix
+from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.backends.huggingface.tree_form import TreeForm
+from adafuse_llm.backends.remote import RemoteBackend
 from tests.support.compare import SINGLE_TOLERANCE, TOLERANCE
 from tests.support.models import SINGLE_PRECISION, Recipe, backend, model, reference, tokenizer
 from tests.support.paths import ROOT
+from tests.support.remote import MemoryHosts
 
 BY_NAME = {check.name: check for check in conformance.CHECKS}
 
@@ -170,17 +173,21 @@ class NoCodec(FakeBackend):
         self._codec = codec
 
 
+def remote() -> RemoteBackend:
+    """A `fake` at a host, which keeps a tree for each request."""
+    return MemoryHosts(fake).member(fake())
+
+
 # Our backends ----------------------------------------------------------------------------------
 
 
 @pytest.mark.quick
 @every_check
-@pytest.mark.parametrize("make", [fake, Caching], ids=["fake", "caching"])
+@pytest.mark.parametrize("make", [fake, Caching, remote], ids=["fake", "caching", "remote"])
 def test_members_without_a_model_pass(make: Callable[[], Any], check: Check) -> None:
     check(subject(make))
 
 
-@pytest.mark.quick
 def test_all_extensions_of_the_caching_member_are_checked() -> None:
     member = Caching()
     assert isinstance(member, SupportsAnchors)
@@ -192,7 +199,6 @@ def test_all_extensions_of_the_caching_member_are_checked() -> None:
     assert member.is_closed
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("window", [4, 9])
 def test_a_member_with_a_small_window_passes(window: int) -> None:
     member = FakeBackend("small", rule, VOCABULARY, window, is_complete=True)
@@ -206,6 +212,20 @@ def test_a_member_with_a_small_window_passes(window: int) -> None:
     assert max(longest) == window
     assert report.skipped == ("drafts", "anchors", "close")
     assert "; drafts, anchors, close do not apply" in str(report)
+
+
+@pytest.mark.quick
+def test_prompts_fit_a_cache_of_fixed_size() -> None:
+    member = Caching()
+    member.cache_limit = member.cache_bytes(150)
+    lengths = []
+
+    def logits(ids: Sequence[int]) -> list[float]:
+        lengths.append(len(ids))
+        return fake_logits(ids)
+
+    BY_NAME["plain_passes"](subject(lambda: member, logits=logits))
+    assert 64 < max(lengths) <= 150
 
 
 def static(recipe: Recipe) -> HuggingFaceBackend:
@@ -582,7 +602,7 @@ def test_a_fault_in_a_member_with_a_model_is_found_without_logits(name: str, mon
     if name == "commits":
         monkeypatch.setattr(TreeForm, "reroot", lambda form: None)
     else:
-        monkeypatch.setattr(prefix, "shared", lambda one, other: min(len(one), len(other)))
+        monkeypatch.setattr(prefixes, "shared", lambda one, other: min(len(one), len(other)))
     with pytest.raises(ConformanceError):
         BY_NAME[name](Subject(lambda: member))
 
@@ -599,7 +619,6 @@ def test_every_check_finds_a_fault() -> None:
     assert {name for _, name, _ in FAULTS} == {*BY_NAME}
 
 
-@pytest.mark.quick
 def test_all_broken_rules_are_reported_together() -> None:
     with pytest.raises(ConformanceError) as caught:
         conformance.run_checks(subject(with_rule(WrongEnd)))
@@ -620,7 +639,6 @@ def test_an_exception_of_the_backend_is_the_cause_of_the_error() -> None:
     assert isinstance(caught.value.__cause__, AssertionError)
 
 
-@pytest.mark.quick
 def test_noise_within_the_tolerance_passes_and_larger_noise_fails() -> None:
     class Noisy(FakeBackend):
         def _distribution(self, ids: Sequence[int]) -> list[tuple[int, float]]:

@@ -50,6 +50,18 @@ def test_the_configuration_reaches_the_engine(adafuse, fakes):
     assert call["trust_remote_code"] is True
 
 
+def test_members_in_processes_have_the_threads_of_the_command(adafuse, fakes, tmp_path):
+    config = tmp_path / "ensemble.yaml"
+    config.write_text("models: [a, {path: b, threads: 2}]\n")
+    for flags in ((), ("--processes",), ("--processes", "--threads", 1)):
+        assert adafuse("generate", "x:", "--config", config, *flags).exit_code == 0
+    plain, apart, threads = (call["paths"] for call in fakes)
+    assert plain[0] == "a"
+    assert [spec.process for spec in apart] == [True, True]
+    assert [spec.threads for spec in apart] == [None, 2]
+    assert [spec.threads for spec in threads] == [1, 2]
+
+
 def test_sampling_and_template_options_reach_the_engine(adafuse, fakes, tmp_path):
     variables = {"enable_thinking": False}
     config = tmp_path / "ensemble.yaml"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from adafuse_llm import InvalidInputError, InvalidOptionError
+from adafuse_llm import InvalidInputError, InvalidOptionError, MemberSpec
 from adafuse_llm.loading.config_file import MAX_ALIASES, MAX_DEPTH, read_config, write_config
 
 pytestmark = pytest.mark.quick
@@ -45,6 +46,35 @@ def test_e8_the_error_for_allowed_aliases_is_short(tmp_path: Path) -> None:
 def test_aliases_can_be_used(tmp_path: Path) -> None:
     file = written(tmp_path, "models: [&one a/one, *one]\nmax_words: 2")
     assert read_config(file).models == ("a/one", "a/one")
+
+
+def test_models_can_be_mappings_of_the_fields_of_member_specs(tmp_path: Path) -> None:
+    text = "models: [a/one, {path: a/two, process: true, threads: 2}]"
+    assert read_config(written(tmp_path, text)).members == [
+        MemberSpec("a/one"),
+        MemberSpec("a/two", process=True, threads=2),
+    ]
+
+
+def test_processes_runs_all_members_in_processes(tmp_path: Path) -> None:
+    for text in ("models: [a/one, {path: a/two}]", "max_words: 2"):
+        members = read_config(written(tmp_path, f"{text}\nprocesses: true")).members
+        assert len(members) >= 2
+        assert all(spec.process for spec in members)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("{path: a/one, proces: true}", "no setting 'proces'. Did you mean 'process'?"),
+        ("{process: true}", "a member needs a path"),
+        ("{path: a/one, trust_remote_code: true}", "cannot set 'trust_remote_code'"),
+        ("{path: a/one, allow_pickle: true}", "cannot set 'allow_pickle'"),
+    ],
+)
+def test_a_mapping_that_is_no_member_is_refused(tmp_path: Path, model: str, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        read_config(written(tmp_path, f"models: [{model}]"))
 
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"const": "yes"}}}

@@ -115,10 +115,7 @@ class LlamaCppBackend:
         self.name = name
         self.path = Path(path)
         self._model = Model(self.path, f"member {name!r} ({path})", gpu_layers=gpu_layers)
-        own = LlamaText(self._model.pointer, self.path)
-        self._end_ids = own.end_ids
-        self._text = own if tokenizer is None else _text_of(tokenizer)
-        self._close_text = own.close
+        self._text, self._end_ids = _text_of(self._model, tokenizer)
         self._context = Context(
             self._model,
             cells=context or self._default_cells(cache_type),
@@ -236,7 +233,8 @@ class LlamaCppBackend:
         """Free the model and its cache. Later evaluations fail."""
         with self._lock:
             self._context.close()
-            self._close_text()
+            if isinstance(self._text, LlamaText):
+                self._text.close()
             self._model.close()
 
     def _evaluate_once(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
@@ -467,10 +465,21 @@ def _logits(tree: TokenTree, node: Node) -> torch.Tensor:
     return tree.state.logits(node)
 
 
-def _text_of(tokenizer: Any) -> HuggingFaceText:
+def _text_of(model: Model, tokenizer: Any) -> tuple[LlamaText | HuggingFaceText, frozenset[int]]:
+    """Return the text side of a member, and the ids that end a response.
+
+    A file without a vocabulary needs a Hugging Face tokenizer.
+    """
+    if tokenizer is None:
+        own = LlamaText(model.pointer, model.path, model)
+        return own, own.end_ids
     from adafuse_llm.backends.huggingface.text import HuggingFaceText
 
-    return HuggingFaceText(tokenizer)
+    try:
+        ends = LlamaText(model.pointer, model.path, model).end_ids
+    except UnsupportedModelError:
+        ends = frozenset({tokenizer.eos_token_id} - {None})
+    return HuggingFaceText(tokenizer), ends
 
 
 def _cores() -> int:

@@ -249,6 +249,7 @@ class RemoteBackend:
         self._text = text
         self._connect = connect
         self._facts = facts
+        self._end_ids = frozenset(facts.end_ids)
         self._is_closed = False
         self._loading: Channel | None = None
         self._lock = threading.Lock()
@@ -267,7 +268,7 @@ class RemoteBackend:
 
     @property
     def end_ids(self) -> frozenset[int]:
-        return frozenset(self._facts.end_ids)
+        return self._end_ids
 
     @property
     def context_window(self) -> int | None:
@@ -442,7 +443,7 @@ class _FollowsGrammars(_Restricts):
         return self._text.follows_grammars
 
     def grammar_tokenizer(self) -> Any:
-        return self._text.grammar_tokenizer(self._facts.vocabulary_size, self.end_ids)
+        return self._text.grammar_tokenizer(self._facts.vocabulary_size, self._end_ids)
 
 
 class _Draws(RemoteBackend):

@@ -13,14 +13,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adafuse_llm import AdaFuseEngine, InvalidOptionError, LoadError, RuntimeConfig
-from adafuse_llm.backends import NodeQuery, TokenTree, conformance
+from adafuse_llm.backends import Backend, NodeQuery, TokenTree, conformance
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.backends.llamacpp import LlamaCppBackend, backend, context
 from adafuse_llm.embedded import member_paths
-from adafuse_llm.errors import CacheMemoryError, MemberError
+from adafuse_llm.errors import CacheMemoryError, MemberError, UnsupportedModelError
 from tests.reference import Options, ReferenceMember, decode
 from tests.support.compare import assert_same
-from tests.support.gguf_files import embedded_gguf
+from tests.support.gguf_files import embedded_gguf, write_gguf
 
 pytestmark = pytest.mark.gguf
 
@@ -161,6 +161,7 @@ def test_random_requests_get_the_numbers_of_transformers(
     monkeypatch.setattr(backend, "PART_NODES", 4 if sequences < 256 else backend.PART_NODES)
     ours = gguf("wren", context=cells)
     theirs = HuggingFaceBackend(model("wren"), tokenizer("wren"), "wren", prefix_cache_bytes=0)
+    sides: tuple[Backend, Backend] = (ours, theirs)
     rng = random.Random(cells + sequences)
     size = len(tokenizer("wren"))
     begin = [rng.randrange(size) for _ in range(60)]
@@ -179,7 +180,7 @@ def test_random_requests_get_the_numbers_of_transformers(
             member.evaluate(
                 [_query(pair[side], pick) for pair, pick in zip(asked, picks, strict=True)]
             )
-            for side, member in enumerate((ours, theirs))
+            for side, member in enumerate(sides)
         ]
         for mine, other in zip(*results, strict=True):
             for left, right in zip(mine.next, other.next, strict=True):
@@ -312,3 +313,17 @@ def test_memory_is_reckoned() -> None:
     rows = 2 * 5 * 6 * 32 * 4  # keys and values, layers, heads, size of a head, bytes
     assert rows <= small.cache_bytes(1) <= rows + 64
     assert gguf("wren", context=1024, cache_type="f16").cache_bytes(1) < 0.6 * rows
+
+
+def test_a_file_without_a_vocabulary_needs_a_tokenizer(tmp_path: Any) -> None:
+    folder = tmp_path / "wren"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_bytes((_path("wren") / name).read_bytes())
+    path = write_gguf(folder, tmp_path / "wren.gguf")
+    with pytest.raises(UnsupportedModelError, match="vocabulary"):
+        LlamaCppBackend(path, "wren")
+    bare = LlamaCppBackend(path, "wren", tokenizer=tokenizer("wren"), **EXACT)
+    assert bare.end_ids == {tokenizer("wren").eos_token_id}
+    whole = AdaFuseEngine([gguf("wren")]).generate(PROMPTS[1], max_new_tokens=8)
+    assert AdaFuseEngine([bare]).generate(PROMPTS[1], max_new_tokens=8).text == whole.text

@@ -24,6 +24,7 @@ from adafuse_llm.backends import (
     SupportsClose,
     SupportsPlacement,
     TokenTree,
+    conformance,
 )
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.backends.remote import HostDied, join_host
@@ -420,3 +421,8 @@ def test_an_engine_of_remote_members_decodes_as_one_of_local_members() -> None:
                 assert got.text == want.text
                 if not drafting:
                     assert got.model_dump(exclude=TIMES) == want.model_dump(exclude=TIMES)
+
+
+@pytest.mark.parametrize("check", conformance.CHECKS, ids=str)
+def test_a_remote_model_keeps_the_rules_of_backends(check: conformance.Check) -> None:
+    check(conformance.Subject(lambda: MemoryHosts(tiny).member(tiny())))

@@ -1,0 +1,303 @@
+"""What members of other kinds cost: GGUF members, and members in processes of their own.
+
+``python -m benchmarks.speed.kinds`` prints the tables of docs/speed.md. The members are embedded
+ones, widened to about 114 million parameters (`benchmarks.speed.wide`), so they agree as often as
+trained members do. The parts that need GGUF members are left out if llama-cpp-python is missing.
+
+Times of the engine include the CPU time of all its processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import transformers
+
+from adafuse_llm import AdaFuseEngine, MemberSpec, RuntimeConfig
+from adafuse_llm.backends import NodeQuery, TokenTree
+from adafuse_llm.embedded import member_paths
+from benchmarks.speed.members import prompt_of
+from benchmarks.speed.wide import widen
+
+KINDS = ("f32", "q8_0", "q4_0")
+PAIR = ("wren", "finch")
+
+
+@dataclass(frozen=True)
+class Size:
+    """Sizes of the members, of prompts and responses (in tokens), and of the measurements."""
+
+    width: int = 768
+    inner: int = 3072
+    layers: int = 12
+    prompt: int = 256
+    response: int = 64
+    repeats: int = 5
+    requests: int = 16
+
+
+QUICK = Size(256, 512, 5, 64, 16, 2, 4)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The costs of a run: wall-clock seconds, CPU seconds, and new tokens of all members."""
+
+    wall: float
+    cpu: float
+    tokens: int
+
+
+def cpu_seconds() -> float:
+    """Return the CPU seconds of this process and of the processes that it has started."""
+    own = psutil.Process()
+    times = [each.cpu_times() for each in (own, *own.children(recursive=True))]
+    return float(sum(each.user + each.system for each in times))
+
+
+def timed(run: Callable[[], int]) -> Cost:
+    """Time a function that returns a number of tokens."""
+    wall, cpu = time.perf_counter(), cpu_seconds()
+    tokens = run()
+    return Cost(time.perf_counter() - wall, cpu_seconds() - cpu, tokens)
+
+
+def in_turns(systems: Mapping[str, Callable[[], int]], repeats: int) -> dict[str, Cost]:
+    """Time systems in turns, after one run of each, and return the medians."""
+    costs: dict[str, list[Cost]] = {name: [] for name in systems}
+    for number in range(repeats + 1):
+        for name, system in systems.items():
+            cost = timed(system)
+            if number:
+                costs[name].append(cost)
+    return {
+        name: Cost(
+            statistics.median(each.wall for each in runs),
+            statistics.median(each.cpu for each in runs),
+            runs[-1].tokens,
+        )
+        for name, runs in costs.items()
+    }
+
+
+def generating(folders: Sequence[Path], prompt: str, new: int, threads: int) -> Callable[[], int]:
+    """Return a function that runs the ``generate()`` of each model, one after the other."""
+    loaded = [
+        (
+            transformers.AutoModelForCausalLM.from_pretrained(folder).eval(),
+            transformers.AutoTokenizer.from_pretrained(folder),
+        )
+        for folder in folders
+    ]
+
+    @torch.inference_mode()
+    def run() -> int:
+        torch.set_num_threads(threads)
+        try:
+            for model, tokenizer in loaded:
+                ids = torch.tensor([tokenizer.encode(prompt)])
+                model.generate(
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    do_sample=False,
+                    max_new_tokens=new,
+                    min_new_tokens=new,
+                )
+        finally:
+            torch.set_num_threads(1)
+        return new * len(loaded)
+
+    return run
+
+
+def asking(engine: AdaFuseEngine, prompts: Sequence[str], new: int) -> Callable[[], int]:
+    """Return a function that asks an ensemble all prompts at once."""
+
+    def run() -> int:
+        generations = engine.generate_batch(prompts, max_new_tokens=new)
+        return sum(sum(each.usage.completion_tokens.values()) for each in generations)
+
+    return run
+
+
+@contextmanager
+def engine(specs: Sequence[MemberSpec], **runtime: Any) -> Iterator[AdaFuseEngine]:
+    """Load an ensemble that keeps nothing between requests."""
+    with AdaFuseEngine.from_pretrained(specs, runtime=RuntimeConfig(**runtime)) as loaded:
+        yield loaded
+
+
+def spec(path: Path, **options: Any) -> MemberSpec:
+    return MemberSpec(str(path), prefix_cache_bytes=0, **options)
+
+
+def processes(folders: Sequence[Path], size: Size) -> None:
+    """Compare members in processes with members in this process and with ``generate()``."""
+    prompt = prompt_of(size.prompt)
+    specs = [spec(folder) for folder in folders]
+    apart = [spec(folder, process=True, threads=1) for folder in folders]
+    with engine(specs) as inside, engine(apart) as outside:
+        texts = {each.generate(prompt, max_new_tokens=16).text for each in (inside, outside)}
+        assert len(texts) == 1, texts
+        costs = in_turns(
+            {
+                "`generate()` of both, 1 thread": generating(folders, prompt, size.response, 1),
+                "`generate()` of both, 2 threads": generating(folders, prompt, size.response, 2),
+                "ensemble, 1 thread": asking(inside, [prompt], size.response),
+                "ensemble, 2 processes": asking(outside, [prompt], size.response),
+            },
+            size.repeats,
+        )
+        table("Two members, one request", costs, "`generate()` of both, 1 thread")
+        prompts = [f"{prompt} {number}" for number in range(size.requests)]
+        many = {
+            "ensemble, 1 thread": asking(inside, prompts, size.response),
+            "ensemble, 2 processes": asking(outside, prompts, size.response),
+        }
+        title = f"{size.requests} requests at once"
+        table(title, in_turns(many, max(1, size.repeats // 2)), "ensemble, 1 thread")
+    overhead()
+
+
+def overhead() -> None:
+    """Print what a pass of one token costs in a process of its own and in this process."""
+    path = str(member_paths()[0])
+    medians = []
+    for process in (False, True):
+        member = MemberSpec(path, process=process, threads=1 if process else None)
+        with AdaFuseEngine.from_pretrained([member]) as loaded:
+            medians.append(statistics.median(passes(loaded, 1)))
+    inside, outside = (1000 * median for median in medians)
+    print(
+        f"\nA pass of one token of {Path(path).name}: {inside:.2f} ms in this process, "
+        f"{outside:.2f} ms in its own: {outside - inside:.2f} ms for the pipe.\n"
+    )
+
+
+def passes(loaded: AdaFuseEngine, nodes: int, count: int = 200) -> list[float]:
+    """Return the seconds of passes over `nodes` siblings, after a prompt of 256 tokens."""
+    backend = loaded.backends[0]
+    tree = TokenTree([5 + number for number in range(256)])
+    backend.evaluate([NodeQuery(tree, (tree.root,), (), 2)])
+    seconds = []
+    for _ in range(count):
+        siblings = tuple(tree.grow([10 + number]) for number in range(nodes))
+        started = time.perf_counter()
+        backend.evaluate([NodeQuery(tree, siblings, (), 2)])
+        seconds.append(time.perf_counter() - started)
+        tree.commit(siblings[0])
+    backend.release(tree)
+    return seconds
+
+
+def prompt_seconds(loaded: AdaFuseEngine, tokens: int = 256) -> float:
+    """Return the median seconds of a prompt."""
+    backend, seconds = loaded.backends[0], []
+    for number in range(5):
+        tree = TokenTree([5 + number + each for each in range(tokens)])
+        started = time.perf_counter()
+        backend.evaluate([NodeQuery(tree, (tree.root,), (), 2)])
+        seconds.append(time.perf_counter() - started)
+        backend.release(tree)
+    return statistics.median(seconds)
+
+
+def gguf(folders: Sequence[Path], files: Mapping[str, Sequence[Path]], size: Size) -> None:
+    """Compare GGUF members with transformers members."""
+    print("\n| member (one thread) | 1 node, ms | 5 nodes, ms | 256 prompt tokens, ms | MiB |")
+    print("|---|---:|---:|---:|---:|")
+    kinds: dict[str, MemberSpec] = {"transformers f32": spec(folders[0])}
+    kinds |= {f"GGUF {kind}": spec(files[kind][0], threads=1) for kind in files}
+    for name, member in kinds.items():
+        with engine([member]) as loaded:
+            one, five = (1000 * statistics.median(passes(loaded, n, 40)) for n in (1, 5))
+            whole = 1000 * prompt_seconds(loaded)
+        path = Path(member.path)
+        file = path / "model.safetensors" if path.is_dir() else path
+        megabytes = file.stat().st_size / 2**20
+        print(f"| {name} | {one:.1f} | {five:.1f} | {whole:.0f} | {megabytes:.0f} |")
+    prompt = prompt_of(size.prompt)
+    prompts = [f"{prompt} {number}" for number in range(size.requests)]
+    systems = {"`generate()` of one": generating(folders[:1], prompt, size.response, 1)}
+    many: dict[str, Callable[[], int]] = {}
+    loaded_engines = {"transformers f32": [spec(folder) for folder in folders]}
+    loaded_engines |= {
+        f"GGUF {kind}": [spec(file, threads=1) for file in files[kind]] for kind in files
+    }
+    opened = []
+    for name, specs in loaded_engines.items():
+        ensemble = AdaFuseEngine.from_pretrained(specs)
+        opened.append(ensemble)
+        systems[f"ensemble of two, {name}"] = asking(ensemble, [prompt], size.response)
+        many[f"ensemble of two, {name}"] = asking(ensemble, prompts, size.response)
+        print(f"\n{name}: {ensemble.generate(prompt, max_new_tokens=12).text!r}")
+    table("One request, one thread", in_turns(systems, size.repeats), "`generate()` of one")
+    title = f"{size.requests} requests at once, one thread"
+    costs = in_turns(many, max(1, size.repeats // 2))
+    table(title, costs, "ensemble of two, transformers f32")
+    for ensemble in opened:
+        ensemble.close()
+
+
+def table(title: str, costs: Mapping[str, Cost], base: str) -> None:
+    """Print costs, and their ratios to one of the systems."""
+    print(f"\n**{title}**\n")
+    print("| system | seconds | ratio | CPU ms per token | ratio |")
+    print("|---|---:|---:|---:|---:|")
+    first = costs[base]
+    for name, cost in costs.items():
+        per_token, base_per_token = (1000 * each.cpu / each.tokens for each in (cost, first))
+        print(
+            f"| {name} | {cost.wall:.2f} | {cost.wall / first.wall:.2f} | {per_token:.1f} | "
+            f"{per_token / base_per_token:.2f} |"
+        )
+
+
+def main() -> None:
+    """Make the members in a temporary folder, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="use toy sizes")
+    parser.add_argument("--only", choices=("processes", "gguf"))
+    arguments = parser.parse_args()
+    size = QUICK if arguments.quick else Size()
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as name:
+        members = {path.name: path for path in member_paths()}
+        folders = [
+            widen(
+                members[each],
+                Path(name) / each,
+                width=size.width,
+                inner=size.inner,
+                layers=size.layers,
+            )
+            for each in PAIR
+        ]
+        if arguments.only != "gguf":
+            processes(folders, size)
+        if find_spec("llama_cpp") is None:
+            print("llama-cpp-python is not installed, so GGUF members are left out.")
+        elif arguments.only != "processes":
+            from tests.support.gguf_files import write_gguf
+
+            files = {
+                kind: [write_gguf(folder, folder / f"{kind}.gguf", kind) for folder in folders]
+                for kind in KINDS
+            }
+            gguf(folders, files, size)
+
+
+if __name__ == "__main__":
+    main()
