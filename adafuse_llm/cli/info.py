@@ -12,7 +12,6 @@ from rich.text import Text
 
 from adafuse_llm import AdaFuseEngine, AdaFuseError, LoadError, MissingDependencyError
 from adafuse_llm.backends.gguf.header import GGUFFacts
-from adafuse_llm.backends.llamacpp.library import load_library
 from adafuse_llm.backends.stored import stored_facts
 from adafuse_llm.cli.common import FAILED, Setup, one_line, print_json, stdout_console
 from adafuse_llm.cli.facts import describe, describe_header
@@ -88,12 +87,14 @@ def _inspect(model: str, setup: Setup) -> tuple[list[dict[str, Any]], list[Findi
 
 def _why_not_loaded(facts: GGUFFacts) -> str | None:
     """Return why a GGUF model cannot be loaded on this machine; None if it can."""
+    from adafuse_llm.backends.llamacpp.library import load_library
+
     try:
-        load_library()
+        library = load_library()
     except MissingDependencyError as error:
         return str(error)
     free = psutil.virtual_memory().available
-    if facts.weight_bytes <= free or load_library().llama_supports_gpu_offload():
+    if facts.weight_bytes <= free or library.llama_supports_gpu_offload():
         return None
     return (
         f"its weights take {facts.weight_bytes / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB of "

@@ -18,7 +18,7 @@ from adafuse_llm.backends.gguf.files import (
 from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts, read_tokens
 from adafuse_llm.backends.llamacpp.library import load_library
 from adafuse_llm.errors import LoadError
-from adafuse_llm.loading.problems import describe, hub_problem, label_of
+from adafuse_llm.loading.problems import check_hub_id, describe, hub_problem, label_of
 from adafuse_llm.loading.specs import MemberSpec
 
 if TYPE_CHECKING:
@@ -173,15 +173,20 @@ def _find_file(spec: MemberSpec, name: str, revision: str | None) -> Path:
     """Return the path of the GGUF file; download the file if it is not here."""
     label = label_of(spec, name)
     path = Path(spec.path)
-    if path.is_file():
+    try:
+        is_file, is_folder = path.is_file(), path.is_dir()
+    except OSError:  # such as a name that is too long for the file system
+        is_file = is_folder = False
+    if is_file:
         return path
-    if path.is_dir():
+    if is_folder:
         return path / choose(gguf_names(path), spec.file, label)
     if spec.path.lower().endswith(".gguf"):
         raise LoadError(
             f"{label} cannot be loaded: the file does not exist. For a file of a hub repository, "
             "pass MemberSpec(path='OWNER/NAME', file='NAME.gguf')."
         )
+    check_hub_id(spec.path, label)
     try:
         return _from_hub(spec.path, spec.file, revision, label)
     except LoadError:

@@ -16,7 +16,7 @@ from adafuse_llm.errors import (
     short_repr,
 )
 from adafuse_llm.loading.checkpoint import check_files, check_weights
-from adafuse_llm.loading.problems import describe, hub_problem, label_of
+from adafuse_llm.loading.problems import check_hub_id, describe, hub_problem, label_of
 from adafuse_llm.loading.quantization import (
     bits_per_weight,
     kept_modules,
@@ -151,9 +151,6 @@ def _load_config(spec: MemberSpec, name: str, setting: Mapping[str, Any]) -> Any
 
 def _check_path(path: str, label: str) -> None:
     """Check that a path is a model folder, or can be a hub id. Do not ask the hub."""
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
-
     try:
         exists = Path(path).exists()
     except OSError:  # such as a name that is too long for the file system
@@ -169,14 +166,8 @@ def _check_path(path: str, label: str) -> None:
             "members (in Python: AdaFuseEngine.from_embedded()). The option 'use' selects some of "
             "them. adafuse_llm.embedded.member_paths() returns their folders."
         )
-    try:
-        validate_repo_id(path)
-    except HFValidationError:
-        if not exists:
-            raise LoadError(
-                f"{label} cannot be loaded: the folder does not exist. "
-                "A hub id has the form NAME or OWNER/NAME."
-            ) from None
+    if not exists:
+        check_hub_id(path, label)
 
 
 def _quantization(spec: MemberSpec, config: Any) -> Any:

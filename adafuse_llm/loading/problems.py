@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from adafuse_llm.errors import LoadError
 from adafuse_llm.loading.specs import MemberSpec
 
 MAX_REASON = 300
@@ -13,6 +14,24 @@ MAX_REASON = 300
 def label_of(spec: MemberSpec, name: str) -> str:
     """Return the text that names a member in errors."""
     return f"member {name!r}" if name == spec.path else f"member {name!r} ({spec.path})"
+
+
+def check_hub_id(path: str, label: str) -> None:
+    """Check that a path that is not on this machine can be a hub id. Do not ask the hub.
+
+    Raises:
+        LoadError: it cannot.
+    """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(path)
+    except HFValidationError:
+        raise LoadError(
+            f"{label} cannot be loaded: the folder does not exist. "
+            "A hub id has the form NAME or OWNER/NAME."
+        ) from None
 
 
 def hub_problem(path: str, error: Exception) -> str | None:

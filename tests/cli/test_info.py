@@ -13,6 +13,7 @@ from tests.support.gguf_files import embedded_gguf
 
 pytestmark = pytest.mark.quick
 
+LOAD_LIBRARY = "adafuse_llm.backends.llamacpp.library.load_library"
 NO_GPU = SimpleNamespace(llama_supports_gpu_offload=lambda: False)
 
 
@@ -41,12 +42,10 @@ def test_json(adafuse, models):
 
 
 def test_a_gguf_model_is_described_from_its_header_without_llama_cpp(adafuse, monkeypatch):
-    from adafuse_llm.cli import info
-
     def missing():
         raise MissingDependencyError("there is no llama.cpp")
 
-    monkeypatch.setattr(info, "load_library", missing)
+    monkeypatch.setattr(LOAD_LIBRARY, missing)
     result = adafuse("info", embedded_gguf("wren", "q8_0"))
     assert result.exit_code == 0, result.output
     for fact in ("wren-q8_0", "qwen3", "byte-level BPE", "4,096", "<|end|>", "36xQ8_0", "3.8 KiB"):
@@ -55,9 +54,7 @@ def test_a_gguf_model_is_described_from_its_header_without_llama_cpp(adafuse, mo
 
 
 def test_a_gguf_model_that_does_not_fit_is_described_from_its_header(adafuse, monkeypatch):
-    from adafuse_llm.cli import info
-
-    monkeypatch.setattr(info, "load_library", lambda: NO_GPU)
+    monkeypatch.setattr(LOAD_LIBRARY, lambda: NO_GPU)
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=2**20))
     report = json.loads(adafuse("info", embedded_gguf("wren", "q8_0"), "--json").stdout)
     assert report["members"][0]["memory_bytes"] > 2**20

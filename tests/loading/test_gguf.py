@@ -100,6 +100,8 @@ def test_unusable_files_are_refused_before_anything_is_loaded(tmp_path, monkeypa
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)
     missing = refusal(tmp_path / "missing.gguf")
     assert missing.startswith("member 'm' (") and "the file does not exist" in missing
+    assert "the file does not exist" in refusal("x" * 300 + ".gguf")
+    assert "the folder does not exist" in refusal("models/some/missing-gguf")
     broken = put(tmp_path, "broken.gguf") / "broken.gguf"
     broken.write_bytes(broken.read_bytes()[:-1])
     assert "member 'm' cannot be loaded" in refusal(broken)

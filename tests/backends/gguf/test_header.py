@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +28,12 @@ def written(path: Path, arch: str = "llama", *, tensors: int = 1, **entries: Any
     """A small file with some entries; the keys have ``__`` for a dot."""
     writer = gguf.GGUFWriter(path, arch)
     for key, value in entries.items():
-        adders = {str: writer.add_string, int: writer.add_uint32, list: writer.add_array}
-        add: Callable[[str, Any], None] = adders[type(value)]
-        add(key.replace("__", "."), value)
+        adders: dict[type, Any] = {
+            str: writer.add_string,
+            int: writer.add_uint32,
+            list: writer.add_array,
+        }
+        adders[type(value)](key.replace("__", "."), value)
     for number in range(tensors):
         writer.add_tensor(f"blk.{number}.attn_q.weight", np.ones((4, 32), np.float32))
     writer.write_header_to_file()
