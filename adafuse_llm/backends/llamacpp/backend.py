@@ -166,6 +166,11 @@ class LlamaCppBackend:
         return int(psutil.virtual_memory().available)
 
     @property
+    def vocabulary_size(self) -> int:
+        """Number of tokens in a distribution."""
+        return self._model.vocabulary
+
+    @property
     def token_texts(self) -> Sequence[str]:
         return self._text.token_texts
 
@@ -179,7 +184,7 @@ class LlamaCppBackend:
         return self._text.follows_grammars
 
     def grammar_tokenizer(self) -> Any:
-        return self._text.grammar_tokenizer(self._model.vocabulary, self._end_ids)
+        return self._text.grammar_tokenizer(self.vocabulary_size, self._end_ids)
 
     @property
     def vocabulary(self) -> Mapping[str, int]:

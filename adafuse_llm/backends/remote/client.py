@@ -207,12 +207,14 @@ class _Mirror:
 
     def _add(self, node: Node) -> Iterator[tuple[int, int]]:
         """Number a node and its ancestors, and yield those that are new to the host."""
-        if node in self._numbers:
-            return
-        assert node.parent is not None, "the node is not in the tree"
-        yield from self._add(node.parent)
-        yield self._numbers[node.parent], node.token
-        self._number(node)
+        line = []
+        while node not in self._numbers:
+            assert node.parent is not None, "the node is not in the tree"
+            line.append((node.parent, node))
+            node = node.parent
+        for parent, each in reversed(line):
+            yield self._numbers[parent], each.token
+            self._number(each)
 
 
 def _below(node: Node) -> Iterator[Node]:
@@ -381,9 +383,10 @@ class RemoteBackend:
             raise MemberError(self.name, f"it could not be started again: {error}") from error
         finally:
             self._loading = None
-        if facts != self._facts:
+        if not facts.has_model_of(self._facts):
             session.channel.close()
             raise MemberError(self.name, "its files have changed. Load the ensemble again")
+        self._facts = facts
         return session
 
 

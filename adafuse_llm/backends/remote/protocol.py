@@ -128,7 +128,7 @@ class Delta(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts about a member that do not change.
+    """The facts about a member that do not change while its host runs.
 
     Attributes:
         end_ids: as in `Backend`.
@@ -148,6 +148,18 @@ class Facts:
     token_bytes: int | None
     cache_limit: int | None
     abilities: tuple[str, ...]
+
+    def has_model_of(self, other: Facts) -> bool:
+        """Return whether the facts are those of the same model.
+
+        A cache whose size depends on the free memory can have another size after a restart.
+        """
+        return (self.end_ids, self.vocabulary_size, self.device, self.abilities) == (
+            other.end_ids,
+            other.vocabulary_size,
+            other.device,
+            other.abilities,
+        )
 
     def encoded(self) -> dict[str, Any]:
         """Return the facts as plain values."""
