@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +76,37 @@ def test_the_code_for_gguf_models_runs(tmp_path: Path, monkeypatch, capsys) -> N
         block.evaluate()
     assert len(blocks) == 3
     assert capsys.readouterr().out
+
+
+@pytest.mark.quick
+def test_only_the_guide_to_models_has_code_for_gguf_models() -> None:
+    pages = [page for page in PAGES if any(map(needs_llama_cpp, examples(page).examples()))]
+    assert pages == [ROOT / "docs" / "guides" / "models.md"]
+
+
+@pytest.mark.gguf
+@pytest.mark.skipif(os.name == "nt", reason="the commands are for POSIX")
+def test_the_commands_for_the_embedded_members_print_what_the_guide_shows(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "guides" / "models.md").read_text(encoding="utf-8")
+    section = page.partition("## Try it with the embedded members\n")[2].partition("\n## ")[0]
+    install, *commands = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
+    (shown,) = re.findall(r"```text\n(.*?)```", section, re.DOTALL)
+    options = install.removeprefix(".venv/bin/python -m pip install").strip()
+    assert options in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+    for folder in ("adafuse_llm", "tests"):
+        (tmp_path / folder).symlink_to(ROOT / folder, target_is_directory=True)
+    (tmp_path / ".venv").symlink_to(sys.prefix, target_is_directory=True)
+    done = subprocess.run(
+        ["sh", "-e", "-c", "".join(commands)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    printed = "\n".join(line.rstrip() for line in done.stdout.splitlines())
+    assert shown in printed
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -26,6 +27,9 @@ ENVIRONMENT = {
 """Offline, and without what would only clutter stored outputs."""
 
 SECONDS = 300
+
+NEED_LLAMA_CPP = frozenset({"gguf_and_processes"})
+"""The cookbooks with GGUF members."""
 
 
 def paths() -> list[Path]:
@@ -60,6 +64,18 @@ def executed(path: Path) -> NotebookNode:
     return notebook
 
 
+def runnable() -> list[Path]:
+    """Return the cookbooks that can run here. Name the others on standard error."""
+    if importlib.util.find_spec("llama_cpp") is not None:
+        return paths()
+    for name in sorted(NEED_LLAMA_CPP):
+        print(
+            f"{name} was not run, because llama.cpp is not installed; make test-gguf installs it",
+            file=sys.stderr,
+        )
+    return [path for path in paths() if path.stem not in NEED_LLAMA_CPP]
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:] or paths():
+    for name in sys.argv[1:] or runnable():
         nbformat.write(executed(Path(name).resolve()), name)
