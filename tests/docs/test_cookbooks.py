@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from nbformat import NotebookNode, validate
 
-from tests.support import notebooks
 from tests.support.notebooks import METADATA, NEED_LLAMA_CPP, executed, paths, runnable, stored
 
 PLACES = re.compile(
     r"(?<![\w.:/])/(?:home|Users|root|tmp|usr|opt|var|work|mnt|private)/|[A-Z]:\\\\|site-packages"
 )
 """Where files lie on the machine that a cookbook was run on."""
+
+VERDICTS = ("True", "False")
 
 each_cookbook = pytest.mark.parametrize("path", paths(), ids=lambda path: path.stem)
 each_run = pytest.mark.parametrize(
@@ -43,6 +44,13 @@ def kinds(notebook: NotebookNode) -> list[list[str]]:
     ]
 
 
+def verdicts(notebook: NotebookNode) -> list[str]:
+    """The lines of streams that end in True or False."""
+    outputs = [each for cell in code(notebook) for each in cell.outputs]
+    texts = [each.text for each in outputs if each.output_type == "stream"]
+    return [line for text in texts for line in text.splitlines() if line.endswith(VERDICTS)]
+
+
 @pytest.mark.quick
 def test_there_are_cookbooks_and_the_readme_names_them() -> None:
     assert paths()
@@ -56,7 +64,7 @@ def test_cookbooks_that_need_llama_cpp_are_left_out_without_it(
     is_installed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec = object() if is_installed else None
-    monkeypatch.setattr(notebooks.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
     left_out = {path.stem for path in paths()} - {path.stem for path in runnable()}
     assert left_out == (set() if is_installed else NEED_LLAMA_CPP)
     told = capsys.readouterr().err
@@ -65,7 +73,9 @@ def test_cookbooks_that_need_llama_cpp_are_left_out_without_it(
 
 @each_run
 def test_it_runs_and_gives_what_is_stored(path: Path) -> None:
-    assert kinds(executed(path)) == kinds(stored(path))
+    run = executed(path)
+    assert kinds(run) == kinds(stored(path))
+    assert verdicts(run) == verdicts(stored(path))
 
 
 @each_cookbook
