@@ -276,6 +276,8 @@ def gguf(folders: Sequence[Path], files: Mapping[str, Sequence[Path]], size: Siz
     loaded_engines |= {
         f"GGUF {kind}": [spec(file, threads=1) for file in files[kind]] for kind in files
     }
+    apart = [spec(file, threads=1, process=True) for file in files["q8_0"]]
+    loaded_engines["GGUF q8_0, 2 processes"] = apart
     opened = []
     for name, specs in loaded_engines.items():
         ensemble = AdaFuseEngine.from_pretrained(specs)
@@ -287,7 +289,10 @@ def gguf(folders: Sequence[Path], files: Mapping[str, Sequence[Path]], size: Siz
     title = f"{size.requests} requests at once, one thread"
     costs = in_turns(many, max(1, size.repeats // 2))
     table(title, costs, "ensemble of two, transformers f32")
-    for ensemble in opened:
+    print("\n| members | price of a token (`engine.pass_costs`) |\n|---|---|")
+    for name, ensemble in zip(loaded_engines, opened, strict=True):
+        prices = ", ".join(f"{cost.price:.2f}" for cost in ensemble.pass_costs.values())
+        print(f"| {name} | {prices} |")
         ensemble.close()
 
 
