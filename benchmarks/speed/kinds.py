@@ -10,11 +10,15 @@ Times of the engine include the CPU time of all its processes.
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
+import multiprocessing
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -121,11 +125,43 @@ def generating(folders: Sequence[Path], prompt: str, new: int, threads: int) -> 
     return run
 
 
-def asking(engine: AdaFuseEngine, prompts: Sequence[str], new: int) -> Callable[[], int]:
+@contextmanager
+def side_by_side(folders: Sequence[Path], prompt: str, new: int) -> Iterator[Callable[[], int]]:
+    """Yield a function that runs ``generate()`` of each model at the same time, in processes.
+
+    It shows how much the models slow each other down on this machine.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    with ExitStack() as stack:
+        pools = [stack.enter_context(ProcessPoolExecutor(1, spawn)) for _ in folders]
+
+        def run() -> int:
+            jobs = [
+                pool.submit(_generate_alone, folder, prompt, new)
+                for pool, folder in zip(pools, folders, strict=True)
+            ]
+            return sum(job.result() for job in jobs)
+
+        yield run
+
+
+def _generate_alone(folder: Path, prompt: str, new: int) -> int:
+    torch.set_num_threads(1)
+    return _generator(folder, prompt, new)()
+
+
+@functools.cache
+def _generator(folder: Path, prompt: str, new: int) -> Callable[[], int]:
+    return generating([folder], prompt, new, 1)
+
+
+def asking(
+    engine: AdaFuseEngine, prompts: Sequence[str], new: int, **options: Any
+) -> Callable[[], int]:
     """Return a function that asks an ensemble all prompts at once."""
 
     def run() -> int:
-        generations = engine.generate_batch(prompts, max_new_tokens=new)
+        generations = engine.generate_batch(prompts, max_new_tokens=new, **options)
         return sum(sum(each.usage.completion_tokens.values()) for each in generations)
 
     return run
@@ -150,20 +186,25 @@ def processes(folders: Sequence[Path], size: Size) -> None:
     with engine(specs) as inside, engine(apart) as outside:
         texts = {each.generate(prompt, max_new_tokens=16).text for each in (inside, outside)}
         assert len(texts) == 1, texts
-        costs = in_turns(
-            {
-                "`generate()` of both, 1 thread": generating(folders, prompt, size.response, 1),
-                "`generate()` of both, 2 threads": generating(folders, prompt, size.response, 2),
-                "ensemble, 1 thread": asking(inside, [prompt], size.response),
-                "ensemble, 2 processes": asking(outside, [prompt], size.response),
-            },
-            size.repeats,
-        )
+        systems = {
+            f"`generate()` of both, {threads} thread{'s' * (threads > 1)}": generating(
+                folders, prompt, size.response, threads
+            )
+            for threads in (1, 2)
+        }
+        ways = {"1 thread": inside, "2 processes": outside}
+        for branches, (way, ensemble) in itertools.product((1, 3), ways.items()):
+            systems[f"ensemble, B = {branches}, {way}"] = asking(
+                ensemble, [prompt], size.response, branching_factor=branches
+            )
+        with side_by_side(folders, prompt, size.response) as both:
+            systems["`generate()` of both at the same time, 2 processes"] = both
+            costs = in_turns(systems, size.repeats)
         table("Two members, one request", costs, "`generate()` of both, 1 thread")
         prompts = [f"{prompt} {number}" for number in range(size.requests)]
         many = {
-            "ensemble, 1 thread": asking(inside, prompts, size.response),
-            "ensemble, 2 processes": asking(outside, prompts, size.response),
+            f"ensemble, {way}": asking(ensemble, prompts, size.response)
+            for way, ensemble in ways.items()
         }
         title = f"{size.requests} requests at once"
         table(title, in_turns(many, max(1, size.repeats // 2)), "ensemble, 1 thread")
@@ -235,6 +276,8 @@ def gguf(folders: Sequence[Path], files: Mapping[str, Sequence[Path]], size: Siz
     loaded_engines |= {
         f"GGUF {kind}": [spec(file, threads=1) for file in files[kind]] for kind in files
     }
+    apart = [spec(file, threads=1, process=True) for file in files["q8_0"]]
+    loaded_engines["GGUF q8_0, 2 processes"] = apart
     opened = []
     for name, specs in loaded_engines.items():
         ensemble = AdaFuseEngine.from_pretrained(specs)
@@ -246,7 +289,10 @@ def gguf(folders: Sequence[Path], files: Mapping[str, Sequence[Path]], size: Siz
     title = f"{size.requests} requests at once, one thread"
     costs = in_turns(many, max(1, size.repeats // 2))
     table(title, costs, "ensemble of two, transformers f32")
-    for ensemble in opened:
+    print("\n| members | price of a token (`engine.pass_costs`) |\n|---|---|")
+    for name, ensemble in zip(loaded_engines, opened, strict=True):
+        prices = ", ".join(f"{cost.price:.2f}" for cost in ensemble.pass_costs.values())
+        print(f"| {name} | {prices} |")
         ensemble.close()
 
 

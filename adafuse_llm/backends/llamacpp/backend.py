@@ -15,11 +15,10 @@ import psutil
 import torch
 
 from adafuse_llm.backends.base import NodeQuery, NodeResult
+from adafuse_llm.backends.gguf.header import CACHE_TYPES, read_facts
 from adafuse_llm.backends.llamacpp.batch import Batch, LlamaState
 from adafuse_llm.backends.llamacpp.context import (
-    CACHE_TYPES,
     MAX_SEQUENCES,
-    VALUE_BYTES,
     CacheFullError,
     Context,
     Entry,
@@ -396,7 +395,7 @@ class LlamaCppBackend:
         free = self.free_bytes()
         if self._model.on_gpu and torch.cuda.is_available():
             free = torch.cuda.mem_get_info()[0]
-        size = self._model.cell_values() * VALUE_BYTES[cache_type]
+        size = read_facts(self.path).cache_bytes(1, cache_type)
         fitting = int(MEMORY_SHARE * free / max(1, size))
         return max(SPARE_CELLS, min(fitting, max(DEFAULT_CELLS, self._model.window + SPARE_CELLS)))
 

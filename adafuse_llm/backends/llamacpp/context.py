@@ -27,11 +27,8 @@ MAX_SEQUENCES = 256
 BATCH_TOKENS = 2048
 """Maximum number of tokens in one call of llama.cpp, if the cache has room for them."""
 
-CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}
-"""Types of keys and values, with their numbers in ggml."""
-
-VALUE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
-"""Bytes of a key's or value's number, by type."""
+TYPE_NUMBERS = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}
+"""The numbers that ggml gives to the types of keys and values."""
 
 NO_ROOM = 1
 """Value that ``llama_decode`` returns if the cache has no room. The cache is then unchanged."""
@@ -66,7 +63,7 @@ class Context:
         cells: number of cells. llama.cpp rounds it up to a multiple of 256.
         threads: number of CPU threads.
         flash_attention: whether to use flash attention; None to let llama.cpp decide.
-        cache_type: a key of `CACHE_TYPES`.
+        cache_type: a key of `TYPE_NUMBERS`.
 
     Attributes:
         cells: number of cells.
@@ -93,7 +90,7 @@ class Context:
         params.n_seq_max = MAX_SEQUENCES
         params.n_threads = params.n_threads_batch = threads
         params.flash_attn_type = -1 if flash_attention is None else int(flash_attention)
-        params.type_k = params.type_v = CACHE_TYPES[cache_type]
+        params.type_k = params.type_v = TYPE_NUMBERS[cache_type]
         params.kv_unified = True  # so that a cell can belong to several sequences
         params.swa_full = True  # so that sequences can be cut back
         params.no_perf = True

@@ -1,4 +1,4 @@
-"""A GGUF model that llama.cpp has loaded, and what its metadata says."""
+"""A GGUF model that llama.cpp has loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from adafuse_llm.backends.llamacpp.library import collect_errors, load_library, metadata
+from adafuse_llm.backends.llamacpp.library import collect_errors, load_library
 from adafuse_llm.errors import LoadError, UnsupportedModelError
 
 
@@ -50,7 +50,6 @@ class Model:
         self.label = label
         self.on_gpu = bool(library.llama_supports_gpu_offload()) and params.n_gpu_layers != 0
         self._free = weakref.finalize(self, library.llama_model_free, self.pointer)
-        self.metadata = metadata(self.pointer)
         self.vocabulary = int(
             library.llama_vocab_n_tokens(library.llama_model_get_vocab(self.pointer))
         )
@@ -87,19 +86,6 @@ class Model:
                 f"token {highest} is outside the model's {self.vocabulary} logits: the tokenizer "
                 "does not match the model"
             )
-
-    def cell_values(self) -> int:
-        """Return the number of values that the cache holds for one token, as the metadata says."""
-        library, model = load_library(), self.pointer
-        heads = int(library.llama_model_n_head(model))
-        head = int(library.llama_model_n_embd(model)) // max(1, heads)
-        kind = self.metadata.get("general.architecture", "")
-        sizes = [
-            int(self.metadata.get(f"{kind}.attention.{part}_length", head))
-            for part in ("key", "value")
-        ]
-        layers = int(library.llama_model_n_layer(model))
-        return layers * int(library.llama_model_n_head_kv(model)) * sum(sizes)
 
     @functools.cached_property
     def embeddings(self) -> torch.Tensor:
