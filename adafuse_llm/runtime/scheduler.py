@@ -368,9 +368,12 @@ class Scheduler:
                 request.start_clock()
             coordinator = self._coordinator
             if coordinator is None or not coordinator.try_submit(submissions):
-                coordinator = _Coordinator(self, submissions)
-                coordinator.start()
-                self._coordinator = coordinator
+                self._coordinator = _Coordinator(self, submissions)
+                try:
+                    self._coordinator.start()
+                except BaseException:  # such as too many threads in the process
+                    self._coordinator = None
+                    raise
 
     def close(self, timeout: float | None = None) -> tuple[str, ...]:
         """End all requests with `EngineClosedError`, and wait for the threads to finish.

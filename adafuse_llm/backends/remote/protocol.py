@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from adafuse_llm import errors
@@ -152,14 +152,13 @@ class Facts:
     def has_model_of(self, other: Facts) -> bool:
         """Return whether the facts are those of the same model.
 
-        A cache whose size depends on the free memory can have another size after a restart.
+        A cache of fixed size can have another size after a restart, because the size can depend on
+        the free memory. The size limits the context window.
         """
-        return (self.end_ids, self.vocabulary_size, self.device, self.abilities) == (
-            other.end_ids,
-            other.vocabulary_size,
-            other.device,
-            other.abilities,
-        )
+        if self.cache_limit is not None and other.cache_limit is not None:
+            window, limit = self.context_window, self.cache_limit
+            other = replace(other, context_window=window, cache_limit=limit)
+        return self == other
 
     def encoded(self) -> dict[str, Any]:
         """Return the facts as plain values."""
