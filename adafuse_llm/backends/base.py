@@ -147,7 +147,8 @@ class LimitsCache(SupportsPlacement, Protocol):
     """An optional extension of `SupportsPlacement` for a member with a cache of fixed size.
 
     Such a member allocates its cache when it is loaded. So requests wait for room in this cache,
-    not for free memory of the device.
+    not for free memory of the device. If the cache has no room for all nodes of a query, the member
+    evaluates them in parts.
     """
 
     @property

@@ -49,9 +49,9 @@ class CacheBudget:
                     longest = min(longest, member.window)
                 needed = backend.cache_bytes(longest + spare)
                 if isinstance(backend, LimitsCache):
-                    _check_room(member.name, needed, backend.cache_limit, config)
-                    cache = f"member {member.name}"
-                    needs[cache], self._limits[cache] = needed, backend.cache_limit
+                    limit, cache = backend.cache_limit, f"member {member.name}"
+                    _check_room(member.name, backend.cache_bytes(longest), limit, config)
+                    needs[cache], self._limits[cache] = min(needed, limit), limit
                     continue
                 needs[backend.device] += needed
                 if backend.device not in self._limits:

@@ -158,8 +158,10 @@ class Request:
         return ()
 
     def close(self) -> None:
-        """Close the computation."""
+        """Close the computation, and free its members without the garbage collector."""
         self._steps.close()
+        for member in self.members:
+            member.stop_drafting()  # members and what drafts for them refer to each other
 
     def _timeout_error(self) -> RequestTimeoutError:
         state = ""
@@ -375,6 +377,16 @@ class Scheduler:
                     self._coordinator = None
                     raise
 
+    def forget(self, coordinator: _Coordinator) -> None:
+        """Drop a coordinator whose thread ends.
+
+        Without the cycle between the two, an engine that nobody uses needs no garbage collector to
+        free its members.
+        """
+        with self._lock:
+            if self._coordinator is coordinator:
+                self._coordinator = None
+
     def close(self, timeout: float | None = None) -> tuple[str, ...]:
         """End all requests with `EngineClosedError`, and wait for the threads to finish.
 
@@ -457,6 +469,7 @@ class _Coordinator(threading.Thread):
             lane.stop()
         for lane in self._lanes.values():
             lane.join()
+        self._scheduler.forget(self)
 
     def _process_messages(self) -> bool:
         """Wait for a message and process all pending ones. Return False to end the thread.

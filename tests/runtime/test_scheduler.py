@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import threading
 import time
+import weakref
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -958,3 +960,22 @@ def test_an_engine_survives_when_no_thread_can_start(monkeypatch, refused, again
         if again:
             assert engine.generate("x", max_new_tokens=2).text
     assert not [each for each in threading.enumerate() if each not in before]
+
+
+@pytest.mark.quick
+def test_an_engine_that_nobody_uses_frees_its_members_without_the_garbage_collector(monkeypatch):
+    monkeypatch.setattr(scheduler, "IDLE_SECONDS", 0.01)
+    gc.collect()
+    gc.disable()
+    try:
+        engine = AdaFuseEngine([Watched("m"), Watched("n")])
+        engine.generate("a:", max_new_tokens=3)
+        assert [event.text for event in engine.stream("b:", max_new_tokens=3)]
+        member = weakref.ref(engine.backends[0])
+        del engine
+        end = time.monotonic() + PATIENCE
+        while member() is not None and time.monotonic() < end:
+            time.sleep(0.01)
+        assert member() is None
+    finally:
+        gc.enable()

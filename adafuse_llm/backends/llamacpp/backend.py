@@ -31,7 +31,7 @@ from adafuse_llm.backends.logits.draw import signed
 from adafuse_llm.backends.logits.readout import read
 from adafuse_llm.backends.logits.rows import Logits
 from adafuse_llm.backends.prefixes import MIN_SHARED, Ids, in_turn, late, longest, shared
-from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError
+from adafuse_llm.errors import InvalidOptionError, LoadError, UnsupportedModelError
 from adafuse_llm.forks import after_fork
 from adafuse_llm.sampling import token_codes
 from adafuse_llm.text.codec import TextCodec
@@ -47,15 +47,16 @@ MAX_KEPT = 16
 """Maximum number of finished requests whose cells a member keeps. Every pass reads the positions of
 all cells, so kept cells are not free."""
 
-DEFAULT_CELLS = 16_384
-"""Number of cells by default, or the context window of the model if it is larger, up to the number
-that fits into `MEMORY_SHARE` of the free memory."""
+DEFAULT_TOKENS = 16_384
+"""Number of tokens in the cache by default, or the context window of the model if it is larger, up
+to the number that fits into `MEMORY_SHARE` of the free memory."""
 
 MEMORY_SHARE = 0.25
 """Largest share of the free memory that the cache takes by default."""
 
 SPARE_CELLS = 512
-"""Number of cells, in addition to the context window, for the nodes of a request's tree."""
+"""Number of additional cells, for the nodes of trees. So a request always has enough cells: it can
+evaluate any number of nodes, in parts of `PART_NODES`."""
 
 PART_NODES = 64
 """Maximum number of nodes that are planned together. Each may need a sequence of its own."""
@@ -75,8 +76,10 @@ class LlamaCppBackend:
     Args:
         path: the GGUF file, or the first file of a split model.
         name: the member's name.
-        context: number of cells. The default is 16,384, or the context window of the model if it
-            is larger, but at most as many as fit into a quarter of the free memory.
+        context: number of tokens in the cache, which also limits the context window. The default
+            is 16,384, or the context window of the model if it is larger, but at most as many as
+            fit into a quarter of the free memory. The cache has `SPARE_CELLS` more cells, for
+            tokens that members propose.
         threads: number of CPU threads. The default is the number of physical cores.
         gpu_layers: number of layers that run on GPUs. The default is all layers if llama.cpp was
             built for a GPU.
@@ -90,7 +93,8 @@ class LlamaCppBackend:
             uses the vocabulary in the file.
 
     Raises:
-        LoadError: llama.cpp cannot load the file, or cannot allocate the cache.
+        LoadError: llama.cpp cannot load the file, the model computes NaN, or the memory has no room
+            for the cache.
         UnsupportedModelError: the model cannot be a member.
         InvalidOptionError: an option is not valid.
         MissingDependencyError: llama-cpp-python is not installed.
@@ -115,9 +119,11 @@ class LlamaCppBackend:
         self.path = Path(path)
         self._model = Model(self.path, f"member {name!r} ({path})", gpu_layers=gpu_layers)
         self._text, self._end_ids = _text_of(self._model, tokenizer)
+        tokens = self._cache_tokens(context, cache_type)
+        self._window = min(self._model.window, tokens)
         self._context = Context(
             self._model,
-            cells=context or self._default_cells(cache_type),
+            cells=tokens + SPARE_CELLS,
             threads=threads or _cores(),
             flash_attention=flash_attention,
             cache_type=cache_type,
@@ -147,7 +153,7 @@ class LlamaCppBackend:
 
     @property
     def context_window(self) -> int | None:
-        return min(self._model.window, self._context.cells)
+        return self._window
 
     @property
     def device(self) -> str:
@@ -214,9 +220,14 @@ class LlamaCppBackend:
         with self._lock:
             try:
                 return in_turn(queries, self._late, self._evaluate_once)
+            except BaseException as error:
+                self._forget_all(queries)
+                if len(queries) > 1 or not isinstance(error, CacheFullError):
+                    raise
+            try:
+                return self._evaluate_once(queries, in_parts=True)
             except BaseException:
-                for query in queries:
-                    self._forget(query.tree.state)
+                self._forget_all(queries)
                 raise
 
     def release(self, tree: TokenTree) -> None:
@@ -241,7 +252,16 @@ class LlamaCppBackend:
                 self._text.close()
             self._model.close()
 
-    def _evaluate_once(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
+    def _evaluate_once(
+        self, queries: Sequence[NodeQuery], *, in_parts: bool = False
+    ) -> list[NodeResult]:
+        """Evaluate queries together.
+
+        Args:
+            queries: the queries.
+            in_parts: whether to drop the cells of all other nodes before each part of a query, so
+                that the cache has enough cells for any number of nodes.
+        """
         if self._context.closed:
             raise RuntimeError("the member is closed")
         self._model.check([node.token for query in queries for node in query.score])
@@ -256,6 +276,8 @@ class LlamaCppBackend:
             for start in range(0, len(missing), PART_NODES):
                 if start:  # sequences cannot be copied before their tokens have run
                     self._run(batch)
+                if in_parts:
+                    state.sequences.drop_tips()
                 self._plan(state, missing[start : start + PART_NODES], batch)
             states.append(state)
         self._run(batch)
@@ -380,6 +402,10 @@ class LlamaCppBackend:
             tokens -= len(covered[-1].ids)
         self._free.give_back(old.sequence for old in covered)
 
+    def _forget_all(self, queries: Sequence[NodeQuery]) -> None:
+        for query in queries:
+            self._forget(query.tree.state)
+
     def _forget(self, state: object) -> None:
         """Drop the state of a request, because it is incomplete or wrong, or needs too much room.
 
@@ -390,14 +416,27 @@ class LlamaCppBackend:
             state.sequences.drop()
             state.tree.state = None
 
-    def _default_cells(self, cache_type: str) -> int:
-        """Return the number of cells of a cache whose size the user does not set."""
+    def _cache_tokens(self, context: int | None, cache_type: str) -> int:
+        """Return the number of tokens of the cache, given the number that the user has set.
+
+        Raises:
+            LoadError: that number does not fit into the memory.
+        """
         free = self.free_bytes()
         if self._model.on_gpu and torch.cuda.is_available():
             free = torch.cuda.mem_get_info()[0]
-        size = read_facts(self.path).cache_bytes(1, cache_type)
-        fitting = int(MEMORY_SHARE * free / max(1, size))
-        return max(SPARE_CELLS, min(fitting, max(DEFAULT_CELLS, self._model.window + SPARE_CELLS)))
+        facts = read_facts(self.path)
+        if context is None:
+            fitting = int(MEMORY_SHARE * free / max(1, facts.cache_bytes(1, cache_type)))
+            return max(SPARE_CELLS, min(fitting, max(DEFAULT_TOKENS, self._model.window)))
+        size = facts.cache_bytes(context + SPARE_CELLS, cache_type)
+        if size > free and not self._model.on_gpu:
+            raise LoadError(
+                f"{self._model.label} cannot be loaded: a cache of type {cache_type} for "
+                f"{context:,} tokens takes {size / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB of "
+                "memory are free. Lower MemberSpec(context=...), or choose another cache_type."
+            )
+        return context
 
     def _try_out(self) -> int:
         """Compare the logits of a tree of tokens with the logits of plain sequences.
@@ -443,7 +482,11 @@ class LlamaCppBackend:
         """Evaluate nodes of a tree, and return the logits after them, [n, vocabulary]."""
         self._evaluate_once([NodeQuery(tree, tuple(nodes), (), 2)])
         state = tree.state
-        assert isinstance(state, LlamaState)
+        if not isinstance(state, LlamaState):  # it is dropped if a number is NaN
+            raise LoadError(
+                f"{self._model.label} cannot be loaded: the model computes NaN. The file "
+                f"{self.path.name!r} may be damaged; download it again."
+            )
         logits = torch.stack([state.logits(node) for node in nodes])
         if not keep:
             self._forget(state)

@@ -17,7 +17,7 @@ from adafuse_llm.backends import Backend, NodeQuery, TokenTree, conformance
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.backends.llamacpp import LlamaCppBackend, backend, context
 from adafuse_llm.embedded import member_paths
-from adafuse_llm.errors import CacheMemoryError, MemberError, UnsupportedModelError
+from adafuse_llm.errors import ContextWindowError, MemberError, UnsupportedModelError
 from tests.reference import Options, ReferenceMember, decode
 from tests.support.compare import assert_same
 from tests.support.gguf_files import embedded_gguf, write_gguf
@@ -228,21 +228,53 @@ def _differences(left: Sequence[float], right: Sequence[float]) -> list[float]:
     return [abs(one - other) for one, other in zip(left, right, strict=True)] or [0.0]
 
 
-def test_a_prompt_that_fits_no_cache_is_refused_before_it_is_read() -> None:
-    member = gguf("wren", context=256)
-    ensemble = AdaFuseEngine([member])
-    with pytest.raises(CacheMemoryError, match=r"MemberSpec\(context=\.\.\.\)"):
-        ensemble.generate("word " * 110, max_new_tokens=64)
-    assert ensemble.generate("The mill", max_new_tokens=2).text
+def test_a_small_cache_serves_requests_that_need_all_of_it() -> None:
+    """A window that is full, and choices that need more nodes than the cache has cells."""
+    small = AdaFuseEngine([gguf("wren", context=200)])
+    large = AdaFuseEngine([gguf("wren")])
+    assert small.context_window == 200
+    options: dict[str, Any] = {"max_new_tokens": 1000, "temperature": 2.0}
+    prompt = "word " * 90
+    responses = [small.generate(prompt, seed=seed, **options) for seed in range(8)]
+    assert "length" in {each.finish_reason for each in responses}
+    for seed, response in enumerate(responses):
+        assert large.generate(prompt, seed=seed, **options).text.startswith(response.text)
+    choices = [f"The mill costs {number} coins and it opens at {number}" for number in range(100)]
+    assert small.choose(PROMPTS[1], choices=choices).text == (
+        large.choose(PROMPTS[1], choices=choices).text
+    )
+    with pytest.raises(ContextWindowError, match="holds 200 tokens"):
+        small.generate("word " * 200)
+
+
+@pytest.mark.parametrize("tokens", [1, 10, 255])
+def test_a_tiny_cache_works(tokens: int) -> None:
+    member = gguf("wren", context=tokens)
+    assert member.context_window == tokens
+    tree = TokenTree([5])
+    assert member.evaluate([NodeQuery(tree, (tree.root,), (), 2)])[0].next
 
 
 def test_a_full_cache_is_an_error_that_leaves_the_member_usable() -> None:
     member = gguf("wren", context=256)
-    tree = TokenTree([5] * 300)
+    tree = TokenTree([5] * 1000)
     with pytest.raises(MemoryError, match=r"MemberSpec\(context=\.\.\.\)"):
         member.evaluate([NodeQuery(tree, (tree.root,), (), 2)])
     short = TokenTree([5] * 200)
     assert member.evaluate([NodeQuery(short, (short.root,), (), 2)])[0].next
+
+
+def test_a_cache_that_does_not_fit_the_memory_is_refused_at_once() -> None:
+    with pytest.raises(LoadError, match=r"'wren'.*takes [0-9,]+ MiB.*free"):
+        gguf("wren", context=10**12)
+
+
+def test_a_model_that_computes_nan_is_refused(tmp_path: Any) -> None:
+    damaged = bytearray(embedded_gguf("wren").read_bytes())
+    damaged[-200_000:] = b"\xff" * 200_000
+    (tmp_path / "damaged.gguf").write_bytes(damaged)
+    with pytest.raises(LoadError, match=r"member 'm'.*NaN.*damaged\.gguf"):
+        LlamaCppBackend(tmp_path / "damaged.gguf", "m", **EXACT)
 
 
 def test_a_closed_member_says_so() -> None:
@@ -309,7 +341,7 @@ def test_small_cache_types_change_numbers_little(cache_type: str) -> None:
 
 def test_memory_is_reckoned() -> None:
     small, large = gguf("wren", context=1024), gguf("wren", context=2048)
-    assert large.cache_limit == 2 * small.cache_limit
+    assert large.cache_limit - small.cache_limit == small.cache_bytes(1024)
     rows = 2 * 5 * 6 * 32 * 4  # keys and values, layers, heads, size of a head, bytes
     assert rows <= small.cache_bytes(1) <= rows + 64
     assert gguf("wren", context=1024, cache_type="f16").cache_bytes(1) < 0.6 * rows
