@@ -30,6 +30,24 @@ CHOOSES_MODELS = ("llm", "model", "model_id", "model_name")
 """Options of other providers that name the model. They are never dropped, because another model
 would respond."""
 
+MEMBER_SETTINGS = {
+    "cache_type": "cache_type",
+    "context": "context",
+    "file": "file",
+    "flash_attention": "flash_attention",
+    "gpu_layers": "gpu_layers",
+    "process": "process",
+    "processes": "process",  # of the command line
+    "threads": "threads",
+    # of llama-cpp-python:
+    "flash_attn": "flash_attention",
+    "model_path": "path",
+    "n_ctx": "context",
+    "n_gpu_layers": "gpu_layers",
+    "n_threads": "threads",
+}
+"""Unknown options, and the setting of `MemberSpec` that takes their place."""
+
 SIMILARITY = 0.7
 """Lowest similarity of a suggested option. With 0.6, ``stop`` would be suggested for ``top_p``."""
 
@@ -145,9 +163,18 @@ REFUSED: dict[str, Refusal] = {
         "is not built: pass options of decoding as keyword arguments, and options for loading a "
         "model in its MemberSpec"
     ),
-    "num_ctx": Refusal("is not built: the members' own context windows apply"),
-    "num_gpu": Refusal("is not built: pass device_map to place the members"),
-    "num_thread": Refusal("is not built: call torch.set_num_threads"),
+    "num_ctx": Refusal(
+        "is not built: for a GGUF member, pass MemberSpec(path=..., context=...), and transformers "
+        "models have context windows of their own"
+    ),
+    "num_gpu": Refusal(
+        "is not built: pass device_map to place transformers models, or for a GGUF member "
+        "MemberSpec(path=..., gpu_layers=...)"
+    ),
+    "num_thread": Refusal(
+        "is not built: call torch.set_num_threads, or for a GGUF member or a member in a process, "
+        "pass MemberSpec(path=..., threads=...)"
+    ),
     "request_timeout": Refusal(
         "is not built under this name: the classes for LangChain have timeout"
     ),
@@ -255,6 +282,9 @@ def _check_other_provider(
 
 
 def _advice(keyword: str, options: tuple[str, ...]) -> str:
+    if (setting := MEMBER_SETTINGS.get(keyword)) is not None:
+        rest = "" if setting == "path" else f", {setting!r}: ..."
+        return f" It is a setting of a member: members=[{{'path': ...{rest}}}]."
     allowed = list(dict.fromkeys((*AdaFuseConfig.model_fields, *ALIASES, *options)))
     return (
         hint(keyword, ())

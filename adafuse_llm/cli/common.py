@@ -422,7 +422,7 @@ def _config_flags(defaults: dict[str, Any]) -> Iterator[inspect.Parameter]:
 
 def _member_flags(*, model: bool) -> Iterator[inspect.Parameter]:
     if model:
-        text = "Folder or Hub ID of a member. Repeatable. Default: the embedded members."
+        text = "Folder, GGUF file or Hub ID of a member. Repeatable. Default: the embedded members."
         yield _flag("model", list[str], [], text, panel="Members", metavar="PATH_OR_ID")
         text = "YAML or JSON file with models, loading settings and options. Flags override it."
         yield _flag("config", Path | None, None, text, panel="Members", metavar="FILE")

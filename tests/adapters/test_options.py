@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import fields
 
 import pytest
 
-from adafuse_llm import AdaFuseConfig, InvalidOptionError
+from adafuse_llm import AdaFuseConfig, InvalidOptionError, MemberSpec
 from adafuse_llm.adapters.options import (
     ALIASES,
     CHOOSES_MODELS,
+    MEMBER_SETTINGS,
     NO_EFFECT,
     REFUSED,
     check_option_names,
@@ -46,6 +48,31 @@ def test_options_that_are_none():
         check_option_names({"tool": 3}, extra=["tools"])
     with pytest.raises(InvalidOptionError, match="max_tokens=5 and max_new_tokens=6"):
         check_option_names({"max_tokens": 5, "max_new_tokens": 6})
+
+
+@pytest.mark.parametrize(
+    ("keyword", "settings"),
+    [
+        ("n_ctx", "'path': ..., 'context': ..."),
+        ("processes", "'path': ..., 'process': ..."),
+        ("model_path", "'path': ..."),
+    ],
+)
+def test_an_unknown_option_can_be_a_setting_of_a_member(keyword, settings):
+    with pytest.raises(InvalidOptionError) as caught:
+        check_option_names({keyword: 1})
+    advice = f"It is a setting of a member: members=[{{{settings}}}]."
+    assert str(caught.value) == f"unknown option {keyword!r}. {advice}"
+    assert {*MEMBER_SETTINGS.values()} <= {each.name for each in fields(MemberSpec)}
+
+
+@pytest.mark.parametrize(
+    ("keyword", "setting"),
+    [("num_ctx", "context"), ("num_gpu", "gpu_layers"), ("num_thread", "threads")],
+)
+def test_options_of_ollama_name_the_settings_of_gguf_members(keyword, setting):
+    with pytest.raises(InvalidOptionError, match=rf"GGUF member.*MemberSpec\(.*{setting}="):
+        check_option_names({keyword: 5})
 
 
 def test_checked_options_are_the_engines():

@@ -146,8 +146,8 @@ class EnsembleModel(Serializable):
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     members: Members = None
-    """Folders, hub ids or `MemberSpec` objects; or ``"embedded"`` for the small models that ship
-    with adafuse-llm. Models with the same members share their weights."""
+    """Folders, GGUF files, hub ids or `MemberSpec` objects; or ``"embedded"`` for the small models
+    that ship with adafuse-llm. Models with the same members share their weights."""
     engine: AdaFuseEngine | None = None
     """An existing engine to use instead of `members`."""
     dtype: Any = "auto"

@@ -145,8 +145,8 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
     `TypeError`, because LlamaIndex's response synthesizers ignore errors of these types.
 
     Args:
-        members: folders, hub ids or `MemberSpec` objects; an empty list for the three small models
-            that ship with adafuse-llm.
+        members: folders, GGUF files, hub ids or `MemberSpec` objects; an empty list for the three
+            small models that ship with adafuse-llm.
         engine: an existing engine to use instead of `members` and the options for loading them.
         dtype, device_map, revision, trust_remote_code: as for `AdaFuseEngine.from_pretrained`.
         runtime: settings of the engine's scheduler and caches.
@@ -188,7 +188,8 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
 
     members: tuple[Any, ...] | None = Field(
         default=None,
-        description="Folders, hub ids or MemberSpec objects; empty for the embedded members.",
+        description="Folders, GGUF files, hub ids or MemberSpec objects; empty for the embedded "
+        "members.",
     )
     dtype: Any = Field(default="auto", description="Data type of the weights.")
     device_map: str | None = Field(
