@@ -202,7 +202,8 @@ def command(
     Args:
         function: the function. Its other parameters become the flags of this command only. A
             parameter with the name of a shared flag takes its place.
-        decoding: whether the command takes the options of `AdaFuseConfig`, and ``--model``.
+        decoding: whether the command takes the options of `AdaFuseConfig`, and ``--model``,
+            ``--config`` and ``--processes``.
         loading: whether the command takes the flags for loading members.
         hidden: names of shared flags that the help does not list, because the command allows only
             their default.
@@ -432,8 +433,9 @@ def _member_flags(*, model: bool) -> Iterator[inspect.Parameter]:
     yield _flag("device_map", str | None, None, text, panel="Members", metavar="NAME")
     text = "Revision of models from the Hub."
     yield _flag("revision", str | None, None, text, panel="Members", metavar="NAME")
-    text = "Run every member in a process of its own, so that members run at the same time."
-    yield _flag("processes", bool, False, text, panel="Members")
+    if model:
+        text = "Run every member in a process of its own, so that members run at the same time."
+        yield _flag("processes", bool, False, text, panel="Members")
     text = (
         "Number of CPU threads for the members. Default: 1 if every member has fewer than "
         f"{SMALL / 1e6:.0f} million parameters, otherwise the default of PyTorch."

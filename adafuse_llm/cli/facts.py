@@ -63,6 +63,7 @@ def describe_header(path: str, name: str, facts: GGUFFacts) -> dict[str, Any]:
 def _huggingface(backend: Any) -> dict[str, Any]:
     model, tokenizer = backend.model, backend.tokenizer
     return {
+        "format": "transformers",
         "architecture": type(model).__name__,
         "tokenizer": type(tokenizer).__name__,
         "tokenizer_kind": _tokenizer_kind(tokenizer),
@@ -78,6 +79,7 @@ def _huggingface(backend: Any) -> dict[str, Any]:
 def _gguf(facts: GGUFFacts) -> dict[str, Any]:
     parts = {"files": facts.parts} if facts.parts > 1 else {}
     return {
+        "format": "GGUF",
         "architecture": facts.architecture,
         "tokenizer": facts.pre_tokenizer or facts.tokenizer,
         "tokenizer_kind": GGUF_TOKENIZERS.get(facts.tokenizer, facts.tokenizer),

@@ -54,7 +54,8 @@ def info(
     """
     facts: list[dict[str, Any]] = []
     findings: list[Finding] = []
-    for model in replace(setup, models=tuple(models or ())).paths():
+    paths = replace(setup, models=tuple(models or ())).paths()
+    for model in paths:
         described, found = _inspect(model, setup)
         facts += described
         findings += found
@@ -67,7 +68,7 @@ def info(
         }
         print_json(report)
     else:
-        _print(facts, findings, together)
+        _print(facts, findings, _verdict(len(paths), facts, together=together))
     return 0 if together else FAILED
 
 
@@ -130,7 +131,7 @@ def examine(engine: AdaFuseEngine) -> list[Finding]:
     return findings
 
 
-def _print(facts: list[dict[str, Any]], findings: list[Finding], together: bool) -> None:
+def _print(facts: list[dict[str, Any]], findings: list[Finding], verdict: str) -> None:
     console = stdout_console()
     if facts:
         console.print(_table(facts))
@@ -140,11 +141,23 @@ def _print(facts: list[dict[str, Any]], findings: list[Finding], together: bool)
         text = finding.text if named else f"{finding.member}: {finding.text}"
         line = Text(f"{finding.level}: ", style).append(printable(text), "default")
         console.print(line, soft_wrap=True)
-    verdict = f"These models {'can' if together else 'cannot'} work together"
+    console.print(Text(verdict, "bold"))
+
+
+def _verdict(number: int, facts: list[dict[str, Any]], *, together: bool) -> str:
+    """Say in a sentence whether the models can work together.
+
+    Args:
+        number: number of models.
+        facts: facts about those that were loaded.
+        together: whether they can.
+    """
+    can = "can" if together else "cannot"
+    verdict = f"This model {can} be used" if number == 1 else f"These models {can} work together"
     windows = [fact["context_window"] for fact in facts if fact["context_window"]]
     if together and windows:
         verdict += f"; prompt and answer share a window of {min(windows):,} tokens"
-    console.print(Text(f"{verdict}.", "bold"))
+    return f"{verdict}."
 
 
 def _table(facts: list[dict[str, Any]]) -> Table:
@@ -161,6 +174,7 @@ def _table(facts: list[dict[str, Any]]) -> Table:
 
 
 _LABELS = {
+    "format": "format",
     "architecture": "architecture",
     "tokenizer": "tokenizer",
     "tokenizer_kind": "kind",

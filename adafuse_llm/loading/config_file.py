@@ -9,8 +9,8 @@ A file sets members, loading arguments and options, as the flags of a command do
     weights: {one: 1.0, two: 0.5}
 
 A model can also be a mapping of the fields of `MemberSpec`, such as
-``{path: path/one, process: true, threads: 4}``. ``processes: true`` runs every member in a process
-of its own.
+``{path: path/one, process: true, threads: 2}``. ``processes: true`` runs every member in a process
+of its own, even a member with ``process: false``.
 
 The format is YAML, which includes JSON. Values that the file does not set have their defaults.
 `json_schema` is a mapping, or the path of a JSON file relative to the configuration file. A file
@@ -58,7 +58,10 @@ class ConfigFile(Options):
     )
     revision: str | None = Field(default=None, description="Revision of hub models.")
     processes: bool = Field(
-        default=False, description="Whether to run every member in a process of its own."
+        default=False,
+        strict=True,
+        description="Whether to run every member in a process of its own, even a member with "
+        "`process: false`.",
     )
     options: dict[str, Any] = Field(
         default_factory=dict, description="Options of `AdaFuseConfig` that the file sets."

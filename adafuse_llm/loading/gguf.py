@@ -67,7 +67,8 @@ def plan_gguf(spec: MemberSpec, name: str, revision: str | None = None) -> GGUFP
     """Find the files of a GGUF member and read their headers.
 
     This function downloads files of a hub repository that are not in the local cache, but only
-    those that the member needs. It loads no weights.
+    those that the member needs. It loads no weights. It logs a warning if ``gpu_layers`` has no
+    effect.
 
     Args:
         spec: the member.
@@ -79,12 +80,20 @@ def plan_gguf(spec: MemberSpec, name: str, revision: str | None = None) -> GGUFP
         UnsupportedModelError: the file does not hold a causal language model.
         MissingDependencyError: llama-cpp-python is not installed.
     """
-    load_library()
+    library = load_library()
     path = _find_file(spec, name, spec.revision or revision)
     try:
-        return GGUFPlan(spec, name, path, read_facts(path))
+        plan = GGUFPlan(spec, name, path, read_facts(path))
     except LoadError as error:
         raise type(error)(f"member {name!r} cannot be loaded: {error}") from error
+    if spec.gpu_layers and not library.llama_supports_gpu_offload():
+        logger.warning(
+            "member %r runs on the CPU, and gpu_layers=%d has no effect: llama.cpp was built "
+            "without support for GPUs",
+            name,
+            spec.gpu_layers,
+        )
+    return plan
 
 
 def load_gguf(plan: GGUFPlan) -> LlamaCppBackend:

@@ -78,7 +78,7 @@ def plan_huggingface(
         for spec in specs
     ]
     for setting in settings:
-        _check_dtype(setting["dtype"])
+        check_dtype(setting["dtype"])
     configs = [
         _load_config(spec, name, setting)
         for spec, name, setting in zip(specs, names, settings, strict=True)
@@ -103,7 +103,12 @@ def divide_memory(
     return [{device: room * size // total for device, room in free.items()} for size in sizes]
 
 
-def _check_dtype(dtype: Any) -> None:
+def check_dtype(dtype: Any) -> None:
+    """Check that a value is ``"auto"``, a dtype of torch or the name of one.
+
+    Raises:
+        InvalidOptionError: it is none of these.
+    """
     import torch
 
     value = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
@@ -157,8 +162,8 @@ def _check_path(path: str, label: str) -> None:
         exists = False
     if exists and not (Path(path) / "config.json").is_file():
         raise LoadError(
-            f"{label} is not a model folder (it has no config.json). "
-            "Pass a folder written by save_pretrained, or a hub id."
+            f"{label} is not a model folder (it has neither config.json nor GGUF files). Pass a "
+            "folder written by save_pretrained, a GGUF file or a hub id."
         )
     if not exists and path in MEMBERS:
         raise LoadError(

@@ -18,6 +18,7 @@ from adafuse_llm.loading.gguf import (
 )
 from adafuse_llm.loading.huggingface import (
     HuggingFacePlan,
+    check_dtype,
     load_huggingface,
     load_huggingface_text,
     plan_huggingface,
@@ -80,6 +81,7 @@ def _plan(
     specs: Sequence[MemberSpec], names: Sequence[str], defaults: Mapping[str, Any]
 ) -> list[Plan]:
     """Check options and files of all members. Load no weights."""
+    check_dtype(defaults["dtype"])
     revision = defaults["revision"]
     of_gguf = [is_gguf_member(spec, revision) for spec in specs]
     for spec, is_gguf in zip(specs, of_gguf, strict=True):

@@ -59,7 +59,8 @@ class MemberSpec:
         path: local folder or hub id of a transformers model, or a GGUF file, or a folder or hub id
             with GGUF files.
         name: name in results. The default is the last part of the path, plus as many preceding
-            parts as are needed to make the name unique.
+            parts as are needed to make the name unique. ``file`` belongs to the path, unless it is
+            a pattern.
         dtype: dtype of the weights, such as ``"bfloat16"`` or ``"auto"``.
         device: one device for the whole member, such as ``"cuda:1"``.
         device_map: accelerate's device map, which spreads the member over several devices.
@@ -77,8 +78,9 @@ class MemberSpec:
         allow_pickle: whether to accept weights in pickle format, which can run code when loaded.
         process: whether to run the member in a process of its own. Members in processes run at the
             same time as other members.
-        threads: number of CPU threads for the member's passes. It needs ``process=True`` or a GGUF
-            member, because other members share the threads of torch.
+        threads: number of CPU threads for the member's passes, at most the number of CPU cores. It
+            needs ``process=True`` or a GGUF member, because other members share the threads of
+            torch.
         file: GGUF file in the folder or hub repository, as a name or a pattern such as
             ``"*Q4_K_M.gguf"``. It is needed if there are several, or if transformers could load
             the folder, too.
@@ -122,7 +124,7 @@ class MemberSpec:
             object.__setattr__(self, "path", str(self.path))
         if not isinstance(self.path, str) or not 0 < len(self.path.strip()) <= MAX_PATH:
             raise InvalidInputError(
-                f"path must be a folder or a hub id; got {short_repr(self.path)}"
+                f"path must be a folder, a GGUF file or a hub id; got {short_repr(self.path)}"
             )
         if self.device is not None and self.device_map is not None:
             raise InvalidOptionError(
@@ -195,6 +197,12 @@ def _check_elsewhere(spec: MemberSpec) -> None:
         value = getattr(spec, name)
         is_count = isinstance(value, int) and not isinstance(value, bool) and value >= least
         require(name, f"an integer of {least} or more", valid=value is None or is_count)
+    cores = os.cpu_count() or 1
+    require(
+        "threads",
+        f"from 1 to {cores}, the number of CPU cores",
+        valid=spec.threads is None or spec.threads <= cores,
+    )
     require("process", "True or False", valid=isinstance(spec.process, bool))
     require(
         "flash_attention", "True, False or None", valid=spec.flash_attention in (None, True, False)
@@ -259,7 +267,7 @@ def _from_fields(values: Mapping[str, Any]) -> MemberSpec:
                 f"The settings are: {', '.join(allowed)}."
             )
     if "path" not in values:
-        raise InvalidInputError("a member needs a path: a folder or a hub id")
+        raise InvalidInputError("a member needs a path: a folder, a GGUF file or a hub id")
     return MemberSpec(**values)
 
 
@@ -267,7 +275,8 @@ def member_names(specs: Sequence[MemberSpec]) -> list[str]:
     """Return a unique name for each member.
 
     A member with an explicit name keeps it. Any other name is the last part of the member's path,
-    without ``.gguf``, plus as many preceding parts as are needed to make the name unique. If a path
+    without ``.gguf``, plus as many preceding parts as are needed to make the name unique. A file in
+    a folder or hub repository is the last part of the path, unless it is a pattern. If a path
     occurs more than once, a number distinguishes the names (``gpt2``, ``gpt2#2``).
 
     Raises:
@@ -278,7 +287,7 @@ def member_names(specs: Sequence[MemberSpec]) -> list[str]:
         raise InvalidInputError(
             f"members need different names; {repeated[0]!r} occurs {given[repeated[0]]} times"
         )
-    unnamed = {spec.path for spec in specs if spec.name is None}
+    unnamed = {_source(spec) for spec in specs if spec.name is None}
     parts = {
         path: [p for p in Path(path).parts if p not in ("/", ".")] or [path] for path in unnamed
     }
@@ -294,9 +303,15 @@ def member_names(specs: Sequence[MemberSpec]) -> list[str]:
             sizes[path] += 1
     names: list[str] = []
     for spec in specs:
-        name = base = spec.name if spec.name is not None else short[spec.path]
+        name = base = spec.name if spec.name is not None else short[_source(spec)]
         number = 2
         while spec.name is None and (name in names or name in given):
             name, number = f"{base}#{number}", number + 1
         names.append(name)
     return names
+
+
+def _source(spec: MemberSpec) -> str:
+    """Return the path of a member, with the name of its file if that is known."""
+    is_name = spec.file is not None and not set("*?[") & set(spec.file)
+    return f"{spec.path}/{spec.file}" if is_name else spec.path

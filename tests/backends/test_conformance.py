@@ -627,9 +627,22 @@ def test_all_broken_rules_are_reported_together() -> None:
     assert "facts" not in broken
     message = str(caught.value)
     assert message.startswith(
-        f"the backend fails {len(broken)} checks; mend the first one first:\n- "
+        f"the backend fails {len(broken)} checks. The first failure may cause the others:\n- "
     )
     assert BY_NAME["plain_passes"].rule in message
+
+
+@pytest.mark.quick
+def test_a_backend_without_the_basic_facts_gets_one_error() -> None:
+    with pytest.raises(ConformanceError, match="fails 1 check:") as caught:
+        conformance.run_checks(Subject(object))  # type: ignore[arg-type]
+    assert [violation.check for violation in caught.value.violations] == ["facts"]
+
+
+@pytest.mark.quick
+def test_a_subject_needs_a_function() -> None:
+    with pytest.raises(InvalidOptionError, match=r"make must be a function .*, such as lambda"):
+        Subject(fake())  # type: ignore[arg-type]
 
 
 @pytest.mark.quick

@@ -1,6 +1,7 @@
 """`adafuse info`: facts, and whether models can work together."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +33,7 @@ def test_json(adafuse, models):
     report = json.loads(adafuse("info", *models, "--json").stdout)
     assert report["can_work_together"] is True
     otter, badger = report["members"]
+    assert otter["format"] == badger["format"] == "transformers"
     assert otter["chat_template"] is True
     assert badger["chat_template"] is False
     assert otter["vocabulary"] == 300
@@ -50,6 +52,7 @@ def test_a_gguf_model_is_described_from_its_header_without_llama_cpp(adafuse, mo
     assert result.exit_code == 0, result.output
     for fact in ("wren-q8_0", "qwen3", "byte-level BPE", "4,096", "<|end|>", "36xQ8_0", "3.8 KiB"):
         assert fact in result.stdout
+    assert re.search(r"^│ format +│ GGUF", result.stdout, re.MULTILINE)
     assert "warning: wren-q8_0: only its header was read, because there is no" in result.stdout
 
 
@@ -69,6 +72,12 @@ def test_a_gguf_model_is_loaded_and_described(adafuse):
     assert (facts["architecture"], facts["dtype"], facts["cache"]) == ("olmo2", "Q8_0", "tree")
     assert (facts["end_tokens"], facts["chat_template"]) == (["[|done|]"], True)
     assert report["findings"] == []
+
+
+def test_models_are_described_in_this_process_only(adafuse, models):
+    result = adafuse("info", models[0], "--processes")
+    assert result.exit_code == 2
+    assert "No such option: --processes" in result.output
 
 
 def test_a_member_of_any_other_kind_is_described(adafuse):
@@ -116,7 +125,7 @@ def test_s11_a_model_that_is_not_there_is_named_once(adafuse):
     assert problem.startswith("problem: member 'gpt-4' cannot be loaded: ")
     assert problem.count("gpt-4") == 1
     assert "unset HF_HUB_OFFLINE" in problem
-    assert verdict == "These models cannot work together."
+    assert verdict == "This model cannot be used."
 
 
 def test_s11_the_name_of_an_embedded_member_gets_a_hint(adafuse):

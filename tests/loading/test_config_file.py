@@ -61,6 +61,8 @@ def test_processes_runs_all_members_in_processes(tmp_path: Path) -> None:
         members = read_config(written(tmp_path, f"{text}\nprocesses: true")).members
         assert len(members) >= 2
         assert all(isinstance(spec, MemberSpec) and spec.process for spec in members)
+    with pytest.raises(InvalidOptionError, match=r"'processes'.*; got 'yes'"):
+        read_config(written(tmp_path, 'processes: "yes"'))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
@@ -27,6 +28,7 @@ from adafuse_llm.loading.gguf import find_tokenizer, is_gguf_member, plan_gguf
 from tests.support.gguf_files import embedded_gguf, write_gguf
 
 WREN, HERON, FINCH = member_paths()
+WITHOUT_GPU = SimpleNamespace(llama_supports_gpu_offload=lambda: False)
 PARTS = [f"Q8/m-{number:05}-of-00002.gguf" for number in (1, 2)]
 
 
@@ -34,7 +36,7 @@ PARTS = [f"Q8/m-{number:05}-of-00002.gguf" for number in (1, 2)]
 def _without_llama_cpp(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Finding files needs no llama.cpp, so these tests run without it, too."""
     if request.node.get_closest_marker("gguf") is None:
-        monkeypatch.setattr(loading, "load_library", lambda: None)
+        monkeypatch.setattr(loading, "load_library", lambda: WITHOUT_GPU)
 
 
 def put(folder: Path, *names: str) -> Path:
@@ -76,7 +78,8 @@ def test_one_of_several_files_is_named_or_matched(tmp_path: Path) -> None:
     assert found(tmp_path, file="*Q4_K_M.gguf").name == "m-Q4_K_M.gguf"
     assert found(tmp_path, file="*F16*") == tmp_path / "sub" / "m-F16.gguf"
     assert found(tmp_path, file="sub/*") == tmp_path / "sub" / "m-F16.gguf"
-    assert "has 3 GGUF files: m-Q4_K_M.gguf, m-Q8_0.gguf, sub/m-F16.gguf. Pass" in refusal(tmp_path)
+    message = refusal(tmp_path)
+    assert "has 3 GGUF files: m-Q4_K_M.gguf, m-Q8_0.gguf, sub/m-F16.gguf. Pass the path" in message
     assert "has 2 GGUF files that fit 'm-Q*'" in refusal(tmp_path, file="m-Q*")
     message = refusal(tmp_path, file="*Q5*")
     assert "no GGUF file that fits file='*Q5*'; it has: m-Q4_K_M.gguf, m-Q8_0.gguf" in message
@@ -102,11 +105,15 @@ def test_unusable_files_are_refused_before_anything_is_loaded(tmp_path, monkeypa
     assert missing.startswith("member 'm' (") and "the file does not exist" in missing
     assert "the file does not exist" in refusal("x" * 300 + ".gguf")
     assert "the folder does not exist" in refusal("models/some/missing-gguf")
+    for name in ("empty", "empty.gguf"):
+        (tmp_path / name).mkdir()
     broken = put(tmp_path, "broken.gguf") / "broken.gguf"
     broken.write_bytes(broken.read_bytes()[:-1])
     assert "member 'm' cannot be loaded" in refusal(broken)
     assert "broken.gguf is truncated" in refusal(broken)
-    assert "has no GGUF files" in refusal(WREN, file="*.gguf")
+    assert "has no GGUF files. Pass a GGUF file" in refusal(tmp_path / "empty.gguf")
+    assert "or leave out file to load" in refusal(WREN, file="*.gguf")
+    assert "neither config.json nor GGUF files). Pass" in refusal(tmp_path / "empty")
 
 
 @pytest.mark.quick
@@ -127,6 +134,21 @@ def test_settings_of_transformers_are_refused(tmp_path: Path, setting, says) -> 
     ):
         with pytest.raises(InvalidOptionError, match=says):
             AdaFuseEngine.from_pretrained([spec()])
+
+
+@pytest.mark.quick
+def test_a_dtype_that_does_not_exist_is_refused_for_gguf_members(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOptionError, match=r"'dtype' must be .*; got 'bogus'"):
+        AdaFuseEngine.from_pretrained([str(put(tmp_path, "m.gguf"))], dtype="bogus")
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("layers", [None, 0, 5])
+def test_layers_on_gpus_need_a_llama_cpp_for_gpus(tmp_path: Path, caplog, layers) -> None:
+    found(put(tmp_path, "m.gguf"), gpu_layers=layers)
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == (layers == 5)
+    assert all("'m' runs on the CPU, and gpu_layers=5 has no effect" in each for each in warnings)
 
 
 @pytest.mark.quick

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,14 @@ def test_given_names_are_kept_and_others_make_way() -> None:
 
 
 @pytest.mark.quick
+def test_files_of_one_folder_have_the_names_of_the_files() -> None:
+    files = ("wren-q8_0.gguf", "sub/heron-00001-of-00002.gguf")
+    assert names(*(MemberSpec("/a/gguf", file=file) for file in files)) == ["wren-q8_0", "heron"]
+    assert names(MemberSpec("a/x", file="m.gguf"), "b/m") == ["x/m", "b/m"]
+    assert names(MemberSpec("org/some-GGUF", file="*Q4*")) == ["some-GGUF"]
+
+
+@pytest.mark.quick
 def test_a_path_can_be_a_positional_argument() -> None:
     assert MemberSpec("a/model", name="x") == MemberSpec(path="a/model", name="x")
     assert MemberSpec(Path("a/model")).path == "a/model"  # type: ignore[arg-type]
@@ -56,9 +65,9 @@ def test_a_path_can_be_a_positional_argument() -> None:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"path": 5}, "path must be a folder or a hub id; got 5"),
-        ({"path": " "}, "path must be a folder or a hub id"),
-        ({"path": "x" * 10_000}, "path must be a folder or a hub id"),
+        ({"path": 5}, "path must be a folder, a GGUF file or a hub id; got 5"),
+        ({"path": " "}, "path must be a folder, a GGUF file or a hub id"),
+        ({"path": "x" * 10_000}, "path must be a folder, a GGUF file or a hub id"),
         ({}, "needs a path"),
         ({"path": "x", "pth": 1}, "no setting 'pth'.*Did you mean 'path'"),
         ({"path": "x", "weight": "a"}, "weight must be a number from 0 to 1e.12; got 'a'"),
@@ -68,6 +77,10 @@ def test_a_path_can_be_a_positional_argument() -> None:
         ({"path": "x", "quantization_config": "x" * 10_000}, "quantization_config must be"),
         ({"path": "x", "threads": 0}, "threads must be an integer of 1 or more; got 0"),
         ({"path": "x", "threads": True}, "threads must be an integer of 1 or more; got True"),
+        (
+            {"path": "x", "threads": 10_000},
+            rf"threads must be from 1 to {os.cpu_count()}, the number of CPU cores; got 10000",
+        ),
         ({"path": "x", "context": -1}, "context must be an integer of 1 or more"),
         ({"path": "x", "gpu_layers": "all"}, "gpu_layers must be an integer of 0 or more"),
         ({"path": "x", "process": "yes"}, "process must be True or False; got 'yes'"),

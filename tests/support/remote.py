@@ -182,6 +182,10 @@ def dying() -> Backend:
     os._exit(5)
 
 
+def aborting() -> Backend:
+    os.abort()
+
+
 def process_member(
     make: Callable[..., Backend], *arguments: Any, text: MemberText | None = None
 ) -> RemoteBackend:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from adafuse_llm.backends.base import Backend
-from adafuse_llm.errors import InvalidOptionError
+from adafuse_llm.errors import InvalidOptionError, short_repr
 
 Logits = Callable[[Sequence[int]], Iterable[float]]
 """A function that returns the logits after a sequence of token ids, by token id."""
@@ -61,6 +61,11 @@ class Subject:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if not callable(self.make):
+            raise InvalidOptionError(
+                "make must be a function that returns the backend, such as lambda: member; got "
+                f"{short_repr(self.make)}"
+            )
         if isinstance(self.texts, str) or not self.texts or not all(self.texts):
             raise InvalidOptionError(
                 f"texts must be a list of texts that are not empty; got {self.texts!r}"

@@ -36,7 +36,9 @@ class ConformanceError(AssertionError):
         self.violations = tuple(violations)
         count = len(self.violations)
         lines = "".join(f"\n- {violation}" for violation in self.violations)
-        what = "1 check" if count == 1 else f"{count} checks; mend the first one first"
+        what = (
+            "1 check" if count == 1 else f"{count} checks. The first failure may cause the others"
+        )
         super().__init__(f"the backend fails {what}:{lines}")
 
 

@@ -115,15 +115,20 @@ def choose(names: Sequence[str], file: str | None, label: str) -> str:
     if len(fitting) == 1:
         return fitting[0]
     if not names:
-        raise LoadError(f"{label} has no GGUF files")
+        other = "" if file is None else ", or leave out file to load a transformers model"
+        raise LoadError(
+            f"{label} has no GGUF files. Pass a GGUF file, or a folder or hub id with such "
+            f"files{other}."
+        )
     if not fitting:
         raise LoadError(
             f"{label} has no GGUF file that fits file={file!r}; it has: {_listed(wholes or names)}"
         )
-    advice = "Pass the name of one, or a pattern that fits only one"
     raise LoadError(
         f"{label} has {len(fitting)} GGUF files{'' if file is None else f' that fit {file!r}'}: "
-        f"{_listed(fitting)}. {advice}: MemberSpec(path=..., file={fitting[0]!r})."
+        f"{_listed(fitting)}. Pass the path of one of them. For a hub repository, pass "
+        f"MemberSpec(path=..., file={fitting[0]!r}), or a pattern that fits only one; in a "
+        "configuration file, set path and file of the model."
     )
 
 

@@ -279,10 +279,15 @@ def _outcome(process: subprocess.Popen[bytes]) -> str:
         process.wait()
         return f"its process {process.pid} closed its connection"
     if code >= 0:
-        return f"its process {process.pid} ended with exit code {code}"
+        cause = ", and standard error may show the cause" if code else ""
+        return f"its process {process.pid} ended with exit code {code}{cause}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"{-code}"
-    cause = ", perhaps because the machine ran out of memory" if name == "SIGKILL" else ""
-    return f"its process {process.pid} was ended by signal {name}{cause}"
+    cause = (
+        "perhaps because the machine ran out of memory"
+        if name == "SIGKILL"
+        else "and standard error may show the cause"
+    )
+    return f"its process {process.pid} was ended by signal {name}, {cause}"
 
 
 class _Exit:

@@ -40,6 +40,7 @@ from langchain_adafuse import ChatAdaFuse
 from tests.support.forks import in_child
 from tests.support.paths import ROOT
 from tests.support.remote import (
+    aborting,
     dying,
     fake,
     killable,
@@ -210,7 +211,8 @@ def test_a_process_that_dies_in_every_pass_fails_the_request_only(member: Any) -
 def test_a_process_that_exits_is_started_again(member: Any, caplog: Any) -> None:
     (member.folder / "exit").touch()
     assert ask(member) == ask(fake())
-    assert "ended with exit code 3. The member is started again" in caplog.text
+    assert "ended with exit code 3, and standard error may show the cause" in caplog.text
+    assert "The member is started again" in caplog.text
 
 
 def test_an_error_in_the_process_has_its_type_and_shows_where_it_was_raised(member: Any) -> None:
@@ -267,6 +269,7 @@ def test_closing_ends_a_call_that_waits_for_a_process_that_is_stopped(
         (unloadable, LoadError, "member 'fake' cannot be loaded: RuntimeError: no such model"),
         (unsupported, UnsupportedModelError, "^no causal model$"),
         (dying, LoadError, "member 'fake' cannot be loaded: its process .* with exit code 5"),
+        (aborting, LoadError, "ended by signal SIGABRT, and standard error may show the cause"),
     ],
 )
 def test_a_process_that_cannot_load_its_member_is_a_load_error(
