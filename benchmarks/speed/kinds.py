@@ -47,7 +47,7 @@ class Size:
     layers: int = 12
     prompt: int = 256
     response: int = 64
-    repeats: int = 5
+    repeats: int = 3
     requests: int = 16
 
 
@@ -56,7 +56,7 @@ QUICK = Size(256, 512, 5, 64, 16, 2, 4)
 
 @dataclass(frozen=True)
 class Cost:
-    """The costs of a run: wall-clock seconds, CPU seconds, and new tokens of all members."""
+    """The costs of a run: wall-clock seconds, CPU seconds, and tokens of the responses."""
 
     wall: float
     cpu: float
@@ -77,13 +77,21 @@ def timed(run: Callable[[], int]) -> Cost:
     return Cost(time.perf_counter() - wall, cpu_seconds() - cpu, tokens)
 
 
-def in_turns(systems: Mapping[str, Callable[[], int]], repeats: int) -> dict[str, Cost]:
-    """Time systems in turns, after one run of each, and return the medians."""
+def in_turns(
+    systems: Mapping[str, Callable[[], int]], repeats: int, *, warm: bool = False
+) -> dict[str, Cost]:
+    """Time systems in turns, and return the medians.
+
+    Args:
+        systems: the systems by name.
+        repeats: number of timed runs of each.
+        warm: whether all systems have run before. Otherwise each runs once without being timed.
+    """
     costs: dict[str, list[Cost]] = {name: [] for name in systems}
-    for number in range(repeats + 1):
+    for number in range(repeats + (not warm)):
         for name, system in systems.items():
             cost = timed(system)
-            if number:
+            if number or warm:
                 costs[name].append(cost)
     return {
         name: Cost(
@@ -120,7 +128,7 @@ def generating(folders: Sequence[Path], prompt: str, new: int, threads: int) -> 
                 )
         finally:
             torch.set_num_threads(1)
-        return new * len(loaded)
+        return new
 
     return run
 
@@ -140,7 +148,7 @@ def side_by_side(folders: Sequence[Path], prompt: str, new: int) -> Iterator[Cal
                 pool.submit(_generate_alone, folder, prompt, new)
                 for pool, folder in zip(pools, folders, strict=True)
             ]
-            return sum(job.result() for job in jobs)
+            return max(job.result() for job in jobs)
 
         yield run
 
@@ -162,7 +170,7 @@ def asking(
 
     def run() -> int:
         generations = engine.generate_batch(prompts, max_new_tokens=new, **options)
-        return sum(sum(each.usage.completion_tokens.values()) for each in generations)
+        return sum(max(each.usage.completion_tokens.values()) for each in generations)
 
     return run
 
@@ -207,22 +215,24 @@ def processes(folders: Sequence[Path], size: Size) -> None:
             for way, ensemble in ways.items()
         }
         title = f"{size.requests} requests at once"
-        table(title, in_turns(many, max(1, size.repeats // 2)), "ensemble, 1 thread")
+        table(title, in_turns(many, 1, warm=True), "ensemble, 1 thread")
     overhead()
 
 
 def overhead() -> None:
     """Print what a pass of one token costs in a process of its own and in this process."""
     path = str(member_paths()[0])
-    medians = []
-    for process in (False, True):
-        member = MemberSpec(path, process=process, threads=1 if process else None)
-        with AdaFuseEngine.from_pretrained([member]) as loaded:
-            medians.append(statistics.median(passes(loaded, 1)))
-    inside, outside = (1000 * median for median in medians)
+    with (
+        AdaFuseEngine.from_pretrained([path]) as inside,
+        AdaFuseEngine.from_pretrained([MemberSpec(path, process=True, threads=1)]) as outside,
+    ):
+        pairs = [
+            [statistics.median(passes(each, 1)) for each in (inside, outside)] for _ in "12345"
+        ]
+    here, there = (1000 * statistics.median(column) for column in zip(*pairs, strict=True))
     print(
-        f"\nA pass of one token of {Path(path).name}: {inside:.2f} ms in this process, "
-        f"{outside:.2f} ms in its own: {outside - inside:.2f} ms for the pipe.\n"
+        f"\nA pass of one token of {Path(path).name}: {here:.2f} ms in this process, {there:.2f} ms "
+        "in its own.\n"
     )
 
 
@@ -282,12 +292,15 @@ def gguf(folders: Sequence[Path], files: Mapping[str, Sequence[Path]], size: Siz
     for name, specs in loaded_engines.items():
         ensemble = AdaFuseEngine.from_pretrained(specs)
         opened.append(ensemble)
-        systems[f"ensemble of two, {name}"] = asking(ensemble, [prompt], size.response)
+        for branches in (1, 3):
+            systems[f"ensemble of two, B = {branches}, {name}"] = asking(
+                ensemble, [prompt], size.response, branching_factor=branches
+            )
         many[f"ensemble of two, {name}"] = asking(ensemble, prompts, size.response)
         print(f"\n{name}: {ensemble.generate(prompt, max_new_tokens=12).text!r}")
     table("One request, one thread", in_turns(systems, size.repeats), "`generate()` of one")
     title = f"{size.requests} requests at once, one thread"
-    costs = in_turns(many, max(1, size.repeats // 2))
+    costs = in_turns(many, 1, warm=True)
     table(title, costs, "ensemble of two, transformers f32")
     print("\n| members | price of a token (`engine.pass_costs`) |\n|---|---|")
     for name, ensemble in zip(loaded_engines, opened, strict=True):
@@ -299,7 +312,7 @@ def gguf(folders: Sequence[Path], files: Mapping[str, Sequence[Path]], size: Siz
 def table(title: str, costs: Mapping[str, Cost], base: str) -> None:
     """Print costs, and their ratios to one of the systems."""
     print(f"\n**{title}**\n")
-    print("| system | seconds | ratio | CPU ms per token | ratio |")
+    print("| system | seconds | ratio | CPU ms per token of the response | ratio |")
     print("|---|---:|---:|---:|---:|")
     first = costs[base]
     for name, cost in costs.items():
