@@ -226,14 +226,11 @@ def overhead() -> None:
         AdaFuseEngine.from_pretrained([path]) as inside,
         AdaFuseEngine.from_pretrained([MemberSpec(path, process=True, threads=1)]) as outside,
     ):
-        pairs = [
-            [statistics.median(passes(each, 1)) for each in (inside, outside)] for _ in "12345"
-        ]
+        engines = (inside, outside)
+        pairs = [[statistics.median(passes(each, 1)) for each in engines] for _ in range(5)]
     here, there = (1000 * statistics.median(column) for column in zip(*pairs, strict=True))
-    print(
-        f"\nA pass of one token of {Path(path).name}: {here:.2f} ms in this process, {there:.2f} ms "
-        "in its own.\n"
-    )
+    name = Path(path).name
+    print(f"\nA pass of one token of {name}: {here:.2f} ms here, {there:.2f} ms in a process.\n")
 
 
 def passes(loaded: AdaFuseEngine, nodes: int, count: int = 200) -> list[float]:
