@@ -24,7 +24,7 @@ from adafuse_llm.backends.huggingface.static import StaticPasses
 from adafuse_llm.backends.huggingface.text import HuggingFaceText
 from adafuse_llm.backends.huggingface.tree_form import TreeForm
 from adafuse_llm.backends.huggingface.trial import Trial
-from adafuse_llm.backends.logits.anchors import AnchorSpace
+from adafuse_llm.backends.logits.anchors import AnchorSpace, SupportsAnchorsWithLogits
 from adafuse_llm.backends.logits.draw import signed
 from adafuse_llm.backends.logits.readout import read
 from adafuse_llm.backends.prefixes import in_turn
@@ -46,7 +46,7 @@ PATH_STATES = 8
 """Estimated number of states per request in the path form: one for the trunk and one per branch."""
 
 
-class HuggingFaceBackend:
+class HuggingFaceBackend(SupportsAnchorsWithLogits):
     """A member that consists of a transformers model and its tokenizer.
 
     The constructor first runs the model on a few tokens. If tree attention gives the same numbers
@@ -205,30 +205,6 @@ class HuggingFaceBackend:
         """Number of the model's logits."""
         return self._decoder.vocabulary
 
-    @property
-    def vocabulary(self) -> Mapping[str, int]:
-        return self._space.vocabulary
-
-    def relative(self, tree: TokenTree, node: Node, anchors: Sequence[int]) -> list[float]:
-        with self._lock:
-            return self._space.relative(_logits(tree, node), anchors)
-
-    def corrected(
-        self,
-        tree: TokenTree,
-        node: Node,
-        anchors: Sequence[int],
-        target: Sequence[float],
-        *,
-        steps: int,
-        rate: float,
-    ) -> tuple[int, float]:
-        with self._lock:
-            logits = _logits(tree, node)
-            return self._space.corrected(
-                logits, anchors, target, steps=steps, rate=rate, allowed=node.allowed
-            )
-
     @torch.inference_mode()
     def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
         with self._lock:
@@ -352,12 +328,6 @@ class HuggingFaceBackend:
     def _is_source(self, state: RequestState) -> bool:
         """Return whether each row depends only on the row's token and the tokens before it."""
         return state.edge == self._decoder.rope_edge and self._decoder.shares_prefixes(0)
-
-
-def _logits(tree: TokenTree, node: Node) -> torch.Tensor:
-    """Return the logits after an evaluated node, [v]."""
-    assert isinstance(tree.state, RequestState), "the node is not evaluated"
-    return tree.state.logits(node)
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -26,7 +26,7 @@ from adafuse_llm.backends.llamacpp.context import (
 from adafuse_llm.backends.llamacpp.model import Model
 from adafuse_llm.backends.llamacpp.sequences import FreeSequences, TreeSequences
 from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
-from adafuse_llm.backends.logits.anchors import AnchorSpace
+from adafuse_llm.backends.logits.anchors import AnchorSpace, SupportsAnchorsWithLogits
 from adafuse_llm.backends.logits.draw import signed
 from adafuse_llm.backends.logits.readout import read
 from adafuse_llm.backends.logits.rows import Logits
@@ -66,7 +66,7 @@ TRIAL_TOLERANCE = 0.1
 for quantized weights and caches depend on the size of the pass."""
 
 
-class LlamaCppBackend:
+class LlamaCppBackend(SupportsAnchorsWithLogits):
     """A member that consists of a GGUF model, which llama.cpp runs.
 
     One call of llama.cpp evaluates all nodes that requests wait for. The cache has a fixed number
@@ -190,30 +190,6 @@ class LlamaCppBackend:
 
     def grammar_tokenizer(self) -> Any:
         return self._text.grammar_tokenizer(self.vocabulary_size, self._end_ids)
-
-    @property
-    def vocabulary(self) -> Mapping[str, int]:
-        return self._space.vocabulary
-
-    def relative(self, tree: TokenTree, node: Node, anchors: Sequence[int]) -> list[float]:
-        with self._lock:
-            return self._space.relative(_logits(tree, node), anchors)
-
-    def corrected(
-        self,
-        tree: TokenTree,
-        node: Node,
-        anchors: Sequence[int],
-        target: Sequence[float],
-        *,
-        steps: int,
-        rate: float,
-    ) -> tuple[int, float]:
-        with self._lock:
-            logits = _logits(tree, node)
-            return self._space.corrected(
-                logits, anchors, target, steps=steps, rate=rate, allowed=node.allowed
-            )
 
     @torch.inference_mode()
     def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
@@ -504,12 +480,6 @@ class _Kept:
 
     ids: Ids
     sequence: int
-
-
-def _logits(tree: TokenTree, node: Node) -> torch.Tensor:
-    """Return the logits after an evaluated node, [v]."""
-    assert isinstance(tree.state, LlamaState), "the node is not evaluated"
-    return tree.state.logits(node)
 
 
 def _text_of(model: Model, tokenizer: Any) -> tuple[LlamaText | HuggingFaceText, frozenset[int]]:

@@ -7,13 +7,16 @@ Shapes: v vocabulary, a anchors.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from adafuse_llm.backends.logits.likeliest import likeliest
 from adafuse_llm.backends.logits.readout import masked
+from adafuse_llm.backends.logits.rows import RequestLogits
 from adafuse_llm.backends.spellings import shared_spellings
+from adafuse_llm.tree import Node, TokenTree
 
 SHARPNESS = 100.0
 """Inverse temperature of the softmax over anchors."""
@@ -121,3 +124,49 @@ class AnchorSpace:
                 ]
                 self._matrix, self._anchors = torch.cat(parts), anchors
         return self._matrix
+
+
+class SupportsAnchorsWithLogits:
+    """The methods of `SupportsAnchors`, for backends whose states are `RequestLogits`.
+
+    A subclass sets the attributes.
+
+    Attributes:
+        _space: converts the distributions of the model.
+        _lock: lock for the states of requests.
+    """
+
+    _space: AnchorSpace
+    _lock: threading.Lock
+
+    @property
+    def vocabulary(self) -> Mapping[str, int]:
+        """As in `SupportsAnchors`."""
+        return self._space.vocabulary
+
+    def relative(self, tree: TokenTree, node: Node, anchors: Sequence[int]) -> list[float]:
+        """As in `SupportsAnchors`."""
+        with self._lock:
+            return self._space.relative(_logits(tree, node), anchors)
+
+    def corrected(
+        self,
+        tree: TokenTree,
+        node: Node,
+        anchors: Sequence[int],
+        target: Sequence[float],
+        *,
+        steps: int,
+        rate: float,
+    ) -> tuple[int, float]:
+        """As in `SupportsAnchors`."""
+        with self._lock:
+            return self._space.corrected(
+                _logits(tree, node), anchors, target, steps=steps, rate=rate, allowed=node.allowed
+            )
+
+
+def _logits(tree: TokenTree, node: Node) -> torch.Tensor:
+    """Return the logits after an evaluated node, [v]."""
+    assert isinstance(tree.state, RequestLogits), "the node is not evaluated"
+    return tree.state.logits(node)
