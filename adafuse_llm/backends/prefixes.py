@@ -36,8 +36,6 @@ def late(prompts: Mapping[int, Sequence[int]], known: Sequence[Ids]) -> set[int]
         The indices of the prompts that should wait.
     """
     waiting: set[int] = set()
-    if len(prompts) < 2:
-        return waiting
     first: list[Ids] = []
     for index, prompt in prompts.items():
         ids = np.array(prompt, dtype=np.int64)

@@ -27,6 +27,7 @@ from adafuse_llm.backends.huggingface.trial import Trial
 from adafuse_llm.backends.logits.anchors import AnchorSpace, SupportsAnchorsWithLogits
 from adafuse_llm.backends.logits.draw import signed
 from adafuse_llm.backends.logits.readout import read
+from adafuse_llm.backends.logits.rows import check_tokens
 from adafuse_llm.backends.prefixes import in_turn
 from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError, is_out_of_memory
 from adafuse_llm.forks import after_fork
@@ -271,7 +272,8 @@ class HuggingFaceBackend(SupportsAnchorsWithLogits):
                 nodes = self._cross(query, state, state.edge)
             missing.append(nodes)
         self._executor.advance(states, missing)
-        self._decoder.check([node.token for query in queries for node in query.score])
+        scored = [node.token for query in queries for node in query.score]
+        check_tokens(scored, self.vocabulary_size)
         results = read(queries, states, self._ends, self._codes)
         for query, result in zip(queries, results, strict=True):
             if result.has_nan:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from adafuse_llm.backends.huggingface.architecture import rotary_positions
-from adafuse_llm.backends.logits.rows import to_device
+from adafuse_llm.backends.logits.rows import check_tokens, to_device
 
 COMPILED_SIZES = 64
 """Maximum number of input sizes for which torch compiles a model. Further sizes run uncompiled."""
@@ -37,18 +37,6 @@ class Decoder:
         self.cache_name = next(
             (name for name in ("past_key_values", "cache_params") if name in parameters), None
         )
-
-    def check(self, tokens: Sequence[int]) -> None:
-        """Check that all token ids are in the vocabulary. Other ids would corrupt a GPU's context.
-
-        Raises:
-            ValueError: an id is not in the vocabulary.
-        """
-        if (highest := max(tokens, default=0)) >= self.vocabulary:
-            raise ValueError(
-                f"token {highest} is outside the model's {self.vocabulary} embeddings: the "
-                "tokenizer does not match the model"
-            )
 
     @property
     def on_one_gpu(self) -> bool:
@@ -91,7 +79,7 @@ class Decoder:
             The logits after the tokens in `keep`, [len(keep), v], in at least float32; and the
             model's output.
         """
-        self.check(tokens)
+        check_tokens(tokens, self.vocabulary)
         inputs: dict[str, Any] = {
             "input_ids": to_device(torch.tensor([list(tokens)]), self.device),
             "use_cache": True,

@@ -90,7 +90,7 @@ class PrefixCache:
         Returns:
             The indices of the prompts that should wait.
         """
-        if not self.limit or len(prompts) < 2:
+        if not self.limit:
             return set()
         return late(prompts, [kept.ids for kept in self._with(running)])
 

@@ -32,6 +32,7 @@ from adafuse_llm.backends.huggingface.graphs import Call, CudaGraphs, Record, di
 from adafuse_llm.backends.huggingface.packing import Piece, Rows
 from adafuse_llm.backends.huggingface.passes import PackedPasses
 from adafuse_llm.backends.huggingface.slots import SlotRows, StaticPool, power_of_two
+from adafuse_llm.backends.logits.rows import check_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -309,7 +310,7 @@ class StaticPasses:
             self._moves = self.pool.moves
             self._recorded = {}  # the recordings use the old buffers
         for piece in pieces:
-            self._decoder.check(piece.tokens)
+            check_tokens(piece.tokens, self._decoder.vocabulary)
         entry = self._recorded.pop(size, None)
         inputs = entry[0] if entry else Inputs(size, self._windows, self._decoder.device)
         inputs.fill(pieces, slots, self.pool.capacity - 1)

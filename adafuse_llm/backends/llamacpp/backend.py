@@ -29,7 +29,7 @@ from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
 from adafuse_llm.backends.logits.anchors import AnchorSpace, SupportsAnchorsWithLogits
 from adafuse_llm.backends.logits.draw import signed
 from adafuse_llm.backends.logits.readout import read
-from adafuse_llm.backends.logits.rows import Logits
+from adafuse_llm.backends.logits.rows import Logits, check_tokens
 from adafuse_llm.backends.prefixes import MIN_SHARED, Ids, in_turn, late, longest, shared
 from adafuse_llm.errors import InvalidOptionError, LoadError, UnsupportedModelError
 from adafuse_llm.forks import after_fork
@@ -240,7 +240,8 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
         """
         if self._context.closed:
             raise RuntimeError("the member is closed")
-        self._model.check([node.token for query in queries for node in query.score])
+        scored = [node.token for query in queries for node in query.score]
+        check_tokens(scored, self.vocabulary_size)
         states = []
         batch = Batch()
         for query in queries:
@@ -268,7 +269,7 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
         self._make_room(len(nodes), batch, state)
         sequences, root = state.sequences, state.tree.root
         below = sequences.missing([node for node in nodes if node is not root])
-        self._model.check([node.token for node in below])
+        check_tokens([node.token for node in below], self.vocabulary_size)
         kept = set(nodes)
         batch.add(state, sequences.plan(below, kept), [n for n in (root, *below) if n in kept])
 

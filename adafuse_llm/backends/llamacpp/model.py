@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import weakref
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -74,18 +73,6 @@ class Model:
     def close(self) -> None:
         """Free the model. More calls have no effect."""
         self._free()
-
-    def check(self, tokens: Sequence[int]) -> None:
-        """Check that all token ids are in the vocabulary.
-
-        Raises:
-            ValueError: an id is not in the vocabulary.
-        """
-        if (highest := max(tokens, default=0)) >= self.vocabulary:
-            raise ValueError(
-                f"token {highest} is outside the model's {self.vocabulary} logits: the tokenizer "
-                "does not match the model"
-            )
 
     @functools.cached_property
     def embeddings(self) -> torch.Tensor:

@@ -13,7 +13,6 @@ from typing import Any
 
 from adafuse_llm.backends.llamacpp.encoder import SPACE, Encoder, UnigramEncoder, WordEncoder
 from adafuse_llm.backends.llamacpp.library import VocabularyModel, load_library, metadata
-from adafuse_llm.backends.spellings import shared_spellings
 from adafuse_llm.errors import EngineClosedError, UnsupportedModelError
 from adafuse_llm.forks import after_fork
 from adafuse_llm.text.codec import TokenizerCodec
@@ -343,11 +342,6 @@ class LlamaText:
     def token_texts(self) -> Sequence[str]:
         """The text of each token in the middle of a text, by token id."""
         return [piece.decode("utf-8", errors="replace") for piece in self.tokenizer.pieces]
-
-    @functools.cached_property
-    def vocabulary(self) -> Mapping[str, int]:
-        """Token ids by spelling. A token has the same spelling in every member."""
-        return shared_spellings(self.tokenizer.get_vocab(), len(self.tokenizer))
 
     def grammar_tokenizer(self, size: int | None, end_ids: Collection[int]) -> Any:
         """Return an ``llguidance.LLTokenizer`` with the tokens.

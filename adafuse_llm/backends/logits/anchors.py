@@ -15,7 +15,6 @@ import torch
 from adafuse_llm.backends.logits.likeliest import likeliest
 from adafuse_llm.backends.logits.readout import masked
 from adafuse_llm.backends.logits.rows import RequestLogits
-from adafuse_llm.backends.spellings import shared_spellings
 from adafuse_llm.tree import Node, TokenTree
 
 SHARPNESS = 100.0
@@ -164,6 +163,23 @@ class SupportsAnchorsWithLogits:
             return self._space.corrected(
                 _logits(tree, node), anchors, target, steps=steps, rate=rate, allowed=node.allowed
             )
+
+
+def shared_spellings(vocabulary: Mapping[str, int], size: int) -> dict[str, int]:
+    """Return the token ids of a vocabulary by a spelling that is the same in every member.
+
+    Tokenizers mark a space with U+0120 or with U+2581. In the result, all spellings use U+2581. If
+    two tokens get the same spelling, it stands for the token with the lower id.
+
+    Args:
+        vocabulary: token ids, as the tokenizer spells them.
+        size: number of tokens of the model. Tokens with other ids are left out.
+    """
+    return {
+        spelling.replace("\u0120", "\u2581"): int(token)
+        for spelling, token in sorted(vocabulary.items(), key=lambda item: -int(item[1]))
+        if int(token) < size
+    }
 
 
 def _logits(tree: TokenTree, node: Node) -> torch.Tensor:
