@@ -17,10 +17,12 @@ Importing this package loads neither torch nor transformers.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from adafuse_llm import __version__
+from adafuse_llm.loading.collection import pause_collection
 
 if TYPE_CHECKING:
     import typer
@@ -30,17 +32,22 @@ __all__ = ["create_app", "main", "run_app"]
 
 def main() -> None:
     """Run the command `adafuse`."""
-    run_app(create_app, "adafuse")
+    chosen = sys.argv[1:2]
+    names = chosen if chosen and chosen[0] in COMMANDS else tuple(COMMANDS)
+    run_app(partial(create_app, names), "adafuse")
 
 
 def run_app(create: Callable[[], typer.Typer], name: str) -> None:
     """Run a Typer application on the command line of this process, and exit.
+
+    The garbage collector pauses until members are loaded.
 
     Args:
         create: function that creates the application. If it cannot import a package, one line on
             stderr reports this.
         name: name of the program, for its help.
     """
+    pause_collection()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # print "?" for characters that the encoding lacks
             stream.reconfigure(errors="replace")
@@ -59,15 +66,15 @@ def run_app(create: Callable[[], typer.Typer], name: str) -> None:
     app(prog_name=name)
 
 
-def create_app() -> typer.Typer:
-    """Create the Typer application."""
+def create_app(names: Iterable[str] | None = None) -> typer.Typer:
+    """Create the Typer application.
+
+    Args:
+        names: commands that the application has; None for all. Only their modules are imported.
+    """
     import typer
 
-    from adafuse_llm.cli import ask, generate, run, tune
-    from adafuse_llm.cli import eval as evaluation
-    from adafuse_llm.cli.common import PlainCommand, PlainGroup, command
-    from adafuse_llm.cli.info import info
-    from adafuse_llm.cli.report import report
+    from adafuse_llm.cli.common import PlainCommand, PlainGroup
 
     app = typer.Typer(
         help="Let several local language models answer as one (AdaFuse, arXiv 2601.06022).",
@@ -92,15 +99,67 @@ def create_app() -> typer.Typer:
     ) -> None:
         pass
 
-    functions: dict[str, Callable[..., None]] = {
-        "ask": command(ask.ask, refused=ask.REFUSED),
-        "generate": command(generate.generate, refused=generate.REFUSED),
-        "run": command(run.run, **run.DEFAULTS),
-        "eval": command(evaluation.evaluate, refused=evaluation.REFUSED, **evaluation.OPEN),
-        "tune": command(tune.tune, refused=tune.REFUSED, **tune.OPEN),
-        "report": command(report, decoding=False, loading=False),
-        "info": command(info, decoding=False),
-    }
-    for name, function in functions.items():
-        app.command(name, cls=PlainCommand)(function)
+    for name in COMMANDS if names is None else names:
+        app.command(name, cls=PlainCommand)(COMMANDS[name]())
     return app
+
+
+def _ask() -> Callable[..., None]:
+    from adafuse_llm.cli import ask
+    from adafuse_llm.cli.common import command
+
+    return command(ask.ask, refused=ask.REFUSED)
+
+
+def _generate() -> Callable[..., None]:
+    from adafuse_llm.cli import generate
+    from adafuse_llm.cli.common import command
+
+    return command(generate.generate, refused=generate.REFUSED)
+
+
+def _run() -> Callable[..., None]:
+    from adafuse_llm.cli import run
+    from adafuse_llm.cli.common import command
+
+    return command(run.run, **run.DEFAULTS)
+
+
+def _eval() -> Callable[..., None]:
+    from adafuse_llm.cli import eval as evaluation
+    from adafuse_llm.cli.common import command
+
+    return command(evaluation.evaluate, refused=evaluation.REFUSED, **evaluation.OPEN)
+
+
+def _tune() -> Callable[..., None]:
+    from adafuse_llm.cli import tune
+    from adafuse_llm.cli.common import command
+
+    return command(tune.tune, refused=tune.REFUSED, **tune.OPEN)
+
+
+def _report() -> Callable[..., None]:
+    from adafuse_llm.cli.common import command
+    from adafuse_llm.cli.report import report
+
+    return command(report, decoding=False, loading=False)
+
+
+def _info() -> Callable[..., None]:
+    from adafuse_llm.cli.common import command
+    from adafuse_llm.cli.info import info
+
+    return command(info, decoding=False)
+
+
+COMMANDS: Final[Mapping[str, Callable[[], Callable[..., None]]]] = {
+    "ask": _ask,
+    "generate": _generate,
+    "run": _run,
+    "eval": _eval,
+    "tune": _tune,
+    "report": _report,
+    "info": _info,
+}
+"""The commands by name, each with a function that imports and creates it."""

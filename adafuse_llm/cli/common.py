@@ -51,6 +51,7 @@ from adafuse_llm.config import CONSTRAINTS, GRAMMARS
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import short_repr
 from adafuse_llm.evaluation.files import naming, read_text
+from adafuse_llm.loading.collection import resume_collection
 from adafuse_llm.loading.config_file import LOADING, ConfigFile, read_config, read_schema
 from adafuse_llm.loading.specs import MemberSpec, as_spec, in_process
 from adafuse_llm.report.styles import printable
@@ -153,6 +154,7 @@ class Setup:
             )
             if self.threads is None and not _are_small(engine):
                 torch.set_num_threads(default)
+        resume_collection()
         return engine
 
     def _member(self, given: str | Mapping[str, Any]) -> str | MemberSpec:
@@ -240,6 +242,8 @@ def command(
             setup = _setup(
                 values, options if decoding else (), refused, partial(_is_typed, context)
             )
+            if not loading:
+                resume_collection()
             code = function(setup, **values)
             sys.stdout.flush()
         except KeyboardInterrupt:

@@ -8,4 +8,5 @@ gguf          find and load GGUF models
 problems      what errors of loading say
 quantization  what a quantization configuration means for loading
 config_file   configuration files of ensembles
+collection    pause the garbage collector while a process starts
 """

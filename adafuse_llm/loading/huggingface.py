@@ -24,7 +24,6 @@ from adafuse_llm.loading.quantization import (
     missing_packages,
 )
 from adafuse_llm.loading.specs import MemberSpec
-from adafuse_llm.text.codec import TokenizerCodec
 
 RESERVE = 0.1
 """Share of the free memory that weights do not use when several members share devices."""
@@ -221,8 +220,18 @@ def load_huggingface_text(plan: HuggingFacePlan) -> HuggingFaceText:
         tokenizer = AutoTokenizer.from_pretrained(plan.spec.path, **_source(plan.setting))
     except Exception as error:
         raise LoadError(f"{label} has no usable tokenizer ({describe(error)})") from error
-    _check_tokenizer(tokenizer, label)
-    return HuggingFaceText(tokenizer)
+    reason = "it produces no tokens from a text"
+    try:
+        text = HuggingFaceText(tokenizer)
+        if text.codec.encode_continuation((), "a b")[0]:
+            return text
+    except Exception as error:  # a tokenizer may raise any exception
+        reason = describe(error)
+    raise LoadError(
+        f"{label} has no usable tokenizer ({reason}). Put the tokenizer's "
+        "files in the same folder as the weights. A SentencePiece tokenizer.model needs the "
+        "packages sentencepiece and protobuf."
+    )
 
 
 def load_huggingface(plan: HuggingFacePlan) -> HuggingFaceBackend:
@@ -267,20 +276,6 @@ def load_huggingface(plan: HuggingFacePlan) -> HuggingFaceBackend:
 def _source(setting: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that say which files of a model to load."""
     return {name: setting[name] for name in ("revision", "trust_remote_code")}
-
-
-def _check_tokenizer(tokenizer: Any, label: str) -> None:
-    reason = "it produces no tokens from a text"
-    try:
-        usable = bool(TokenizerCodec(tokenizer).encode_continuation((), "a b")[0])
-    except Exception as error:  # a tokenizer may raise any exception
-        usable, reason = False, describe(error)
-    if not usable:
-        raise LoadError(
-            f"{label} has no usable tokenizer ({reason}). Put the tokenizer's "
-            "files in the same folder as the weights. A SentencePiece tokenizer.model needs the "
-            "packages sentencepiece and protobuf."
-        )
 
 
 def _memory_budgets(

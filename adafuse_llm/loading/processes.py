@@ -13,6 +13,7 @@ from adafuse_llm.backends.base import Backend
 from adafuse_llm.backends.remote import Channel, HostDied, MemberText, RemoteBackend, join_host
 from adafuse_llm.backends.remote.processes import ProcessConnector
 from adafuse_llm.errors import LoadError
+from adafuse_llm.loading.collection import pause_collection, resume_collection
 
 
 @dataclass(frozen=True)
@@ -126,10 +127,13 @@ def _make(
         share: number of threads if torch would not use fewer.
         progress_bars: whether to show progress while the weights are loaded.
     """
+    pause_collection()
     import torch
     from transformers.utils import logging
 
     if not progress_bars:
         logging.disable_progress_bar()
     torch.set_num_threads(threads or min(share, torch.get_num_threads()))
-    return make()
+    backend = make()
+    resume_collection()
+    return backend

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from adafuse_llm import AdaFuseEngine, Generation, InvalidInputError
+from adafuse_llm.cli import COMMANDS, main
 from adafuse_llm.evaluation.files import Results
 from tests.support.paths import ROOT
 
@@ -31,6 +32,33 @@ def test_help_loads_no_model_library():
         "sys.exit(bool({'torch', 'transformers', 'bm25s'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_command_imports_only_its_own_modules_and_pauses_the_collector():
+    code = (
+        "import gc, sys; from adafuse_llm.cli import main\n"
+        "sys.argv = ['adafuse', 'ask', '--help']\n"
+        "try: main()\n"
+        "except SystemExit: print(gc.isenabled(), *sys.modules)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    is_collecting, *modules = done.stdout.splitlines()[-1].split()
+    assert is_collecting == "False"
+    assert "adafuse_llm.cli.ask" in modules
+    others = {f"adafuse_llm.cli.{name}" for name in COMMANDS.keys() - {"ask"}}
+    libraries = {"adafuse_llm.evaluation.metrics", "bm25s", "numpy", "torch", "transformers"}
+    assert not (others | libraries) & {*modules}
+
+
+@pytest.mark.quick
+def test_an_unknown_command_is_compared_with_all_commands(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["adafuse", "generat"])
+    monkeypatch.setattr("adafuse_llm.cli.pause_collection", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "'generate'" in capsys.readouterr().err
 
 
 @pytest.mark.quick
