@@ -1,9 +1,9 @@
 """Keep the garbage collector out of the way while a process of this package starts.
 
-Imports and loading create about a million objects, almost all of which stay until the process ends.
-The collector visits them again and again, which takes a third of the time to load small members.
-Only processes that belong to this package use this module: the command line, and members in
-processes of their own.
+Imports and loading create more than 600,000 objects, almost all of which stay until the process
+ends. The collector would visit them again and again: a sixth of the CPU time of loading the
+embedded members, and again when the process ends. Only processes that belong to this package use
+this module: the command line, and members in processes of their own.
 """
 
 from __future__ import annotations

@@ -15,4 +15,6 @@ members and prompts.
 ``measure``      timing, rows, targets, the Markdown table
 ``comparisons``  one function per comparison
 ``memory``       memory measurements, each in a separate process
+``first_words``  time and memory until the first words
+``start_up``     the time from a command to its first words, by parts
 """

@@ -17,7 +17,8 @@ import transformers
 from adafuse_llm import AdaFuseEngine, Generation
 from adafuse_llm.documents import question_messages
 from adafuse_llm.embedded import member_paths
-from benchmarks.speed import memory
+from benchmarks.speed import first_words, memory, start_up
+from benchmarks.speed.first_words import Point
 from benchmarks.speed.measure import Outcome, Report, Row, System, Target, take_turns
 from benchmarks.speed.members import (
     SHAPES,
@@ -64,6 +65,9 @@ class Size:
         prefix: shared prefix and response of the comparison with and without prefix cache.
         memory: short and long prompt of the memory measurements.
         growth: first and last request of the measurement of memory growth.
+        first_words: points at which the first span is compared with the members' prefill.
+        first_memory: members and prompt of each memory measurement of the first span.
+        starts: runs of each command of the measurement of start-up.
     """
 
     repeats: int = 5
@@ -85,6 +89,19 @@ class Size:
     prefix: tuple[int, int] = (2000, 16)
     memory: tuple[int, int] = (500, 3500)
     growth: tuple[int, int] = (1000, 3000)
+    first_words: tuple[Point, ...] = (
+        Point("embedded", 500, 9),
+        Point("embedded", 2000, 5),
+        Point("5M", 8000, 3, (1,)),
+        Point("25M", 8000, 1, (1,), warm=False),
+    )
+    first_memory: tuple[tuple[str, int], ...] = (
+        ("embedded", 500),
+        ("embedded", 2000),
+        ("5M", 8000),
+        ("25M", 8000),
+    )
+    starts: int = 5
 
 
 FULL: Final = Size()
@@ -103,6 +120,9 @@ QUICK: Final = Size(
     prefix=(200, 8),
     memory=(100, 400),
     growth=(10, 40),
+    first_words=(Point("tiny", 100, 2), Point("tiny", 1000, 1, (1,), warm=False)),
+    first_memory=(("tiny", 1000),),
+    starts=1,
 )
 
 QUOTED: Final[tuple[Skill, ...]] = ("people", "places_products", "numbers", "dates")
@@ -346,6 +366,16 @@ def memory_use(report: Report, size: Size) -> None:
     ]
 
 
+def first_span(report: Report, size: Size) -> None:
+    """Compare time and memory until the first span with the members' own prefill."""
+    first_words.compare(report, size.first_words, size.first_memory)
+
+
+def start(report: Report, size: Size) -> None:
+    """Measure what the time from a command to its first words consists of."""
+    start_up.measure(report, size.starts)
+
+
 def growth(report: Report, size: Size) -> None:
     """Measure the growth of resident memory over many requests."""
     first, last = size.growth
@@ -366,6 +396,8 @@ COMPARISONS: Final[Mapping[str, Callable[[Report, Size], None]]] = {
     "prefix": prefix,
     "memory": memory_use,
     "growth": growth,
+    "first_words": first_span,
+    "start_up": start,
 }
 
 

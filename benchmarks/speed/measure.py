@@ -143,8 +143,9 @@ def take_turns(
         repeats: number of timed runs of each system.
         warm: names of systems that have run before and need no warm-up.
     """
-    for name in systems.keys() - set(warm):
-        systems[name]()
+    for name, system in systems.items():
+        if name not in warm:
+            system()
     seconds: dict[str, list[float]] = {name: [] for name in systems}
     outcomes: dict[str, list[Outcome]] = {name: [] for name in systems}
     for _ in range(repeats):

@@ -43,7 +43,7 @@ class Shape:
 SHAPES: Final[Mapping[str, Shape]] = {
     "tiny": Shape(2, 32, 48, 4, 2, window=16_384),
     "5M": Shape(4, 320, 864, 10, 2, window=16_384),
-    "25M": Shape(8, 512, 1376, 8, 8),
+    "25M": Shape(8, 512, 1376, 8, 8, window=16_384),
     "135M": Shape(30, 576, 1536, 9, 3, vocabulary=49_152),
 }
 
@@ -139,6 +139,11 @@ def random_weights(shape: str, count: int = 2) -> Members:
         _add_bias(model, _printable_word_biases(tokenizer, model.config.vocab_size))
         members.append(make_member(f"{shape}-{index}", model, tokenizer))
     return tuple(members)
+
+
+def chosen_members(name: str) -> Members:
+    """Return the embedded members, or the two random-weight members of a shape."""
+    return embedded() if name == "embedded" else random_weights(name)
 
 
 def llama(shape: Shape, vocabulary: int, seed: int) -> Any:

@@ -1,7 +1,9 @@
-"""Measure memory in a separate process: ``python -m benchmarks.speed.memory WHAT NUMBERS``.
+"""Measure memory in a separate process: ``python -m benchmarks.speed.memory WHAT ARGUMENTS``.
 
-peak PROMPT REQUESTS    peak bytes of concurrent requests
-growth FIRST LAST       growth of resident memory from request FIRST to LAST, in percent
+peak PROMPT REQUESTS        peak bytes of concurrent requests
+growth FIRST LAST           growth of resident memory from request FIRST to LAST, in percent
+first_span MEMBERS PROMPT   peak bytes of a request until its first span
+prefill MEMBERS PROMPT      peak bytes of the members' own prefill, one member after the other
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ PREFIX_CACHE_BYTES = 16 * 2**20
 """Size of the prefix cache in the growth measurement."""
 
 
-def in_process(what: str, *numbers: int) -> float:
+def in_process(what: str, *arguments: int | str) -> float:
     """Measure in a new process and return the result."""
-    command = [sys.executable, "-m", "benchmarks.speed.memory", what, *map(str, numbers)]
+    command = [sys.executable, "-m", "benchmarks.speed.memory", what, *map(str, arguments)]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -44,6 +46,35 @@ def peak(prompt: int, requests: int) -> float:
     engine.generate(prompt_of(20))
     texts = [prompt_of(prompt, seed) for seed in range(requests)]
     return _peak(lambda: engine.generate_batch(texts))
+
+
+def first_span(name: str, prompt: int) -> float:
+    """Return the peak memory of a request until its first span, in bytes."""
+    from benchmarks.speed import first_words
+    from benchmarks.speed.members import chosen_members, make_engine, prompt_of
+
+    engine = make_engine(chosen_members(name))
+    engine.generate(prompt_of(20), max_new_tokens=4)
+    text = prompt_of(prompt)
+    return _peak(lambda: first_words.first_span(engine, text))
+
+
+def prefill(name: str, prompt: int) -> float:
+    """Return the peak memory of the members' own prefill, one member after the other, in bytes.
+
+    The rows of each member are dropped when the next member begins.
+    """
+    from benchmarks.speed import first_words
+    from benchmarks.speed.members import chosen_members, prompt_of
+
+    members = chosen_members(name)
+    none: dict[str, list[int]] = {member.name: [] for member in members}
+    short, long = (
+        {member.name: member.encode(prompt_of(length)) for member in members}
+        for length in (20, prompt)
+    )
+    first_words.prefill(members, short, none)
+    return _peak(lambda: first_words.prefill(members, long, none))
 
 
 def growth(first: int, last: int) -> float:
@@ -105,5 +136,12 @@ if __name__ == "__main__":
     import torch
 
     torch.set_num_threads(1)
-    what, *numbers = sys.argv[1:]
-    print({"peak": peak, "growth": growth}[what](*map(int, numbers)))
+    what, *arguments = sys.argv[1:]
+    measurements: dict[str, Callable[..., float]] = {
+        "peak": peak,
+        "growth": growth,
+        "first_span": first_span,
+        "prefill": prefill,
+    }
+    values = [int(each) if each.isdigit() else each for each in arguments]
+    print(measurements[what](*values))

@@ -14,7 +14,7 @@ import torch
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.embedded import heldout_questions
 from benchmarks import embedded_skills, gpu, soak
-from benchmarks.speed import comparisons, memory
+from benchmarks.speed import comparisons, first_words, memory, start_up
 from benchmarks.speed.__main__ import main as speed
 from benchmarks.speed.measure import Outcome, Report, Row, Target, as_markdown, take_turns
 from benchmarks.speed.members import embedded, make_engine, prompt_of, random_weights
@@ -36,8 +36,12 @@ TOY = comparisons.Size(
     at_once=(2,),
     concurrent=("tiny", 10, 4, 3),
     prefix=(30, 4),
+    first_words=(first_words.Point("tiny", 30, 1),),
+    first_memory=(),
 )
 PROMPT = prompt_of(40)
+IN_PROCESSES = {"memory", "growth", "start_up"}
+"""Comparisons that start processes."""
 
 
 def greedy(member, tokens):
@@ -121,7 +125,7 @@ def test_scripted_members_say_their_script():
             assert any(len(each.candidates) > 1 for each in generation.rounds)
 
 
-@pytest.mark.parametrize("name", sorted(comparisons.COMPARISONS.keys() - {"memory", "growth"}))
+@pytest.mark.parametrize("name", sorted(comparisons.COMPARISONS.keys() - IN_PROCESSES))
 def test_every_comparison_runs(name):
     report = Report()
     comparisons.COMPARISONS[name](report, TOY)
@@ -134,8 +138,41 @@ def test_every_comparison_runs(name):
 def test_memory_is_measured():
     assert memory.growth(10, 20) < 100
     assert memory.peak(30, 2) >= 0
+    assert memory.first_span("tiny", 30) >= 0
+    assert memory.prefill("tiny", 30) >= 0
     member = embedded()[0]
     assert memory.row_bytes(member.model.config) == 5 * 2 * 192 * 4
+
+
+@pytest.mark.quick
+def test_the_first_span_is_the_engines_and_its_passes_are_repeated():
+    members = random_weights("tiny")
+    turns = first_words.Turns(members, first_words.Point("tiny", 30, 1, warm=False))
+    systems = turns.systems()
+    assert set(systems["members' prefill"]().passes.values()) == {1}
+    for branches in (1, 3):
+        span = systems[f"engine, B = {branches}"]()
+        prompt = prompt_of(30, first_words.FIRST_SEED)
+        event = next(make_engine(members, branching_factor=branches).stream(prompt))
+        assert span.text == event.text
+        again = systems[f"prefill and passes as B = {branches}"]()
+        assert again.passes == span.passes
+        assert max(again.passes.values()) > 1
+
+
+@pytest.mark.quick
+def test_a_part_of_a_start_excludes_the_parts_within_it(monkeypatch):
+    now = iter([(3.0, 1.0), (5.0, 2.0), (6.0, 2.5), (10.0, 5.5), (10.5, 6.0)])
+    monkeypatch.setattr(start_up, "moment", lambda: start_up.Seconds(*next(now)))
+    watch = start_up.Stopwatch(started=1.0)
+    with watch.part("weights"), watch.part("tokenizers"):
+        pass
+    assert watch.parts == {
+        start_up.INTERPRETER: (2.0, 1.0),
+        start_up.REST: (2.0, 1.0),
+        "weights": (1.5, 1.0),
+        "tokenizers": (4.0, 3.0),
+    }
 
 
 def test_each_system_is_run_once_before_it_is_timed():
