@@ -17,8 +17,8 @@ from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.backends.huggingface.architecture import context_window, end_ids
 from adafuse_llm.backends.huggingface.decoder import Decoder
 from adafuse_llm.backends.huggingface.passes import PackedPasses
+from adafuse_llm.backends.huggingface.pools import MAX_OVERSIZE
 from adafuse_llm.backends.huggingface.prefix import PrefixCache
-from adafuse_llm.backends.huggingface.slots import MAX_OVERSIZE
 from adafuse_llm.backends.huggingface.state import RequestState
 from adafuse_llm.backends.huggingface.static import StaticPasses
 from adafuse_llm.backends.huggingface.text import HuggingFaceText
@@ -225,14 +225,10 @@ class HuggingFaceBackend(SupportsAnchorsWithLogits):
     @torch.inference_mode()
     def release(self, tree: TokenTree) -> None:
         with self._lock:
-            state, tree.state = tree.state, None
-            if isinstance(state, RequestState) and isinstance(state.form, TreeForm):
-                is_current = state in self._running
-                self._running.discard(state)
-                if not (is_current and self._is_source(state)):
-                    return
-                state.follow()
-                self._prefixes.add(tree.ids, state.form)
+            if isinstance(tree.state, RequestState):
+                self._finish(tree.state)
+            tree.state = None
+            self._executor.free()
 
     def clear_prefix_cache(self) -> None:
         """Drop the rows of all requests so far. Call this after a change of the model's weights.
@@ -242,6 +238,14 @@ class HuggingFaceBackend(SupportsAnchorsWithLogits):
         with self._lock:
             self._prefixes.clear()
             self._running.clear()
+
+    def _finish(self, state: RequestState) -> None:
+        """Keep the rows of a finished request for later requests."""
+        is_current = state in self._running
+        self._running.discard(state)
+        if isinstance(state.form, TreeForm) and is_current and self._is_source(state):
+            state.follow()
+            self._prefixes.add(state.tree.ids, state.form)
 
     def _try(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
         """Evaluate queries. On failure, drop the states of their requests to allow a retry."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
+from adafuse_llm.backends.huggingface.attention import Piece
 from adafuse_llm.backends.huggingface.decoder import Decoder
 from adafuse_llm.backends.huggingface.kv import KeyValues, RowCache
-from adafuse_llm.backends.huggingface.packing import Piece
 from adafuse_llm.backends.huggingface.passes import PREFILL_TOKENS, PackedPasses, SinglePasses
 from adafuse_llm.backends.huggingface.path_form import PathForm
 from adafuse_llm.backends.huggingface.state import RequestState
@@ -50,11 +50,16 @@ class Executor:
         """
         if self.form == "tree":
             cache: KeyValues | None = rows
-            if isinstance(self.passes, StaticPasses):
+            if isinstance(self.passes, (StaticPasses, PackedPasses)):
                 cache = self.passes.pool.take(len(tree.ids), rows)
             chunked = not whole and self._decoder.takes_chunks(len(tree.ids))
             return TreeForm(tree, chunked=chunked, cache=cache)
         return PathForm(self._decoder, tree)
+
+    def free(self) -> None:
+        """Free the rows of ended requests."""
+        if isinstance(self.passes, PackedPasses):
+            self.passes.pool.sweep()
 
     def advance(self, states: Sequence[RequestState], missing: Sequence[Sequence[Node]]) -> None:
         """Evaluate the missing nodes of each request. Tree forms can share passes."""

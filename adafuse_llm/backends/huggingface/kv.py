@@ -37,10 +37,14 @@ class KeyValues(Protocol):
         """Whether the buffers also hold rows of other requests."""
         ...
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int
+    def write(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, start: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append rows to a layer, and return all of its rows."""
+        """Write new rows, [1, kv_heads, n, head_dim], from row `start` on.
+
+        Returns:
+            All rows up to the end of the new rows.
+        """
         ...
 
     def keep(self, first: int, rows: torch.Tensor) -> None:
@@ -154,6 +158,13 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers is not typed
     def capacity(self) -> int:
         """Number of rows that fit into the buffers."""
         return int(self.layers[0].keys.shape[2]) if self.layers else 0
+
+    def write(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, start: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append rows to a layer, and return all of its rows. `start` must be their number."""
+        rows: tuple[torch.Tensor, torch.Tensor] = self.update(key_states, value_states, layer_idx)
+        return rows
 
     def keep(self, first: int, rows: torch.Tensor) -> None:
         """In every layer, keep the rows before `first` and then the given rows, in this order."""

@@ -1,85 +1,30 @@
 """Run one forward pass over tokens of many requests. Each token attends only to its own request.
 
 One sequence contains the tokens of all requests, so the model computes everything except attention
-for all requests at once. The model gets a cache whose `update` appends the new rows to the caches
+for all requests at once. The model gets a cache whose `update` writes the new rows into the slots
 of their requests and returns `Rows` in place of keys. The model passes this object to
-``scaled_dot_product_attention``. `Rows` intercepts the call and computes the attention of each
-request in turn. This module does not pad requests or copy their rows into one buffer, and it does
-not change the model or any global state.
+``scaled_dot_product_attention``. `Rows` intercepts the call and computes the attention of all
+requests (`adafuse_llm.backends.huggingface.attention`). This module does not change the model or
+any global state.
 
-Shapes: n new tokens of a request, r rows of the request after the pass; h query heads, k key/value
-heads of size d.
+Shapes: T tokens of the pass; h query heads, k key/value heads of size d.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import Cache
 
-from adafuse_llm.backends.huggingface.kv import KeyValues
+from adafuse_llm.backends.huggingface.attention import Piece, plan_attention
 from adafuse_llm.backends.logits.rows import to_device
-from adafuse_llm.tree import Node
-
-FOLD_ROWS = 256
-"""Maximum number of query rows after folding the query heads that share one key head."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """The tokens of one request in a pass.
-
-    Attributes:
-        cache: the request's rows. The pass appends n rows.
-        tokens: n token ids.
-        positions: positions of all rows, [r], with the new rows at the end.
-        visible: whether each token sees each row, [n, r]; None if each token sees its own row and
-            all rows before it.
-        keep: indices of the tokens whose logits the pass returns.
-        nodes: nodes of the tokens in `keep`, in the same order.
-    """
-
-    cache: KeyValues
-    tokens: Sequence[int]
-    positions: NDArray[np.int64]
-    visible: NDArray[np.bool_] | None
-    keep: Sequence[int]
-    nodes: Sequence[Node]
-
-    @property
-    def queries(self) -> NDArray[np.int64]:
-        """Positions of the tokens, [n]."""
-        return self.positions[len(self.positions) - len(self.tokens) :]
-
-    @cached_property
-    def seen(self) -> NDArray[np.bool_]:
-        """`visible`, [n, r], with a causal mask in place of None."""
-        if self.visible is not None:
-            return self.visible
-        size, rows = len(self.tokens), len(self.positions)
-        return np.tri(size, rows, rows - size, dtype=np.bool_)
-
-    def within(self, window: int) -> NDArray[np.bool_] | None:
-        """Return `visible` for a layer that sees only the last `window` tokens."""
-        if int(self.positions.max()) - int(self.positions.min()) < window:
-            return self.visible
-        return self.seen & (self.positions[None, :] > self.queries[:, None] - window)
-
-    def sight(self, window: int | None) -> NDArray[np.bool_]:
-        """Return `seen` for a layer that sees the last `window` tokens; None means all tokens."""
-        within = None if window is None else self.within(window)
-        return self.seen if within is None else within
-
 
 Attend = Callable[["torch.Tensor", "float | None"], "torch.Tensor"]
-"""A function that computes a layer's attention from its queries, [1, h, n, d], and their scale."""
+"""A function that computes a layer's attention from its queries, [1, h, T, d], and their scale."""
 
 
 class Rows(torch.Tensor):
@@ -123,17 +68,17 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
     Args:
         pieces: the pieces, in the order of their tokens.
         windows: number of tokens that each sliding layer sees, by layer index.
+        device: device of the rows.
     """
 
-    def __init__(self, pieces: Sequence[Piece], windows: Mapping[int, int]) -> None:
+    def __init__(
+        self, pieces: Sequence[Piece], windows: Mapping[int, int], device: torch.device
+    ) -> None:
         super().__init__(layers=[])
         self._windows = windows
-        self._pieces: list[tuple[Piece, int, int]] = []
-        end = 0
-        for piece in pieces:
-            start, end = end, end + len(piece.tokens)
-            self._pieces.append((piece, start, end))
-        self._masks: dict[tuple[int, int | None, torch.device], torch.Tensor | None] = {}
+        self._writes, self._calls = plan_attention(pieces, device)
+        self._tokens = sum(len(piece.tokens) for piece in pieces)
+        self._orders: dict[tuple[int, torch.device], torch.Tensor] = {}
 
     def update(
         self,
@@ -143,23 +88,24 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
         *args: object,
         **kwargs: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append the new rows, [1, k, n, d], to the caches of their requests."""
-        rows = [
-            piece.cache.update(
-                key_states[:, :, start:end], value_states[:, :, start:end], layer_idx
-            )
-            for piece, start, end in self._pieces
-        ]
+        """Write the new rows, [1, k, T, d], into the slots of their requests."""
+        for write in self._writes:
+            write(key_states, value_states, layer_idx)
+        rows = [call.rows(key_states, value_states, layer_idx) for call in self._calls]
         window = self._windows.get(layer_idx)
 
         def attend(query: torch.Tensor, scale: float | None) -> torch.Tensor:
-            if len(rows) == 1:
-                return self._attend(0, window, query, rows[0], scale)
-            parts = [
-                self._attend(index, window, query[:, :, start:end], rows[index], scale)
-                for index, (_, start, end) in enumerate(self._pieces)
+            outputs = [
+                call.attend(query, keys, values, window, scale)
+                for call, (keys, values) in zip(self._calls, rows, strict=True)
             ]
-            return torch.cat(parts, dim=2)
+            if len(self._calls) == 1 and len(self._calls[0].pieces) == 1:
+                return outputs[0]
+            heads = query.shape[1]
+            joined = torch.cat([output.reshape(-1, output.shape[-1]) for output in outputs])
+            ordered = joined.index_select(0, self._order(heads, joined.device))
+            # The model swaps heads and tokens next, which is free in this order.
+            return ordered.view(1, self._tokens, heads, -1).transpose(1, 2)
 
         return Rows.of(key_states, attend), value_states
 
@@ -167,61 +113,18 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
         """Return 0. The model does not need the length, because it gets positions and masks."""
         return 0
 
-    def _attend(
-        self,
-        index: int,
-        window: int | None,
-        query: torch.Tensor,
-        rows: tuple[torch.Tensor, torch.Tensor],
-        scale: float | None,
-    ) -> torch.Tensor:
-        """Compute the attention of one piece.
-
-        The query and the result are [1, h, n, d], keys and values [1, k, r, d]. For a single token,
-        a model may fold the heads into a query of shape [1, k, h / k, d].
-        """
-        keys, values = rows
-        mask, causal = self._mask(index, window, query.device), self._is_prompt(index)
-        groups = query.shape[1] // keys.shape[1]
-        if groups == 1:
-            return scaled_dot_product_attention(
-                query, keys, values, mask, is_causal=causal and mask is None, scale=scale
-            )
-        _, heads, size, width = query.shape
-        if size * groups <= FOLD_ROWS:
-            folded = query.reshape(1, heads // groups, groups * size, width)
-            if mask is None and causal:
-                mask = to_device(torch.from_numpy(self._pieces[index][0].seen), query.device)
-            if mask is not None:
-                mask = mask.repeat(groups, 1)
-            output = scaled_dot_product_attention(folded, keys, values, mask, scale=scale)
-            return output.reshape(query.shape[:-1] + output.shape[-1:])
-        # No fused GPU kernel supports both a mask and grouped heads.
-        if mask is not None and query.device.type != "cpu":
-            keys, values = (t.repeat_interleave(groups, dim=1) for t in (keys, values))
-        return scaled_dot_product_attention(
-            query,
-            keys,
-            values,
-            mask,
-            is_causal=causal and mask is None,
-            scale=scale,
-            enable_gqa=keys.shape[1] != heads,
-        )
-
-    def _is_prompt(self, index: int) -> bool:
-        """Return whether a piece has several tokens and no earlier rows."""
-        piece = self._pieces[index][0]
-        return 1 < len(piece.tokens) == len(piece.positions)
-
-    def _mask(self, index: int, window: int | None, device: torch.device) -> torch.Tensor | None:
-        """Return the mask of a piece, [n, r]; None for a prompt or one token that sees all rows."""
-        key = (index, window, device)
-        if key not in self._masks:
-            piece = self._pieces[index][0]
-            visible = piece.visible if window is None else piece.within(window)
-            if visible is None and len(piece.tokens) > 1 and not self._is_prompt(index):
-                visible = piece.seen
-            mask = None if visible is None else to_device(torch.from_numpy(visible), device)
-            self._masks[key] = mask
-        return self._masks[key]
+    def _order(self, heads: int, device: torch.device) -> torch.Tensor:
+        """Return the index of each token and head in the joined results of all calls, [T * h]."""
+        key = (heads, device)
+        if key not in self._orders:
+            order = np.empty((self._tokens, heads), dtype=np.int64)
+            start = 0
+            for call in self._calls:
+                slots, size = call.shape
+                end = start + slots * heads * size
+                indices = np.arange(start, end).reshape(slots, heads, size)
+                for slot, placed in zip(call.slots, call.pieces, strict=True):
+                    order[placed.indices] = indices[slot, :, : placed.size].T
+                start = end
+            self._orders[key] = to_device(torch.from_numpy(order.reshape(-1)), device)
+        return self._orders[key]

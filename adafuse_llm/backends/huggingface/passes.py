@@ -14,8 +14,11 @@ import numpy as np
 import torch
 
 from adafuse_llm.backends.huggingface.architecture import Attention
+from adafuse_llm.backends.huggingface.attention import Piece
 from adafuse_llm.backends.huggingface.decoder import Decoder
-from adafuse_llm.backends.huggingface.packing import PackedCache, Piece
+from adafuse_llm.backends.huggingface.packing import PackedCache
+from adafuse_llm.backends.huggingface.pools import SizeClasses
+from adafuse_llm.backends.huggingface.slots import SlotRows
 
 PREFILL_TOKENS = 2048
 """Maximum number of tokens in one forward pass. This limits the memory for activations."""
@@ -27,9 +30,13 @@ class PackedPasses:
     Args:
         decoder: the model.
         attention: format of the tree masks that the model accepts.
+
+    Attributes:
+        pool: pool that holds the rows of the requests.
     """
 
     def __init__(self, decoder: Decoder, attention: Attention) -> None:
+        self.pool = SizeClasses()
         self._decoder = decoder
         self._windows = attention.windows
         blank = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=attention.device)
@@ -39,11 +46,23 @@ class PackedPasses:
 
     def run(self, pieces: Sequence[Piece]) -> torch.Tensor:
         """Return the logits after the kept tokens of all pieces, in order, [kept tokens, v]."""
+        needed: dict[SlotRows, int] = {}
+        for piece in pieces:
+            assert isinstance(piece.cache, SlotRows)
+            needed[piece.cache] = len(piece.positions)  # the last piece of a request is the longest
+        self.pool.reserve(needed)
+        logits = self.run_in_place(pieces)
+        for cache, rows in needed.items():
+            cache.rows = rows
+        return logits
+
+    def run_in_place(self, pieces: Sequence[Piece]) -> torch.Tensor:
+        """Return the logits as `run` does. The rows of the pieces must fit, and are not counted."""
         tokens = [token for piece in pieces for token in piece.tokens]
         positions = np.concatenate([piece.queries for piece in pieces]).tolist()
         starts = np.cumsum([0, *(len(piece.tokens) for piece in pieces)]).tolist()
         keep = [start + i for start, piece in zip(starts, pieces, strict=False) for i in piece.keep]
-        cache = PackedCache(pieces, self._windows)
+        cache = PackedCache(pieces, self._windows, self._decoder.device)
         return self._decoder.run(tokens, cache, keep=keep, positions=positions, mask=self._mask)[0]
 
 

@@ -27,11 +27,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import Cache
 
 from adafuse_llm.backends.huggingface.architecture import Attention
+from adafuse_llm.backends.huggingface.attention import Piece
 from adafuse_llm.backends.huggingface.decoder import Decoder
 from adafuse_llm.backends.huggingface.graphs import Call, CudaGraphs, Record, direct
-from adafuse_llm.backends.huggingface.packing import Piece, Rows
+from adafuse_llm.backends.huggingface.packing import Rows
 from adafuse_llm.backends.huggingface.passes import PackedPasses
-from adafuse_llm.backends.huggingface.slots import SlotRows, StaticPool, power_of_two
+from adafuse_llm.backends.huggingface.pools import StaticPool, rounded_up
+from adafuse_llm.backends.huggingface.slots import SlotRows
 from adafuse_llm.backends.logits.rows import check_tokens
 
 logger = logging.getLogger(__name__)
@@ -264,16 +266,16 @@ class StaticPasses:
         slots = {
             number: cache.index
             for number, (cache, piece) in enumerate(zip(caches, pieces, strict=True))
-            if cache.index is not None and len(piece.tokens) <= MAX_TOKENS
+            if cache.slots is not None and len(piece.tokens) <= MAX_TOKENS
         }
         short = [pieces[number] for number in slots]
         size = self._size(short, list(slots.values()))
         if size is None:
-            logits = self._packed.run(pieces)
+            logits = self._packed.run_in_place(pieces)
         else:
             logits = self._padded(size, short, list(slots.values()))
             if others := [number for number in range(len(pieces)) if number not in slots]:
-                rest = self._packed.run([pieces[number] for number in others])
+                rest = self._packed.run_in_place([pieces[number] for number in others])
                 parts = [
                     *torch.split(logits, [len(piece.keep) for piece in short]),
                     *torch.split(rest, [len(pieces[number].keep) for number in others]),
@@ -297,9 +299,9 @@ class StaticPasses:
         total = sum(len(piece.tokens) for piece in pieces)
         rows = max(len(piece.positions) for piece in pieces)
         size = Size(
-            power_of_two(max(slots) + 1),
-            power_of_two(longest),
-            min(self.pool.capacity, max(FIRST_SEEN, power_of_two(rows))),
+            rounded_up(max(slots) + 1),
+            rounded_up(longest),
+            min(self.pool.capacity, max(FIRST_SEEN, rounded_up(rows))),
         )
         padded = size.slots * size.tokens > max(FREE_TOKENS, PADDING * total)
         return None if padded else size

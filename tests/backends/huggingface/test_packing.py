@@ -17,9 +17,9 @@ from adafuse_llm import AdaFuseEngine, InvalidOptionError, MemberOutOfMemoryErro
 from adafuse_llm.backends import NodeQuery
 from adafuse_llm.backends.huggingface import (
     HuggingFaceBackend,
+    attention,
     backend,
     executor,
-    packing,
     tree_form,
 )
 from adafuse_llm.backends.huggingface.kv import device_shares
@@ -89,7 +89,7 @@ def test_many_requests_at_once_equal_the_reference(arch: str) -> None:
 def test_grouped_heads_give_the_same_numbers_folded_or_not(
     arch: str, fold_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packing, "FOLD_ROWS", fold_rows)
+    monkeypatch.setattr(attention, "FOLD_ROWS", fold_rows)
     monkeypatch.setattr(tree_form, "PREFILL_TOKENS", 16)
     monkeypatch.setattr(executor, "PREFILL_TOKENS", 40)
     check_batch([Recipe(arch, seed=3)], margin_threshold=0.2, max_new_tokens=10)

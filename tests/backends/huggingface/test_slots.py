@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from adafuse_llm.backends.huggingface.kv import RowCache
-from adafuse_llm.backends.huggingface.slots import FIRST_ROWS, PATIENCE, SlotRows, StaticPool
+from adafuse_llm.backends.huggingface.pools import FIRST_ROWS, PATIENCE, StaticPool
+from adafuse_llm.backends.huggingface.slots import SlotRows
 
 
 def rows(count: int, value: float) -> RowCache:
@@ -51,9 +52,8 @@ def test_rows_survive_growth_reordering_and_leaving() -> None:
     for value in (2.0, 3.0):
         more = rows(1, value)
         for layer in range(2):
-            slot.update(
-                more.layers[layer].keys[:, :, :1], more.layers[layer].values[:, :, :1], layer
-            )
+            new = more.layers[layer]
+            slot.write(new.keys[:, :, :1], new.values[:, :, :1], layer, slot.rows)
         slot.rows += 1
     slot.keep(2, torch.tensor([5, 3]))
     assert values_of(slot) == [1.0, 1.0, 3.0, 1.0]
@@ -61,7 +61,7 @@ def test_rows_survive_growth_reordering_and_leaving() -> None:
     assert pool.capacity == 8192
     assert values_of(slot) == [1.0, 1.0, 3.0, 1.0]
     small = [pool.take(4) for _ in range(7)]
-    assert slot.index is None, "one long request does not make the pool mostly empty"
+    assert slot.slots is None, "one long request does not make the pool mostly empty"
     assert values_of(slot) == [1.0, 1.0, 3.0, 1.0]
     assert pool.slots == 8
     assert pool.slots * pool.capacity <= 4 * (5001 + 512), "what was needed at once before"
@@ -75,12 +75,12 @@ def test_the_pool_is_never_mostly_empty() -> None:
     most = 0
     for length in lengths:
         slots.append(pool.take(length))
-        live = [slot for slot in slots if slot.index is not None]
+        live = [slot for slot in slots if slot.slots is not None]
         most = max(most, sum(max(slot.room + 1, FIRST_ROWS) for slot in live))
         assert pool.slots >= len(live)
         assert all(slot.room < pool.capacity for slot in live)
         assert pool.slots * pool.capacity <= 4 * most
-    assert sum(slot.index is not None for slot in slots) > 10
+    assert sum(slot.slots is not None for slot in slots) > 10
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -90,7 +90,7 @@ def test_the_pool_seldom_moves_when_short_and_long_requests_alternate(together: 
     for _ in range(32):
         shorts = [pool.take(10) for _ in range(16)]
         if not together:
-            assert all(slot.index is not None for slot in shorts)
+            assert all(slot.slots is not None for slot in shorts)
             shorts.clear()
         long = pool.take(5000)
         pool.reserve({long: 5100})
@@ -105,5 +105,5 @@ def test_the_pool_turns_to_long_requests_when_there_are_no_others() -> None:
     shorts = [pool.take(10) for _ in range(16)]
     del shorts
     slots = [pool.take(5000) for _ in range(PATIENCE + 2)]
-    assert [slot.index for slot in slots] == [None] * PATIENCE + [0, 1]
+    assert [slot.slots for slot in slots] == [None] * PATIENCE + [pool, pool]
     assert pool.capacity == 8192

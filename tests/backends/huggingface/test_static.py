@@ -19,7 +19,7 @@ import torch
 
 from adafuse_llm import AdaFuseEngine, InvalidOptionError, MemberSpec
 from adafuse_llm.backends import NodeQuery
-from adafuse_llm.backends.huggingface import HuggingFaceBackend, decoder, slots, static
+from adafuse_llm.backends.huggingface import HuggingFaceBackend, decoder, pools, static
 from adafuse_llm.backends.huggingface.decoder import Decoder
 from adafuse_llm.backends.huggingface.kv import RowCache
 from adafuse_llm.backends.huggingface.slots import SlotRows
@@ -104,8 +104,8 @@ def test_buffers_that_grow_and_requests_that_leave_the_pool_change_nothing(
 ) -> None:
     left: list[SlotRows] = []
     leave = SlotRows.leave
-    monkeypatch.setattr(slots, "FIRST_ROWS", 8)
-    monkeypatch.setattr(slots, "HEADROOM", 4)
+    monkeypatch.setattr(pools, "FIRST_ROWS", 8)
+    monkeypatch.setattr(pools, "HEADROOM", 4)
     monkeypatch.setattr(static, "FIRST_SEEN", 4)
     monkeypatch.setattr(SlotRows, "leave", lambda slot: (left.append(slot), leave(slot)))
     for arch in ("llama", "mistral"):
@@ -115,7 +115,7 @@ def test_buffers_that_grow_and_requests_that_leave_the_pool_change_nothing(
         pool = passes_of(made).pool
         assert pool.moves > 3
         assert left, "the longest prompts leave"
-        assert all(slot.index is None for slot in left)
+        assert all(slot.slots is None for slot in left)
 
 
 def test_requests_join_and_leave_while_others_run() -> None:
@@ -171,8 +171,8 @@ def test_kept_rows_are_copied_out_of_the_pool() -> None:
 def test_trees_that_grow_and_are_cut_at_random_give_the_numbers_of_packed_passes(
     arch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slots, "FIRST_ROWS", 16)
-    monkeypatch.setattr(slots, "HEADROOM", 4)
+    monkeypatch.setattr(pools, "FIRST_ROWS", 16)
+    monkeypatch.setattr(pools, "HEADROOM", 4)
     monkeypatch.setattr(static, "FIRST_SEEN", 8)
     recipe, rng = Recipe(arch, seed=41), random.Random(arch)
     packed = HuggingFaceBackend(model(recipe), tokenizer("bytelevel"), "packed")
@@ -270,7 +270,7 @@ def test_short_pieces_keep_their_pass_beside_those_that_take_none() -> None:
     same([0, 1])
     with torch.inference_mode():
         pairs[1][1].state.form.cache.leave()  # type: ignore[attr-defined]
-        passes_of(made).pool._vacate(1)
+        passes_of(made).pool.vacate(1)
     for pair in pairs[:2]:
         for tree in pair:
             tree.commit(tree.grow([9, 8]))
@@ -316,8 +316,8 @@ class Recorder:
 def test_recordings_are_repeated_at_the_same_addresses(
     arch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slots, "FIRST_ROWS", 64)
-    monkeypatch.setattr(slots, "HEADROOM", 8)
+    monkeypatch.setattr(pools, "FIRST_ROWS", 64)
+    monkeypatch.setattr(pools, "HEADROOM", 8)
     recipe = Recipe(arch, seed=29, end_bias=-30.0)
     made = member(recipe)
     recorder = Recorder(made)
