@@ -17,7 +17,7 @@ import transformers
 from adafuse_llm import AdaFuseEngine, Generation
 from adafuse_llm.documents import question_messages
 from adafuse_llm.embedded import member_paths
-from benchmarks.speed import first_words, memory, start_up
+from benchmarks.speed import first_words, memory, operations, start_up
 from benchmarks.speed.first_words import Point
 from benchmarks.speed.measure import Outcome, Report, Row, System, Target, take_turns
 from benchmarks.speed.members import (
@@ -65,6 +65,7 @@ class Size:
         prefix: shared prefix and response of the comparison with and without prefix cache.
         memory: short and long prompt of the memory measurements.
         growth: first and last request of the measurement of memory growth.
+        operations: shape, numbers of requests, and prompts of the count of operations.
         first_words: points at which the first span is compared with the members' prefill.
         first_memory: members and prompt of each memory measurement of the first span.
         starts: runs of each command of the measurement of start-up.
@@ -89,6 +90,7 @@ class Size:
     prefix: tuple[int, int] = (2000, 16)
     memory: tuple[int, int] = (500, 3500)
     growth: tuple[int, int] = (1000, 3000)
+    operations: tuple[str, tuple[int, ...], tuple[int, int]] = ("5M", (1, 4, 16, 64), (100, 8000))
     first_words: tuple[Point, ...] = (
         Point("embedded", 500, 9),
         Point("embedded", 2000, 5),
@@ -120,6 +122,7 @@ QUICK: Final = Size(
     prefix=(200, 8),
     memory=(100, 400),
     growth=(10, 40),
+    operations=("tiny", (1, 4, 16), (100, 1000)),
     first_words=(Point("tiny", 100, 2), Point("tiny", 1000, 1, (1,), warm=False)),
     first_memory=(("tiny", 1000),),
     starts=1,
@@ -384,6 +387,11 @@ def growth(report: Report, size: Size) -> None:
     report.targets.append(Target(name, found, 1.0, unit="%"))
 
 
+def count_operations(report: Report, size: Size) -> None:
+    """Count the operations of passes that several requests share."""
+    operations.compare(report, *size.operations)
+
+
 COMPARISONS: Final[Mapping[str, Callable[[Report, Size], None]]] = {
     "base": base,
     "prompts": prompts,
@@ -396,6 +404,7 @@ COMPARISONS: Final[Mapping[str, Callable[[Report, Size], None]]] = {
     "prefix": prefix,
     "memory": memory_use,
     "growth": growth,
+    "operations": count_operations,
     "first_words": first_span,
     "start_up": start,
 }

@@ -36,11 +36,12 @@ TOY = comparisons.Size(
     at_once=(2,),
     concurrent=("tiny", 10, 4, 3),
     prefix=(30, 4),
+    operations=("tiny", (1, 16), (20, 100)),
     first_words=(first_words.Point("tiny", 30, 1),),
     first_memory=(),
 )
 PROMPT = prompt_of(40)
-IN_PROCESSES = {"memory", "growth", "start_up"}
+WITHOUT_ROWS = {"memory", "growth", "operations", "start_up"}
 """Comparisons that start processes."""
 
 
@@ -125,7 +126,7 @@ def test_scripted_members_say_their_script():
             assert any(len(each.candidates) > 1 for each in generation.rounds)
 
 
-@pytest.mark.parametrize("name", sorted(comparisons.COMPARISONS.keys() - IN_PROCESSES))
+@pytest.mark.parametrize("name", sorted(comparisons.COMPARISONS.keys() - WITHOUT_ROWS))
 def test_every_comparison_runs(name):
     report = Report()
     comparisons.COMPARISONS[name](report, TOY)
