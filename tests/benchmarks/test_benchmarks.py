@@ -36,6 +36,7 @@ TOY = comparisons.Size(
     at_once=(2,),
     concurrent=("tiny", 10, 4, 3),
     prefix=(30, 4),
+    share=(2, 20, 4),
 )
 PROMPT = prompt_of(40)
 
