@@ -109,8 +109,7 @@ def share(report: Report, size: Size) -> None:
             members, max_requests=requests, branching_factor=branches, max_new_tokens=response
         )
         systems: dict[str, System] = {
-            _name(count): partial(_split, members, engine, texts[:count])
-            for count in (1, requests)
+            _name(count): partial(_split, members, engine, texts[:count]) for count in (1, requests)
         }
         point = f"prompt {prompt}, response {response}, B = {branches}"
         rows = take_turns("share", point, systems, size.repeats)
