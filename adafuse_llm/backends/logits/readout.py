@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import torch
@@ -44,16 +45,17 @@ def read(
     ]
     allowed = [node.allowed for query in queries for node in query.evaluate]
     draws = [node.draw for query in queries for node in query.evaluate]
-    summaries, logprobs = _summarize(
+    all_summaries, all_logprobs = _summarize(
         evaluated, allowed, draws, parents, scored, top=top, end_ids=end_ids, codes=codes
     )
-    next_summary, next_logprob = iter(summaries), iter(logprobs)
+    summaries, logprobs = iter(all_summaries), iter(all_logprobs)
     results = []
     for query, state in pairs:
-        nexts = tuple(_shortened(next(next_summary), query.top) for _ in query.evaluate)
-        own = tuple(next(next_logprob) for _ in query.score)
-        passes, tokens, reused = state.costs()
-        results.append(NodeResult(nexts, own, passes, tokens, reused))
+        nexts = tuple(islice(summaries, len(query.evaluate)))
+        if query.top < top:
+            nexts = tuple(_shortened(summary, query.top) for summary in nexts)
+        own = tuple(islice(logprobs, len(query.score)))
+        results.append(NodeResult(nexts, own, *state.costs()))
     return results
 
 
@@ -97,7 +99,7 @@ def _summarize(
             tied &= values[:, -1:].isfinite()  # the order of forbidden tokens does not matter
         drew = drawn(logits, draws, codes) if any(draws) else torch.full_like(likely[:, :1], -1)
         columns = [values - total, likely, ends - total, mass, drew, tied]
-        table = torch.cat([part.to(logits.dtype) for part in columns], -1)
+        table = torch.cat(columns, -1)
         # [n, 2t + 4]; float32 represents ids up to 2^24 exactly
         width = table.shape[1]
         parts.append(table.flatten())
@@ -127,9 +129,8 @@ def _summarize(
 
 def _to_next(row: Sequence[float], mask: bytes | None) -> Next:
     """Return a row of the table in `_summarize` as a summary."""
-    *numbers, ends, mass, drew, _ = row
-    logprobs, tokens = numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
-    count = len(tokens)
+    count = top = len(row) // 2 - 2
+    logprobs, tokens, (ends, mass, drew, _) = row[:top], row[top : 2 * top], row[2 * top :]
     if mask is not None:  # forbidden tokens are listed if there are fewer permitted ones
         count = sum(logprob != -math.inf for logprob in logprobs)
     return Next(
