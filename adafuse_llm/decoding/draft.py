@@ -262,7 +262,9 @@ class Drafts:
         """Return the maximum length of a sequence with drafts, in tokens."""
         limit = member.window or sys.maxsize
         backend = self._limiting.get(member)
-        return limit if backend is None else min(limit, backend.draft_limit(member.tree.root.length))
+        return (
+            limit if backend is None else min(limit, backend.draft_limit(member.tree.root.length))
+        )
 
     def _after_prompt(self, member: Member, limit: int) -> list[Node]:
         """Return the nodes of the likeliest spans that other members have proposed.

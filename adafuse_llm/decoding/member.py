@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
+from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from typing_extensions import override
@@ -94,6 +95,27 @@ class Form:
     state: Any
 
 
+@dataclass(frozen=True, slots=True)
+class TokenizerErrors:
+    """Context that converts any error of a member's tokenizer to a `MemberError`.
+
+    Attributes:
+        name: the member's name.
+    """
+
+    name: str
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception):
+            reason = f"its tokenizer failed ({type(error).__name__}: {error})"
+            raise MemberError(self.name, reason) from error
+
+
 class Member:
     """State of one member in one request: the token tree, the texts of the nodes, and the costs.
 
@@ -160,6 +182,7 @@ class Member:
         self.reused = 0
         self.pass_seconds: float | None = None
         self.pass_times = pass_times or PassTimes()
+        self._tokenizer_errors = TokenizerErrors(self.name)
         self._space_tokens = space_tokens
         self._top = top
         self._texts: dict[Node, str] = {}
@@ -210,7 +233,7 @@ class Member:
         text = self._texts.get(node)
         if text is None:
             tokens = self.tree.tokens(node)
-            with self._tokenizer_errors():
+            with self._tokenizer_errors:
                 text = self.codec.decode_continuation(self.tree.ids, tokens)
             self._texts[node] = text
         return text
@@ -233,7 +256,7 @@ class Member:
 
     def size(self, text: str) -> int:
         """Return the number of tokens of `text` that count as tokens of the response."""
-        with self._tokenizer_errors():
+        with self._tokenizer_errors:
             tokens, _ = self.codec.encode_continuation(self.tree.ids, text)
         node = self.tree.grow(tokens)
         return self._new_tokens(node)
@@ -241,7 +264,7 @@ class Member:
     def _encode(self, start: Node, text: str) -> tuple[Node, bool] | None:
         before = self.tree.tokens(start)
         context = [*self.tree.ids, *before] if before else self.tree.ids
-        with self._tokenizer_errors():
+        with self._tokenizer_errors:
             tokens, exact = self.codec.encode_continuation(context, text)
         if self.window is not None and start.length + len(tokens) > self.window:
             return None
@@ -430,7 +453,7 @@ class Member:
 
     def _added_text(self, node: Node, token: int) -> str:
         """Return the text that a token adds to the text of `node`."""
-        with self._tokenizer_errors():
+        with self._tokenizer_errors:
             tokens = [*self.tree.tokens(node), token]
             text = self.codec.decode_continuation(self.tree.ids, tokens)
         return added(self.text(node), text)
@@ -439,15 +462,6 @@ class Member:
         """Return the next-token distribution after an evaluated node."""
         assert node.next is not None, "the node is not evaluated"
         return node.next
-
-    @contextmanager
-    def _tokenizer_errors(self) -> Iterator[None]:
-        """Convert any error of the tokenizer to a `MemberError` of this member."""
-        try:
-            yield
-        except Exception as error:
-            reason = f"its tokenizer failed ({type(error).__name__}: {error})"
-            raise MemberError(self.name, reason) from error
 
     @contextmanager
     def _grammar_errors(self) -> Iterator[None]:
