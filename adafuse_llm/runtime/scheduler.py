@@ -249,7 +249,8 @@ class _Lane:
     def next_batch(self, patience: int) -> list[PendingQuery]:
         """Remove the next batch from `waiting` and return it. It has queries to one backend."""
         backend = next_backend(self.waiting, self.begun, patience)
-        batch, others = [], []
+        batch: list[PendingQuery] = []
+        others: list[PendingQuery] = []
         for pending in self.waiting:
             (batch if pending.backend is backend else others).append(pending)
         self.waiting = others
