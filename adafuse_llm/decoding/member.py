@@ -16,7 +16,7 @@ from adafuse_llm.backends.base import Backend, NodeQuery, NodeResult
 from adafuse_llm.decoding.costs import PassTimes
 from adafuse_llm.errors import GrammarError, MemberError
 from adafuse_llm.results import TokenLogprob, TopToken
-from adafuse_llm.sampling import Draw, Sampling
+from adafuse_llm.sampling import Draw, ResponseDraws, Sampling
 from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.text.grammar import GrammarFollower, GrammarText, GrammarVocabulary
 from adafuse_llm.text.opening import Opening, SpaceTokens
@@ -188,7 +188,8 @@ class Member:
         self._texts: dict[Node, str] = {}
         self._places: dict[tuple[Node, str], tuple[Node, bool] | None] = {}
         self.sampling = sampling
-        self._response = ""
+        self._draws = None if sampling is None else ResponseDraws(sampling)
+        self._unfinished = ""  # the end of the committed response inside a character
         self._standings: dict[Node, tuple[str, int]] = {self.tree.root: ("", 0)}
         self.grammar: GrammarText | None = None
         self._follower: GrammarFollower | None = None
@@ -374,14 +375,12 @@ class Member:
 
     def _draw(self, node: Node) -> Draw | None:
         """Return how to draw the token after `node`."""
-        if self.sampling is None:
-            return None
-        return self.sampling.draw(*self._standing(node))
+        return None if self._draws is None else self._draws.draw(*self._standing(node))
 
     def _standing(self, node: Node) -> tuple[str, int]:
-        """Return the response up to `node` in whole characters, as `Sampling.draw` takes it.
+        """Return the text that the path to `node` adds to the response, in whole characters.
 
-        The second value is the number of the last tokens that have not changed it.
+        The second value is the number of the last tokens that have not changed the response.
         """
         path: list[Node] = []
         step = node
@@ -392,7 +391,7 @@ class Member:
         for each in reversed(path):
             assert each.parent is not None
             before, silent = self._standings[each.parent]
-            text = (self._response + self.shown(each)).rstrip(REPLACEMENT)
+            text = (self._unfinished + self.shown(each)).rstrip(REPLACEMENT)
             self._standings[each] = text, silent + 1 if text == before else 0
         return self._standings[node]
 
@@ -479,11 +478,8 @@ class Member:
             text: the text of the path, as the first proposer wrote it.
         """
         self.prompt_tokens += node.length - self.tree.root.length - self._new_tokens(node)
-        before, silent = self._standing(node.parent or node)
-        self._response += self.opening.shown(text)
-        said = self._response.rstrip(REPLACEMENT)
-        is_new = node.parent is not None
-        self._standings = {node: (said, silent + is_new if said == before else 0)}
+        if self._draws is not None:
+            self._commit_standing(self._draws, node, text)
         if self._follower is not None:
             with self._grammar_errors():
                 held = self.opening.spaces if self.holds_spaces else 0
@@ -494,6 +490,16 @@ class Member:
             self._follower.forget_dropped()
         self._texts.clear()
         self._places.clear()
+
+    def _commit_standing(self, draws: ResponseDraws, node: Node, text: str) -> None:
+        """Add the part of `text` in whole characters to the response that draws are made of."""
+        before, silent = self._standing(node.parent or node)
+        new = self._unfinished + self.opening.shown(text)
+        whole = new.rstrip(REPLACEMENT)
+        is_new = node.parent is not None
+        self._standings = {node: ("", silent + is_new if whole == before else 0)}
+        self._unfinished = new[len(whole) :]
+        draws.commit(whole)
 
     def prune(self, ends: Iterable[Node]) -> None:
         """Keep only the paths to `ends` and the nodes below `ends`."""
