@@ -190,7 +190,9 @@ class Member:
         self.sampling = sampling
         self._draws = None if sampling is None else ResponseDraws(sampling)
         self._unfinished = ""  # the end of the committed response inside a character
-        self._standings: dict[Node, tuple[str, int]] = {self.tree.root: ("", 0)}
+        self._standings: dict[Node, tuple[str, int]] = {}
+        if sampling is not None:
+            self._standings[self.tree.root] = "", 0
         self.grammar: GrammarText | None = None
         self._follower: GrammarFollower | None = None
         if form is not None:
