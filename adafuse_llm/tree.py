@@ -148,16 +148,20 @@ class TokenTree:
     def path(self, node: Node) -> list[Node]:
         """Return the path from the root to `node` without the root. It is empty for the root."""
         path: list[Node] = []
-        current: Node | None = node
-        while current is not None and current is not self.root:
-            path.append(current)
-            current = current.parent
+        while (parent := node.parent) is not None:
+            path.append(node)
+            node = parent
         path.reverse()
         return path
 
     def tokens(self, node: Node) -> list[int]:
         """Return the token ids on the path from the root to `node`, without the root."""
-        return [step.token for step in self.path(node)]
+        tokens: list[int] = []
+        while (parent := node.parent) is not None:
+            tokens.append(node.token)
+            node = parent
+        tokens.reverse()
+        return tokens
 
     def commit(self, node: Node) -> None:
         """Commit the path to `node`, make `node` the root, and drop all nodes not below it."""

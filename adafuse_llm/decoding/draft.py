@@ -125,6 +125,11 @@ class Drafts:
             member.drafter = self
         self._leads = [Lead(group) for group in by_lane.values()]
         self._lookups = {member: Lookup() for member in self._members}
+        self._limiting = {
+            member: member.backend
+            for member in self._members
+            if isinstance(member.backend, LimitsDrafting)
+        }
         self._unanimous = Odds(PRIOR_ODDS)
         self._wins: dict[tuple[int, int, bool], Odds] = {}
         self._start(branches=1, threshold=1.0)
@@ -173,7 +178,7 @@ class Drafts:
         left = config.max_new_tokens - lead.response_tokens - size
         for _ in range(min(rounds * size, MAX_DRAFT_TOKENS, left)):
             ahead = _greedy(lead, span.node)
-            if ahead is None or ahead.length > _limit(lead, lead.tree.root.length):
+            if ahead is None or ahead.length > self._limit(lead):
                 return
             if ahead is not span.node and not self._may_run_ahead(others, ahead):
                 return
@@ -197,8 +202,11 @@ class Drafts:
 
         This depends on the odds that the candidate wins, given its proposers so far.
         """
-        odds = self._odds(self._pool.find(candidate)).value
-        return odds >= max(WIN_ODDS, _price(member))
+        return self._is_likely(member, self._pool.find(candidate))
+
+    def _is_likely(self, member: Member, candidate: PoolCandidate) -> bool:
+        """Like `likely`, for a candidate among the proposals so far."""
+        return self._odds(candidate).value >= max(WIN_ODDS, _price(member))
 
     def observe(self, winner: PoolCandidate) -> None:
         """Learn from the winner of a round."""
@@ -212,14 +220,16 @@ class Drafts:
     def _odds(self, candidate: PoolCandidate) -> Odds:
         """Return the odds that a candidate wins, given its proposers so far."""
         proposed, agreed = len(self._proposals), len(candidate.proposers)
-        likeliest = any(other is candidate for other in self._likeliest.values())
-        prior = agreed / len(self._members) if likeliest else 0.0
-        return self._wins.setdefault((proposed, agreed, likeliest), Odds(prior))
+        likeliest = candidate in self._likeliest.values()
+        key = proposed, agreed, likeliest
+        if key not in self._wins:
+            self._wins[key] = Odds(agreed / len(self._members) if likeliest else 0.0)
+        return self._wins[key]
 
     def extra_nodes(self, member: Member, wanted: Sequence[Node]) -> Sequence[Node]:
         """Return the nodes that a pass of `member` evaluates in addition to `wanted`."""
         root = member.tree.root
-        limit = _limit(member, root.length)
+        limit = self._limit(member)
         if limit <= root.length:
             return ()
         if root.next is None and not member.passes:
@@ -233,7 +243,8 @@ class Drafts:
             end = self._pool.place(member, candidate)
             if end is not None:
                 path = member.tree.path(end)
-                nodes.update(dict.fromkeys(path if self.likely(member, candidate) else path[:-1]))
+                is_likely = self._is_likely(member, candidate)
+                nodes.update(dict.fromkeys(path if is_likely else path[:-1]))
                 if may_waste and not candidate.stops:
                     tips += self._after(member, candidate, end)
         for node, _ in tips:
@@ -246,6 +257,14 @@ class Drafts:
         for node in wanted:
             del nodes[node]
         return [node for node in nodes if node.next is None and node.length <= limit]
+
+    def _limit(self, member: Member) -> int:
+        """Return the maximum length of a sequence with drafts, in tokens."""
+        limit = member.window or sys.maxsize
+        backend = self._limiting.get(member)
+        return (
+            limit if backend is None else min(limit, backend.draft_limit(member.tree.root.length))
+        )
 
     def _after_prompt(self, member: Member, limit: int) -> list[Node]:
         """Return the nodes of the likeliest spans that other members have proposed.
@@ -326,13 +345,6 @@ def _run_ahead_odds(others: Sequence[Member]) -> float:
     """
     price = min(map(_price, others))
     return max(RUN_AHEAD_ODDS, 1 / (2 - price)) if price < 1 else math.inf
-
-
-def _limit(member: Member, length: int) -> int:
-    """Return the maximum length of a sequence with drafts, in tokens."""
-    backend = member.backend
-    limit = backend.draft_limit(length) if isinstance(backend, LimitsDrafting) else sys.maxsize
-    return min(limit, member.window or sys.maxsize)
 
 
 def _greedy(member: Member, node: Node) -> Node | None:

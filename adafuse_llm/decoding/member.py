@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
+from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from typing_extensions import override
@@ -15,7 +16,7 @@ from adafuse_llm.backends.base import Backend, NodeQuery, NodeResult
 from adafuse_llm.decoding.costs import PassTimes
 from adafuse_llm.errors import GrammarError, MemberError
 from adafuse_llm.results import TokenLogprob, TopToken
-from adafuse_llm.sampling import Draw, Sampling
+from adafuse_llm.sampling import Draw, ResponseDraws, Sampling
 from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.text.grammar import GrammarFollower, GrammarText, GrammarVocabulary
 from adafuse_llm.text.opening import Opening, SpaceTokens
@@ -94,6 +95,27 @@ class Form:
     state: Any
 
 
+@dataclass(frozen=True, slots=True)
+class TokenizerErrors:
+    """Context that converts any error of a member's tokenizer to a `MemberError`.
+
+    Attributes:
+        name: the member's name.
+    """
+
+    name: str
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception):
+            reason = f"its tokenizer failed ({type(error).__name__}: {error})"
+            raise MemberError(self.name, reason) from error
+
+
 class Member:
     """State of one member in one request: the token tree, the texts of the nodes, and the costs.
 
@@ -160,13 +182,17 @@ class Member:
         self.reused = 0
         self.pass_seconds: float | None = None
         self.pass_times = pass_times or PassTimes()
+        self._tokenizer_errors = TokenizerErrors(self.name)
         self._space_tokens = space_tokens
         self._top = top
         self._texts: dict[Node, str] = {}
         self._places: dict[tuple[Node, str], tuple[Node, bool] | None] = {}
         self.sampling = sampling
-        self._response = ""
-        self._standings: dict[Node, tuple[str, int]] = {self.tree.root: ("", 0)}
+        self._draws = None if sampling is None else ResponseDraws(sampling)
+        self._unfinished = ""  # the end of the committed response inside a character
+        self._standings: dict[Node, tuple[str, int]] = {}
+        if sampling is not None:
+            self._standings[self.tree.root] = "", 0
         self.grammar: GrammarText | None = None
         self._follower: GrammarFollower | None = None
         if form is not None:
@@ -210,7 +236,7 @@ class Member:
         text = self._texts.get(node)
         if text is None:
             tokens = self.tree.tokens(node)
-            with self._tokenizer_errors():
+            with self._tokenizer_errors:
                 text = self.codec.decode_continuation(self.tree.ids, tokens)
             self._texts[node] = text
         return text
@@ -233,7 +259,7 @@ class Member:
 
     def size(self, text: str) -> int:
         """Return the number of tokens of `text` that count as tokens of the response."""
-        with self._tokenizer_errors():
+        with self._tokenizer_errors:
             tokens, _ = self.codec.encode_continuation(self.tree.ids, text)
         node = self.tree.grow(tokens)
         return self._new_tokens(node)
@@ -241,7 +267,7 @@ class Member:
     def _encode(self, start: Node, text: str) -> tuple[Node, bool] | None:
         before = self.tree.tokens(start)
         context = [*self.tree.ids, *before] if before else self.tree.ids
-        with self._tokenizer_errors():
+        with self._tokenizer_errors:
             tokens, exact = self.codec.encode_continuation(context, text)
         if self.window is not None and start.length + len(tokens) > self.window:
             return None
@@ -351,14 +377,12 @@ class Member:
 
     def _draw(self, node: Node) -> Draw | None:
         """Return how to draw the token after `node`."""
-        if self.sampling is None:
-            return None
-        return self.sampling.draw(*self._standing(node))
+        return None if self._draws is None else self._draws.draw(*self._standing(node))
 
     def _standing(self, node: Node) -> tuple[str, int]:
-        """Return the response up to `node` in whole characters, as `Sampling.draw` takes it.
+        """Return the text that the path to `node` adds to the response, in whole characters.
 
-        The second value is the number of the last tokens that have not changed it.
+        The second value is the number of the last tokens that have not changed the response.
         """
         path: list[Node] = []
         step = node
@@ -369,7 +393,7 @@ class Member:
         for each in reversed(path):
             assert each.parent is not None
             before, silent = self._standings[each.parent]
-            text = (self._response + self.shown(each)).rstrip(REPLACEMENT)
+            text = (self._unfinished + self.shown(each)).rstrip(REPLACEMENT)
             self._standings[each] = text, silent + 1 if text == before else 0
         return self._standings[node]
 
@@ -430,7 +454,7 @@ class Member:
 
     def _added_text(self, node: Node, token: int) -> str:
         """Return the text that a token adds to the text of `node`."""
-        with self._tokenizer_errors():
+        with self._tokenizer_errors:
             tokens = [*self.tree.tokens(node), token]
             text = self.codec.decode_continuation(self.tree.ids, tokens)
         return added(self.text(node), text)
@@ -439,15 +463,6 @@ class Member:
         """Return the next-token distribution after an evaluated node."""
         assert node.next is not None, "the node is not evaluated"
         return node.next
-
-    @contextmanager
-    def _tokenizer_errors(self) -> Iterator[None]:
-        """Convert any error of the tokenizer to a `MemberError` of this member."""
-        try:
-            yield
-        except Exception as error:
-            reason = f"its tokenizer failed ({type(error).__name__}: {error})"
-            raise MemberError(self.name, reason) from error
 
     @contextmanager
     def _grammar_errors(self) -> Iterator[None]:
@@ -465,11 +480,8 @@ class Member:
             text: the text of the path, as the first proposer wrote it.
         """
         self.prompt_tokens += node.length - self.tree.root.length - self._new_tokens(node)
-        before, silent = self._standing(node.parent or node)
-        self._response += self.opening.shown(text)
-        said = self._response.rstrip(REPLACEMENT)
-        is_new = node.parent is not None
-        self._standings = {node: (said, silent + is_new if said == before else 0)}
+        if self._draws is not None:
+            self._commit_standing(self._draws, node, text)
         if self._follower is not None:
             with self._grammar_errors():
                 held = self.opening.spaces if self.holds_spaces else 0
@@ -480,6 +492,16 @@ class Member:
             self._follower.forget_dropped()
         self._texts.clear()
         self._places.clear()
+
+    def _commit_standing(self, draws: ResponseDraws, node: Node, text: str) -> None:
+        """Add the part of `text` in whole characters to the response that draws are made of."""
+        before, silent = self._standing(node.parent or node)
+        new = self._unfinished + self.opening.shown(text)
+        whole = new.rstrip(REPLACEMENT)
+        is_new = node.parent is not None
+        self._standings = {node: ("", silent + is_new if whole == before else 0)}
+        self._unfinished = new[len(whole) :]
+        draws.commit(whole)
 
     def prune(self, ends: Iterable[Node]) -> None:
         """Keep only the paths to `ends` and the nodes below `ends`."""

@@ -79,31 +79,29 @@ def _finish_words(
     member: Member, start: Node, firsts: Sequence[Node], config: AdaFuseConfig
 ) -> Steps[list[Node]]:
     """Grow one word from each first token, and return the last nodes. The words share passes."""
+    before = member.text(start)
     ends = list(firsts)
+    texts = [words.added(before, member.text(end)) for end in ends]
     growing = list(range(len(ends)))
-    while growing := [i for i in growing if not _is_closed(member, start, ends[i], config)]:
+    while growing := [
+        i for i in growing if not _is_closed(member, start, ends[i], texts[i], config)
+    ]:
         yield from member.evaluate(ends[i] for i in growing)
         for i in list(growing):
             token = member.next(ends[i]).chosen
-            if _ends_before(member, start, ends[i], token):
+            if token in member.end_ids:
+                growing.remove(i)
+                continue
+            longer = member.tree.child(ends[i], token)
+            text = words.added(before, member.text(longer))
+            if words.ends_before(texts[i], text):
                 growing.remove(i)
             else:
-                ends[i] = member.tree.child(ends[i], token)
+                ends[i], texts[i] = longer, text
     return ends
 
 
-def _is_closed(member: Member, start: Node, end: Node, config: AdaFuseConfig) -> bool:
+def _is_closed(member: Member, start: Node, end: Node, word: str, config: AdaFuseConfig) -> bool:
     """Return whether the word between two nodes is complete, or has no room to grow."""
-    word = words.added(member.text(start), member.text(end))
     size = end.length - start.length
     return words.is_closed(word, size, config.max_word_tokens) or member.is_full(end)
-
-
-def _ends_before(member: Member, start: Node, end: Node, token: int) -> bool:
-    """Return whether the word between two nodes is complete if `token` follows it."""
-    if token in member.end_ids:
-        return True
-    before = member.text(start)
-    word = words.added(before, member.text(end))
-    extended = words.added(before, member.text(member.tree.child(end, token)))
-    return words.ends_before(word, extended)

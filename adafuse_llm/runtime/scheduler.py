@@ -209,9 +209,9 @@ def next_backend(waiting: Sequence[PendingQuery], begun: int, patience: int) -> 
     oldest = waiting[0]
     if begun - oldest.since >= patience:
         return oldest.backend
-    backends = {pending.backend.name: pending.backend for pending in waiting}
-    ((name, _),) = Counter(pending.backend.name for pending in waiting).most_common(1)
-    return backends[name]
+    names = [pending.backend.name for pending in waiting]
+    ((name, _),) = Counter(names).most_common(1)
+    return waiting[names.index(name)].backend
 
 
 Job = Callable[[], None]
@@ -249,8 +249,11 @@ class _Lane:
     def next_batch(self, patience: int) -> list[PendingQuery]:
         """Remove the next batch from `waiting` and return it. It has queries to one backend."""
         backend = next_backend(self.waiting, self.begun, patience)
-        batch = [pending for pending in self.waiting if pending.backend is backend]
-        self.waiting = [pending for pending in self.waiting if pending.backend is not backend]
+        batch: list[PendingQuery] = []
+        others: list[PendingQuery] = []
+        for pending in self.waiting:
+            (batch if pending.backend is backend else others).append(pending)
+        self.waiting = others
         self.begun += 1
         self.evaluating = backend.name
         return batch

@@ -23,6 +23,7 @@ from adafuse_llm.reasoning import REASONING_CLOSES, REASONING_OPENS
 from adafuse_llm.text.chat import Message, fit, render_plain
 from adafuse_llm.text.conversation import Conversation, check_conversation, map_json
 from adafuse_llm.text.deadline import run_within
+from adafuse_llm.text.fast_tokenizer import FastTokenizer, is_supported
 from adafuse_llm.text.templates import ReplyStart, TemplateFacts
 from adafuse_llm.text.tool_forms import ToolForm, find_form, render_tools
 from adafuse_llm.text.words import REPLACEMENT, added
@@ -182,6 +183,8 @@ class TokenizerCodec:
         if has_template:
             self._chat_tokenizer = _separate_copy(tokenizer) if self._keeps_settings else tokenizer
         self._tool_form: tuple[ToolForm | None] | None = None
+        shares = self._chat_tokenizer is tokenizer  # so the two need different settings
+        self._fast = FastTokenizer(tokenizer) if is_supported(tokenizer) and not shares else None
         after_fork(self._create_lock)
         for each in (self._tokenizer, self._chat_tokenizer or self._tokenizer):
             _bound_cache(each)
@@ -413,6 +416,9 @@ class TokenizerCodec:
         return mark, re.compile(f"{start}([^{start}{end}]*){end}|[{start}{end}]")
 
     def encode_continuation(self, context: Sequence[int], text: str) -> tuple[list[int], bool]:
+        tokens, exact = self._encode_piece(context, text, self._in_response)
+        if exact:
+            return tokens, True
         tokens = list(context)
         exact = self._extend(tokens, text, self._in_response)
         return tokens[len(context) :], exact
@@ -456,13 +462,13 @@ class TokenizerCodec:
         return inexact or self._encode(text), False
 
     def decode_continuation(self, context: Sequence[int], tokens: Sequence[int]) -> str:
-        size = CONTEXT_TOKENS
-        before = self._decode(context[-size:])
-        while before.startswith(REPLACEMENT) and size < len(context):
+        last = context[-CONTEXT_TOKENS:]
+        before = self._decode_context(last)
+        while before.startswith(REPLACEMENT) and len(last) < len(context):
             # the context begins inside a character, or between bytes that belong together
-            size *= 2
-            before = self._decode(context[-size:])
-        return added(before, self._decode([*context[-size:], *tokens]))
+            last = context[-2 * len(last) :]
+            before = self._decode(last)
+        return added(before, self._decode([*last, *tokens]))
 
     def token_texts(self) -> list[str]:
         """Return the text of each token in the middle of a text, by token id.
@@ -491,13 +497,20 @@ class TokenizerCodec:
     def _encode(
         self, text: str, *, add_special_tokens: bool = False, as_text: bool = True
     ) -> list[int]:
+        if as_text and self._fast is not None:
+            return self._fast.encode(text, add_special_tokens=add_special_tokens)
         options = {"split_special_tokens": True} if as_text else {}
         tokenizer = self._tokenizer if as_text else self._chat_tokenizer
         with self._lock:
             ids = tokenizer.encode(text, add_special_tokens=add_special_tokens, **options)
         return [int(token) for token in ids]
 
+    def _decode_context(self, tokens: Sequence[int]) -> str:
+        return self._decode(tokens) if self._fast is None else self._fast.decode_context(tokens)
+
     def _decode(self, tokens: Sequence[int]) -> str:
+        if self._fast is not None:
+            return self._fast.decode(tokens)
         with self._lock:
             text = self._tokenizer.decode(
                 list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False

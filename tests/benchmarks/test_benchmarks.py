@@ -39,10 +39,11 @@ TOY = comparisons.Size(
     operations=("tiny", (1, 16), (20, 100)),
     first_words=(first_words.Point("tiny", 30, 1),),
     first_memory=(),
+    share=(2, 20, 4),
 )
 PROMPT = prompt_of(40)
 WITHOUT_ROWS = {"memory", "growth", "operations", "start_up"}
-"""Comparisons that start processes."""
+"""Comparisons that add only targets and figures. Most of them start processes."""
 
 
 def greedy(member, tokens):

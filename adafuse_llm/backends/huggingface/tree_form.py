@@ -114,10 +114,10 @@ class TreeForm:
         if below or not self._trunk.all():
             visible = np.zeros((size - rows, size), dtype=np.bool_)
             visible[:, :rows] = self._trunk
-            visible[:, rows:joined] = np.tri(size - rows, len(pending), dtype=np.bool_)
+            visible[:, rows:joined] = len(pending) < 2 or np.tri(size - rows, len(pending))
             for row, node in enumerate(below, start=joined):
                 visible[row - rows, self._lines[node]] = True
-            if np.array_equal(visible, np.tri(len(tokens), size, rows, dtype=np.bool_)):
+            if np.count_nonzero(visible) == len(tokens) * (rows + size + 1) // 2:
                 visible = None  # causal attention is enough for a single line without gaps
         self._positions = np.concatenate([self._positions, positions])
         self._trunk = np.concatenate([self._trunk, np.arange(rows, size) < joined])

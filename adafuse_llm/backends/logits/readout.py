@@ -8,9 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.backends.logits.draw import drawn
@@ -44,16 +47,17 @@ def read(
     ]
     allowed = [node.allowed for query in queries for node in query.evaluate]
     draws = [node.draw for query in queries for node in query.evaluate]
-    summaries, logprobs = _summarize(
+    all_summaries, all_logprobs = _summarize(
         evaluated, allowed, draws, parents, scored, top=top, end_ids=end_ids, codes=codes
     )
-    next_summary, next_logprob = iter(summaries), iter(logprobs)
+    summaries, logprobs = iter(all_summaries), iter(all_logprobs)
     results = []
     for query, state in pairs:
-        nexts = tuple(_shortened(next(next_summary), query.top) for _ in query.evaluate)
-        own = tuple(next(next_logprob) for _ in query.score)
-        passes, tokens, reused = state.costs()
-        results.append(NodeResult(nexts, own, passes, tokens, reused))
+        nexts = tuple(islice(summaries, len(query.evaluate)))
+        if query.top < top:
+            nexts = tuple(_shortened(summary, query.top) for summary in nexts)
+        own = tuple(islice(logprobs, len(query.score)))
+        results.append(NodeResult(nexts, own, *state.costs()))
     return results
 
 
@@ -83,23 +87,21 @@ def _summarize(
     a token comes from the row of its parent in `parents`.
     """
     parts = []
-    width = 0
     if evaluated:
         logits, total = gather(evaluated)
-        mass = torch.zeros_like(total)
+        mass = total
         ends = logits.index_select(-1, end_ids.to(logits.device))  # [n, end ids]
         ends = ends.logsumexp(-1, keepdim=True)  # -inf if there are no end ids
         if any(mask is not None for mask in allowed):
             logits = masked(logits, allowed)
-            mass = logits.logsumexp(-1, keepdim=True) - total
-        values, likely, tied = likeliest(logits, top, by_sorting=by_sorting)
-        if any(mask is not None for mask in allowed):
-            tied &= values[:, -1:].isfinite()  # the order of forbidden tokens does not matter
-        drew = drawn(logits, draws, codes) if any(draws) else torch.full_like(likely[:, :1], -1)
-        columns = [values - total, likely, ends - total, mass, drew, tied]
-        table = torch.cat([part.to(logits.dtype) for part in columns], -1)
-        # [n, 2t + 4]; float32 represents ids up to 2^24 exactly
-        width = table.shape[1]
+            mass = logits.logsumexp(-1, keepdim=True)
+        drew = drawn(logits, draws, codes) if any(draws) else torch.full_like(total, -1)
+        if by_sorting:
+            values, likely, _ = likeliest(logits, top, by_sorting=True)
+        else:  # one more than necessary, to find ties
+            values, likely = logits.topk(min(top + 1, logits.shape[-1]))
+        table = torch.cat([total, ends, mass, drew, values, likely], -1)
+        # float32 represents ids up to 2^24 exactly
         parts.append(table.flatten())
     if parents:
         logits, total = gather(parents)
@@ -107,9 +109,10 @@ def _summarize(
         parts.append((chosen - total).flatten())
     if not parts:
         return [], []
-    numbers = torch.cat(parts).tolist()
-    rows = [numbers[i * width : (i + 1) * width] for i in range(len(evaluated))]
-    if any(row[-1] for row in rows):
+    numbers = torch.cat(parts).cpu().numpy()
+    size = len(numbers) - len(parents)
+    summaries = _to_nexts(numbers[:size], allowed, top) if evaluated else []
+    if summaries is None:
         return _summarize(
             evaluated,
             allowed,
@@ -121,24 +124,48 @@ def _summarize(
             codes=codes,
             by_sorting=True,
         )
-    summaries = list(map(_to_next, rows, allowed))
-    return summaries, numbers[len(rows) * width :]
+    return summaries, numbers[size:].tolist()
 
 
-def _to_next(row: Sequence[float], mask: bytes | None) -> Next:
-    """Return a row of the table in `_summarize` as a summary."""
-    *numbers, ends, mass, drew, _ = row
-    logprobs, tokens = numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
+def _to_nexts(
+    table: NDArray[np.floating[Any]], allowed: Sequence[bytes | None], top: int
+) -> list[Next] | None:
+    """Return the rows of the table in `_summarize` as summaries.
+
+    Return None if several tokens are as likely as the last one, so that the table may lack the one
+    with the lowest id.
+    """
+    rows = table.reshape(len(allowed), -1)
+    total, ends, mass, drew = rows[:, :4].T
+    half = (rows.shape[1] + 4) // 2
+    values, ids = rows[:, 4:half], rows[:, half:]
+    if values.shape[1] > top:
+        tied = values[:, top] == values[:, top - 1]
+        if any(mask is not None for mask in allowed):
+            tied &= np.isfinite(values[:, top])  # the order of forbidden tokens does not matter
+        if tied.any():
+            return None
+        values, ids = values[:, :top], ids[:, :top]
+    if (values[:, 1:] == values[:, :-1]).any():  # equal values are ordered by token id
+        order = np.lexsort((ids, -values))
+        values, ids = (np.take_along_axis(each, order, axis=1) for each in (values, ids))
+    with np.errstate(invalid="ignore"):  # infinite logits give NaN, which the engine reports
+        columns = (values - total[:, None], ends - total, mass - total, drew)
+    numbers = (column.tolist() for column in (ids.astype(np.int64), *columns))
+    return [
+        Next(*_permitted(tokens, logprobs, mask), ends, mass, None if drew < 0 else int(drew))
+        for tokens, logprobs, ends, mass, drew, mask in zip(*numbers, allowed, strict=True)
+    ]
+
+
+def _permitted(
+    tokens: Sequence[int], logprobs: Sequence[float], mask: bytes | None
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Drop the tokens that a mask does not permit. They come after those that it permits."""
     count = len(tokens)
-    if mask is not None:  # forbidden tokens are listed if there are fewer permitted ones
+    if mask is not None:
         count = sum(logprob != -math.inf for logprob in logprobs)
-    return Next(
-        tuple(map(int, tokens[:count])),
-        tuple(logprobs[:count]),
-        ends,
-        mass,
-        None if drew < 0 else int(drew),
-    )
+    return tuple(tokens[:count]), tuple(logprobs[:count])
 
 
 def masked(logits: torch.Tensor, allowed: Sequence[bytes | None]) -> torch.Tensor:
