@@ -23,7 +23,7 @@ FREE: Final = ("aten::detach", "aten::_unsafe_view", "aten::empty", "aten::lift_
 """Operations besides views that compute nothing."""
 
 
-class Counter(TorchDispatchMode):
+class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
     """A counter of the operations that torch runs in a block.
 
     Attributes:
@@ -33,7 +33,7 @@ class Counter(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.operations = self.launches = self.scores = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -106,7 +106,8 @@ def _decoding_pass(member: HuggingFaceBackend, prompts: Sequence[int], branches:
     for tree in trees:  # one by one, so that a pass does not hold all prompts
         member.evaluate([NodeQuery(tree, (tree.root,), (), 2)])
     for _ in range(2):  # the first pass of a size may prepare it
-        with Counter() as counter:
+        counter = Counter()
+        with counter:
             member.evaluate([NodeQuery(tree, _nodes(tree, rng, branches), (), 2) for tree in trees])
         for tree in trees:
             tree.commit(next(iter(tree.root.children.values())))

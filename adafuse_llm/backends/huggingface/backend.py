@@ -27,7 +27,7 @@ from adafuse_llm.backends.huggingface.trial import Trial
 from adafuse_llm.backends.logits.anchors import AnchorSpace, SupportsAnchorsWithLogits
 from adafuse_llm.backends.logits.draw import signed
 from adafuse_llm.backends.logits.readout import read
-from adafuse_llm.backends.logits.rows import check_tokens
+from adafuse_llm.backends.logits.rows import check_tokens, separate
 from adafuse_llm.backends.prefixes import in_turn
 from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError, is_out_of_memory
 from adafuse_llm.forks import after_fork
@@ -275,6 +275,7 @@ class HuggingFaceBackend(SupportsAnchorsWithLogits):
             if state.edge is not None and any(node.length > state.edge for node in nodes):
                 nodes = self._cross(query, state, state.edge)
             missing.append(nodes)
+        separate(states)
         self._executor.advance(states, missing)
         scored = [node.token for query in queries for node in query.score]
         check_tokens(scored, self.vocabulary_size)

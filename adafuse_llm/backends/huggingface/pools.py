@@ -34,10 +34,9 @@ class SizeClasses:
     """The rows of a member's requests, in buffers for several sizes of requests.
 
     A request has a slot in the buffers for its size, so short and long requests do not share
-    buffers. Capacities are powers of two and the numbers halfway between them. The buffers of a
-    size have at most a quarter more slots than requests when they grow, and shrink when half of the
-    slots are free. So they have room for less than twice the rows of their requests. A request that
-    outgrows its slot moves to the next size.
+    buffers. Capacities are powers of two and the numbers halfway between them. At most a quarter of
+    the slots of a size are free. So the buffers have room for at most twice the rows that their
+    requests have reserved. A request that outgrows its slot moves to a larger size.
     """
 
     def __init__(self) -> None:
@@ -71,7 +70,7 @@ class SizeClasses:
             used = len(buffers.live())
             if not used:
                 del self._classes[capacity]
-            elif 2 * used <= buffers.slots:
+            elif used < 0.75 * buffers.slots:
                 buffers.resize(rounded_up(used, 4), capacity)
 
     def _buffers_for(self, rows: int) -> SlotBuffers:

@@ -29,7 +29,7 @@ from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
 from adafuse_llm.backends.logits.anchors import AnchorSpace, SupportsAnchorsWithLogits
 from adafuse_llm.backends.logits.draw import signed
 from adafuse_llm.backends.logits.readout import read
-from adafuse_llm.backends.logits.rows import Logits, check_tokens
+from adafuse_llm.backends.logits.rows import Logits, check_tokens, separate
 from adafuse_llm.backends.prefixes import MIN_SHARED, Ids, in_turn, late, longest, shared
 from adafuse_llm.errors import InvalidOptionError, LoadError, UnsupportedModelError
 from adafuse_llm.forks import after_fork
@@ -257,6 +257,7 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
                     state.sequences.drop_tips()
                 self._plan(state, missing[start : start + PART_NODES], batch)
             states.append(state)
+        separate(states)
         self._run(batch)
         results = read(queries, states, self._ends, self._codes)
         for state, result in zip(states, results, strict=True):

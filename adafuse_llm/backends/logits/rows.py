@@ -12,6 +12,9 @@ import torch
 from adafuse_llm.backends.base import NodeQuery
 from adafuse_llm.tree import Node, TokenTree
 
+SHARED_BYTES = 4 * 2**20
+"""Maximum size, in bytes, of logits that a request keeps although most of them belong to others."""
+
 
 class Logits:
     """The logits of a pass, [n, v], and the logarithm of their summed exponentials, [n, 1]."""
@@ -20,14 +23,18 @@ class Logits:
         self.values = values
         self.total = values.logsumexp(-1, keepdim=True) if total is None else total
 
+    @property
+    def size(self) -> int:
+        """Size of the logits in bytes."""
+        return self.values.numel() * self.values.element_size()
+
 
 class RequestLogits:
     """The logits of the nodes of one request, and the costs of the request.
 
     The object keeps the logits of all nodes in the tree, because later queries may score children
-    of these nodes. Each row of logits is a view of the logits of its whole pass, so it keeps the
-    logits of other requests in memory. Once less than half of that memory belongs to rows of this
-    request, `follow` copies these rows.
+    of these nodes. Each row of logits belongs to the logits of its whole pass, so it keeps the
+    logits of other requests in memory. `separate` limits this memory.
 
     Args:
         tree: the request's tree.
@@ -54,11 +61,14 @@ class RequestLogits:
             return False
         self._cuts = self.tree.cuts
         self.rows = {node: self.rows[node] for node in self.tree.nodes() if node in self.rows}
-        passes = {logits: len(logits.values) for logits, _ in self.rows.values()}
-        if 2 * len(self.rows) < sum(passes.values()):
-            own = Logits(*gather(list(self.rows.values())))
-            self.rows = {node: (own, row) for row, node in enumerate(self.rows)}
         return True
+
+    def is_mostly_foreign(self) -> bool:
+        """Return whether the object keeps many logits, most of which belong to other requests."""
+        passes = {logits for logits, _ in self.rows.values()}
+        return 2 * len(self.rows) < sum(len(logits.values) for logits in passes) and any(
+            logits.size > SHARED_BYTES for logits in passes
+        )
 
     def missing(self, query: NodeQuery) -> list[Node]:
         """Return the nodes that must be evaluated for a query, parents before children.
@@ -92,6 +102,27 @@ class RequestLogits:
         return values.values[row]
 
 
+def separate(states: Iterable[RequestLogits]) -> None:
+    """Copy the logits of requests that keep too many logits of others.
+
+    Requests share the copies up to `SHARED_BYTES`, so the number of operations depends on the size
+    of the logits, not on the number of requests.
+    """
+    places: list[tuple[RequestLogits, Node]] = []
+    for state in states:
+        if state.is_mostly_foreign():
+            places += ((state, node) for node in state.rows)
+    if not places:
+        return
+    values = next(iter(places[0][0].rows.values()))[0].values
+    count = max(1, SHARED_BYTES // (values.shape[1] * values.element_size()))
+    for start in range(0, len(places), count):
+        part = places[start : start + count]
+        copied = Logits(*gather([state.rows[node] for state, node in part]))
+        for row, (state, node) in enumerate(part):
+            state.rows[node] = copied, row
+
+
 def gather(rows: Sequence[tuple[Logits, int]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Collect rows into a tensor of logits, [n, v], and a tensor of their totals, [n, 1]."""
     first = rows[0][0]
@@ -101,8 +132,23 @@ def gather(rows: Sequence[tuple[Logits, int]]) -> tuple[torch.Tensor, torch.Tens
             return first.values, first.total
         chosen = to_device(torch.tensor(indices), first.values.device)
         return first.values.index_select(0, chosen), first.total.index_select(0, chosen)
-    values = torch.stack([logits.values[row] for logits, row in rows])
-    return values, torch.stack([logits.total[row] for logits, row in rows])
+    by_pass: dict[Logits, list[int]] = {}
+    for number, (logits, _) in enumerate(rows):
+        by_pass.setdefault(logits, []).append(number)
+    order = [number for numbers in by_pass.values() for number in numbers]
+    places = [0] * len(rows)
+    for place, number in enumerate(order):
+        places[number] = place
+    chosen = to_device(
+        torch.tensor([*(rows[number][1] for number in order), *places]), first.values.device
+    )
+    sizes = [*map(len, by_pass.values()), len(rows)]
+    *parts, last = chosen.split(sizes)  # type: ignore[no-untyped-call]  # torch's
+    values, total = (
+        torch.cat([t.index_select(0, part) for t, part in zip(tensors, parts, strict=True)])
+        for tensors in ([each.values for each in by_pass], [each.total for each in by_pass])
+    )
+    return values.index_select(0, last), total.index_select(0, last)
 
 
 def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -24,6 +24,7 @@ from adafuse_llm.backends.huggingface import (
 )
 from adafuse_llm.backends.huggingface.kv import device_shares
 from adafuse_llm.backends.huggingface.state import RequestState
+from adafuse_llm.backends.logits import rows
 from adafuse_llm.tree import TokenTree
 from tests.reference import Options, decode
 from tests.support.compare import SINGLE_TOLERANCE, TOLERANCE, assert_same
@@ -172,7 +173,11 @@ def test_models_whose_positions_depend_on_the_whole_pass_share_none() -> None:
         assert made.model.rotary_emb.max_seq_len_cached == 16, "it went beyond its window"
 
 
-def test_a_request_keeps_no_logits_of_the_requests_it_shared_a_pass_with() -> None:
+def test_a_request_keeps_few_logits_of_the_requests_it_shared_a_pass_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    vocabulary = model(Recipe("llama", seed=6)).config.vocab_size
+    monkeypatch.setattr(rows, "SHARED_BYTES", 3 * 8 * vocabulary)
     shared = member(Recipe("llama", seed=6))
     trees = [TokenTree(range(5 + n, 12 + n)) for n in range(8)]
     shared.evaluate([NodeQuery(tree, (tree.root,), (), 2) for tree in trees])
@@ -189,7 +194,33 @@ def test_a_request_keeps_no_logits_of_the_requests_it_shared_a_pass_with() -> No
         assert isinstance(ask.tree.state, RequestState)
         passes = {logits for logits, _ in ask.tree.state.rows.values()}
         kept = sum(logits.values.untyped_storage().nbytes() for logits in passes)
-        assert kept <= 2 * 3 * 8 * shared._decoder.vocabulary
+        assert kept <= 2 * 3 * 8 * vocabulary
+
+
+def test_the_number_of_calls_does_not_depend_on_the_number_of_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[tuple[int, ...]] = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def counted(query: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        calls.append(tuple(query.shape))
+        return attend(query, *args, **kwargs)
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", counted)
+    made = member(Recipe("llama", seed=6))
+    layers = model(Recipe("llama", seed=6)).config.num_hidden_layers
+    found = []
+    for count in (4, 40):
+        trees = [TokenTree(range(5 + n, 12 + n)) for n in range(count)]
+        made.evaluate([NodeQuery(tree, (tree.root,), (), 2) for tree in trees])
+        calls.clear()
+        pairs = [(tree.child(tree.root, 9), tree.child(tree.root, 8)) for tree in trees]
+        made.evaluate(
+            [NodeQuery(tree, pair, (), 2) for tree, pair in zip(trees, pairs, strict=True)]
+        )
+        found.append(len(calls))
+    assert found[0] == found[1] == layers
 
 
 # Beginnings -----------------------------------------------------------------------------------

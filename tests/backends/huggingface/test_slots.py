@@ -1,15 +1,22 @@
-"""The pool of buffers that static passes run over."""
+"""The buffers that hold the rows of many requests."""
 
 from __future__ import annotations
 
 import gc
+import random
 
 import pytest
 import torch
 
 from adafuse_llm.backends.huggingface.kv import RowCache
-from adafuse_llm.backends.huggingface.pools import FIRST_ROWS, PATIENCE, StaticPool
-from adafuse_llm.backends.huggingface.slots import SlotRows
+from adafuse_llm.backends.huggingface.pools import (
+    FIRST_ROWS,
+    PATIENCE,
+    SPARE_ROWS,
+    SizeClasses,
+    StaticPool,
+)
+from adafuse_llm.backends.huggingface.slots import SlotBuffers, SlotRows
 
 
 def rows(count: int, value: float) -> RowCache:
@@ -107,3 +114,53 @@ def test_the_pool_turns_to_long_requests_when_there_are_no_others() -> None:
     slots = [pool.take(5000) for _ in range(PATIENCE + 2)]
     assert [slot.slots for slot in slots] == [None] * PATIENCE + [pool, pool]
     assert pool.capacity == 8192
+
+
+# Size classes ----------------------------------------------------------------------------------
+
+
+def buffers_of(pool: SizeClasses) -> list[SlotBuffers]:
+    return list(pool._classes.values())
+
+
+def test_requests_of_a_size_share_buffers_and_move_on_when_they_outgrow_them() -> None:
+    pool = SizeClasses()
+    small = [pool.take(20, rows(20, value)) for value in (1.0, 2.0, 3.0)]
+    large = pool.take(5000, rows(4000, 4.0))
+    assert [buffers.capacity for buffers in buffers_of(pool)] == [96, 6144]
+    pool.reserve({small[0]: 97, large: 6144})
+    assert [buffers.capacity for buffers in buffers_of(pool)] == [96, 6144, 128]
+    assert [slot.index for slot in (*small, large)] == [0, 1, 0, 0]
+    for slot, value in zip(small, (1.0, 2.0, 3.0), strict=True):
+        assert values_of(slot) == [value] * 20
+    del slot, large
+    pool.sweep()
+    assert [buffers.capacity for buffers in buffers_of(pool)] == [96, 128]
+    small.clear()
+    pool.sweep()
+    assert not buffers_of(pool), "no memory is left when no request runs"
+
+
+def test_size_classes_hold_at_most_twice_the_rows_of_their_requests() -> None:
+    rng = random.Random(0)
+    pool = SizeClasses()
+    live: dict[SlotRows, int] = {}
+    for _ in range(300):
+        if rng.random() < 0.5:
+            length = rng.choice((1, 90, 400, 3000))
+            live[pool.take(length)] = length + SPARE_ROWS
+        if live and rng.random() < 0.4:
+            chosen = rng.choice(list(live))
+            live[chosen] += rng.randint(1, 300)
+            pool.reserve({chosen: live[chosen]})
+            assert chosen.capacity >= live[chosen]
+            del chosen
+        if live and rng.random() < 0.4:
+            del live[rng.choice(list(live))]
+        pool.sweep()
+        for buffers in buffers_of(pool):
+            indices = [slot.index for slot in buffers.live()]
+            assert indices == list(range(len(indices)))
+            assert len(indices) <= buffers.slots
+        held = sum(buffers.slots * buffers.capacity for buffers in buffers_of(pool))
+        assert held <= 2 * sum(live.values())
