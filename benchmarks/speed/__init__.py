@@ -14,5 +14,6 @@ members and prompts.
 ``script``       random-weight members that write a scripted text
 ``measure``      timing, rows, targets, the Markdown table
 ``comparisons``  one function per comparison
+``branches``     counts of passes and tokens by what forced them
 ``memory``       memory measurements, each in a separate process
 """

@@ -17,6 +17,7 @@ import transformers
 from adafuse_llm import AdaFuseEngine, Generation
 from adafuse_llm.documents import question_messages
 from adafuse_llm.embedded import member_paths
+from benchmarks.speed import branches as passes
 from benchmarks.speed import memory
 from benchmarks.speed.measure import Outcome, Report, Row, System, Target, take_turns
 from benchmarks.speed.members import (
@@ -346,6 +347,28 @@ def memory_use(report: Report, size: Size) -> None:
     ]
 
 
+def branches(report: Report, size: Size) -> None:
+    """Count where forward passes and tokens go, with and without drafting. Nothing is timed."""
+    prompt, response = size.base
+    count = size.at_once[-1]
+    conversations = [
+        question_messages(case.question, case.passages) for case in _quoted_cases(size.questions)
+    ]
+    for b in (1, 3):
+        for drafting in (True, False):
+            prose = partial(passes.prose, count, prompt, response, b, drafting=drafting)
+            counts = {
+                f"{count} texts of prose": prose(),
+                f"{count} texts of prose at once": prose(at_once=True),
+                "short answers": passes.answers(conversations, b, drafting=drafting),
+            }
+            how = f"B = {b}" + ("" if drafting else ", no drafting")
+            report.figures += [
+                (f"per committed token, {what}, {how}", each.line())
+                for what, each in counts.items()
+            ]
+
+
 def growth(report: Report, size: Size) -> None:
     """Measure the growth of resident memory over many requests."""
     first, last = size.growth
@@ -364,6 +387,7 @@ COMPARISONS: Final[Mapping[str, Callable[[Report, Size], None]]] = {
     "long": long_prompts,
     "concurrent": concurrent,
     "prefix": prefix,
+    "branches": branches,
     "memory": memory_use,
     "growth": growth,
 }
