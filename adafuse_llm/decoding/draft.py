@@ -279,13 +279,13 @@ class Drafts:
     def _draft_odds(self, member: Member) -> float:
         """Return the lowest odds at which a token is worth its price in a pass of `member`.
 
-        They rise from `DRAFT_ODDS` to B / (B + 1) while the number of processed tokens per
+        They rise from `DRAFT_ODDS` to 1 - 0.8 / (B + 1) while the number of processed tokens per
         committed token rises from B to B + 1. With many alternatives, a pass is only saved if the
         drafts of all alternatives are right. So tokens must be likelier.
         """
         branches = self._branches
         share = min(max(_processed(member) - branches, 0.0), 1.0)
-        odds = DRAFT_ODDS + share * (branches / (branches + 1) - DRAFT_ODDS)
+        odds = DRAFT_ODDS + share * (1 - 0.8 / (branches + 1) - DRAFT_ODDS)
         return max(odds, _price(member))
 
     def _after(
