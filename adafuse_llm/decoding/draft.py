@@ -60,6 +60,10 @@ RUN_AHEAD_ODDS = 0.6
 """Lowest odds of a unanimous round at which the lead runs ahead. Each unused token costs a pass.
 If tokens have a price, higher odds may be necessary (`_run_ahead_odds`)."""
 
+KNOWN_ODDS = 0.5
+"""Lowest odds of winning at which the words that a candidate's proposer knows after it are encoded
+for another member."""
+
 MIN_RESPONSE_TOKENS = 4
 """Number of response tokens that the limit on drafts assumes while the response is shorter."""
 
@@ -296,7 +300,7 @@ class Drafts:
         if odds < self._draft_odds(member):
             return
         proposer = candidate.proposers[0]
-        if proposer is not member:
+        if proposer is not member and odds >= KNOWN_ODDS:
             known = _known_after(proposer, candidate.ends[proposer])
             placed = member.place(known, end) if known else None
             if placed is not None:

@@ -13,7 +13,7 @@ from adafuse_llm.tree import Node
 MAX_CONTEXT = 8
 """Maximum number of last tokens that are compared with earlier text."""
 
-MAX_OCCURRENCES = 16
+MAX_OCCURRENCES = 8
 """Number of earlier occurrences that are compared, from the most recent one."""
 
 MAX_GUESSES = 3
