@@ -30,7 +30,7 @@ MIN_SECONDS = 0.0005
 """Shortest pass over one token whose tokens have a price. In shorter passes, Python's own work
 outweighs the model's."""
 
-MIN_PRICE = 0.55
+MIN_PRICE = 0.3
 """Lowest price that changes what is drafted. Below it, a token whose odds reach the limits for free
 tokens is worth its price, and noise in the measurement changes nothing."""
 

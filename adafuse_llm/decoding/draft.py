@@ -11,7 +11,8 @@ anyway carry three kinds of drafts:
   has already decoded after it. If there are none, they are the tokens that would begin the member's
   next proposal.
 * Tokens that followed an earlier occurrence of the last few tokens (`Lookup`), because answers
-  often quote earlier text.
+  often quote earlier text and repeat its words. The candidates that did not win are earlier text,
+  too, because members often propose them again.
 
 A losing candidate that extends the winner needs no draft, because its nodes stay in the tree.
 
@@ -24,7 +25,8 @@ used until its guesses become right again.
 
 Each member also has a price for a token in a pass (`adafuse_llm.decoding.costs`). A draft whose
 odds are below its price costs more than it saves, and is left out. Spans that the member must score
-anyway cost the same now or later.
+anyway cost the same now or later. The lowest odds of a draft rise with the number of tokens that
+the member has processed for each committed token.
 """
 
 from __future__ import annotations
@@ -57,6 +59,10 @@ its price is not higher."""
 RUN_AHEAD_ODDS = 0.6
 """Lowest odds of a unanimous round at which the lead runs ahead. Each unused token costs a pass.
 If tokens have a price, higher odds may be necessary (`_run_ahead_odds`)."""
+
+KNOWN_ODDS = 0.5
+"""Lowest odds of winning at which the words that a candidate's proposer knows after it are encoded
+for another member."""
 
 MIN_RESPONSE_TOKENS = 4
 """Number of response tokens that the limit on drafts assumes while the response is shorter."""
@@ -180,22 +186,20 @@ class Drafts:
             ahead = _greedy(lead, span.node)
             if ahead is None or ahead.length > self._limit(lead):
                 return
-            if ahead is not span.node and not self._may_run_ahead(others, ahead):
+            if ahead is not span.node and not self._may_run_ahead(ahead):
                 return
             yield from lead.draft(ahead)
             if ahead.next is None:
                 return
 
-    def _may_run_ahead(self, others: Sequence[Member], node: Node) -> bool:
+    def _may_run_ahead(self, node: Node) -> bool:
         """Return whether the lead may evaluate a node after its span.
 
-        If tokens have a price, the lead must have no reason to propose alternatives to the node.
-        Alternatives would need passes of their own, so running ahead would save hardly any.
+        The lead must have no reason to propose alternatives to the node. Alternatives would need
+        passes of their own, so running ahead would save hardly any.
         """
         before = node.parent.next if node.parent is not None else None
-        if self._branches == 1 or before is None or not min(map(_price, others)):
-            return True
-        return before.margin >= self._threshold
+        return self._branches == 1 or before is None or before.margin >= self._threshold
 
     def likely(self, member: Member, candidate: PoolCandidate) -> bool:
         """Return whether `member` should evaluate a candidate's last node before the round ends.
@@ -216,6 +220,10 @@ class Drafts:
             odds.learn(candidate is won)
         for lead in self._leads:
             lead.learn(self._likeliest, self._sizes)
+        for candidate in self._pool.candidates:
+            if candidate is not won:
+                for member in candidate.exact:
+                    self._lookups[member].add(member, candidate.ends[member])
 
     def _odds(self, candidate: PoolCandidate) -> Odds:
         """Return the odds that a candidate wins, given its proposers so far."""
@@ -235,7 +243,7 @@ class Drafts:
         if root.next is None and not member.passes:
             return self._after_prompt(member, limit)
         nodes = dict.fromkeys(wanted)
-        threshold = _draft_odds(member)
+        threshold = self._draft_odds(member)
         may_waste = self._may_waste(member)
         tips = [(node, 1.0) for node in wanted] if may_waste else []
         self._pool.expect(member)
@@ -267,7 +275,7 @@ class Drafts:
         )
 
     def _after_prompt(self, member: Member, limit: int) -> list[Node]:
-        """Return the nodes of the likeliest spans that other members have proposed.
+        """Return the nodes of the likeliest spans of other members, and copies of earlier text.
 
         The spans keep their proposers' leading whitespace. If the member's own proposal begins with
         different whitespace, the nodes are useless, but they cost little compared with the prompt.
@@ -275,7 +283,9 @@ class Drafts:
         """
         if _price(member):
             return []
-        nodes: dict[Node, None] = {}
+        root = member.tree.root
+        copied = self._lookups[member].after(member, root, 1.0)
+        nodes = dict.fromkeys(node for node in copied if node.length <= limit)
         for candidate in dict.fromkeys(self._likeliest.values()):
             placed = member.place(self._pool.written(member, candidate.text))
             if placed is not None and placed[0].length <= limit:
@@ -287,18 +297,29 @@ class Drafts:
 
         The member may do so while it has processed at most 2 + B tokens per committed token.
         """
-        processed = member.tokens + member.reused - member.prompt_tokens
-        return processed <= (2 + self._branches) * max(member.response_tokens, MIN_RESPONSE_TOKENS)
+        return _processed(member) <= 2 + self._branches
+
+    def _draft_odds(self, member: Member) -> float:
+        """Return the lowest odds at which a token is worth its price in a pass of `member`.
+
+        They rise from `DRAFT_ODDS` to 1 - 0.8 / (B + 1) while the number of processed tokens per
+        committed token rises from B to B + 1. With many alternatives, a pass is only saved if the
+        drafts of all alternatives are right. So tokens must be likelier.
+        """
+        branches = self._branches
+        share = min(max(_processed(member) - branches, 0.0), 1.0)
+        odds = DRAFT_ODDS + share * (1 - 0.8 / (branches + 1) - DRAFT_ODDS)
+        return max(odds, _price(member))
 
     def _after(
         self, member: Member, candidate: PoolCandidate, end: Node
     ) -> Iterator[tuple[Node, float]]:
         """Yield nodes to draft after a candidate, each with the odds that the candidate wins."""
         odds = self._odds(candidate).value
-        if odds < _draft_odds(member):
+        if odds < self._draft_odds(member):
             return
         proposer = candidate.proposers[0]
-        if proposer is not member:
+        if proposer is not member and odds >= KNOWN_ODDS:
             known = _known_after(proposer, candidate.ends[proposer])
             placed = member.place(known, end) if known else None
             if placed is not None:
@@ -331,9 +352,10 @@ def _price(member: Member) -> float:
     return member.pass_times.draft_price
 
 
-def _draft_odds(member: Member) -> float:
-    """Return the lowest odds at which a token is worth its price in a pass of `member`."""
-    return max(DRAFT_ODDS, _price(member))
+def _processed(member: Member) -> float:
+    """Return the tokens that a member has processed after the prompt, per committed token."""
+    processed = member.tokens + member.reused - member.prompt_tokens
+    return processed / max(member.response_tokens, MIN_RESPONSE_TOKENS)
 
 
 def _run_ahead_odds(others: Sequence[Member]) -> float:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-DRAFT_ODDS = 0.5
+DRAFT_ODDS = 0.3
 """A token is drafted if the odds that it is needed are at least this high, and at least as high as
-its price (`adafuse_llm.decoding.costs`)."""
+its price (`adafuse_llm.decoding.costs`). The limit rises while a member processes many tokens
+(`adafuse_llm.decoding.draft`)."""
 
 MAX_DRAFT_TOKENS = 16
 """Maximum number of tokens drafted in a row."""
@@ -36,17 +37,14 @@ class Odds:
         self._seen = min(self._seen + 1, MAX_OBSERVATIONS)
         self.value += (right - self.value) / self._seen
 
-    def length(self, first: float = 1.0, threshold: float = DRAFT_ODDS) -> int:
+    def length(self, threshold: float) -> int:
         """Return how many guesses to make in a row.
 
         The odds that all these guesses are right are at least `threshold`.
 
-        Args:
-            first: odds of the event that the first guess depends on.
-            threshold: lowest odds that all guesses are right.
         """
-        if first * self.value < threshold:
+        if self.value < threshold:
             return 0
-        if self.value**MAX_DRAFT_TOKENS * first >= threshold:
+        if self.value**MAX_DRAFT_TOKENS >= threshold:
             return MAX_DRAFT_TOKENS
-        return int(math.log(threshold / first) / math.log(self.value))
+        return int(math.log(threshold) / math.log(self.value))

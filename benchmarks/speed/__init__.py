@@ -14,6 +14,7 @@ members and prompts.
 ``script``       random-weight members that write a scripted text
 ``measure``      timing, rows, targets, the Markdown table
 ``comparisons``  one function per comparison
+``branches``     counts of passes and tokens by what forced them
 ``memory``       memory measurements, each in a separate process
 ``first_words``  time and memory until the first words
 ``start_up``     the time from a command to its first words, by parts

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import torch
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.embedded import heldout_questions
 from benchmarks import embedded_skills, gpu, soak
+from benchmarks.speed import branches as passes
 from benchmarks.speed import comparisons, first_words, memory, start_up
 from benchmarks.speed.__main__ import main as speed
 from benchmarks.speed.measure import Outcome, Report, Row, Target, as_markdown, take_turns
@@ -42,7 +44,7 @@ TOY = comparisons.Size(
     share=(2, 20, 4),
 )
 PROMPT = prompt_of(40)
-WITHOUT_ROWS = {"memory", "growth", "operations", "start_up"}
+WITHOUT_ROWS = {"branches", "memory", "growth", "operations", "start_up"}
 """Comparisons that add only targets and figures. Most of them start processes."""
 
 
@@ -135,6 +137,31 @@ def test_every_comparison_runs(name):
     assert all(row.seconds and row.bytes for row in report.rows)
     json.dumps(report.as_json())
     assert as_markdown(report, {"machine": "any"})
+
+
+def test_every_pass_and_token_is_counted_once():
+    prompt, response = TOY.base
+    with make_engine(embedded(), branching_factor=3, max_new_tokens=response) as engine:
+        usage = engine.generate(prompt_of(prompt)).usage
+    drafted, plain = (
+        passes.prose(1, prompt, response, 3, drafting=drafting) for drafting in (True, False)
+    )
+    assert drafted.committed == plain.committed == sum(usage.completion_tokens.values())
+    assert plain.passes.total() >= drafted.passes.total() > 0
+    assert plain.tokens["never needed"] == 0
+    assert drafted.tokens.total() > drafted.tokens["committed"] > 0
+
+
+@pytest.mark.quick
+def test_passes_are_counted_for_both_kinds_of_text(monkeypatch):
+    counts = passes.Counts(2, Counter(grow=3), Counter(committed=2, asked=1))
+    monkeypatch.setattr(passes, "prose", lambda *sizes, **options: counts)
+    monkeypatch.setattr(passes, "answers", lambda *sizes, **options: counts)
+    report = Report()
+    comparisons.branches(report, TOY)
+    assert len(report.figures) == 12
+    assert "passes 1.500" in report.figures[0][1]
+    assert "grow 1.500" in as_markdown(report, {})
 
 
 def test_memory_is_measured():

@@ -277,16 +277,46 @@ def test_models_say_what_they_make_of_drafts(form: str, drafted: bool):
     assert (member.draft_limit(10) > 10) == drafted
 
 
+def copied(lookup: Lookup, member: Member, node: Node, threshold: float = 0.5) -> list[int]:
+    return [each.token for each in lookup.after(member, node, 1.0, threshold)]
+
+
+@pytest.mark.quick
 def test_lookup_copies_what_followed_the_longest_match():
     backend = Bulk("a", counting)
     #                     1 2 3 7     8 2 3 9     1 2 3
     member = Member(backend, [11, 12, 13, 17, 18, 12, 13, 19, 11, 12, 13], 2, 1.0)
-    found = Lookup().after(member, member.tree.root, 1.0)
-    assert [node.token for node in found] == [17]
+    assert copied(Lookup(), member, member.tree.root) == [17]
+    assert copied(Lookup(), member, member.tree.root, 0.3) == [17, 18, 12]
     deeper = member.tree.grow([18, 12, 13])
-    assert [node.token for node in Lookup().after(member, deeper, 1.0)] == [19]
-    assert Lookup().after(member, member.tree.grow([5]), 1.0) == []
+    assert copied(Lookup(), member, deeper) == [19]
+    assert copied(Lookup(), member, member.tree.grow([5])) == []
     assert Lookup().after(member, member.tree.root, 0.1) == []
+
+
+@pytest.mark.quick
+def test_lookup_copies_several_continuations_of_a_word():
+    member = Member(Bulk("a", counting), [11, 12, 13, 7, 11, 12, 18, 8, 11, 12], 2, 1.0)
+    root, lookup = member.tree.root, Lookup()
+    nodes = lookup.after(member, root, 1.0, 0.1)
+    assert [node.token for node in nodes if node.parent is root] == [18, 13]
+    assert all(node.parent is root or node.parent in nodes[:i] for i, node in enumerate(nodes))
+
+
+@pytest.mark.quick
+def test_lookup_completes_a_word_of_a_candidate_that_has_lost():
+    member = Member(Bulk("a", counting), [11, 12, 13], 2, 1.0)
+    lookup = Lookup()
+    lost, won = member.tree.grow([14, 15, 16]), member.tree.grow([17])
+    lookup.add(member, lost)
+    member.commit(won, " x")
+    begun = member.tree.grow([14])
+    assert copied(lookup, member, begun, 0.3) == [15]
+    assert copied(Lookup(), member, begun, 0.3) == []
+    for _ in range(3):  # the word is spelled differently from now on
+        member.commit(member.tree.grow([14, 19]), " y")
+        lookup.read(member)
+    assert copied(lookup, member, member.tree.grow([14]), 0.3)[:1] == [19]
 
 
 def test_a_long_prompt_is_read_for_lookups_in_milliseconds():
