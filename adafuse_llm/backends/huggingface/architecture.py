@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from adafuse_llm.backends.huggingface.attention import Piece
+from adafuse_llm.backends.huggingface.pieces import Piece
 from adafuse_llm.backends.logits.rows import to_device
 from adafuse_llm.backends.windows import window_in
 

@@ -2,12 +2,12 @@
 
 Short pieces of requests whose rows are in the same buffers share a call: the call computes a batch
 of slots, and pads the pieces to the same number of tokens. If the pieces have very different
-numbers of tokens, they get two calls. A long piece has a call of its own, because padding would
+numbers of tokens, they get several calls. A long piece has a call of its own, because padding would
 cost more than the call. So the number of calls does not depend on the number of requests. One
-operation writes the new rows of all short pieces into their buffers.
+operation per tensor writes the new rows of all short pieces into their buffers.
 
-Shapes: T tokens of a pass, n tokens and r rows of a piece; S slots of a call, c rows that a call
-reads of each slot; h query heads, k key/value heads of size d, g = h / k.
+Shapes: T tokens of a pass; n tokens and r rows of a piece; S slots of a call, and c rows that the
+call reads in each slot; h query heads, k key/value heads of size d, g = h / k.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -24,10 +22,9 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import scaled_dot_product_attention
 
-from adafuse_llm.backends.huggingface.kv import KeyValues
+from adafuse_llm.backends.huggingface.pieces import Piece, Placed
 from adafuse_llm.backends.huggingface.slots import SlotBuffers, SlotRows
 from adafuse_llm.backends.logits.rows import to_device
-from adafuse_llm.tree import Node
 
 FOLD_ROWS = 256
 """Maximum number of query rows after folding the query heads that share one key head."""
@@ -52,75 +49,6 @@ than the calls that they save."""
 
 MAX_COPIED_BYTES = 256 * 2**20
 """Maximum size of the keys of a call on other devices."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """The tokens of one request in a pass.
-
-    Attributes:
-        cache: the request's rows. The pass appends n rows.
-        tokens: n token ids.
-        positions: positions of all rows, [r], with the new rows at the end.
-        visible: whether each token sees each row, [n, r]; None if each token sees its own row and
-            all rows before it.
-        keep: indices of the tokens whose logits the pass returns.
-        nodes: nodes of the tokens in `keep`, in the same order.
-    """
-
-    cache: KeyValues
-    tokens: Sequence[int]
-    positions: NDArray[np.int64]
-    visible: NDArray[np.bool_] | None
-    keep: Sequence[int]
-    nodes: Sequence[Node]
-
-    @property
-    def queries(self) -> NDArray[np.int64]:
-        """Positions of the tokens, [n]."""
-        return self.positions[len(self.positions) - len(self.tokens) :]
-
-    @property
-    def first(self) -> int:
-        """Index of the first new row."""
-        return len(self.positions) - len(self.tokens)
-
-    @cached_property
-    def seen(self) -> NDArray[np.bool_]:
-        """`visible`, [n, r], with a causal mask in place of None."""
-        if self.visible is not None:
-            return self.visible
-        size, rows = len(self.tokens), len(self.positions)
-        return np.tri(size, rows, rows - size, dtype=np.bool_)
-
-    def within(self, window: int) -> NDArray[np.bool_] | None:
-        """Return `visible` for a layer that sees only the last `window` tokens."""
-        if int(self.positions.max()) - int(self.positions.min()) < window:
-            return self.visible
-        return self.seen & (self.positions[None, :] > self.queries[:, None] - window)
-
-    def sight(self, window: int | None) -> NDArray[np.bool_]:
-        """Return `seen` for a layer that sees the last `window` tokens; None means all tokens."""
-        within = None if window is None else self.within(window)
-        return self.seen if within is None else within
-
-
-@dataclass(frozen=True)
-class Placed:
-    """A piece of a pass, and the index of its first token in the pass."""
-
-    piece: Piece
-    start: int
-
-    @property
-    def size(self) -> int:
-        """Number of tokens of the piece."""
-        return len(self.piece.tokens)
-
-    @property
-    def indices(self) -> NDArray[np.int64]:
-        """Indices of the piece's tokens in the pass, [n]."""
-        return np.arange(self.start, self.start + self.size)
 
 
 class AttentionCall(Protocol):
@@ -239,16 +167,15 @@ class PieceCall:
         mask = self._masks[key]  # for the last block; earlier blocks see fewer rows
         assert mask is not None
         outputs = []
-        for start in range(0, size, BLOCK_TOKENS):
-            block = query[:, :, start : start + BLOCK_TOKENS]
-            length = block.shape[2]
-            end = rows - size + start + length
+        # The first block is the short one, so that the parts of the mask are aligned in memory.
+        for later in reversed(range(0, size, BLOCK_TOKENS)):
+            block = query[:, :, max(0, size - later - BLOCK_TOKENS) : size - later]
             outputs.append(
                 scaled_dot_product_attention(
                     block,
-                    keys[:, :, :end],
-                    values[:, :, :end],
-                    mask[BLOCK_TOKENS - length :, rows - end :],
+                    keys[:, :, : rows - later],
+                    values[:, :, : rows - later],
+                    mask[BLOCK_TOKENS - block.shape[2] :, later:],
                     scale=scale,
                     enable_gqa=keys.shape[1] != heads,
                 )
@@ -355,9 +282,8 @@ class BatchCall:
             seen = np.zeros((slots, 1, size, self._read), dtype=np.bool_)
             seen[..., 0] = True
             for slot, placed in zip(self.slots, self.pieces, strict=True):
-                seen[slot, 0, : placed.size, : len(placed.piece.positions)] = placed.piece.sight(
-                    window
-                )
+                own = placed.piece.sight(window)
+                seen[slot, 0, : own.shape[0], : own.shape[1]] = own
             self._cached[key] = additive(seen, query).repeat(1, 1, groups, 1)
         return self._cached[key]
 
@@ -382,9 +308,8 @@ class RowWrite:
 
     def __call__(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> None:
         """Write the new rows of the pass, [1, k, T, d], that belong to the pieces."""
-        for buffer, new in zip(
-            self._buffers.layer(layer, keys, values), (keys, values), strict=True
-        ):
+        buffers = self._buffers.layer(layer, keys, values)
+        for buffer, new in zip(buffers, (keys, values), strict=True):
             _, heads, tokens, width = new.shape
             targets, sources = self._places(heads, tokens, new.device)
             rows = new.reshape(heads * tokens, width)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from adafuse_llm.backends.huggingface.attention import Piece
 from adafuse_llm.backends.huggingface.decoder import Decoder
 from adafuse_llm.backends.huggingface.kv import KeyValues, RowCache
 from adafuse_llm.backends.huggingface.passes import PREFILL_TOKENS, PackedPasses, SinglePasses
 from adafuse_llm.backends.huggingface.path_form import PathForm
+from adafuse_llm.backends.huggingface.pieces import Piece
 from adafuse_llm.backends.huggingface.state import RequestState
 from adafuse_llm.backends.huggingface.static import StaticPasses
 from adafuse_llm.backends.huggingface.tree_form import TreeForm

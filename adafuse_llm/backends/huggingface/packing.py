@@ -20,7 +20,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import Cache
 
-from adafuse_llm.backends.huggingface.attention import Piece, plan_attention
+from adafuse_llm.backends.huggingface.attention import plan_attention
+from adafuse_llm.backends.huggingface.pieces import Piece
 from adafuse_llm.backends.logits.rows import to_device
 
 Attend = Callable[["torch.Tensor", "float | None"], "torch.Tensor"]

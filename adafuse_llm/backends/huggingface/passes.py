@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from adafuse_llm.backends.huggingface.architecture import Attention
-from adafuse_llm.backends.huggingface.attention import Piece
 from adafuse_llm.backends.huggingface.decoder import Decoder
 from adafuse_llm.backends.huggingface.packing import PackedCache
+from adafuse_llm.backends.huggingface.pieces import Piece
 from adafuse_llm.backends.huggingface.pools import SizeClasses
 from adafuse_llm.backends.huggingface.slots import SlotRows
 

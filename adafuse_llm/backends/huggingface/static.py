@@ -27,11 +27,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import Cache
 
 from adafuse_llm.backends.huggingface.architecture import Attention
-from adafuse_llm.backends.huggingface.attention import Piece
 from adafuse_llm.backends.huggingface.decoder import Decoder
 from adafuse_llm.backends.huggingface.graphs import Call, CudaGraphs, Record, direct
 from adafuse_llm.backends.huggingface.packing import Rows
 from adafuse_llm.backends.huggingface.passes import PackedPasses
+from adafuse_llm.backends.huggingface.pieces import Piece
 from adafuse_llm.backends.huggingface.pools import StaticPool, rounded_up
 from adafuse_llm.backends.huggingface.slots import SlotRows
 from adafuse_llm.backends.logits.rows import check_tokens

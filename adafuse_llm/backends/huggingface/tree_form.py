@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from adafuse_llm.backends.huggingface.attention import Piece
 from adafuse_llm.backends.huggingface.kv import KeyValues, RowCache
 from adafuse_llm.backends.huggingface.passes import PREFILL_TOKENS
+from adafuse_llm.backends.huggingface.pieces import Piece
 from adafuse_llm.tree import Node, TokenTree
 
 CAUSAL_TOKENS = 64
