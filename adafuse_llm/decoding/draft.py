@@ -138,14 +138,14 @@ class Drafts:
         }
         self._unanimous = Odds(PRIOR_ODDS)
         self._wins: dict[tuple[int, int, bool], Odds] = {}
-        self._start(branches=1, threshold=1.0)
+        self._start(AdaFuseConfig(branching_factor=1, margin_threshold=1.0))
 
     def propose(self, config: AdaFuseConfig) -> Steps[list[Proposal]]:
         """Return the proposals of a round, in member order.
 
         The lead of each lane proposes first.
         """
-        self._start(branches=config.branching_factor, threshold=config.margin_threshold)
+        self._start(config)
         if self._crowded():
             orders = [[member] for member in self._members]
         else:
@@ -153,13 +153,14 @@ class Drafts:
         yield from in_lockstep([self._in_turn(order, config) for order in orders])
         return [self._proposals[member] for member in self._members]
 
-    def _start(self, *, branches: int, threshold: float) -> None:
+    def _start(self, config: AdaFuseConfig) -> None:
         self._pool = Pool(self._members[0].opening)
         self._proposals: dict[Member, Proposal] = {}
         self._likeliest: dict[Member, PoolCandidate] = {}
         self._sizes: dict[Member, int] = {}  # number of tokens of the likeliest span
         self._seen: list[tuple[Odds, PoolCandidate]] = []
-        self._branches, self._threshold = branches, threshold
+        self._branches, self._threshold = config.branching_factor, config.margin_threshold
+        self._max_new_tokens = config.max_new_tokens
 
     def _in_turn(self, order: Sequence[Member], config: AdaFuseConfig) -> Steps[None]:
         """Have members propose one after another. The first one may run ahead."""
@@ -260,8 +261,7 @@ class Drafts:
         inner = {node.parent for node in nodes}
         for node, odds in tips:
             if node not in inner and node.length < limit:
-                copied = self._lookups[member].after(member, node, odds, threshold)
-                nodes.update(dict.fromkeys(copied))
+                nodes.update(dict.fromkeys(self._copied(member, node, odds, threshold)))
         for node in wanted:
             del nodes[node]
         return [node for node in nodes if node.next is None and node.length <= limit]
@@ -284,13 +284,20 @@ class Drafts:
         if _price(member):
             return []
         root = member.tree.root
-        copied = self._lookups[member].after(member, root, 1.0)
+        copied = self._copied(member, root, 1.0, self._draft_odds(member))
         nodes = dict.fromkeys(node for node in copied if node.length <= limit)
         for candidate in dict.fromkeys(self._likeliest.values()):
             placed = member.place(self._pool.written(member, candidate.text))
             if placed is not None and placed[0].length <= limit:
                 nodes.update(dict.fromkeys(member.tree.path(placed[0])))
         return list(nodes)
+
+    def _copied(self, member: Member, node: Node, odds: float, threshold: float) -> Iterator[Node]:
+        """Yield nodes after `node` that copy earlier text, up to the limit of the response."""
+        left = self._max_new_tokens - member.response_tokens
+        for copied in self._lookups[member].after(member, node, odds, threshold):
+            if copied.length <= member.tree.root.length + left:
+                yield copied
 
     def _may_waste(self, member: Member) -> bool:
         """Return whether a member may draft nodes that the algorithm will perhaps never need.

@@ -76,7 +76,8 @@ class TreeForm:
         while self._chunked and len(pending) > PREFILL_TOKENS:
             pieces.append(self._piece(pending[:PREFILL_TOKENS], []))
             pending = pending[PREFILL_TOKENS:]
-        if self._chunked and below and len(pending) > CAUSAL_TOKENS:
+        together = min(CAUSAL_TOKENS, PREFILL_TOKENS - len(below))
+        if self._chunked and below and len(pending) > together:
             pieces.append(self._piece(pending, []))
             pending = []
         return [*pieces, self._piece(pending, below)]
