@@ -261,7 +261,8 @@ class Drafts:
         inner = {node.parent for node in nodes}
         for node, odds in tips:
             if node not in inner and node.length < limit:
-                nodes.update(dict.fromkeys(self._copied(member, node, odds, threshold)))
+                copied = self._lookups[member].after(member, node, odds, threshold)
+                nodes.update(dict.fromkeys(copied))
         for node in wanted:
             del nodes[node]
         return [node for node in nodes if node.next is None and node.length <= limit]
@@ -284,20 +285,14 @@ class Drafts:
         if _price(member):
             return []
         root = member.tree.root
-        copied = self._copied(member, root, 1.0, self._draft_odds(member))
-        nodes = dict.fromkeys(node for node in copied if node.length <= limit)
+        copied = self._lookups[member].after(member, root, 1.0)
+        longest = min(limit, root.length + self._max_new_tokens)
+        nodes = dict.fromkeys(node for node in copied if node.length <= longest)
         for candidate in dict.fromkeys(self._likeliest.values()):
             placed = member.place(self._pool.written(member, candidate.text))
             if placed is not None and placed[0].length <= limit:
                 nodes.update(dict.fromkeys(member.tree.path(placed[0])))
         return list(nodes)
-
-    def _copied(self, member: Member, node: Node, odds: float, threshold: float) -> Iterator[Node]:
-        """Yield nodes after `node` that copy earlier text, up to the limit of the response."""
-        left = self._max_new_tokens - member.response_tokens
-        for copied in self._lookups[member].after(member, node, odds, threshold):
-            if copied.length <= member.tree.root.length + left:
-                yield copied
 
     def _may_waste(self, member: Member) -> bool:
         """Return whether a member may draft nodes that the algorithm will perhaps never need.
