@@ -43,12 +43,9 @@ VIEW_SLOTS = 1.25
 """If a call has at least this many times fewer slots than there are between its first and its last
 one, it copies the rows of its slots. Otherwise it computes all slots in between."""
 
-COPIED_BYTES = {"cpu": 4 * 2**20}
-"""Maximum size of the keys of a call, in bytes, by device type. Copies of more rows take longer
-than the calls that they save."""
-
-MAX_COPIED_BYTES = 256 * 2**20
-"""Maximum size of the keys of a call on other devices."""
+COPIED_BYTES, MAX_COPIED_BYTES = {"cpu": 96 * 2**10}, 8 * 2**20
+"""Maximum size of the keys of a piece that shares a call, in bytes: by device type, and on other
+devices. Copies of more rows take longer than calls, and need much memory."""
 
 
 class AttentionCall(Protocol):
@@ -355,21 +352,26 @@ def plan_attention(
         return [], [PieceCall(in_pass[0], whole=True)]
     together: dict[SlotBuffers, list[Placed]] = defaultdict(list)
     alone = []
+    limit = COPIED_BYTES.get(device.type, MAX_COPIED_BYTES)
     last = {placed.piece.cache: placed for placed in in_pass}
     for placed in in_pass:
         cache = placed.piece.cache
         short = placed.size <= SHORT_TOKENS and placed is last[cache]
-        if short and isinstance(cache, SlotRows) and cache.slots is not None:
-            together[cache.slots].append(placed)
+        buffers = cache.slots if isinstance(cache, SlotRows) else None
+        if short and buffers and len(placed.piece.positions) * buffers.key_bytes <= limit:
+            together[buffers].append(placed)
         else:
             alone.append(placed)
     writes = []
     batched: list[AttentionCall] = []
-    limit = COPIED_BYTES.get(device.type, MAX_COPIED_BYTES)
     for buffers, chosen in together.items():
-        batches = [batch for group in _by_size(chosen) for batch in _limited(group, buffers, limit)]
-        alone += [batch[0] for batch in batches if len(batch) == 1]
-        batches = [batch for batch in batches if len(batch) > 1]
+        groups = _by_size(chosen)
+        alone += [group[0] for group in groups if len(group) == 1]
+        batches = [
+            sorted(group, key=lambda placed: slot_rows(placed).index)
+            for group in groups
+            if len(group) > 1
+        ]
         batched += map(BatchCall, batches)
         written = [placed for batch in batches for placed in batch]
         if written:
@@ -399,20 +401,6 @@ def _by_size(pieces: Sequence[Placed]) -> list[list[Placed]]:
         groups.append([placed for size in sizes[start:end] for placed in of_size[size]])
         end = start
     return groups
-
-
-def _limited(pieces: Sequence[Placed], buffers: SlotBuffers, limit: int) -> list[list[Placed]]:
-    """Split pieces, in slot order, so that the keys of each part have at most `limit` bytes."""
-    row_bytes = buffers.row_bytes / max(1, 2 * len(buffers.layers))
-    parts: list[list[Placed]] = []
-    longest = 0
-    for each in sorted(pieces, key=lambda placed: slot_rows(placed).index):
-        longest = max(longest, len(each.piece.positions))
-        if not parts or (len(parts[-1]) + 1) * longest * row_bytes > limit:
-            parts.append([])
-            longest = len(each.piece.positions)
-        parts[-1].append(each)
-    return parts
 
 
 def _repeated(rows: torch.Tensor, groups: int) -> torch.Tensor:

@@ -78,6 +78,8 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
         super().__init__(layers=[])
         self._windows = windows
         self._writes, self._calls = plan_attention(pieces, device)
+        starts = [call.pieces[0].start for call in self._calls if len(call.pieces) == 1]
+        self._in_order = len(starts) == len(self._calls) and starts == sorted(starts)
         self._tokens = sum(len(piece.tokens) for piece in pieces)
         self._orders: dict[tuple[int, torch.device], torch.Tensor] = {}
 
@@ -100,8 +102,8 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
                 call.attend(query, keys, values, window, scale)
                 for call, (keys, values) in zip(self._calls, rows, strict=True)
             ]
-            if len(self._calls) == 1 and len(self._calls[0].pieces) == 1:
-                return outputs[0]
+            if self._in_order:
+                return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
             heads = query.shape[1]
             joined = torch.cat([output.reshape(-1, output.shape[-1]) for output in outputs])
             ordered = joined.index_select(0, self._order(heads, joined.device))

@@ -139,6 +139,11 @@ class SlotBuffers:
         """Size of one row in all layers together, in bytes."""
         return sum(t.shape[1] * t.shape[3] * t.element_size() for t in self.buffers())
 
+    @property
+    def key_bytes(self) -> int:
+        """Size of the keys of one row in one layer, in bytes; 0 before the first pass."""
+        return self.row_bytes // max(1, 2 * len(self.layers))
+
     def buffers(self) -> Iterator[torch.Tensor]:
         """Yield the key and value buffers of all layers."""
         return (buffer for pair in self.layers for buffer in pair)
@@ -181,14 +186,14 @@ class SlotBuffers:
 
     def resize(self, slots: int, capacity: int) -> None:
         """Replace the buffers by buffers of another size. The rows in use must fit."""
-        kept = min(self.capacity, capacity)
         self.slots, self.capacity = slots, capacity
-        for index, pair in enumerate(self.layers):
+        filled = [(slot.index, slot.rows) for slot in self.live() if slot.rows]
+        for number, pair in enumerate(self.layers):
             grown = LayerBuffers(*map(self._buffer, pair))
             for new, old in zip(grown, pair, strict=True):
-                used = min(len(self._used), len(old))
-                new[:used, :, :kept] = old[:used, :, :kept]
-            self.layers[index] = grown
+                for index, rows in filled:
+                    new[index, :, :rows] = old[index, :, :rows]
+            self.layers[number] = grown
 
     def _buffer(self, like: torch.Tensor) -> torch.Tensor:
         _, heads, _, width = like.shape
