@@ -1,6 +1,6 @@
 """Measure what the ensemble costs, compared with the alternatives.
 
-    python -m benchmarks.speed                         # everything; at most 15 minutes on 2 cores
+    python -m benchmarks.speed                         # everything; 30 to 45 minutes on 2 cores
     python -m benchmarks.speed --quick                 # the same at toy sizes; about a minute
     python -m benchmarks.speed --only base quotes --output speed.json --markdown speed.md
 
