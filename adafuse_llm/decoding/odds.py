@@ -41,7 +41,6 @@ class Odds:
         """Return how many guesses to make in a row.
 
         The odds that all these guesses are right are at least `threshold`.
-
         """
         if self.value < threshold:
             return 0

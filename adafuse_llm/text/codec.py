@@ -498,7 +498,8 @@ class TokenizerCodec:
         self, text: str, *, add_special_tokens: bool = False, as_text: bool = True
     ) -> list[int]:
         if as_text and self._fast is not None:
-            return self._fast.encode(text, add_special_tokens=add_special_tokens)
+            with self._lock:  # the tokenizer must not run while its settings change
+                return self._fast.encode(text, add_special_tokens=add_special_tokens)
         options = {"split_special_tokens": True} if as_text else {}
         tokenizer = self._tokenizer if as_text else self._chat_tokenizer
         with self._lock:
@@ -506,11 +507,15 @@ class TokenizerCodec:
         return [int(token) for token in ids]
 
     def _decode_context(self, tokens: Sequence[int]) -> str:
-        return self._decode(tokens) if self._fast is None else self._fast.decode_context(tokens)
+        if self._fast is None:
+            return self._decode(tokens)
+        with self._lock:
+            return self._fast.decode_context(tokens)
 
     def _decode(self, tokens: Sequence[int]) -> str:
         if self._fast is not None:
-            return self._fast.decode(tokens)
+            with self._lock:
+                return self._fast.decode(tokens)
         with self._lock:
             text = self._tokenizer.decode(
                 list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False

@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Event
 from typing import Any, Final
@@ -21,6 +21,7 @@ import torch
 from benchmarks.speed import memory
 from benchmarks.speed.measure import Outcome, Report, Row, System, Target, take_turns
 from benchmarks.speed.members import Member, Members, chosen_members, make_engine, prompt_of
+from benchmarks.speed.peers import outcome_of
 
 LIMIT: Final = 1.05
 FIRST_SEED: Final = 1000
@@ -70,15 +71,7 @@ def first_span(engine: Any, prompt: str) -> Outcome:
         spent.append(time.process_time() - start)
         generation = event.generation
     assert generation is not None
-    usage = generation.usage
-    return Outcome(
-        generation.text,
-        usage.completion_tokens,
-        usage.forward_passes,
-        usage.tokens_processed,
-        usage.prompt_tokens,
-        {"cpu": spent[0]},
-    )
+    return replace(outcome_of(generation), parts={"cpu": spent[0]})
 
 
 @torch.inference_mode()

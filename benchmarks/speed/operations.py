@@ -20,7 +20,7 @@ from benchmarks.speed.members import random_weights
 
 LIMIT: Final = 1.5
 FREE: Final = ("aten::detach", "aten::_unsafe_view", "aten::empty", "aten::lift_fresh")
-"""Operations besides views that compute nothing."""
+"""Operations that compute nothing. Views compute nothing, either."""
 
 
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's

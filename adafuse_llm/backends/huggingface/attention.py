@@ -3,8 +3,9 @@
 Short pieces of requests whose rows are in the same buffers share a call: the call computes a batch
 of slots, and pads the pieces to the same number of tokens. If the pieces have very different
 numbers of tokens, they get several calls. A long piece has a call of its own, because padding would
-cost more than the call. So the number of calls does not depend on the number of requests. One
-operation per tensor writes the new rows of all short pieces into their buffers.
+cost more than the call. A piece with many rows also has its own call, because a copy of these rows
+would cost more. The number of other calls does not depend on the number of requests. One operation
+per tensor writes the new rows of all pieces that share calls.
 
 Shapes: T tokens of a pass; n tokens and r rows of a piece; S slots of a call, and c rows that the
 call reads in each slot; h query heads, k key/value heads of size d, g = h / k.
@@ -40,8 +41,8 @@ CALL_COST, SLOT_COST = 16, 4
 long as computing `SLOT_COST` tokens."""
 
 VIEW_SLOTS = 1.25
-"""If a call has at least this many times fewer slots than there are between its first and its last
-one, it copies the rows of its slots. Otherwise it computes all slots in between."""
+"""A call computes all slots between its first and its last one if there are at most this many times
+as many as it needs. Otherwise it copies the rows of the slots that it needs."""
 
 COPIED_BYTES, MAX_COPIED_BYTES = {"cpu": 96 * 2**10}, 8 * 2**20
 """Maximum size of the keys of a piece that shares a call, in bytes: by device type, and on other
@@ -129,7 +130,7 @@ class PieceCall:
         causal = mask is None and self._is_prompt
         if groups > 1 and size * groups <= FOLD_ROWS:
             if causal:
-                mask = additive(self._piece.seen, query)
+                mask = additive(piece.seen, query)
             folded = query.reshape(1, heads // groups, groups * size, width)
             if mask is not None:
                 mask = mask.repeat(groups, 1)

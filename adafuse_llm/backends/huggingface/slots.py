@@ -55,7 +55,7 @@ class SlotRows:
 
     @property
     def layers(self) -> list[LayerBuffers]:
-        """The buffers of each layer that has a slot for the request."""
+        """The buffers of each layer; empty if the request has no slot."""
         return [] if self.slots is None else self.slots.layers
 
     def write(

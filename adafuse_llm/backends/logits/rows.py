@@ -143,7 +143,7 @@ def gather(rows: Sequence[tuple[Logits, int]]) -> tuple[torch.Tensor, torch.Tens
         torch.tensor([*(rows[number][1] for number in order), *places]), first.values.device
     )
     sizes = [*map(len, by_pass.values()), len(rows)]
-    *parts, last = chosen.split(sizes)  # type: ignore[no-untyped-call]  # torch's
+    *parts, last = chosen.split_with_sizes(sizes)
     values, total = (
         torch.cat([t.index_select(0, part) for t, part in zip(tensors, parts, strict=True)])
         for tensors in ([each.values for each in by_pass], [each.total for each in by_pass])
