@@ -29,13 +29,13 @@ from typing_extensions import Self, Unpack
 
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.adapters.conversation import Conversation, to_conversation
+from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_flag
 from adafuse_llm.adapters.structured import schema_instructions
 from adafuse_llm.config import CONSTRAINTS
 from adafuse_llm.errors import InvalidOptionError, MissingDependencyError, short_repr
 from adafuse_llm.text.codec import encode_conversation
 from adafuse_llm.text.grammar import is_available
 from langchain_adafuse._calls import Place, Response, Start, Step
-from langchain_adafuse._constraints import ReplyForm, schema_of, to_flag
 from langchain_adafuse._messages import (
     Reply,
     ToolLike,

@@ -1,0 +1,1 @@
+"""The client of the server: `RemoteEngine`, and the JSON forms that both sides use."""

@@ -1,0 +1,1 @@
+"""What every engine offers to applications and adapters, wherever its members run."""
