@@ -293,6 +293,11 @@ class AdaFuseEngine:
         return self._backends
 
     @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler that runs the requests; metrics read its state."""
+        return self._scheduler
+
+    @property
     def context_window(self) -> int | None:
         """The smallest context window of all members, in tokens. None if no member has a limit."""
         windows = [b.context_window for b in self._backends if b.context_window is not None]
