@@ -6,6 +6,6 @@
 
 from __future__ import annotations
 
-from adafuse_llm.serving.config import ServingConfig
+from adafuse_llm.serving_config import ServingConfig
 
 __all__ = ["ServingConfig"]
