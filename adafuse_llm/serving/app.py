@@ -13,10 +13,11 @@ from starlette.routing import Route
 
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.serving import openai_routes
-from adafuse_llm.serving.config import ServingConfig
+from adafuse_llm.serving.access import middlewares
 from adafuse_llm.serving.errors import ApiError, api_error
 from adafuse_llm.serving.http import error_response
 from adafuse_llm.serving.service import Service
+from adafuse_llm.serving_config import ServingConfig
 
 CLIENT_CLOSED = 499
 """Status code for the log if the client left before the response. Nobody receives it."""
@@ -56,6 +57,7 @@ def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
             ClientDisconnect: _left,
             Exception: _failed,
         },
+        middleware=middlewares(service.config, api_keys),
     )
     app.state.service = service
     return app

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidOptionError, nearest, short_repr
 from adafuse_llm.results import StreamEvent
-from adafuse_llm.serving.config import ServingConfig
+from adafuse_llm.serving.access import note_outcome, request_id
 from adafuse_llm.serving.errors import (
     BUSY,
     FAILED,
@@ -27,6 +27,7 @@ from adafuse_llm.serving.errors import (
     not_ready,
 )
 from adafuse_llm.serving.metrics import Metrics
+from adafuse_llm.serving_config import ServingConfig
 
 logger = logging.getLogger(__name__)
 
@@ -238,14 +239,15 @@ class Service:
             described = api_error(error)
             outcome = OUTCOMES[described.type]
             if described.code == "internal_error":
-                logger.exception("a request to %s failed unexpectedly", route)
+                logger.exception("request %s to %s failed unexpectedly", request_id(), route)
             elif described.type == FAILED:
-                logger.error("a request to %s failed: %s", route, error)
+                logger.error("request %s to %s failed: %s", request_id(), route, error)
             raise
         finally:
             with self._lock:
                 self._cancels.discard(cancel)
             self.metrics.request(route, outcome, time.perf_counter() - began)
+            note_outcome(outcome)
 
     async def _observed(self, events: Events, began: float) -> Events:
         """Yield events, and count their rounds."""
