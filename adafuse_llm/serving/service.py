@@ -18,6 +18,7 @@ from adafuse_llm.results import StreamEvent
 from adafuse_llm.serving.access import note_outcome, request_id
 from adafuse_llm.serving.errors import (
     BUSY,
+    CONTEXT_CODE,
     FAILED,
     INVALID,
     LATE,
@@ -187,7 +188,7 @@ class Service:
             raise invalid(
                 f"the prompt has {characters} characters; this server allows "
                 f"{limits.max_prompt_characters}. Shorten it.",
-                code="context_length_exceeded",
+                code=CONTEXT_CODE,
             )
         if inputs * config.n > limits.max_choices:
             raise invalid(
