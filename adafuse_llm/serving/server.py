@@ -116,7 +116,6 @@ def run(
     Raises:
         AdaFuseError: the members cannot be loaded.
     """
-    server = _Server(_uvicorn_config(app, config), service, config)
     loaded: list[AdaFuseEngine] = []
 
     def load_members() -> None:
@@ -130,7 +129,7 @@ def run(
             server.should_exit = True
 
     loader = threading.Thread(target=load_members, name="adafuse load", daemon=True)
-    loader.start()
+    server = _Server(_uvicorn_config(app, config), service, config, on_start=loader.start)
     try:
         server.run([listener])
         code = 130 if server.signal == signal.SIGINT else 0
@@ -175,6 +174,12 @@ def _leave(code: int) -> None:
 class _Server(uvicorn.Server):
     """A server that drains its service on a signal.
 
+    Args:
+        uvicorn_config: options of uvicorn.
+        service: the service.
+        config: options of the server.
+        on_start: function that is called when connections and signals are accepted.
+
     Attributes:
         signal: the signal that stops the server, or None.
         failure: the error that stops the server, or None.
@@ -182,12 +187,18 @@ class _Server(uvicorn.Server):
     """
 
     def __init__(
-        self, uvicorn_config: uvicorn.Config, service: Service, config: ServerConfig
+        self,
+        uvicorn_config: uvicorn.Config,
+        service: Service,
+        config: ServerConfig,
+        *,
+        on_start: Callable[[], None],
     ) -> None:
         super().__init__(uvicorn_config)
         self.signal: int | None = None
         self.failure: BaseException | None = None
         self._service = service
+        self._on_start = on_start
         self._send_timeout = config.send_timeout
         limit = config.drain_seconds + END_SECONDS + CLOSE_SECONDS + MARGIN_SECONDS
         self.watchdog = threading.Timer(limit, _give_up)
@@ -199,6 +210,11 @@ class _Server(uvicorn.Server):
             os._exit(128 + sig)
         self.signal = sig
         self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections."""
+        await super().startup(sockets)
+        self._on_start()
 
     async def on_tick(self, counter: int) -> bool:
         """Close connections whose clients are too slow."""

@@ -99,8 +99,8 @@ def running(load: Callable[[], AdaFuseEngine] = small_engine, **options: Any) ->
     made: list[server._Server] = []
 
     class Recorded(server._Server):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
+        def __init__(self, *given: Any, **options: Any) -> None:
+            super().__init__(*given, **options)
             made.append(self)
 
     try:
