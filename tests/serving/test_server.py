@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 import threading
@@ -204,6 +205,15 @@ def test_an_address_with_colons_has_brackets_in_the_url() -> None:
         pytest.skip("this machine has no IPv6")
     with closing(listener):
         assert url_of("::1", listener) == f"http://[::1]:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(("proxies", "client"), [((), "127.0.0.1"), ("127.0.0.0/8", "192.0.2.7")])
+def test_only_trusted_proxies_name_the_client(caplog, proxies: Any, client: str) -> None:
+    caplog.set_level(logging.INFO, "adafuse_llm.serving.access")
+    with running(trusted_proxies=proxies) as each:
+        headers = {"X-Forwarded-For": "203.0.113.1, 192.0.2.7"}
+        httpx.post(f"{each.url}/size", content=b"x", headers=headers)
+    assert f" client={client} " in caplog.messages[0]
 
 
 def test_a_huge_body_is_refused_before_it_is_sent_in_full() -> None:
