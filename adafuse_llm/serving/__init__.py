@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from adafuse_llm.errors import MissingDependencyError
-from adafuse_llm.serving.config import ServingConfig
+from adafuse_llm.serving_config import ServingConfig
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from adafuse_llm.serving import openai_routes
+from adafuse_llm.serving.access import middlewares
 from adafuse_llm.serving.errors import ApiError, api_error
 from adafuse_llm.serving.http import error_response
 from adafuse_llm.serving.service import Service
@@ -23,6 +24,7 @@ CLIENT_CLOSED = 499
 def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
     """Return the application of a service, whose engine may come later."""
     app = Starlette(
+        middleware=middlewares(service.config, api_keys),
         routes=[
             Route("/health", _health, methods=["GET"]),
             Route("/ready", partial(_ready, service), methods=["GET"]),

@@ -15,7 +15,6 @@ from starlette.requests import ClientDisconnect
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidOptionError, nearest, short_repr
 from adafuse_llm.results import StreamEvent
-from adafuse_llm.serving.config import ServingConfig
 from adafuse_llm.serving.errors import (
     BUSY,
     CONTEXT_CODE,
@@ -28,6 +27,7 @@ from adafuse_llm.serving.errors import (
     not_ready,
 )
 from adafuse_llm.serving.metrics import Metrics
+from adafuse_llm.serving_config import ServingConfig
 
 logger = logging.getLogger(__name__)
 
