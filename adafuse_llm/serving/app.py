@@ -35,7 +35,6 @@ def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
             ApiError: _failed,
             HTTPException: _unknown,
             ClientDisconnect: _left,
-            Exception: _failed,
         },
     )
     app.state.service = service
