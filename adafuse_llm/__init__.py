@@ -51,11 +51,13 @@ from adafuse_llm.errors import (
     RequestTimeoutError,
     UnsupportedModelError,
 )
+from adafuse_llm.interface import Engine
 from adafuse_llm.loading.specs import MemberSpec
 from adafuse_llm.results import (
     Candidate,
     Choice,
     Generation,
+    MemberInfo,
     PassCost,
     Round,
     ScoredText,
@@ -69,6 +71,7 @@ from adafuse_llm.text.chat import Tool
 
 __all__ = [  # noqa: RUF022  grouped by use
     "AdaFuseEngine",
+    "Engine",
     "AdaFuseConfig",
     "RuntimeConfig",
     "MemberSpec",
@@ -82,6 +85,7 @@ __all__ = [  # noqa: RUF022  grouped by use
     "TopToken",
     "Usage",
     "PassCost",
+    "MemberInfo",
     "Scores",
     "ScoredText",
     "AdaFuseError",

@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
+import copy
 import logging
 import queue
 import threading
-from collections.abc import (
-    AsyncGenerator,
-    Callable,
-    Generator,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from contextlib import aclosing, closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import Self, Unpack
+from typing_extensions import Unpack, override
 
 from adafuse_llm.backends.base import (
     Backend,
     DrawsTokens,
     FollowsGrammars,
-    RestrictsTokens,
     RunsElsewhere,
     SupportsClose,
 )
-from adafuse_llm.config import (
-    GRAMMARS,
-    AdaFuseConfig,
-    ChoiceOptions,
-    DecodeOptions,
-    RuntimeConfig,
-)
+from adafuse_llm.config import GRAMMARS, AdaFuseConfig, DecodeOptions, RuntimeConfig
 from adafuse_llm.decoding.costs import PassTimes
 from adafuse_llm.decoding.draft import Drafting, Drafts, NoDrafts
 from adafuse_llm.decoding.member import Form, Member
@@ -50,33 +35,40 @@ from adafuse_llm.decoding.rounds import (
 )
 from adafuse_llm.errors import (
     ContextWindowError,
-    GrammarError,
     InvalidInputError,
     InvalidOptionError,
     MemberError,
     short_repr,
 )
-from adafuse_llm.forks import after_fork
+from adafuse_llm.interface import (
+    Call,
+    Decode,
+    Engine,
+    Messages,
+    RoundObserver,
+    Tools,
+    check_continuations,
+    check_waiting,
+    running,
+)
 from adafuse_llm.loading.config_file import read_config
-from adafuse_llm.results import Choice, Generation, PassCost, Round, Scores, StreamEvent
+from adafuse_llm.results import MemberInfo, PassCost, Round, Scores
 from adafuse_llm.runtime.budget import CacheBudget
 from adafuse_llm.runtime.heap import trim_heap
 from adafuse_llm.runtime.scheduler import Request, Scheduler
+from adafuse_llm.runtime.vocabularies import Vocabularies
 from adafuse_llm.sampling import Sampling
-from adafuse_llm.strategies.base import Strategy, StrategyContext, refuse_unused_options
+from adafuse_llm.strategies.base import (
+    Strategy,
+    StrategyContext,
+    refuse_unused_options,
+    used_options,
+)
 from adafuse_llm.strategies.registry import find_strategy
-from adafuse_llm.summary import choice_probabilities
-from adafuse_llm.text.chat import Tool, as_plain_text
+from adafuse_llm.text.chat import as_plain_text
 from adafuse_llm.text.codec import encode_conversation
 from adafuse_llm.text.conversation import Conversation, check_conversation
-from adafuse_llm.text.grammar import (
-    NO_LEAD,
-    ONE_SPACE,
-    Grammar,
-    GrammarText,
-    GrammarVocabulary,
-    is_available,
-)
+from adafuse_llm.text.grammar import NO_LEAD, ONE_SPACE, Grammar, GrammarText, is_available
 from adafuse_llm.text.opening import Opening, SpaceTokens
 from adafuse_llm.text.reply_start import check_variables, mixed_reasoning, start_replies
 from adafuse_llm.text.stops import Transcript
@@ -94,12 +86,11 @@ CROWD = 2
 """Number of running requests per member above which all members propose at the same time. With so
 many requests, sharing forward passes saves more than proposing one after another."""
 
-RoundObserver = Callable[[Round], None]
-Messages = Sequence[Mapping[str, Any]] | Conversation
-Tools = Sequence[Tool | Mapping[str, Any]]
+BEFORE = "\n"
+"""Text before a text whose tokens are counted, because the start of a prompt can differ."""
 
 
-class AdaFuseEngine:
+class AdaFuseEngine(Engine):
     """An ensemble of language models that decode one response together.
 
     An engine is thread-safe. Requests that run at the same time share forward passes. Each
@@ -132,6 +123,7 @@ class AdaFuseEngine:
         runtime: RuntimeConfig | None = None,
         on_round: RoundObserver | None = None,
     ) -> None:
+        super().__init__(on_round)
         if isinstance(members, str) or not all(isinstance(each, Backend) for each in members):
             raise InvalidInputError(
                 "members must be loaded backends. To load models by path or hub id, use "
@@ -150,11 +142,7 @@ class AdaFuseEngine:
         self.strategy = find_strategy(strategy)
         refuse_unused_options(self.strategy, self.config)
         self._active_backends(self.config)
-        self._on_round = on_round
-        self._space_vocabularies: dict[str, SpaceTokens] = {}
-        self._grammar_vocabularies: dict[str, GrammarVocabulary] = {}
-        after_fork(self._renew)
-        self._warned: set[str] = set()
+        self._vocabularies = Vocabularies()
         self._pass_times = {name: PassTimes() for name in self.members}
         self.runtime = runtime or RuntimeConfig()
         self._budget = CacheBudget(self.runtime.cache_bytes)
@@ -284,9 +272,6 @@ class AdaFuseEngine:
                 ", ".join(map(repr, others)),
             )
 
-    def _renew(self) -> None:
-        self._building = threading.Lock()
-
     @property
     def backends(self) -> tuple[Backend, ...]:
         """The backends of all members, in member order."""
@@ -298,28 +283,26 @@ class AdaFuseEngine:
         return self._scheduler
 
     @property
-    def context_window(self) -> int | None:
-        """The smallest context window of all members, in tokens. None if no member has a limit."""
-        windows = [b.context_window for b in self._backends if b.context_window is not None]
-        return min(windows, default=None)
+    @override
+    def member_info(self) -> tuple[MemberInfo, ...]:
+        return tuple(
+            MemberInfo(
+                name=backend.name,
+                context_window=backend.context_window,
+                has_chat_template=backend.codec.has_chat_template,
+            )
+            for backend in self._backends
+        )
 
     @property
+    @override
     def pass_costs(self) -> dict[str, PassCost]:
-        """What a forward pass of each member costs, measured in the passes of recent requests.
-
-        The engine drafts fewer tokens with a member whose tokens are expensive. A member without
-        enough passes of different sizes is missing.
-        """
         costs = {name: times.cost for name, times in self._pass_times.items()}
         return {name: cost for name, cost in costs.items() if cost is not None}
 
     @property
+    @override
     def can_enforce(self) -> bool:
-        """Whether responses can be made to fit a JSON schema, an expression or a grammar.
-
-        This needs the extra ``grammar``, members whose tokens can follow a grammar, and a strategy
-        that uses these options.
-        """
         return (
             is_available()
             and self.strategy.options.issuperset(GRAMMARS)
@@ -329,159 +312,65 @@ class AdaFuseEngine:
             )
         )
 
+    @override
     def check_grammar(self, **overrides: Unpack[DecodeOptions]) -> None:
-        """Check that the options can be enforced, without decoding anything.
-
-        The first check of a member takes seconds if its vocabulary is large. The results of checks
-        are kept, so later checks of the same grammar are fast.
-
-        Args:
-            **overrides: any option of `AdaFuseConfig`.
-
-        Raises:
-            GrammarError: the members cannot follow the JSON schema, expression or grammar.
-            InvalidOptionError: an option is invalid, or the strategy does not use it.
-            MissingDependencyError: llguidance is not installed.
-        """
         config = self.config.override(overrides)
         refuse_unused_options(self.strategy, config)
         if (grammar := Grammar.of(config)) is not None:
             for backend, _ in self._active_backends(config):
-                self._grammar_vocabulary(backend).matcher(grammar, NO_LEAD)
+                self._vocabularies.grammar(backend).matcher(grammar, NO_LEAD)
 
-    def generate(
-        self,
-        prompt: str | None = None,
-        *,
-        messages: Messages | None = None,
-        tools: Tools = (),
-        tool_choice: str = "auto",
-        on_round: RoundObserver | None = None,
-        cancel: threading.Event | None = None,
-        timeout: float | None = None,
-        **overrides: Unpack[DecodeOptions],
-    ) -> Generation:
-        """Decode a whole response. Pass either a prompt or messages.
+    def with_strategy(self, strategy: Strategy | str) -> AdaFuseEngine:
+        """Return an engine with the same loaded members and another strategy.
+
+        Both share the members, the limits of `runtime` and the observer. Closing one of them closes
+        both. Options of `config` that the strategy does not use have their default values.
 
         Args:
-            prompt: text to continue.
-            messages: a conversation to answer, as dicts with a role and content. Each member
-                renders it with its own chat template. An assistant's message may have
-                ``tool_calls`` (dicts with ``id``, ``name`` and ``arguments``) and
-                ``reasoning_content`` (text for chat templates that read it), and a tool's message
-                the ``tool_call_id`` of the call that it answers.
-            tools: tools that the reply can call: `Tool`, or dicts in the form of OpenAI's API. Each
-                member reads tools, calls and results in the form of its own chat template, if the
-                template supports tools. All members write calls in the same form, which
-                :mod:`adafuse_llm.text.conversation` describes.
-            tool_choice: ``"auto"``; ``"none"`` to omit the tools; ``"required"`` to request a call
-                of any tool; or the name of a tool, to request a call of that tool. The choice
-                becomes part of the prompt and is not enforced.
-            on_round: function to call with every round of this call, in addition to the engine's
-                observer.
-            cancel: an event that any thread can set to end the decode after at most one more round.
-                The result then has the text so far and ``finish_reason="cancelled"``.
-            timeout: maximum seconds that the request waits and decodes. The time that it takes to
-                encode the prompt does not count.
-            **overrides: any option of `AdaFuseConfig`.
+            strategy: as for the constructor.
 
         Raises:
-            InvalidInputError: prompt, messages or options cannot be used; nothing was computed.
-            MemberError: a member failed; the engine stays usable.
-            RequestTimeoutError: the request took longer than `timeout`.
-            QueueFullError: too many requests wait; nothing was computed.
+            InvalidOptionError: the strategy is unknown.
         """
-        messages = _with_tools(messages, tools, tool_choice)
-        requests = self._requests(prompt, messages, cancel, timeout, overrides)
-        with closing(self._stream_all(requests, on_round)) as events:
-            done = {index: event.generation for index, event in events if event.generation}
-        return _with_alternatives([done[index] for index in range(len(requests))])
+        view = copy.copy(self)
+        view.strategy = find_strategy(strategy)
+        used = self.config.model_dump(include=used_options(view.strategy))
+        view.config = AdaFuseConfig(**used)
+        return view
 
-    def stream(
+    @override
+    def encode_prompt(
         self,
         prompt: str | None = None,
         *,
         messages: Messages | None = None,
         tools: Tools = (),
         tool_choice: str = "auto",
-        on_round: RoundObserver | None = None,
-        cancel: threading.Event | None = None,
-        timeout: float | None = None,
         **overrides: Unpack[DecodeOptions],
-    ) -> Generator[StreamEvent, None, None]:
-        """Decode span by span. The arguments and errors are the same as for `generate`.
-
-        The iterator yields one event per committed span. The last event has the whole result.
-        Arguments are checked before this method returns; decoding starts when the first event is
-        requested. The seconds of `timeout` count from then on, and a consumer that reads the events
-        slowly neither slows the decode nor uses up its time. Closing the iterator, or leaving a
-        loop over it, stops the decode after at most one more round.
-        """
+    ) -> dict[str, list[int]]:
+        config = self.config.override(overrides)
         messages = _with_tools(messages, tools, tool_choice)
-        (request,) = self._requests(prompt, messages, cancel, timeout, overrides, streams=True)
-        return self._stream_one(request, on_round)
-
-    def generate_batch(
-        self,
-        prompts: Sequence[str] | None = None,
-        *,
-        messages: Sequence[Messages] | None = None,
-        tools: Tools = (),
-        tool_choice: str = "auto",
-        on_round: RoundObserver | None = None,
-        cancel: threading.Event | None = None,
-        timeout: float | None = None,
-        **overrides: Unpack[DecodeOptions],
-    ) -> list[Generation]:
-        """Decode many prompts (or conversations) at the same time; return the results in order.
-
-        The engine checks all inputs before it computes anything. If one decode fails, or takes
-        longer than `timeout`, the engine stops the others and raises the error.
-        """
-        size = self.config.override(overrides).n
-        events = self.stream_batch(
-            prompts,
-            messages=messages,
-            tools=tools,
-            tool_choice=tool_choice,
-            on_round=on_round,
-            cancel=cancel,
-            timeout=timeout,
-            **overrides,
-        )
-        done = {index: event.generation for index, event in events if event.generation}
-        responses = [done[index] for index in range(len(done))]
-        starts = range(0, len(responses), size)
-        return [_with_alternatives(responses[start : start + size]) for start in starts]
-
-    def stream_batch(
-        self,
-        prompts: Sequence[str] | None = None,
-        *,
-        messages: Sequence[Messages] | None = None,
-        tools: Tools = (),
-        tool_choice: str = "auto",
-        on_round: RoundObserver | None = None,
-        cancel: threading.Event | None = None,
-        timeout: float | None = None,
-        **overrides: Unpack[DecodeOptions],
-    ) -> Generator[tuple[int, StreamEvent], None, None]:
-        """Decode many prompts (or conversations) at the same time, span by span.
-
-        The iterator yields the events of all decodes as they arrive, each with the index of its
-        prompt. With the option ``n``, this is the index of the response: n times the index of the
-        prompt, plus the number of the response. Closing the iterator stops all decodes after at
-        most one more round.
-        """
-        requests = [
-            request
-            for number, (prompt, conversation) in enumerate(_split_batch(prompts, messages))
-            for request in self._batch_requests(
-                number, prompt, conversation, tools, tool_choice, cancel, timeout, overrides
+        conversation = _check_input(config, prompt, messages, to_score=True)
+        starts, _ = self._start_replies(config, conversation, None, to_score=True)
+        return {
+            backend.name: _encode(
+                backend, prompt, conversation, starts.get(backend.name), bare=False
             )
-        ]
-        return self._stream_all(requests, on_round)
+            for backend, _ in self._active_backends(config)
+        }
 
+    @override
+    def encode_text(self, text: str, **overrides: Unpack[DecodeOptions]) -> dict[str, list[int]]:
+        if not isinstance(text, str):
+            raise InvalidInputError(f"text must be text; got {type(text).__name__}")
+        check_text(text, "the text")
+        config = self.config.override(overrides)
+        return {
+            backend.name: _encode_inside(backend, text)
+            for backend, _ in self._active_backends(config)
+        }
+
+    @override
     def score(
         self,
         prompt: str | None = None,
@@ -494,42 +383,9 @@ class AdaFuseEngine:
         timeout: float | None = None,
         **overrides: Unpack[DecodeOptions],
     ) -> Scores:
-        """Compute the likelihood of each given text as a continuation of the prompt.
-
-        Pass either a prompt or messages. Each member reads the prompt once, and then reads all
-        continuations in one forward pass. The scores include the leading whitespace of a
-        continuation. Spaces at the end of the prompt are scored as the beginning of every
-        continuation. Only the options ``weights``, ``use``, ``chat_template_kwargs`` and
-        ``continue_final_message`` affect the scores. If all members reason before they answer, a
-        continuation is the beginning of such a reply.
-
-        Args:
-            prompt: text before the continuations. If it is empty, a continuation follows the
-                special tokens with which the member begins every prompt. If the member uses no
-                such tokens, the continuation follows its end-of-sequence token.
-            messages: a conversation to which the continuations are replies.
-            tools: as for `generate`.
-            tool_choice: as for `generate`.
-            continuations: texts of at least one character.
-            stops: whether to include the probability that the response ends after each text.
-            timeout: maximum seconds, as for `generate`.
-            **overrides: any option of `AdaFuseConfig`.
-
-        Raises:
-            InvalidInputError: prompt, continuations or options cannot be used.
-            MemberError: a member failed; the engine stays usable.
-            RequestTimeoutError: the request took longer than `timeout`.
-            QueueFullError: too many requests wait; nothing was computed.
-        """
-        if isinstance(continuations, str) or not continuations:
-            raise InvalidInputError("continuations must be a list of at least one text")
-        for text in continuations:
-            if not isinstance(text, str) or not text:
-                raise InvalidInputError(
-                    f"a continuation must be non-empty text; got {short_repr(text)}"
-                )
-            check_text(text, "a continuation")
-        self._check_start(timeout)
+        check_continuations(continuations)
+        check_waiting(None, timeout)
+        self._scheduler.check_room()
         config = self.config.override(overrides)
         messages = _with_tools(messages, tools, tool_choice)
         members = self._members(config, prompt, messages, to_score=True)
@@ -539,206 +395,19 @@ class AdaFuseEngine:
         steps = score_texts(members, pool)
         request = Request(members, needs, steps, timeout=timeout)
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        with self._running([request], lambda _, event: events.put(event)):
-            scores: Scores = _raise_error(events.get())
+        with running(_LocalDecode(self._scheduler, [request]), lambda _, event: events.put(event)):
+            scores = events.get()
+        if isinstance(scores, BaseException):
+            raise scores
+        assert isinstance(scores, Scores), "a request to score has one event"
         return scores
 
-    def choose(
-        self,
-        prompt: str | None = None,
-        *,
-        messages: Messages | None = None,
-        tools: Tools = (),
-        tool_choice: str = "auto",
-        choices: Sequence[str],
-        timeout: float | None = None,
-        **overrides: Unpack[ChoiceOptions],
-    ) -> Choice:
-        """Choose one of several texts as the response. Pass either a prompt or messages.
-
-        The members score all texts, each with the end of the response, in one forward pass each. A
-        member that cannot score one of the texts takes no part in the choice.
-
-        Args:
-            prompt: text to continue.
-            messages: a conversation to answer.
-            tools: as for `generate`.
-            tool_choice: as for `generate`.
-            choices: different texts.
-            timeout: maximum seconds, as for `generate`.
-            **overrides: ``weights``, ``use``, ``max_new_tokens``, ``chat_template_kwargs`` and
-                ``continue_final_message``, as in `AdaFuseConfig`.
-
-        Raises:
-            InvalidInputError: prompt, messages, choices or options cannot be used.
-            DecodingError: no member can score all texts.
-            MemberError: a member failed; the engine stays usable.
-            RequestTimeoutError: the request took longer than `timeout`.
-            QueueFullError: too many requests wait; nothing was computed.
-        """
-        options = _with_choices(choices, overrides)
-        generation = self.generate(
-            prompt,
-            messages=messages,
-            tools=tools,
-            tool_choice=tool_choice,
-            timeout=timeout,
-            **options,
-        )
-        return _choice(generation)
-
-    async def achoose(
-        self,
-        prompt: str | None = None,
-        *,
-        messages: Messages | None = None,
-        tools: Tools = (),
-        tool_choice: str = "auto",
-        choices: Sequence[str],
-        timeout: float | None = None,
-        **overrides: Unpack[ChoiceOptions],
-    ) -> Choice:
-        """Like `choose`, but does not block the event loop."""
-        options = _with_choices(choices, overrides)
-        generation = await self.agenerate(
-            prompt,
-            messages=messages,
-            tools=tools,
-            tool_choice=tool_choice,
-            timeout=timeout,
-            **options,
-        )
-        return _choice(generation)
-
-    def choose_batch(
-        self,
-        prompts: Sequence[str] | None = None,
-        *,
-        messages: Sequence[Messages] | None = None,
-        tools: Tools = (),
-        tool_choice: str = "auto",
-        choices: Sequence[str],
-        timeout: float | None = None,
-        **overrides: Unpack[ChoiceOptions],
-    ) -> list[Choice]:
-        """Choose among the same texts for many prompts (or conversations) at the same time."""
-        options = _with_choices(choices, overrides)
-        results = self.generate_batch(
-            prompts,
-            messages=messages,
-            tools=tools,
-            tool_choice=tool_choice,
-            timeout=timeout,
-            **options,
-        )
-        return [_choice(generation) for generation in results]
-
-    async def agenerate(
-        self,
-        prompt: str | None = None,
-        *,
-        messages: Messages | None = None,
-        tools: Tools = (),
-        tool_choice: str = "auto",
-        on_round: RoundObserver | None = None,
-        cancel: threading.Event | None = None,
-        timeout: float | None = None,
-        **overrides: Unpack[DecodeOptions],
-    ) -> Generation:
-        """Like `generate`, but does not block the event loop.
-
-        Cancelling the task stops the decode.
-        """
-        messages = _with_tools(messages, tools, tool_choice)
-        requests = await asyncio.to_thread(
-            self._requests, prompt, messages, cancel, timeout, overrides
-        )
-        async with aclosing(self._astream_all(requests, on_round)) as events:
-            done = {index: event.generation async for index, event in events if event.generation}
-        return _with_alternatives([done[index] for index in range(len(requests))])
-
-    async def astream(
-        self,
-        prompt: str | None = None,
-        *,
-        messages: Messages | None = None,
-        tools: Tools = (),
-        tool_choice: str = "auto",
-        on_round: RoundObserver | None = None,
-        cancel: threading.Event | None = None,
-        timeout: float | None = None,
-        **overrides: Unpack[DecodeOptions],
-    ) -> AsyncGenerator[StreamEvent, None]:
-        """Like `stream`, but does not block the event loop.
-
-        Cancelling the task, or closing the iterator, stops the decode. The ``on_round`` observers
-        run on the event loop.
-        """
-        stream = await self._open_astream(
-            prompt,
-            messages=messages,
-            tools=tools,
-            tool_choice=tool_choice,
-            on_round=on_round,
-            cancel=cancel,
-            timeout=timeout,
-            **overrides,
-        )
-        async with aclosing(stream):
-            async for event in stream:
-                yield event
-
-    async def _open_astream(
-        self,
-        prompt: str | None = None,
-        *,
-        messages: Messages | None = None,
-        tools: Tools = (),
-        tool_choice: str = "auto",
-        on_round: RoundObserver | None = None,
-        cancel: threading.Event | None = None,
-        timeout: float | None = None,
-        **overrides: Unpack[DecodeOptions],
-    ) -> AsyncGenerator[StreamEvent, None]:
-        """Check the arguments of `astream` now, and return its iterator."""
-        messages = _with_tools(messages, tools, tool_choice)
-        (request,) = await asyncio.to_thread(
-            partial(self._requests, prompt, messages, cancel, timeout, overrides, streams=True)
-        )
-        return self._astream_one(request, on_round)
-
-    async def _astream_one(
-        self, request: Request, on_round: RoundObserver | None
-    ) -> AsyncGenerator[StreamEvent, None]:
-        async with aclosing(self._astream_all([request], on_round)) as events:
-            async for _, event in events:
-                yield event
-
-    async def _astream_all(
-        self, requests: Sequence[Request], on_round: RoundObserver | None
-    ) -> AsyncGenerator[tuple[int, StreamEvent], None]:
-        loop = asyncio.get_running_loop()
-        inbox: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
-        unfinished = len(requests)
-
-        def deliver(index: int, event: Any) -> None:
-            try:
-                loop.call_soon_threadsafe(inbox.put_nowait, (index, event))
-            except RuntimeError:  # the event loop is closed, so the caller no longer waits
-                requests[index].abandoned.set()
-
-        with self._running(requests, deliver):
-            while unfinished:
-                index, event = await inbox.get()
-                self._observe(_raise_error(event), on_round)
-                unfinished -= event.generation is not None
-                yield index, event
-
     @property
+    @override
     def closed(self) -> bool:
-        """Whether the engine is closed and accepts no more requests."""
         return self._scheduler.closed
 
+    @override
     def close(self, timeout: float | None = None) -> None:
         """End running requests and stop the threads. The engine then accepts no more requests.
 
@@ -774,99 +443,35 @@ class AdaFuseEngine:
             )
         trim_heap()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(members=[{', '.join(self.members)}])"
-
-    @contextmanager
-    def _running(
-        self, requests: Sequence[Request], deliver: Callable[[int, Any], None]
-    ) -> Iterator[None]:
-        """Start requests, and on exit abandon those that are still running.
-
-        Args:
-            requests: the requests to start at the same time.
-            deliver: called on the scheduler's thread with the index of a request and its next
-                event, or the error that ended it.
-        """
-        try:
-            self._scheduler.submit(
-                *((request, partial(deliver, index)) for index, request in enumerate(requests))
-            )
-            yield
-        finally:
-            for request in requests:
-                request.abandoned.set()
-
-    def _stream_all(
-        self, requests: Sequence[Request], on_round: RoundObserver | None
-    ) -> Generator[tuple[int, StreamEvent], None, None]:
-        events: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-        unfinished = len(requests)
-        with self._running(requests, lambda index, event: events.put((index, event))):
-            while unfinished:
-                index, event = events.get()
-                self._observe(_raise_error(event), on_round)
-                unfinished -= event.generation is not None
-                yield index, event
-
-    def _stream_one(
-        self, request: Request, on_round: RoundObserver | None
-    ) -> Generator[StreamEvent, None, None]:
-        with closing(self._stream_all([request], on_round)) as events:
-            for _, event in events:
-                yield event
-
-    def _observe(self, event: StreamEvent, on_round: RoundObserver | None) -> None:
-        if event.round is None:
-            return
-        for observer in (self._on_round, on_round):
-            if observer is None:
-                continue
+    @override
+    def _prepare(self, call: Call) -> Decode:
+        requests = []
+        for number, (prompt, messages) in enumerate(call.inputs):
             try:
-                observer(event.round)
-            except Exception:
-                logger.exception("an on_round observer failed in round %d", event.round.index)
+                requests += self._requests(call, prompt, messages)
+            except InvalidOptionError:
+                raise
+            except InvalidInputError as error:
+                if not call.is_batch:
+                    raise
+                raise type(error)(f"input {number} of the batch: {error}") from error
+        return _LocalDecode(self._scheduler, requests)
 
-    def _requests(
-        self,
-        prompt: str | None,
-        messages: Messages | None,
-        cancel: threading.Event | None,
-        timeout: float | None,
-        overrides: Mapping[str, Any],
-        *,
-        streams: bool = False,
-    ) -> list[Request]:
-        """Check and encode all parts of the requests for one prompt, without computing anything.
-
-        Args:
-            prompt: the prompt, or None.
-            messages: the messages, or None.
-            cancel: as for `generate`.
-            timeout: as for `generate`.
-            overrides: options.
-            streams: whether the caller streams, so that there can be only one response.
-        """
-        self._check_start(timeout, cancel)
-        config = self.config.override(overrides)
+    def _requests(self, call: Call, prompt: str | None, messages: Messages | None) -> list[Request]:
+        """Check and encode all parts of the requests for one input, without computing anything."""
+        messages = _with_tools(messages, call.tools, call.tool_choice)
+        check_waiting(call.cancel, call.timeout)
+        self._scheduler.check_room()
+        config = self.config.override(call.overrides)
         refuse_unused_options(self.strategy, config)
         self.strategy.check([backend for backend, _ in self._active_backends(config)])
-        if streams and config.n > 1:
-            raise InvalidOptionError(
-                f"option 'n': a stream has one response; got {config.n}. Leave the option out, or "
-                "make a call that does not stream."
-            )
         self._check_sampling(config)
         configs = [config]
         if config.temperature:
             configs = [config.override({"seed": seed}) for seed in config.seeds()]
-        return [self._request(each, prompt, messages, cancel, timeout) for each in configs]
+        return [
+            self._request(each, prompt, messages, call.cancel, call.timeout) for each in configs
+        ]
 
     def _check_sampling(self, config: AdaFuseConfig) -> None:
         """Check that the members can draw responses, and prepare them for it.
@@ -918,42 +523,6 @@ class AdaFuseEngine:
             timeout=timeout,
         )
 
-    def _batch_requests(
-        self,
-        number: int,
-        prompt: str | None,
-        messages: Messages | None,
-        tools: Tools,
-        tool_choice: str,
-        *arguments: Any,
-    ) -> list[Request]:
-        """Like `_requests`, but errors name the input by its index."""
-        try:
-            return self._requests(prompt, _with_tools(messages, tools, tool_choice), *arguments)
-        except InvalidOptionError:
-            raise
-        except InvalidInputError as error:
-            raise type(error)(f"input {number} of the batch: {error}") from error
-
-    def _check_start(self, timeout: float | None, cancel: threading.Event | None = None) -> None:
-        """Check what does not depend on the prompt, before any work on the prompt.
-
-        Raises:
-            InvalidOptionError: `timeout` is not a positive number, or `cancel` is not an event.
-            QueueFullError: too many requests wait.
-        """
-        if cancel is not None and not callable(getattr(cancel, "is_set", None)):
-            raise InvalidOptionError(
-                f"cancel must be a threading.Event, or None; got {short_repr(cancel)}"
-            )
-        if timeout is not None and not (
-            isinstance(timeout, (int, float)) and 0 < timeout <= threading.TIMEOUT_MAX
-        ):
-            raise InvalidOptionError(
-                f"timeout must be a positive number of seconds, or None; got {timeout!r}"
-            )
-        self._scheduler.check_room()
-
     def _members(
         self,
         config: AdaFuseConfig,
@@ -988,7 +557,7 @@ class AdaFuseEngine:
         opening = Opening(spaces, is_reply=not is_exact)
         members = []
         for backend, weight in active:
-            space_tokens = self._space_tokens(backend, spaces) if spaces else None
+            space_tokens = self._vocabularies.space_tokens(backend, spaces) if spaces else None
             form = None
             if grammar is not None and response is not None:
                 form, space_tokens = self._form(backend, grammar, response, opening, space_tokens)
@@ -1037,28 +606,6 @@ class AdaFuseEngine:
             permits = _permits_nothing
         return start_replies(codecs, conversation, given, self.members, permits)
 
-    def _space_tokens(self, backend: Backend, spaces: int) -> SpaceTokens | None:
-        """Return a member's tokens that continue a prompt without its last spaces.
-
-        Return None if the member cannot restrict its tokens to them.
-        """
-        if backend.name not in self._space_vocabularies:
-            texts = backend.token_texts if isinstance(backend, RestrictsTokens) else None
-            self._space_vocabularies[backend.name] = SpaceTokens(texts or (), backend.end_ids)
-        tokens = self._space_vocabularies[backend.name]
-        if tokens.can_write(spaces):
-            return tokens
-        if backend.name not in self._warned:
-            self._warned.add(backend.name)
-            logger.warning(
-                "member %r reads the spaces at the end of a prompt (here %d) as a part of it, "
-                "because it cannot restrict its next tokens to those that begin with spaces; its "
-                "text after such a prompt may be worse",
-                backend.name,
-                spaces,
-            )
-        return None
-
     def _form(
         self,
         backend: Backend,
@@ -1072,7 +619,7 @@ class AdaFuseEngine:
         If no token of the member begins with these spaces as the grammar requires, the tokens are
         None, so that the member reads the spaces as a part of the prompt.
         """
-        vocabulary = self._grammar_vocabulary(backend)
+        vocabulary = self._vocabularies.grammar(backend)
         if opening.spaces and space_tokens is not None:
             state = vocabulary.matcher(grammar, f'"{" " * opening.spaces}" ', response.begun)
             if not vocabulary.mask(state).is_empty:
@@ -1080,17 +627,6 @@ class AdaFuseEngine:
         lead = ONE_SPACE if opening.is_reply else NO_LEAD
         state = vocabulary.matcher(grammar, lead, response.begun)
         return Form(response, vocabulary, state), None
-
-    def _grammar_vocabulary(self, backend: Backend) -> GrammarVocabulary:
-        """Return a member's tokens for grammars.
-
-        Raises:
-            GrammarError: the member's tokens cannot follow a grammar.
-        """
-        with self._building:
-            if backend.name not in self._grammar_vocabularies:
-                self._grammar_vocabularies[backend.name] = _grammar_vocabulary(backend)
-            return self._grammar_vocabularies[backend.name]
 
     def _new_drafting(self, members: Sequence[Member]) -> Drafting:
         if not self.runtime.drafting:
@@ -1110,46 +646,36 @@ class AdaFuseEngine:
         return [(b, weights[b.name]) for b in self._backends if b.name in weights]
 
 
+class _LocalDecode(Decode):
+    """Encoded requests, which the scheduler starts together.
+
+    Args:
+        scheduler: the scheduler.
+        requests: one request for each response.
+    """
+
+    def __init__(self, scheduler: Scheduler, requests: Sequence[Request]) -> None:
+        self._scheduler = scheduler
+        self._requests = requests
+        self.size = len(requests)
+
+    @override
+    def start(self, deliver: Callable[[int, Any], None]) -> None:
+        self._scheduler.submit(
+            *((request, partial(deliver, index)) for index, request in enumerate(self._requests))
+        )
+
+    @override
+    def stop(self) -> None:
+        for request in self._requests:
+            request.abandoned.set()
+
+
 def _close_members(members: Sequence[Backend]) -> None:
     """Close the members that have resources to close."""
     for member in members:
         if isinstance(member, SupportsClose):
             member.close()
-
-
-def _split_batch(prompts: Any, messages: Any) -> list[tuple[str | None, Messages | None]]:
-    """Return the prompt or the conversation of each request of a batch.
-
-    Raises:
-        InvalidInputError: neither argument is a list of the right things, or both are given.
-    """
-    given = prompts if messages is None else messages
-    if (
-        (prompts is None) == (messages is None)
-        or isinstance(given, (str, bytes, Mapping))
-        or not isinstance(given, Iterable)
-    ):
-        raise InvalidInputError("pass a list of prompts, or a list of conversations")
-    batch = list(given)
-    for each in batch:
-        if messages is None and not isinstance(each, str):
-            raise InvalidInputError(
-                f"each prompt must be text; got {short_repr(each)}. Pass conversations as "
-                "messages=[conversation, ...]."
-            )
-        if messages is not None and isinstance(each, Mapping):
-            raise InvalidInputError(
-                "messages must be a list of conversations, and each conversation a list of "
-                "messages; got one conversation. Pass messages=[conversation]."
-            )
-    return [(each, None) if messages is None else (None, each) for each in batch]
-
-
-def _raise_error(event: Any) -> Any:
-    """Return an event of a request, or raise it if it is an error."""
-    if isinstance(event, BaseException):
-        raise event
-    return event
 
 
 def _with_tools(messages: Messages | None, tools: Tools, tool_choice: str) -> Messages | None:
@@ -1210,35 +736,31 @@ def _encode(
         start: how the member's chat template begins the reply to the conversation.
         bare: whether to leave out the spaces at the end of the text that the response continues.
     """
-    try:
+    with _naming_member(backend):
         if conversation is not None and start is not None:
             if bare:
                 conversation = conversation.with_last(lambda text: text.rstrip(" "))
             return encode_conversation(backend.codec, conversation, start)
         prompt = prompt or ""
         return backend.codec.encode_prompt(prompt.rstrip(" ") if bare else prompt)
+
+
+def _encode_inside(backend: Backend, text: str) -> list[int]:
+    """Encode a text behind other text with a member's tokenizer."""
+    with _naming_member(backend):
+        return backend.codec.encode_continuation(backend.codec.encode_prompt(BEFORE), text)[0]
+
+
+@contextmanager
+def _naming_member(backend: Backend) -> Iterator[None]:
+    """Name the member in errors of its tokenizer."""
+    try:
+        yield
     except InvalidInputError as error:
         raise InvalidInputError(f"member {backend.name!r}: {error}") from error
     except Exception as error:
         reason = f"its tokenizer failed ({type(error).__name__}: {error})"
         raise MemberError(backend.name, reason) from error
-
-
-def _grammar_vocabulary(backend: Backend) -> GrammarVocabulary:
-    reason = "its backend does not tell the bytes of its tokens"
-    if isinstance(backend, FollowsGrammars):
-        reason = "the bytes of its tokens are not known"
-        if backend.follows_grammars:
-            try:
-                texts = backend.token_texts or ()
-                tokenizer = backend.grammar_tokenizer()
-                return GrammarVocabulary(backend.name, tokenizer, texts, backend.end_ids)
-            except Exception as error:
-                reason = f"llguidance cannot read its tokenizer: {error}"
-    raise GrammarError(
-        f"member {backend.name!r} cannot follow {', '.join(GRAMMARS[:-1])} or {GRAMMARS[-1]} "
-        f"({reason}). Leave it out with use=[...], or use choices."
-    )
 
 
 def _check_choices(members: Sequence[Member], config: AdaFuseConfig) -> int:
@@ -1297,39 +819,11 @@ def _check_minimum(
             )
 
 
-def _with_choices(choices: Sequence[str], overrides: ChoiceOptions) -> DecodeOptions:
-    if choices is None:
-        raise InvalidOptionError("option 'choices': pass a list of texts; got None")
-    options: DecodeOptions = {**overrides, "choices": choices}  # type: ignore[typeddict-item]
-    return options
-
-
 def _sampling(config: AdaFuseConfig) -> Sampling | None:
     """Return how a response is drawn. None if nothing is drawn."""
     if not config.temperature or config.seed is None or config.choices is not None:
         return None
     return Sampling(config.seed, config.temperature, config.top_p, config.top_k)
-
-
-def _with_alternatives(generations: Sequence[Generation]) -> Generation:
-    """Return the first of several responses, with the others as its alternatives."""
-    first, *others = generations
-    return first.model_copy(update={"alternatives": tuple(others)}) if others else first
-
-
-def _choice(generation: Generation) -> Choice:
-    """Return the result of a response with ``choices``."""
-    (played,) = generation.rounds
-    return Choice(
-        text=generation.text,
-        index=played.winner,
-        probabilities=choice_probabilities(played) or (),
-        nll={
-            name: tuple(candidate.nll[name] for candidate in played.candidates)
-            for name in played.candidates[0].nll
-        },
-        usage=generation.usage,
-    )
 
 
 def _check_windows(members: Sequence[Member]) -> None:

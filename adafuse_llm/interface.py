@@ -1,1 +1,764 @@
 """What every engine offers to applications and adapters, wherever its members run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing, closing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from typing_extensions import Self, Unpack
+
+from adafuse_llm.config import AdaFuseConfig, ChoiceOptions, DecodeOptions
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError, short_repr
+from adafuse_llm.results import (
+    Choice,
+    Generation,
+    MemberInfo,
+    PassCost,
+    Round,
+    Scores,
+    StreamEvent,
+)
+from adafuse_llm.summary import choice_probabilities
+from adafuse_llm.text.chat import Tool
+from adafuse_llm.text.conversation import Conversation
+from adafuse_llm.text.words import check_text
+
+__all__ = ["Engine"]
+
+logger = logging.getLogger(__name__)
+
+RoundObserver = Callable[[Round], None]
+Messages = Sequence[Mapping[str, Any]] | Conversation
+Tools = Sequence[Tool | Mapping[str, Any]]
+
+Outcome = StreamEvent | BaseException
+"""The next event of a response, or the error that ended it."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of a call that decodes.
+
+    Attributes:
+        inputs: the prompt or the messages of each input; the other one is None.
+        tools: as for `Engine.generate`.
+        tool_choice: as for `Engine.generate`.
+        cancel: as for `Engine.generate`.
+        timeout: as for `Engine.generate`.
+        overrides: options.
+        is_batch: whether errors name the input by its index.
+    """
+
+    inputs: Sequence[tuple[str | None, Messages | None]]
+    tools: Tools = ()
+    tool_choice: str = "auto"
+    cancel: threading.Event | None = None
+    timeout: float | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    is_batch: bool = False
+
+
+class Decode(ABC):
+    """The responses of a call whose inputs are checked and encoded.
+
+    Attributes:
+        size: number of the responses.
+    """
+
+    size: int
+
+    @abstractmethod
+    def start(self, deliver: Callable[[int, Outcome], None]) -> None:
+        """Start to decode all responses at the same time.
+
+        Args:
+            deliver: called in another thread with the number of a response and its next event, or
+                the error that ended it. It must not block.
+
+        Raises:
+            QueueFullError: too many requests wait; nothing was computed.
+            EngineClosedError: the engine is closed.
+        """
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop the responses that are not finished. Any thread can call this, several times."""
+
+
+class Engine(ABC):
+    """An ensemble of language models that decode one response together.
+
+    `AdaFuseEngine` has the members in this process, and `RemoteEngine` uses those of a server.
+    Both give the same results. An engine is thread-safe. It is also a context manager that closes
+    it.
+
+    Args:
+        on_round: function that the engine calls with every round of every request, in the thread
+            or event loop that consumes the events. If the function raises an exception, the engine
+            logs it and continues to decode.
+
+    Attributes:
+        members: names of the members.
+        config: default options, which every call can override.
+    """
+
+    members: tuple[str, ...]
+    config: AdaFuseConfig
+
+    def __init__(self, on_round: RoundObserver | None = None) -> None:
+        self._on_round = on_round
+
+    @property
+    @abstractmethod
+    def member_info(self) -> tuple[MemberInfo, ...]:
+        """What applications need to know about each member, in member order."""
+
+    @property
+    def context_window(self) -> int | None:
+        """The smallest context window of all members, in tokens. None if no member has a limit."""
+        windows = (each.context_window for each in self.member_info)
+        return min((window for window in windows if window is not None), default=None)
+
+    @property
+    @abstractmethod
+    def pass_costs(self) -> dict[str, PassCost]:
+        """What a forward pass of each member costs, measured in the passes of recent requests.
+
+        The engine drafts fewer tokens with a member whose tokens are expensive. A member without
+        enough passes of different sizes is missing.
+        """
+
+    @property
+    @abstractmethod
+    def can_enforce(self) -> bool:
+        """Whether responses can be made to fit a JSON schema, an expression or a grammar.
+
+        This needs the extra ``grammar``, members whose tokens can follow a grammar, and a strategy
+        that uses these options.
+        """
+
+    @abstractmethod
+    def check_grammar(self, **overrides: Unpack[DecodeOptions]) -> None:
+        """Check that the options can be enforced, without decoding anything.
+
+        The first check of a member takes seconds if its vocabulary is large. The results of checks
+        are kept, so later checks of the same grammar are fast.
+
+        Args:
+            **overrides: any option of `AdaFuseConfig`.
+
+        Raises:
+            GrammarError: the members cannot follow the JSON schema, expression or grammar.
+            InvalidOptionError: an option is invalid, or the strategy does not use it.
+            MissingDependencyError: llguidance is not installed.
+        """
+
+    @abstractmethod
+    def encode_prompt(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        tools: Tools = (),
+        tool_choice: str = "auto",
+        **overrides: Unpack[DecodeOptions],
+    ) -> dict[str, list[int]]:
+        """Return the tokens of a whole prompt, by active member. Pass either a prompt or messages.
+
+        The tokens include the special tokens with which a member begins every prompt, and the
+        markers of its chat template. A prompt may be empty, or too long for a response.
+
+        Args:
+            prompt: text to continue.
+            messages: a conversation to answer.
+            tools: as for `generate`.
+            tool_choice: as for `generate`.
+            **overrides: ``use``, ``chat_template_kwargs`` and ``continue_final_message``, as in
+                `AdaFuseConfig`.
+
+        Raises:
+            InvalidInputError: prompt, messages or options cannot be used.
+            MemberError: a member's tokenizer failed.
+        """
+
+    @abstractmethod
+    def encode_text(self, text: str, **overrides: Unpack[DecodeOptions]) -> dict[str, list[int]]:
+        """Return the tokens of a text inside a prompt, by active member.
+
+        Args:
+            text: a text. The tokens are those behind other text, without special tokens.
+            **overrides: ``use``, as in `AdaFuseConfig`.
+
+        Raises:
+            InvalidInputError: the text or the options cannot be used.
+            MemberError: a member's tokenizer failed.
+        """
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        tools: Tools = (),
+        tool_choice: str = "auto",
+        on_round: RoundObserver | None = None,
+        cancel: threading.Event | None = None,
+        timeout: float | None = None,
+        **overrides: Unpack[DecodeOptions],
+    ) -> Generation:
+        """Decode a whole response. Pass either a prompt or messages.
+
+        Args:
+            prompt: text to continue.
+            messages: a conversation to answer, as dicts with a role and content. Each member
+                renders it with its own chat template. An assistant's message may have
+                ``tool_calls`` (dicts with ``id``, ``name`` and ``arguments``) and
+                ``reasoning_content`` (text for chat templates that read it), and a tool's message
+                the ``tool_call_id`` of the call that it answers.
+            tools: tools that the reply can call: `Tool`, or dicts in the form of OpenAI's API. Each
+                member reads tools, calls and results in the form of its own chat template, if the
+                template supports tools. All members write calls in the same form, which
+                :mod:`adafuse_llm.text.conversation` describes.
+            tool_choice: ``"auto"``; ``"none"`` to omit the tools; ``"required"`` to request a call
+                of any tool; or the name of a tool, to request a call of that tool. The choice
+                becomes part of the prompt and is not enforced.
+            on_round: function to call with every round of this call, in addition to the engine's
+                observer.
+            cancel: an event that any thread can set to end the decode after at most one more round.
+                The result then has the text so far and ``finish_reason="cancelled"``.
+            timeout: maximum seconds that the request waits and decodes. The time that it takes to
+                encode the prompt does not count.
+            **overrides: any option of `AdaFuseConfig`.
+
+        Raises:
+            InvalidInputError: prompt, messages or options cannot be used; nothing was computed.
+            MemberError: a member failed; the engine stays usable.
+            RequestTimeoutError: the request took longer than `timeout`.
+            QueueFullError: too many requests wait; nothing was computed.
+        """
+        call = Call([(prompt, messages)], tools, tool_choice, cancel, timeout, overrides)
+        decode = self._prepare(call)
+        with closing(self._events(decode, on_round)) as events:
+            done = {index: event.generation for index, event in events if event.generation}
+        return _with_alternatives([done[index] for index in range(decode.size)])
+
+    def stream(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        tools: Tools = (),
+        tool_choice: str = "auto",
+        on_round: RoundObserver | None = None,
+        cancel: threading.Event | None = None,
+        timeout: float | None = None,
+        **overrides: Unpack[DecodeOptions],
+    ) -> Generator[StreamEvent, None, None]:
+        """Decode span by span. The arguments and errors are the same as for `generate`.
+
+        The iterator yields one event per committed span. The last event has the whole result.
+        Arguments are checked before this method returns; decoding starts when the first event is
+        requested. The seconds of `timeout` count from then on, and a consumer that reads the events
+        slowly neither slows the decode nor uses up its time. Closing the iterator, or leaving a
+        loop over it, stops the decode after at most one more round.
+        """
+        self.config.override(overrides).check_one_response()
+        call = Call([(prompt, messages)], tools, tool_choice, cancel, timeout, overrides)
+        return self._responses_of_one(self._prepare(call), on_round)
+
+    def generate_batch(
+        self,
+        prompts: Sequence[str] | None = None,
+        *,
+        messages: Sequence[Messages] | None = None,
+        tools: Tools = (),
+        tool_choice: str = "auto",
+        on_round: RoundObserver | None = None,
+        cancel: threading.Event | None = None,
+        timeout: float | None = None,
+        **overrides: Unpack[DecodeOptions],
+    ) -> list[Generation]:
+        """Decode many prompts (or conversations) at the same time; return the results in order.
+
+        The engine checks all inputs before it computes anything. If one decode fails, or takes
+        longer than `timeout`, the engine stops the others and raises the error.
+        """
+        size = self.config.override(overrides).n
+        events = self.stream_batch(
+            prompts,
+            messages=messages,
+            tools=tools,
+            tool_choice=tool_choice,
+            on_round=on_round,
+            cancel=cancel,
+            timeout=timeout,
+            **overrides,
+        )
+        done = {index: event.generation for index, event in events if event.generation}
+        responses = [done[index] for index in range(len(done))]
+        starts = range(0, len(responses), size)
+        return [_with_alternatives(responses[start : start + size]) for start in starts]
+
+    def stream_batch(
+        self,
+        prompts: Sequence[str] | None = None,
+        *,
+        messages: Sequence[Messages] | None = None,
+        tools: Tools = (),
+        tool_choice: str = "auto",
+        on_round: RoundObserver | None = None,
+        cancel: threading.Event | None = None,
+        timeout: float | None = None,
+        **overrides: Unpack[DecodeOptions],
+    ) -> Generator[tuple[int, StreamEvent], None, None]:
+        """Decode many prompts (or conversations) at the same time, span by span.
+
+        The iterator yields the events of all decodes as they arrive, each with the index of its
+        prompt. With the option ``n``, this is the index of the response: n times the index of the
+        prompt, plus the number of the response. Closing the iterator stops all decodes after at
+        most one more round.
+        """
+        call = Call(
+            _split_batch(prompts, messages),
+            tools,
+            tool_choice,
+            cancel,
+            timeout,
+            overrides,
+            is_batch=True,
+        )
+        return self._events(self._prepare(call), on_round)
+
+    @abstractmethod
+    def score(
+        self,
+        prompt: str | None = None,
+        continuations: Sequence[str] = (),
+        *,
+        messages: Messages | None = None,
+        tools: Tools = (),
+        tool_choice: str = "auto",
+        stops: bool = False,
+        timeout: float | None = None,
+        **overrides: Unpack[DecodeOptions],
+    ) -> Scores:
+        """Compute the likelihood of each given text as a continuation of the prompt.
+
+        Pass either a prompt or messages. Each member reads the prompt once, and then reads all
+        continuations in one forward pass. The scores include the leading whitespace of a
+        continuation. Spaces at the end of the prompt are scored as the beginning of every
+        continuation. Only the options ``weights``, ``use``, ``chat_template_kwargs`` and
+        ``continue_final_message`` affect the scores. If all members reason before they answer, a
+        continuation is the beginning of such a reply.
+
+        Args:
+            prompt: text before the continuations. If it is empty, a continuation follows the
+                special tokens with which the member begins every prompt. If the member uses no
+                such tokens, the continuation follows its end-of-sequence token.
+            messages: a conversation to which the continuations are replies.
+            tools: as for `generate`.
+            tool_choice: as for `generate`.
+            continuations: texts of at least one character.
+            stops: whether to include the probability that the response ends after each text.
+            timeout: maximum seconds, as for `generate`.
+            **overrides: any option of `AdaFuseConfig`.
+
+        Raises:
+            InvalidInputError: prompt, continuations or options cannot be used.
+            MemberError: a member failed; the engine stays usable.
+            RequestTimeoutError: the request took longer than `timeout`.
+            QueueFullError: too many requests wait; nothing was computed.
+        """
+
+    def choose(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        tools: Tools = (),
+        tool_choice: str = "auto",
+        choices: Sequence[str],
+        timeout: float | None = None,
+        **overrides: Unpack[ChoiceOptions],
+    ) -> Choice:
+        """Choose one of several texts as the response. Pass either a prompt or messages.
+
+        The members score all texts, each with the end of the response, in one forward pass each. A
+        member that cannot score one of the texts takes no part in the choice.
+
+        Args:
+            prompt: text to continue.
+            messages: a conversation to answer.
+            tools: as for `generate`.
+            tool_choice: as for `generate`.
+            choices: different texts.
+            timeout: maximum seconds, as for `generate`.
+            **overrides: ``weights``, ``use``, ``max_new_tokens``, ``chat_template_kwargs`` and
+                ``continue_final_message``, as in `AdaFuseConfig`.
+
+        Raises:
+            InvalidInputError: prompt, messages, choices or options cannot be used.
+            DecodingError: no member can score all texts.
+            MemberError: a member failed; the engine stays usable.
+            RequestTimeoutError: the request took longer than `timeout`.
+            QueueFullError: too many requests wait; nothing was computed.
+        """
+        options = _with_choices(choices, overrides)
+        generation = self.generate(
+            prompt,
+            messages=messages,
+            tools=tools,
+            tool_choice=tool_choice,
+            timeout=timeout,
+            **options,
+        )
+        return _choice(generation)
+
+    async def achoose(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        tools: Tools = (),
+        tool_choice: str = "auto",
+        choices: Sequence[str],
+        timeout: float | None = None,
+        **overrides: Unpack[ChoiceOptions],
+    ) -> Choice:
+        """Like `choose`, but does not block the event loop."""
+        options = _with_choices(choices, overrides)
+        generation = await self.agenerate(
+            prompt,
+            messages=messages,
+            tools=tools,
+            tool_choice=tool_choice,
+            timeout=timeout,
+            **options,
+        )
+        return _choice(generation)
+
+    def choose_batch(
+        self,
+        prompts: Sequence[str] | None = None,
+        *,
+        messages: Sequence[Messages] | None = None,
+        tools: Tools = (),
+        tool_choice: str = "auto",
+        choices: Sequence[str],
+        timeout: float | None = None,
+        **overrides: Unpack[ChoiceOptions],
+    ) -> list[Choice]:
+        """Choose among the same texts for many prompts (or conversations) at the same time."""
+        options = _with_choices(choices, overrides)
+        results = self.generate_batch(
+            prompts,
+            messages=messages,
+            tools=tools,
+            tool_choice=tool_choice,
+            timeout=timeout,
+            **options,
+        )
+        return [_choice(generation) for generation in results]
+
+    async def agenerate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        tools: Tools = (),
+        tool_choice: str = "auto",
+        on_round: RoundObserver | None = None,
+        cancel: threading.Event | None = None,
+        timeout: float | None = None,
+        **overrides: Unpack[DecodeOptions],
+    ) -> Generation:
+        """Like `generate`, but does not block the event loop.
+
+        Cancelling the task stops the decode.
+        """
+        call = Call([(prompt, messages)], tools, tool_choice, cancel, timeout, overrides)
+        decode = await self._aprepare(call)
+        async with aclosing(self._aevents(decode, on_round)) as events:
+            done = {index: event.generation async for index, event in events if event.generation}
+        return _with_alternatives([done[index] for index in range(decode.size)])
+
+    async def astream(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        tools: Tools = (),
+        tool_choice: str = "auto",
+        on_round: RoundObserver | None = None,
+        cancel: threading.Event | None = None,
+        timeout: float | None = None,
+        **overrides: Unpack[DecodeOptions],
+    ) -> AsyncGenerator[StreamEvent, None]:
+        """Like `stream`, but does not block the event loop.
+
+        Cancelling the task, or closing the iterator, stops the decode. The ``on_round`` observers
+        run on the event loop.
+        """
+        self.config.override(overrides).check_one_response()
+        events = await self.open_stream(
+            prompt,
+            messages=messages,
+            tools=tools,
+            tool_choice=tool_choice,
+            on_round=on_round,
+            cancel=cancel,
+            timeout=timeout,
+            **overrides,
+        )
+        async with aclosing(events):
+            async for _, event in events:
+                yield event
+
+    async def open_stream(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        tools: Tools = (),
+        tool_choice: str = "auto",
+        on_round: RoundObserver | None = None,
+        cancel: threading.Event | None = None,
+        timeout: float | None = None,
+        **overrides: Unpack[DecodeOptions],
+    ) -> AsyncGenerator[tuple[int, StreamEvent], None]:
+        """Check and encode a request now, and return an iterator over its events.
+
+        The arguments and errors are the same as for `generate`. The iterator yields each event
+        with the number of its response, which is from 0 to ``n - 1``. In other respects it is like
+        the iterator of `astream`.
+        """
+        call = Call([(prompt, messages)], tools, tool_choice, cancel, timeout, overrides)
+        return self._aevents(await self._aprepare(call), on_round)
+
+    async def open_stream_batch(
+        self,
+        prompts: Sequence[str] | None = None,
+        *,
+        messages: Sequence[Messages] | None = None,
+        tools: Tools = (),
+        tool_choice: str = "auto",
+        on_round: RoundObserver | None = None,
+        cancel: threading.Event | None = None,
+        timeout: float | None = None,
+        **overrides: Unpack[DecodeOptions],
+    ) -> AsyncGenerator[tuple[int, StreamEvent], None]:
+        """Check and encode many requests now, and return an iterator over their events.
+
+        The arguments, errors and indices are the same as for `stream_batch`. The iterator does not
+        block the event loop.
+        """
+        call = Call(
+            _split_batch(prompts, messages),
+            tools,
+            tool_choice,
+            cancel,
+            timeout,
+            overrides,
+            is_batch=True,
+        )
+        return self._aevents(await self._aprepare(call), on_round)
+
+    @property
+    @abstractmethod
+    def closed(self) -> bool:
+        """Whether the engine is closed and accepts no more requests."""
+
+    @abstractmethod
+    def close(self, timeout: float | None = None) -> None:
+        """End running requests. The engine then accepts no more requests.
+
+        All requests end at once with `EngineClosedError`.
+
+        Args:
+            timeout: maximum seconds to wait for work that cannot be interrupted.
+        """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(members=[{', '.join(self.members)}])"
+
+    @abstractmethod
+    def _prepare(self, call: Call) -> Decode:
+        """Check and encode the inputs of a call, without decoding anything."""
+
+    async def _aprepare(self, call: Call) -> Decode:
+        """Like `_prepare`, but do not block the event loop."""
+        return await asyncio.to_thread(self._prepare, call)
+
+    def _events(
+        self, decode: Decode, on_round: RoundObserver | None
+    ) -> Generator[tuple[int, StreamEvent], None, None]:
+        events: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
+        unfinished = decode.size
+        with running(decode, lambda index, event: events.put((index, event))):
+            while unfinished:
+                index, event = self._observed(*events.get(), on_round)
+                unfinished -= event.generation is not None
+                yield index, event
+
+    async def _aevents(
+        self, decode: Decode, on_round: RoundObserver | None
+    ) -> AsyncGenerator[tuple[int, StreamEvent], None]:
+        loop = asyncio.get_running_loop()
+        inbox: asyncio.Queue[tuple[int, Outcome]] = asyncio.Queue()
+        unfinished = decode.size
+
+        def deliver(index: int, event: Outcome) -> None:
+            try:
+                loop.call_soon_threadsafe(inbox.put_nowait, (index, event))
+            except RuntimeError:  # the event loop is closed, so the caller no longer waits
+                decode.stop()
+
+        with running(decode, deliver):
+            while unfinished:
+                index, event = self._observed(*await inbox.get(), on_round)
+                unfinished -= event.generation is not None
+                yield index, event
+
+    def _responses_of_one(
+        self, decode: Decode, on_round: RoundObserver | None
+    ) -> Generator[StreamEvent, None, None]:
+        with closing(self._events(decode, on_round)) as events:
+            for _, event in events:
+                yield event
+
+    def _observed(
+        self, index: int, event: Outcome, on_round: RoundObserver | None
+    ) -> tuple[int, StreamEvent]:
+        """Call the observers with the round of an event. Return the event, or raise the error."""
+        if isinstance(event, BaseException):
+            raise event
+        if event.round is not None:
+            for observer in (self._on_round, on_round):
+                if observer is None:
+                    continue
+                try:
+                    observer(event.round)
+                except Exception:
+                    logger.exception("an on_round observer failed in round %d", event.round.index)
+        return index, event
+
+
+@contextmanager
+def running(decode: Decode, deliver: Callable[[int, Outcome], None]) -> Iterator[None]:
+    """Start a decode, and on exit stop the responses that are not finished."""
+    try:
+        decode.start(deliver)
+        yield
+    finally:
+        decode.stop()
+
+
+def check_waiting(cancel: threading.Event | None, timeout: float | None) -> None:
+    """Check how long a caller waits.
+
+    Raises:
+        InvalidOptionError: `timeout` is not a positive number, or `cancel` is not an event.
+    """
+    if cancel is not None and not callable(getattr(cancel, "is_set", None)):
+        raise InvalidOptionError(
+            f"cancel must be a threading.Event, or None; got {short_repr(cancel)}"
+        )
+    if timeout is not None and not (
+        isinstance(timeout, (int, float)) and 0 < timeout <= threading.TIMEOUT_MAX
+    ):
+        raise InvalidOptionError(
+            f"timeout must be a positive number of seconds, or None; got {timeout!r}"
+        )
+
+
+def check_continuations(continuations: Sequence[str]) -> None:
+    """Check the texts to score.
+
+    Raises:
+        InvalidInputError: there are none, or one is not a text.
+    """
+    if isinstance(continuations, str) or not continuations:
+        raise InvalidInputError("continuations must be a list of at least one text")
+    for text in continuations:
+        if not isinstance(text, str) or not text:
+            raise InvalidInputError(
+                f"a continuation must be non-empty text; got {short_repr(text)}"
+            )
+        check_text(text, "a continuation")
+
+
+def _split_batch(prompts: Any, messages: Any) -> list[tuple[str | None, Messages | None]]:
+    """Return the prompt or the conversation of each request of a batch.
+
+    Raises:
+        InvalidInputError: neither argument is a list of the right things, or both are given.
+    """
+    given = prompts if messages is None else messages
+    if (
+        (prompts is None) == (messages is None)
+        or isinstance(given, (str, bytes, Mapping))
+        or not isinstance(given, Iterable)
+    ):
+        raise InvalidInputError("pass a list of prompts, or a list of conversations")
+    batch = list(given)
+    for each in batch:
+        if messages is None and not isinstance(each, str):
+            raise InvalidInputError(
+                f"each prompt must be text; got {short_repr(each)}. Pass conversations as "
+                "messages=[conversation, ...]."
+            )
+        if messages is not None and isinstance(each, Mapping):
+            raise InvalidInputError(
+                "messages must be a list of conversations, and each conversation a list of "
+                "messages; got one conversation. Pass messages=[conversation]."
+            )
+    return [(each, None) if messages is None else (None, each) for each in batch]
+
+
+def _with_choices(choices: Sequence[str], overrides: ChoiceOptions) -> DecodeOptions:
+    if choices is None:
+        raise InvalidOptionError("option 'choices': pass a list of texts; got None")
+    options: DecodeOptions = {**overrides, "choices": choices}  # type: ignore[typeddict-item]
+    return options
+
+
+def _with_alternatives(generations: Sequence[Generation]) -> Generation:
+    """Return the first of several responses, with the others as its alternatives."""
+    first, *others = generations
+    return first.model_copy(update={"alternatives": tuple(others)}) if others else first
+
+
+def _choice(generation: Generation) -> Choice:
+    """Return the result of a response with ``choices``."""
+    (played,) = generation.rounds
+    return Choice(
+        text=generation.text,
+        index=played.winner,
+        probabilities=choice_probabilities(played) or (),
+        nll={
+            name: tuple(candidate.nll[name] for candidate in played.candidates)
+            for name in played.candidates[0].nll
+        },
+        usage=generation.usage,
+    )

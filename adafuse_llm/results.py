@@ -125,6 +125,21 @@ class Usage(_Result):
     cached_tokens: dict[str, int]
 
 
+class MemberInfo(_Result):
+    """What applications need to know about a member.
+
+    Attributes:
+        name: its name.
+        context_window: most tokens of a prompt and its response. None if it has no limit.
+        has_chat_template: whether it has a chat template. Without one, it reads messages as plain
+            text.
+    """
+
+    name: str
+    context_window: int | None
+    has_chat_template: bool
+
+
 class PassCost(_Result):
     """Measured cost of a member's forward passes that do not read a prompt.
 

@@ -17,6 +17,7 @@ from adafuse_llm.config import RuntimeConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, short_repr
 from adafuse_llm.forks import after_fork
+from adafuse_llm.interface import Engine
 from adafuse_llm.loading.config_file import read_config
 from adafuse_llm.loading.specs import MemberSpec, as_spec, member_names
 from adafuse_llm.runtime.heap import trim_heap
@@ -50,7 +51,7 @@ class Ensemble:
     trust_remote_code: bool = False
     revision: str | None = None
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
-    given: AdaFuseEngine | None = None
+    given: Engine | None = None
 
     @classmethod
     def of(
@@ -115,7 +116,7 @@ class Ensemble:
             one of these files is not on this machine or has no window.
         """
         if (engine := self.given or _LOADED.engines.get(self._key)) is not None:
-            windows = [b.context_window for b in engine.backends if b.name in names]
+            windows = [each.context_window for each in engine.member_info if each.name in names]
             return min((window for window in windows if window is not None), default=None)
         stored = [window or 0 for window in self._read(stored_window, names)]
         fixed = [spec.context for spec in self._specs(names) if spec.context is not None]
@@ -131,7 +132,7 @@ class Ensemble:
             The answer. None if the ensemble is not loaded and the members' files do not tell.
         """
         if (engine := self.given or _LOADED.engines.get(self._key)) is not None:
-            return all(b.codec.has_chat_template for b in engine.backends if b.name in names)
+            return all(each.has_chat_template for each in engine.member_info if each.name in names)
         return _all(self._read(stored_chat_template, names))
 
     def can_enforce(self) -> bool | None:
@@ -145,7 +146,7 @@ class Ensemble:
             return engine.can_enforce
         return is_available() and _all(self._read(stored_byte_tokens, self.names))
 
-    def engine(self) -> AdaFuseEngine:
+    def engine(self) -> Engine:
         """Return the engine; load the members if they are not loaded.
 
         Raises:
@@ -251,10 +252,10 @@ class _Loaded:
 
 
 _LOADED = _Loaded()
-_ENGINE_TOKENS: weakref.WeakKeyDictionary[AdaFuseEngine, str] = weakref.WeakKeyDictionary()
+_ENGINE_TOKENS: weakref.WeakKeyDictionary[Engine, str] = weakref.WeakKeyDictionary()
 
 
-def _engine_token(engine: AdaFuseEngine) -> str:
+def _engine_token(engine: Engine) -> str:
     """Return an engine's id, which is unique across processes."""
     return _ENGINE_TOKENS.setdefault(engine, uuid.uuid4().hex)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Generation, Round, StreamEvent
+from adafuse_llm import AdaFuseConfig, Engine, Generation, Round, StreamEvent
 from adafuse_llm.adapters.logprobs import openai_logprobs
 from langchain_adafuse._rounds import RoundRecords
 
@@ -108,7 +108,7 @@ class Start(NamedTuple):
         timing: the durations so far.
     """
 
-    engine: AdaFuseEngine
+    engine: Engine
     config: AdaFuseConfig
     timing: Timing
 

@@ -36,8 +36,8 @@ from typing_extensions import Self, TypedDict, Unpack
 
 from adafuse_llm import (
     AdaFuseConfig,
-    AdaFuseEngine,
     ContextWindowError,
+    Engine,
     RuntimeConfig,
     StreamEvent,
 )
@@ -46,7 +46,6 @@ from adafuse_llm.adapters.options import ALIASES, Unsupported, check_option_name
 from adafuse_llm.config import CONSTRAINTS, Options, explain
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest
 from adafuse_llm.summary import RoundDetail
-from adafuse_llm.text.codec import TextCodec
 from langchain_adafuse._calls import ONLY, Place, Response, Start, Step, Timing
 from langchain_adafuse._metadata import PROVIDER, metadata_of
 from langchain_adafuse._rounds import ModelRun, RoundRecords, RoundReporter
@@ -103,7 +102,7 @@ class ModelFields(TypedDict, total=False):
     chat_template_kwargs: Mapping[str, Any] | None
     continue_final_message: bool | None
     members: Members
-    engine: AdaFuseEngine | None
+    engine: Engine | None
     dtype: str | torch.dtype
     device_map: str | None
     revision: str | None
@@ -148,7 +147,7 @@ class EnsembleModel(Serializable):
     members: Members = None
     """Folders, GGUF files, hub ids or `MemberSpec` objects; or ``"embedded"`` for the small models
     that ship with adafuse-llm. Models with the same members share their weights."""
-    engine: AdaFuseEngine | None = None
+    engine: Engine | None = None
     """An existing engine to use instead of `members`."""
     dtype: Any = "auto"
     """Dtype of the weights, such as ``"bfloat16"``."""
@@ -323,7 +322,7 @@ class EnsembleModel(Serializable):
 
     def get_token_ids(self, text: str) -> list[int]:
         """Encode a text with the first active member's tokenizer. This loads the members."""
-        return self._first_codec().encode_prompt(text)
+        return self._first_tokens(prompt=text)
 
     # Serialization ----------------------------------------------------------------------------
 
@@ -469,7 +468,7 @@ class EnsembleModel(Serializable):
             self._warnings.add(message)
             self._logger.warning(message)
 
-    def _loaded(self) -> AdaFuseEngine:
+    def _loaded(self) -> Engine:
         return self._ensemble.engine()
 
     def _start(self) -> Start:
@@ -486,12 +485,13 @@ class EnsembleModel(Serializable):
         timing.end_loading()
         return self._started(engine, timing)
 
-    def _started(self, engine: AdaFuseEngine, timing: Timing) -> Start:
+    def _started(self, engine: Engine, timing: Timing) -> Start:
         return Start(engine, engine.config.override(self._engine_options), timing)
 
-    def _first_codec(self) -> TextCodec:
-        backends = self._loaded().backends
-        return next((b.codec for b in backends if b.name in self._names), backends[0].codec)
+    def _first_tokens(self, **given: Any) -> list[int]:
+        """Return the tokens of a prompt or messages in the first active member's vocabulary."""
+        first = self._names[0]
+        return self._loaded().encode_prompt(use=first, weights=None, **given)[first]
 
     def _decode(
         self, start: Start, run: ModelRun | None, place: Place = ONLY, **request: Any

@@ -27,12 +27,11 @@ from langchain_core.utils.uuid import uuid7
 from pydantic import PrivateAttr, StrictBool
 from typing_extensions import Self, Unpack
 
-from adafuse_llm import AdaFuseEngine
+from adafuse_llm import Engine
 from adafuse_llm.adapters.conversation import Conversation, to_conversation
 from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_flag, to_tool_choice
 from adafuse_llm.config import CONSTRAINTS
 from adafuse_llm.errors import InvalidOptionError, MissingDependencyError, short_repr
-from adafuse_llm.text.codec import encode_conversation
 from adafuse_llm.text.grammar import is_available
 from langchain_adafuse._calls import Place, Response, Start, Step
 from langchain_adafuse._messages import (
@@ -156,7 +155,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     ) -> int:
         """Count the tokens of the whole prompt in the first active member's chat template."""
         prompt = to_conversation(to_turns(messages), tools=to_tools(tools or ()))
-        return len(encode_conversation(self._first_codec(), prompt))
+        return len(self._first_tokens(messages=prompt))
 
     # Tools and schemas ------------------------------------------------------------------------
 
@@ -381,7 +380,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         )
         return _Request(prompt, form)
 
-    def _constraint(self, engine: AdaFuseEngine, form: ReplyForm) -> dict[str, Any]:
+    def _constraint(self, engine: Engine, form: ReplyForm) -> dict[str, Any]:
         """Return the engine's option that enforces the form of a reply; empty if nothing is.
 
         Raises:
@@ -406,7 +405,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             return {}
         return constraint
 
-    async def _aconstraint(self, engine: AdaFuseEngine, form: ReplyForm) -> dict[str, Any]:
+    async def _aconstraint(self, engine: Engine, form: ReplyForm) -> dict[str, Any]:
         """Do the same as `_constraint`, but compile a new grammar in a thread."""
         if form.is_free:
             return {}
@@ -583,7 +582,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         )
         return profile if window is None else {**profile, "max_input_tokens": window}
 
-    def _loaded(self) -> AdaFuseEngine:
+    def _loaded(self) -> Engine:
         engine = super()._loaded()
         names = self._names
         if self.profile is not None and "max_input_tokens" not in self.profile:
@@ -594,9 +593,9 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             enforces = self._can_enforce(engine)
             self.profile["tool_choice"] = self.profile["structured_output"] = enforces
         if plain := [
-            backend.name
-            for backend in engine.backends
-            if backend.name in names and not backend.codec.has_chat_template
+            each.name
+            for each in engine.member_info
+            if each.name in names and not each.has_chat_template
         ]:
             self._warn_once(
                 f"members without a chat template: {', '.join(plain)}. They read messages as plain "
@@ -604,7 +603,7 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             )
         return engine
 
-    def _can_enforce(self, engine: AdaFuseEngine | None) -> bool:
+    def _can_enforce(self, engine: Engine | None) -> bool:
         """Return whether the form of replies can be enforced.
 
         Without an engine, the result is True if the extra is installed.

@@ -84,7 +84,9 @@ def test_members_by_path_answer_as_said(tmp_path):
     llm = AdaFuseLLM(members=paths, dtype="float64", device_map=None, max_words=2)
     assert llm.chat([ChatMessage("Well?")]).message.content == "Yes."
     assert llm.metadata.model_name == "ink+quill"
-    (first, _) = llm.engine.backends
+    engine = llm.engine
+    assert isinstance(engine, AdaFuseEngine)
+    (first, _) = engine.backends
     assert isinstance(first, HuggingFaceBackend)
     assert str(first.model.dtype) == "torch.float64"
     llm.unload()

@@ -26,7 +26,7 @@ from llama_index.llms.adafuse.raw import AdaFuseRaw
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.dispatcher import active_instrument_tags
 
-from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Generation, Round, StreamEvent
+from adafuse_llm import AdaFuseConfig, Engine, Generation, Round, StreamEvent
 from adafuse_llm.summary import Summary, record
 
 dispatcher = get_dispatcher(__name__)
@@ -64,13 +64,11 @@ class Decode:
 
     Args:
         engine: the engine that decodes.
-        request: ``prompt`` or ``messages``, and options, as keywords of `AdaFuseEngine.stream`.
+        request: ``prompt`` or ``messages``, and options, as keywords of `Engine.stream`.
         emit_events: whether to open a span and emit events.
     """
 
-    def __init__(
-        self, engine: AdaFuseEngine, request: dict[str, Any], *, emit_events: bool
-    ) -> None:
+    def __init__(self, engine: Engine, request: dict[str, Any], *, emit_events: bool) -> None:
         self._engine = engine
         self._request = request
         self._cancel = threading.Event()
@@ -177,7 +175,10 @@ class Decode:
     async def _astream(self) -> AsyncGenerator[StreamEvent, None]:
         """Return the engine's stream. An invalid request raises an error before any computation."""
         try:
-            return await self._engine._open_astream(**self._request, cancel=self._cancel)
+            self._config.check_one_response()
+            return _without_index(
+                await self._engine.open_stream(**self._request, cancel=self._cancel)
+            )
         except BaseException as error:
             self.end(error)
             raise
@@ -207,9 +208,7 @@ class Decode:
         """Open the decode's span as a child of the active span."""
         self._context = copy_context()
         self._span = f"AdaFuse.decode-{uuid.uuid4()}"
-        self._bound_args = inspect.signature(AdaFuseEngine.stream).bind(
-            self._engine, **self._request
-        )
+        self._bound_args = inspect.signature(Engine.stream).bind(self._engine, **self._request)
         parent, tags = active_span_id.get(), active_instrument_tags.get()
         dispatcher.span_enter(self._span, self._bound_args, self._engine, parent, tags)
         self._context.run(active_span_id.set, self._span)
@@ -246,6 +245,15 @@ class Decode:
             )
             self._context.run(dispatcher.event, end)
             self.end(generation=generation)
+
+
+async def _without_index(
+    events: AsyncGenerator[tuple[int, StreamEvent], None],
+) -> AsyncGenerator[StreamEvent, None]:
+    """Yield the events of the only response."""
+    async with aclosing(events):
+        async for _, event in events:
+            yield event
 
 
 def _options(request: dict[str, Any]) -> dict[str, Any]:

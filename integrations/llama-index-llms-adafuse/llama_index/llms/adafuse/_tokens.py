@@ -9,12 +9,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.utilities.token_counting import TokenCounter
 
-from adafuse_llm.backends import Backend
-from adafuse_llm.text.codec import encode_conversation
-from adafuse_llm.text.reply_start import start_replies
-
-CONTEXT = "\n"
-"""Text before the counted text, because the count may differ at the start of a prompt."""
+from adafuse_llm import Engine
 
 MESSAGE_TOKENS = 3
 """Tokens for the markers of a message, as in LlamaIndex's counts."""
@@ -26,17 +21,21 @@ class LongestTokenizer:
     Only the number of tokens is meaningful, because each member has its own ids.
 
     Args:
-        backends: at least one member.
+        engine: the engine.
+        members: names of the members that count, at least one.
     """
 
-    def __init__(self, backends: Sequence[Backend]) -> None:
-        codecs = [backend.codec for backend in backends]
-        self._codecs = [(codec, codec.encode_prompt(CONTEXT)) for codec in codecs]
+    def __init__(self, engine: Engine, members: Sequence[str]) -> None:
+        self._engine = engine
+        self._members = tuple(members)
 
     def __call__(self, text: str) -> list[int]:
         """Return the tokens of a text, without special tokens."""
-        encodings = (codec.encode_continuation(before, text)[0] for codec, before in self._codecs)
-        return max(encodings, key=len)
+        return max(self.encode(text).values(), key=len)
+
+    def encode(self, text: str) -> dict[str, list[int]]:
+        """Return the tokens of a text by member, without special tokens."""
+        return self._engine.encode_text(text, use=self._members, weights=None)
 
 
 class MemberTokenCounter(TokenCounter):
@@ -55,8 +54,7 @@ class MemberTokenCounter(TokenCounter):
 
 
 def make_prompt_helper(
-    backends: Sequence[Backend],
-    members: Sequence[str],
+    engine: Engine,
     request: dict[str, Any],
     *,
     given: str,
@@ -66,36 +64,17 @@ def make_prompt_helper(
     """Create a prompt helper that packs prompts by the members' counts.
 
     Args:
-        backends: the active members.
-        members: names of all members.
+        engine: the engine.
         request: an example of a request, with ``prompt`` or ``messages``.
         given: the texts in the example that LlamaIndex counts. The helper reserves space for the
             rest of the example, such as the markers of chat templates.
         window: the smallest context window of the members, in tokens.
         num_output: maximum number of tokens of a response.
     """
-    tokenizer = LongestTokenizer(backends)
-    encoded = _encode(backends, members, request)
-    reserved = max(
-        len(ids) - len(LongestTokenizer([backend])(given))
-        for backend, ids in zip(backends, encoded, strict=True)
-    )
+    encoded = engine.encode_prompt(**request)
+    tokenizer = LongestTokenizer(engine, tuple(encoded))
+    counted = tokenizer.encode(given)
+    reserved = max(len(ids) - len(counted[name]) for name, ids in encoded.items())
     helper = PromptHelper(window - reserved, num_output, tokenizer=tokenizer)
     helper._token_counter = MemberTokenCounter(tokenizer)
     return helper
-
-
-def _encode(
-    backends: Sequence[Backend], members: Sequence[str], request: dict[str, Any]
-) -> list[list[int]]:
-    """Return the tokens of a request's prompt, for each backend."""
-    if "messages" not in request:
-        return [backend.codec.encode_prompt(request["prompt"]) for backend in backends]
-    conversation = request["messages"]
-    codecs = {backend.name: backend.codec for backend in backends}
-    variables = request.get("chat_template_kwargs")
-    starts, _ = start_replies(codecs, conversation, variables, members)
-    return [
-        encode_conversation(backend.codec, conversation, starts[backend.name])
-        for backend in backends
-    ]

@@ -59,8 +59,8 @@ from typing_extensions import Self, Unpack, override
 
 from adafuse_llm import (
     AdaFuseConfig,
-    AdaFuseEngine,
     Choice,
+    Engine,
     InvalidInputError,
     InvalidOptionError,
     MalformedReplyError,
@@ -72,7 +72,6 @@ from adafuse_llm.adapters.conversation import to_conversation, to_messages
 from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
 from adafuse_llm.adapters.options import Unsupported, check_option_names
 from adafuse_llm.adapters.schema import close_objects
-from adafuse_llm.backends import Backend
 from adafuse_llm.config import CONSTRAINTS, DecodeOptions
 
 if TYPE_CHECKING:
@@ -266,7 +265,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
     chat_template_kwargs: dict[str, Any] | None = _option("chat_template_kwargs")
     continue_final_message: bool | None = _option("continue_final_message")
 
-    _passed_engine: AdaFuseEngine | None = PrivateAttr(default=None)
+    _passed_engine: Engine | None = PrivateAttr(default=None)
     _fixed_options: dict[str, Any] = PrivateAttr(default_factory=dict)
     _warnings: set[str] = PrivateAttr(default_factory=set)
 
@@ -274,7 +273,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         self,
         members: Sequence[str | MemberSpec | dict[str, Any]] | None = None,
         *,
-        engine: AdaFuseEngine | None = None,
+        engine: Engine | None = None,
         **kwargs: Unpack[LLMOptions],
     ) -> None:
         fields = {*type(self).model_fields} - {*AdaFuseConfig.model_fields}
@@ -357,7 +356,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         return "AdaFuseLLM"
 
     @property
-    def engine(self) -> AdaFuseEngine:
+    def engine(self) -> Engine:
         """The engine. The first access loads the members.
 
         Raises:
@@ -420,7 +419,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         that fits by this count fits every member. Only the number of tokens is meaningful. Reading
         the property loads the members.
         """
-        return LongestTokenizer(self._active_backends(self._options({})))
+        return LongestTokenizer(self.engine, self._active_members(self._options({})))
 
     @adapter_errors()
     def prompt_helper(self) -> PromptHelper:
@@ -431,7 +430,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         prompts of a query engine may not fit, and the query fails. The helper also reserves space
         for the markers of the members' chat templates. It loads the members.
         """
-        metadata, backends = self.metadata, self._active_backends(self._options({}))
+        metadata = self.metadata
         system = self.system_prompt or ""
         if metadata.is_chat_model:
             messages = [ChatMessage(role=role, content="x") for role in ("system", "user")]
@@ -440,8 +439,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         else:
             request, given = self._prompt("x", False, {}), f"{system}x"
         return make_prompt_helper(
-            backends,
-            self.engine.members,
+            self.engine,
             request,
             given=given,
             window=metadata.context_window,
@@ -953,15 +951,14 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
             value = read(self._ensemble)
         return value
 
-    def _active_backends(self, options: Mapping[str, Any]) -> list[Backend]:
-        """Return the members that decode with these options.
+    def _active_members(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the names of the members that decode with these options.
 
         Raises:
             InvalidOptionError: an option is out of range or does not match the members.
         """
         engine = self.engine
-        active = engine.config.override(options).member_weights(engine.members)
-        return [backend for backend in engine.backends if backend.name in active]
+        return tuple(engine.config.override(options).member_weights(engine.members))
 
     def _prompt(self, prompt: str, formatted: bool, overrides: Mapping[str, Any]) -> dict[str, Any]:
         """Return the request for a completion.
@@ -985,7 +982,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
             return self.complete_as_chat
         if self.completion_to_prompt not in (None, default_completion_to_prompt):
             return False
-        return all(b.codec.has_chat_template for b in self._active_backends(options))
+        return bool(self._ensemble.has_chat_templates(self._active_members(options)))
 
     def _messages(
         self,

@@ -1,0 +1,178 @@
+"""What every engine offers besides its calls: opened streams, counts of tokens, and views."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from adafuse_llm import (
+    AdaFuseConfig,
+    AdaFuseEngine,
+    Generation,
+    InvalidInputError,
+    InvalidOptionError,
+    MemberInfo,
+    Round,
+    StreamEvent,
+)
+from adafuse_llm.backends import FakeBackend
+
+DRAWN: dict[str, Any] = {"temperature": 1.0, "seed": 7, "n": 3, "max_new_tokens": 12}
+TURNS = [{"role": "user", "content": "Where does the ferry go?"}]
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[AdaFuseEngine]:
+    with AdaFuseEngine.from_embedded(config=AdaFuseConfig(max_new_tokens=12)) as engine:
+        yield engine
+
+
+def always(text: str) -> dict[str, float]:
+    return {"a": 0.6, "b": 0.3, "<end>": 0.1}
+
+
+async def by_index(
+    events: AsyncGenerator[tuple[int, StreamEvent], None],
+) -> dict[int, list[StreamEvent]]:
+    found: dict[int, list[StreamEvent]] = {}
+    async with aclosing(events):
+        async for index, event in events:
+            found.setdefault(index, []).append(event)
+    return found
+
+
+def results(found: dict[int, list[StreamEvent]]) -> list[Any]:
+    """The responses in order; each has the text of its events."""
+    generations: list[Generation] = []
+    for index in range(len(found)):
+        generation = found[index][-1].generation
+        assert generation is not None
+        assert "".join(event.text for event in found[index]) == generation.text
+        generations.append(generation)
+    return plain(generations)
+
+
+def plain(generations: Sequence[Generation]) -> list[Any]:
+    """What is the same in responses however they share forward passes."""
+    return [
+        (
+            *(each.text, each.seed, each.finish_reason, each.usage.completion_tokens),
+            [[candidate.text for candidate in played.candidates] for played in each.rounds],
+        )
+        for each in generations
+    ]
+
+
+async def test_an_opened_stream_has_all_responses_of_a_request(embedded: AdaFuseEngine) -> None:
+    seen: list[Round] = []
+    opened = await embedded.open_stream(messages=TURNS, on_round=seen.append, **DRAWN)
+    found = await by_index(opened)
+    whole = embedded.generate(messages=TURNS, **DRAWN)
+    assert results(found) == plain([whole, *whole.alternatives])
+    assert len(seen) == sum(len(events) for events in found.values())
+
+
+async def test_an_opened_batch_numbers_responses_as_a_batch_does(embedded: AdaFuseEngine) -> None:
+    prompts = ["The ferry", "Bread"]
+    found = await by_index(await embedded.open_stream_batch(prompts, **{**DRAWN, "n": 2}))
+    batch = {
+        index: event.generation
+        for index, event in embedded.stream_batch(prompts, **{**DRAWN, "n": 2})
+        if event.generation
+    }
+    assert results(found) == plain([batch[index] for index in range(4)])
+
+
+@pytest.mark.quick
+async def test_streams_are_checked_when_they_are_opened() -> None:
+    engine = AdaFuseEngine([FakeBackend("one", always)])
+    with pytest.raises(InvalidInputError, match="either a prompt or messages"):
+        await engine.open_stream()
+    with pytest.raises(InvalidInputError, match="input 1 of the batch: the prompt is empty"):
+        await engine.open_stream_batch(["x", ""])
+    with pytest.raises(InvalidOptionError, match="a stream has one response; got 2"):
+        engine.stream("x", n=2, temperature=1)
+
+
+@pytest.mark.quick
+async def test_closing_an_opened_stream_ends_its_decode() -> None:
+    engine = AdaFuseEngine([FakeBackend("one", lambda text: {"a": 0.9, "b": 0.1})])
+    opened = await engine.open_stream("x", max_new_tokens=100_000)
+    await anext(opened)
+    await opened.aclose()
+    for _ in range(500):
+        if not engine._scheduler.running:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the decode goes on")
+
+
+def test_encoded_prompts_have_the_tokens_that_usage_counts(embedded: AdaFuseEngine) -> None:
+    for arguments in (
+        {"prompt": "The ferry  "},
+        {"messages": TURNS},
+        {"prompt": "a", "use": "wren"},
+    ):
+        counts = embedded.generate(**arguments, max_new_tokens=1).usage.prompt_tokens
+        if "use" in arguments:
+            assert [*counts] == ["wren"]
+        encoded = embedded.encode_prompt(**arguments)
+        assert {name: len(ids) for name, ids in encoded.items()} == counts
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {}}}
+    with_tool = embedded.encode_prompt(messages=TURNS, tools=[tool])
+    without = embedded.encode_prompt(messages=TURNS)
+    assert all(len(with_tool[name]) > len(ids) for name, ids in without.items())
+    assert {*embedded.encode_prompt("")} == {*embedded.members}  # an empty prompt is counted, too
+
+
+def test_encoded_texts_add_up_to_longer_ones(embedded: AdaFuseEngine) -> None:
+    once, twice = (embedded.encode_text("The ferry leaves.\n" * times) for times in (1, 2))
+    assert [*once] == [*embedded.members]
+    assert {name: ids * 2 for name, ids in once.items()} == twice
+    assert [*embedded.encode_text("x", use="heron")] == ["heron"]
+    with pytest.raises(InvalidInputError, match="got int"):
+        embedded.encode_text(5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidOptionError, match="no member 'q'"):
+        embedded.encode_text("x", use="q")
+
+
+@pytest.mark.quick
+def test_members_are_described() -> None:
+    engine = AdaFuseEngine([FakeBackend("one", always), FakeBackend("two", always, (), 20)])
+    one, two = engine.member_info
+    assert one == MemberInfo(
+        name="one", context_window=None, has_chat_template=one.has_chat_template
+    )
+    assert (two.name, two.context_window) == ("two", 20)
+    assert engine.context_window == 20
+
+
+def test_a_view_with_another_strategy_decodes_as_an_engine_with_it(
+    embedded: AdaFuseEngine,
+) -> None:
+    view = embedded.with_strategy("single")
+    alone = AdaFuseEngine(embedded.backends, AdaFuseConfig(max_new_tokens=12), strategy="single")
+    assert plain([view.generate("The ferry", use="heron")]) == plain(
+        [alone.generate("The ferry", use="heron")]
+    )
+    assert embedded.strategy.name == "adafuse"
+    with pytest.raises(InvalidOptionError, match="strategy 'single' does not use it"):
+        view.generate("The ferry", use="heron", max_words=2)
+    with pytest.raises(InvalidOptionError, match="sngle"):
+        embedded.with_strategy("sngle")
+    alone.close()
+
+
+@pytest.mark.quick
+def test_a_view_shares_the_limits_and_the_end_of_its_engine() -> None:
+    config = AdaFuseConfig(max_words=2, max_new_tokens=4)
+    engine = AdaFuseEngine([FakeBackend("one", always)], config)
+    view = engine.with_strategy("single")
+    assert view.config == AdaFuseConfig(max_new_tokens=4)  # the others are not used
+    assert view.generate("x").usage.completion_tokens == {"one": 4}
+    view.close()
+    assert engine.closed
