@@ -236,7 +236,7 @@ class AdaFuseEngine(Engine):
         Args:
             path: a YAML or JSON file, such as one that ``adafuse tune`` wrote. The module
                 :mod:`adafuse_llm.loading.config_file` describes its format.
-            runtime: as for `from_pretrained`.
+            runtime: as for `from_pretrained`. The default is the section ``runtime`` of the file.
             trust_remote_code: as for `from_pretrained`; the file cannot set it.
             on_round: as for `from_pretrained`.
 
@@ -249,7 +249,7 @@ class AdaFuseEngine(Engine):
             file.members,
             config=file.config,
             strategy=file.strategy,
-            runtime=runtime,
+            runtime=runtime or file.runtime,
             dtype=file.dtype,
             device_map=file.device_map,
             revision=file.revision,

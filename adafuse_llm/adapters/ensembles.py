@@ -223,6 +223,8 @@ def fields_from_config(path: str | PathLike[str]) -> dict[str, Any]:
     options = file.config.model_dump(include=set(file.options))
     used = options.pop("use", None)
     fields = {name: getattr(file, name) for name in ("dtype", "device_map", "revision")}
+    if file.runtime.model_fields_set:
+        fields["runtime"] = file.runtime
     if file.models or used or file.processes:
         specs = tuple(map(as_spec, file.members))
         by_name = dict(zip(member_names(specs), specs, strict=True))

@@ -47,7 +47,7 @@ from typing import Any
 from tqdm import tqdm
 
 from adafuse_llm.adapters.options import REFUSED
-from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
+from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import (
     InvalidInputError,
@@ -155,7 +155,7 @@ class AdaFuseLM(LM):  # type: ignore[misc]
             file.members,
             config=settled,
             strategy=strategy or file.strategy,
-            runtime=RuntimeConfig(max_requests=self.requests),
+            runtime=file.runtime.model_copy(update={"max_requests": self.requests}),
             dtype=dtype or file.dtype,
             device_map=device_map or file.device_map or _available(device),
             revision=revision or file.revision,

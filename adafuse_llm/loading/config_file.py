@@ -7,6 +7,11 @@ A file sets members, loading arguments and options, as the flags of a command do
     margin_threshold: 0.6
     max_words: 2
     weights: {one: 1.0, two: 0.5}
+    runtime: {max_requests: 8}
+    serving: {port: 8080, max_output_tokens: 1000}
+
+The section ``runtime`` sets fields of `RuntimeConfig`. The section ``serving`` sets fields of
+`ServerConfig`, which only ``adafuse serve`` uses.
 
 A model can also be a mapping of the fields of `MemberSpec`, such as
 ``{path: path/one, process: true, threads: 2}``. ``processes: true`` runs every member in a process
@@ -22,19 +27,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from pydantic import Field, field_validator
 
-from adafuse_llm.config import AdaFuseConfig, Options
+from adafuse_llm.config import AdaFuseConfig, Options, RuntimeConfig
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.loading.specs import MemberSpec, as_spec, in_process
+from adafuse_llm.serving_config import ServerConfig
 
 __all__ = ["ConfigFile", "read_config", "read_schema", "write_config"]
+
+Section = TypeVar("Section", bound=Options)
 
 
 class ConfigFile(Options):
@@ -65,6 +73,12 @@ class ConfigFile(Options):
     )
     options: dict[str, Any] = Field(
         default_factory=dict, description="Options of `AdaFuseConfig` that the file sets."
+    )
+    runtime: RuntimeConfig = Field(
+        default_factory=RuntimeConfig, description="How the engine runs requests."
+    )
+    serving: ServerConfig = Field(
+        default_factory=ServerConfig, description="How `adafuse serve` runs the server."
     )
 
     @field_validator("models", mode="before")
@@ -97,6 +111,9 @@ MAX_DEPTH = 20
 
 LOADING = ("strategy", "dtype", "device_map", "revision", "processes")
 """Names that a file may set in addition to ``models`` and the options of `AdaFuseConfig`."""
+
+SECTIONS: Final = {"runtime": RuntimeConfig, "serving": ServerConfig}
+"""Names of sections, which are mappings, with the classes of their contents."""
 
 
 def read_config(path: str | PathLike[str]) -> ConfigFile:
@@ -223,20 +240,23 @@ def _parse(path: str | PathLike[str], values: Any) -> ConfigFile:
             f"configuration file {path} must contain names and values, such as 'max_words: 2'; "
             f"got {'an empty file' if values is None else type(values).__name__}"
         )
-    own = ("models", *LOADING)
+    own = ("models", *LOADING, *SECTIONS)
     allowed = [*own, *AdaFuseConfig.model_fields]
-    for name in values:
-        if name not in allowed:
-            raise InvalidOptionError(
-                f"configuration file {path}: unknown option {short_repr(name)}."
-                f"{nearest(str(name), allowed)} The options are: {', '.join(allowed)}."
-            )
     try:
+        for name in values:
+            if name not in allowed:
+                raise _unknown(name, allowed)
         if values.get("json_schema") is not None:
             schema = _inline_schema(Path(path).parent, values["json_schema"])
             values = {**values, "json_schema": schema}
+        sections = {
+            name: _section(name, kind, values[name])
+            for name, kind in SECTIONS.items()
+            if values.get(name) is not None
+        }
         file = ConfigFile(
-            **{name: value for name, value in values.items() if name in own},
+            **{name: values[name] for name in values if name in own and name not in SECTIONS},
+            **sections,
             options={name: value for name, value in values.items() if name not in own},
         )
         _ = file.config
@@ -244,6 +264,34 @@ def _parse(path: str | PathLike[str], values: Any) -> ConfigFile:
     except InvalidInputError as error:
         raise type(error)(f"configuration file {path}: {error}") from None
     return file
+
+
+def _unknown(name: Any, allowed: Iterable[str]) -> InvalidOptionError:
+    """Return the error for a name that a file cannot set."""
+    hint = nearest(str(name), allowed)
+    for section, kind in SECTIONS.items():
+        if name in kind.model_fields:
+            hint = f" It belongs to the section {section!r}."
+    return InvalidOptionError(
+        f"unknown option {short_repr(name)}.{hint} The options are: {', '.join(allowed)}."
+    )
+
+
+def _section(name: str, kind: type[Section], values: Any) -> Section:
+    """Return the contents of a section.
+
+    Raises:
+        InvalidInputError: the section is not a mapping.
+        InvalidOptionError: an option of the section is unknown or out of range.
+    """
+    if not isinstance(values, dict):
+        raise InvalidInputError(
+            f"section {name!r} must contain names and values; got {short_repr(values)}"
+        )
+    try:
+        return kind(**{str(option): value for option, value in values.items()})
+    except InvalidOptionError as error:
+        raise InvalidOptionError(f"section {name!r}: {error}") from None
 
 
 def _check_models(models: Sequence[str | Mapping[str, Any]]) -> None:

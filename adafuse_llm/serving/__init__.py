@@ -6,6 +6,41 @@
 
 from __future__ import annotations
 
-from adafuse_llm.serving.config import ServingConfig
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-__all__ = ["ServingConfig"]
+from adafuse_llm.errors import MissingDependencyError
+from adafuse_llm.serving_config import ServingConfig
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from adafuse_llm.engine import AdaFuseEngine
+
+__all__ = ["ServingConfig", "create_app"]
+
+
+def create_app(
+    engine: AdaFuseEngine, config: ServingConfig | None = None, *, api_keys: Sequence[str] = ()
+) -> Starlette:
+    """Return an ASGI application that serves an engine. The caller closes the engine.
+
+    Args:
+        engine: the engine.
+        config: options of the server.
+        api_keys: keys of which every request needs one. Empty: no request needs a key.
+
+    Raises:
+        InvalidOptionError: a member has the name of the ensemble, or a key is not usable.
+        MissingDependencyError: the extra ``serve`` is not installed.
+    """
+    try:
+        from adafuse_llm.serving.app import build_app
+        from adafuse_llm.serving.service import Service
+    except ImportError as error:
+        raise MissingDependencyError(
+            f'the server needs {error.name}: pip install "adafuse-llm[serve]"'
+        ) from error
+    service = Service(config or ServingConfig())
+    service.open(engine)
+    return build_app(service, api_keys)

@@ -11,9 +11,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.serving import openai_routes
-from adafuse_llm.serving.config import ServingConfig
+from adafuse_llm.serving.access import middlewares
 from adafuse_llm.serving.errors import ApiError, api_error
 from adafuse_llm.serving.http import error_response
 from adafuse_llm.serving.page import page_route
@@ -23,28 +22,10 @@ CLIENT_CLOSED = 499
 """Status code for the log if the client left before the response. Nobody receives it."""
 
 
-def create_app(
-    engine: AdaFuseEngine, config: ServingConfig | None = None, *, api_keys: Sequence[str] = ()
-) -> Starlette:
-    """Return an ASGI application that serves an engine. The caller closes the engine.
-
-    Args:
-        engine: the engine.
-        config: options of the server.
-        api_keys: keys of which every request needs one. Empty: no request needs a key.
-
-    Raises:
-        InvalidOptionError: a member has the name of the ensemble, or a key is not usable.
-        MissingDependencyError: the extra ``serve`` is not installed.
-    """
-    service = Service(config or ServingConfig())
-    service.open(engine)
-    return build_app(service, api_keys)
-
-
 def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
     """Return the application of a service, whose engine may come later."""
     app = Starlette(
+        middleware=middlewares(service.config, api_keys),
         routes=[
             Route("/health", _health, methods=["GET"]),
             Route("/ready", partial(_ready, service), methods=["GET"]),
@@ -56,7 +37,6 @@ def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
             ApiError: _failed,
             HTTPException: _unknown,
             ClientDisconnect: _left,
-            Exception: _failed,
         },
     )
     app.state.service = service

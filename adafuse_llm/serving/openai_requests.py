@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from adafuse_llm.adapters.conversation import Turn, to_conversation
 from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_tool_choice
 from adafuse_llm.config import CONSTRAINTS, AdaFuseConfig
-from adafuse_llm.errors import ContextWindowError, InvalidInputError, nearest, short_repr
-from adafuse_llm.serving.errors import ApiError, api_error, invalid, option_of
+from adafuse_llm.errors import InvalidInputError, nearest, short_repr
+from adafuse_llm.serving.errors import CONTEXT_CODE, ApiError, api_error, invalid, option_of
 from adafuse_llm.text.conversation import Conversation, check_tools
 
 IGNORED = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
@@ -147,7 +147,7 @@ class ServedRequest:
         if (name := self.given.get(option)) is not None:
             described.param = name
             described.message = described.message.replace(f"option {option!r}", f"field {name!r}")
-        if described.param is None and isinstance(error, ContextWindowError):
+        if described.param is None and described.code == CONTEXT_CODE:
             described.param = "prompt" if self.conversation is None else "messages"
         return described
 
@@ -262,10 +262,15 @@ def _parse(kind: type[Body], body: dict[str, Any]) -> Body:
         return kind.model_validate(used)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False)[0]
-        name = ".".join(str(part) for part in problem["loc"] if part not in ("str", "list[str]"))
+        name = ".".join(str(part) for part in problem["loc"] if not _is_type(part))
         message = problem["msg"][:1].lower() + problem["msg"][1:]
         shown = "" if problem["type"] == "missing" else f"; got {short_repr(problem['input'])}"
         raise invalid(f"{name}: {message}{shown}", name) from None
+
+
+def _is_type(part: int | str) -> bool:
+    """Return whether a part of a location is one of several types of a field, not a field."""
+    return isinstance(part, str) and (part in ("str", "bool") or "[" in part)
 
 
 def _advice(name: str, allowed: Sequence[str]) -> str:

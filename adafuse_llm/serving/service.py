@@ -13,11 +13,11 @@ from typing import Any
 from starlette.requests import ClientDisconnect
 
 from adafuse_llm.engine import AdaFuseEngine
-from adafuse_llm.errors import InvalidOptionError, nearest, short_repr
+from adafuse_llm.errors import AdaFuseError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.results import StreamEvent
-from adafuse_llm.serving.config import ServingConfig
 from adafuse_llm.serving.errors import (
     BUSY,
+    CONTEXT_CODE,
     FAILED,
     INVALID,
     LATE,
@@ -27,6 +27,7 @@ from adafuse_llm.serving.errors import (
     not_ready,
 )
 from adafuse_llm.serving.metrics import Metrics
+from adafuse_llm.serving_config import ServingConfig
 
 logger = logging.getLogger(__name__)
 
@@ -186,7 +187,7 @@ class Service:
             raise invalid(
                 f"the prompt has {characters} characters; this server allows "
                 f"{limits.max_prompt_characters}. Shorten it.",
-                code="context_length_exceeded",
+                code=CONTEXT_CODE,
             )
         if inputs * config.n > limits.max_choices:
             raise invalid(
@@ -211,13 +212,14 @@ class Service:
 
     @asynccontextmanager
     async def decoding(
-        self, route: str, start: Open, *, timeout: float | None = None
+        self, route: str, start: Open, *, name: str, timeout: float | None = None
     ) -> AsyncIterator[Events]:
         """Run a decode, count it and its rounds, and end it with the server.
 
         Args:
             route: name of the route, for metrics.
             start: starts the decode.
+            name: name of the request, for the log.
             timeout: time limit of the request in seconds, if it has one of its own.
 
         Raises:
@@ -235,12 +237,9 @@ class Service:
             outcome = "cancelled"
             raise
         except BaseException as error:
-            described = api_error(error)
-            outcome = OUTCOMES[described.type]
-            if described.code == "internal_error":
-                logger.exception("a request to %s failed unexpectedly", route)
-            elif described.type == FAILED:
-                logger.error("a request to %s failed: %s", route, error)
+            outcome = OUTCOMES[api_error(error).type]
+            if isinstance(error, AdaFuseError) and outcome == OUTCOMES[FAILED]:
+                logger.error("%s failed: %s", name, error)
             raise
         finally:
             with self._lock:

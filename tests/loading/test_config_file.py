@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from adafuse_llm import InvalidInputError, InvalidOptionError, MemberSpec
+from adafuse_llm.adapters.ensembles import fields_from_config
 from adafuse_llm.loading.config_file import MAX_ALIASES, MAX_DEPTH, read_config, write_config
 
 pytestmark = pytest.mark.quick
@@ -147,3 +148,40 @@ def test_e8_a_file_that_cannot_be_used_has_a_short_error(
     with pytest.raises(InvalidInputError, match=says) as caught:
         read_config(file)
     assert len(str(caught.value)) < 800
+
+
+def test_sections_set_how_the_engine_and_the_server_run(tmp_path: Path) -> None:
+    text = "runtime: {max_requests: 3}\nserving:\n  port: 9000\n  allowed_hosts: a.example\n"
+    file = read_config(written(tmp_path, text))
+    assert (file.runtime.max_requests, file.runtime.drafting) == (3, True)
+    assert (file.serving.port, file.serving.allowed_hosts) == (9000, ("a.example",))
+    assert file.serving.model_fields_set == {"port", "allowed_hosts"}
+    empty = read_config(written(tmp_path, "max_words: 2\nserving:\n"))
+    assert not empty.serving.model_fields_set | empty.runtime.model_fields_set
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("runtime: {max_request: 3}", "section 'runtime': unknown option 'max_request'. Did you"),
+        ("runtime: {max_requests: 0}", "section 'runtime': option 'max_requests': input should"),
+        ("serving: {cors_origins: [x]}", "section 'serving': option 'cors_origins': each origin"),
+        ("serving: {1: 2}", "section 'serving': unknown option '1'"),
+        ("serving: [port]", "section 'serving' must contain names and values; got ['port']"),
+        ("max_requests: 3", "'max_requests'. It belongs to the section 'runtime'."),
+        ("port: 3", "unknown option 'port'. It belongs to the section 'serving'."),
+    ],
+)
+def test_a_section_that_cannot_be_used_is_an_error_that_names_the_file(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    file = written(tmp_path, text)
+    with pytest.raises(InvalidInputError, match=re.escape(says)) as caught:
+        read_config(file)
+    assert str(caught.value).startswith(f"configuration file {file}: ")
+
+
+def test_the_adapters_run_requests_as_the_file_says(tmp_path: Path) -> None:
+    file = written(tmp_path, "runtime: {max_requests: 3}")
+    assert fields_from_config(file)["runtime"].max_requests == 3
+    assert "runtime" not in fields_from_config(written(tmp_path, "max_words: 2"))

@@ -1,0 +1,339 @@
+"""Who may use the server and how: hosts, keys, body sizes, request ids and the access log.
+
+All classes are ASGI middlewares. They answer errors in the form of OpenAI's API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+from urllib.parse import quote
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from adafuse_llm.errors import short_repr
+from adafuse_llm.serving.errors import ApiError, api_error, invalid
+from adafuse_llm.serving.http import error_response
+from adafuse_llm.serving_config import ServingConfig
+
+__all__ = ["middlewares"]
+
+logger = logging.getLogger(__name__)
+
+PROBES: Final = frozenset({"/health", "/ready"})
+"""Paths for probes. They need no key and accept any host, because probes use addresses."""
+
+OPEN: Final = PROBES | {"/"}
+"""Paths that need no key."""
+
+QUIET: Final = PROBES | {"/metrics"}
+"""Paths that are requested every few seconds. The log has their successes at level DEBUG only."""
+
+REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+"""The request ids that clients may choose."""
+
+HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\],\s]+)(?::\d*)?")
+"""The header ``Host``: a name or address, and perhaps a port."""
+
+MAX_PATH: Final = 200
+"""Maximum length of a path in the log."""
+
+DISCARDED_BYTES: Final = 64 * 2**20
+DISCARD_SECONDS: Final = 5.0
+"""How much of a body that is too large the server reads and discards, and for how long. Many
+clients read the answer only after they have sent the whole body."""
+
+
+def middlewares(config: ServingConfig, api_keys: Sequence[str] = ()) -> list[Middleware]:
+    """Return the middlewares of the server, the outermost first.
+
+    Args:
+        config: options of the server.
+        api_keys: keys that clients may use. If there are none, clients need no key.
+    """
+    chosen = [Middleware(AccessLog)]
+    if config.allowed_hosts:
+        chosen.append(Middleware(HostCheck, allowed=config.allowed_hosts))
+    if config.cors_origins:
+        chosen.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=config.cors_origins,
+                allow_methods=("GET", "POST"),
+                allow_headers=("*",),
+                expose_headers=("X-Request-ID", "Retry-After"),
+            )
+        )
+    if api_keys:
+        chosen.append(Middleware(KeyCheck, keys=api_keys))
+    chosen.append(Middleware(BodyLimit, limit=config.max_body_bytes, log_bodies=config.log_prompts))
+    return chosen
+
+
+class AccessLog:
+    """Gives every request an id, logs one line when it ends, and answers unexpected errors.
+
+    A client can choose the id with the header ``X-Request-ID``. Every response has this header.
+    Applications find the id in ``scope["state"]["request_id"]``. If they set
+    ``scope["state"]["outcome"]``, the log has this word; otherwise, the status determines it.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        call = _Call(scope, receive, send)
+        try:
+            await self.app(scope, call.receive, call.send)
+        except Exception as error:
+            logger.exception("request %s failed", call.id)
+            if call.status:  # the server closes the connection, so that the client sees a failure
+                call.is_broken = True
+                raise
+            await error_response(api_error(error))(scope, call.receive, call.send)
+        except BaseException:  # such as a cancellation at shutdown
+            call.is_broken = True
+            raise
+        finally:
+            call.log()
+
+
+class _Call:
+    """One request: its id, and what became of it."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = Headers(scope=scope).get("x-request-id", "")
+        self.id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        self.state = scope.setdefault("state", {})
+        self.state["request_id"] = self.id
+        self.status = 0
+        self.is_complete = self.has_left = self.is_broken = False
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._started = time.perf_counter()
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.disconnect" and not self.is_complete:
+            self.has_left = True
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            MutableHeaders(scope=message)["X-Request-ID"] = self.id
+        elif not message.get("more_body"):
+            self.is_complete = True
+        await self._send(message)
+
+    @property
+    def outcome(self) -> str:
+        """What became of the request, as `Metrics.request` calls it."""
+        if self.is_broken:
+            return "failed"
+        if "outcome" in self.state:
+            return str(self.state["outcome"])
+        if self.has_left or not self.is_complete:
+            return "cancelled"
+        if self.status in (408, 504):
+            return "timeout"
+        if self.status == 429:
+            return "busy"
+        return "failed" if self.status >= 500 else "refused" if self.status >= 400 else "ok"
+
+    def log(self) -> None:
+        is_quiet = self._scope["path"] in QUIET and self.outcome == "ok"
+        client = self._scope.get("client")
+        logger.log(
+            logging.DEBUG if is_quiet else logging.INFO,
+            "request=%s client=%s method=%s path=%s status=%s ms=%.0f outcome=%s",
+            self.id,
+            client[0] if client else "-",
+            self._scope["method"],
+            quote(self._scope["path"][:MAX_PATH]),
+            self.status or "-",
+            (time.perf_counter() - self._started) * 1000,
+            self.outcome,
+        )
+
+
+class HostCheck:
+    """Refuses requests for other host names, such as those of other sites' pages.
+
+    Args:
+        app: the application.
+        allowed: host names without ports; ``*.example.org`` stands for all names below it.
+    """
+
+    def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
+        self.app = app
+        self._allowed = [_without_brackets(host) for host in allowed]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        if scope["type"] == "http" and scope["path"] not in PROBES:
+            given = ", ".join(Headers(scope=scope).getlist("host"))
+            if not self._is_allowed(given):
+                message = (
+                    f"The server does not accept the host {short_repr(given)}. The operator can "
+                    "allow it with allowed_hosts (--allowed-host)."
+                )
+                refusal = invalid(message, code="host_not_allowed")
+                await error_response(refusal)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+    def _is_allowed(self, header: str) -> bool:
+        if (parts := HOST.fullmatch(header)) is None:
+            return False
+        name = _without_brackets(parts[1])
+        return any(
+            pattern in ("*", name) or (pattern.startswith("*.") and name.endswith(pattern[1:]))
+            for pattern in self._allowed
+        )
+
+
+def _without_brackets(host: str) -> str:
+    return host.lower().removesuffix(".").removeprefix("[").removesuffix("]")
+
+
+class KeyCheck:
+    """Refuses requests without a valid key in the header ``Authorization: Bearer KEY``.
+
+    Args:
+        app: the application.
+        keys: the valid keys.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self.app = app
+        self._digests = [_digest(key) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        if scope["type"] == "http" and scope["path"] not in OPEN:
+            header = Headers(scope=scope).get("authorization", "")
+            scheme, _, key = header.partition(" ")
+            if not self._is_valid(key.strip()) or scheme.lower() != "bearer":
+                problem = "The API key is not valid." if header else "The request has no API key."
+                message = f"{problem} Send the header 'Authorization: Bearer KEY'."
+                response = error_response(ApiError(401, message, code="invalid_api_key"))
+                response.headers["WWW-Authenticate"] = "Bearer"
+                await response(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+    def _is_valid(self, key: str) -> bool:
+        """Compare a key with all valid ones. The time does not depend on the keys."""
+        given = _digest(key)
+        return sum([hmac.compare_digest(given, digest) for digest in self._digests]) > 0
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+class BodyLimit:
+    """Reads the body of a request before the application runs, up to a limit.
+
+    Args:
+        app: the application.
+        limit: maximum bytes of a body.
+        log_bodies: whether to log bodies.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int, *, log_bodies: bool = False) -> None:
+        self.app = app
+        self._limit = limit
+        self._logs_bodies = log_bodies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        body = None
+        if not self._is_declared_too_large(scope):
+            body = await self._read(receive)
+        if body is None:
+            await self._answer_too_large(scope, receive, send)
+            return
+        if self._logs_bodies and body.get("body"):
+            text = json.dumps(body["body"].decode(errors="replace"))
+            logger.info("request=%s body=%s", scope.get("state", {}).get("request_id"), text)
+        unread = [body]
+
+        async def replay() -> Message:
+            return unread.pop() if unread else await receive()
+
+        await self.app(scope, replay, send)
+
+    def _is_declared_too_large(self, scope: Scope) -> bool:
+        length = Headers(scope=scope).get("content-length", "0").lstrip("0")
+        return len(length) > len(str(self._limit)) or int(length or "0") > self._limit
+
+    async def _read(self, receive: Receive) -> Message | None:
+        """Return the whole body as one message, or the message that the client has left.
+
+        Return None if the body exceeds the limit.
+        """
+        body = bytearray()
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return message
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(body) > self._limit:
+                return None
+        return {"type": "http.request", "body": bytes(body), "more_body": False}
+
+    async def _answer_too_large(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with an error, discard some of the rest of the body, and close the connection."""
+        held: list[Message] = []
+
+        async def hold_end(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                held.append({**message, "body": b""})
+                message = {**message, "more_body": True}
+            await send(message)
+
+        message = (
+            f"The body of the request is too large: at most {self._limit:,} bytes are allowed "
+            "(max_body_bytes, --max-body-bytes). Send a shorter one."
+        )
+        response = error_response(ApiError(413, message, code="request_too_large"))
+        response.headers["Connection"] = "close"
+        await response(scope, receive, hold_end)
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(_discard(receive), DISCARD_SECONDS)
+        for last in held:
+            await send(last)
+
+
+async def _discard(receive: Receive) -> None:
+    """Read a body and forget it, up to `DISCARDED_BYTES`."""
+    left = DISCARDED_BYTES
+    while left > 0:
+        message = await receive()
+        left -= len(message.get("body", b""))
+        if not message.get("more_body"):
+            return

@@ -1,0 +1,274 @@
+"""Runs the server in this process: it listens, loads the members, and stops on a signal."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Final, Literal, Protocol
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from adafuse_llm.engine import AdaFuseEngine
+from adafuse_llm.errors import InvalidInputError
+from adafuse_llm.serving_config import ServerConfig
+
+__all__ = ["listen", "run", "url_of"]
+
+logger = logging.getLogger(__name__)
+
+BACKLOG: Final = 2048
+"""Number of connections that wait to be accepted."""
+
+KEEP_ALIVE_SECONDS: Final = 75
+"""Seconds after which an idle connection is closed. Proxies usually close theirs after 60, and the
+side that opened a connection should be the one that closes it."""
+
+HEAD_SECONDS: Final = 15.0
+"""Maximum seconds that a client may take for the headers of a request."""
+
+BODY_SECONDS: Final = 30.0
+"""Maximum seconds between two parts of the body of a request."""
+
+END_SECONDS: Final = 10.0
+"""Seconds for clients to read the ends of their responses, after all requests were cancelled."""
+
+CLOSE_SECONDS: Final = 5.0
+"""Seconds for members to finish their forward passes, after all requests have ended."""
+
+MARGIN_SECONDS: Final = 10.0
+"""Seconds for everything else at the end. Then the process ends, whatever still runs."""
+
+_PROBLEMS: Final = {
+    errno.EADDRINUSE: "the port is in use by another program. Stop it, or choose another --port.",
+    errno.EACCES: "this port needs special rights. Choose a --port above 1023.",
+    errno.EADDRNOTAVAIL: "this machine does not have the address. Choose another --host.",
+}
+
+
+class Service(Protocol):
+    """What the server needs of its service."""
+
+    @property
+    def engine(self) -> AdaFuseEngine | None:
+        """The engine; None until it is loaded."""
+        ...
+
+    def open(self, engine: AdaFuseEngine) -> None:
+        """Take an engine, and serve requests with it."""
+        ...
+
+    def begin_drain(self) -> None:
+        """Refuse new requests, and end the running ones after some time."""
+        ...
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that accepts connections.
+
+    Args:
+        host: name or address of an interface of this machine. ``::`` also accepts IPv4.
+        port: number of the port. With 0, the system chooses one.
+
+    Raises:
+        InvalidInputError: the address cannot be used.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = host == "::" and socket.has_dualstack_ipv6()
+    try:
+        return socket.create_server(
+            (host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both
+        )
+    except OSError as error:
+        reason = _PROBLEMS.get(error.errno or 0, f"{error.strerror}. Choose another --host.")
+        raise InvalidInputError(f"cannot listen at {host} port {port}: {reason}") from error
+
+
+def url_of(host: str, listener: socket.socket) -> str:
+    """Return the URL of a server, with the number of the real port."""
+    port = listener.getsockname()[1]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def run(
+    app: ASGIApp,
+    service: Service,
+    listener: socket.socket,
+    load: Callable[[], AdaFuseEngine],
+    *,
+    config: ServerConfig,
+    on_ready: Callable[[AdaFuseEngine], None] = lambda _: None,
+) -> int:
+    """Serve until a signal, and return the exit code.
+
+    Members load in the background. Until they are loaded, the application answers that it is not
+    ready. On SIGTERM or SIGINT (Ctrl-C), the server accepts no more connections. Running requests
+    may take `ServingConfig.drain_seconds` more seconds; then they end with the text so far. A
+    second signal ends the process at once. If a member hangs, this function ends the process
+    instead of returning.
+
+    Args:
+        app: the application.
+        service: the service of the application, without an engine.
+        listener: a socket that accepts connections.
+        load: function that loads the members.
+        config: options of the server.
+        on_ready: function that is called when the members are loaded.
+
+    Returns:
+        0 after SIGTERM, and 130 after SIGINT.
+
+    Raises:
+        AdaFuseError: the members cannot be loaded.
+    """
+    server = _Server(_uvicorn_config(app, config), service, config)
+
+    def load_members() -> None:
+        try:
+            engine = load()
+            service.open(engine)
+            on_ready(engine)
+        except BaseException as error:  # the main thread raises it
+            server.failure = error
+            server.should_exit = True
+
+    loader = threading.Thread(target=load_members, name="adafuse load", daemon=True)
+    loader.start()
+    try:
+        server.run([listener])
+        if server.failure is not None:
+            raise server.failure
+        code = 130 if server.signal == signal.SIGINT else 0
+        if loader.is_alive() or _close(service.engine):
+            _leave(code)
+        return code
+    finally:
+        server.watchdog.cancel()
+
+
+def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=_Connection,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=bool(config.trusted_proxies),
+        forwarded_allow_ips=list(config.trusted_proxies),
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=math.ceil(config.drain_seconds + END_SECONDS),
+    )
+
+
+def _close(engine: AdaFuseEngine | None) -> bool:
+    """Close an engine, and return whether a forward pass still runs."""
+    if engine is None:
+        return False
+    engine.close(CLOSE_SECONDS)
+    return bool(engine.scheduler.close(0))
+
+
+def _leave(code: int) -> None:
+    """End the process without waiting for its threads."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+class _Server(uvicorn.Server):
+    """A server that drains its service on a signal.
+
+    Attributes:
+        signal: the signal that stops the server, or None.
+        failure: the error that stops the server, or None.
+        watchdog: ends the process if the server does not stop in time.
+    """
+
+    def __init__(
+        self, uvicorn_config: uvicorn.Config, service: Service, config: ServerConfig
+    ) -> None:
+        super().__init__(uvicorn_config)
+        self.signal: int | None = None
+        self.failure: BaseException | None = None
+        self._service = service
+        self._send_timeout = config.send_timeout
+        limit = config.drain_seconds + END_SECONDS + CLOSE_SECONDS + MARGIN_SECONDS
+        self.watchdog = threading.Timer(limit, _give_up)
+        self.watchdog.daemon = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Stop on the first signal, and end the process on the second one."""
+        if self.signal is not None:
+            os._exit(128 + sig)
+        self.signal = sig
+        self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Close connections whose clients are too slow."""
+        now = time.monotonic()
+        for connection in list(self.server_state.connections):
+            assert isinstance(connection, _Connection)
+            connection.close_if_stuck(now, self._send_timeout)
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drain the service, and wait until its requests have ended."""
+        self.watchdog.start()
+        self._service.begin_drain()
+        await super().shutdown(sockets)
+
+
+def _give_up() -> None:
+    logger.error("the server did not stop in time, so the process ends now")
+    _leave(1)
+
+
+class _Connection(H11Protocol):
+    """A connection that can tell whether its client is too slow."""
+
+    _owed: Literal["head", "body"] | None = None
+    _owed_since = _unsent_since = math.inf
+    _unsent = 0
+
+    def data_received(self, data: bytes) -> None:
+        """Take in data from the client."""
+        if self._owed == "body":
+            self._owed_since = time.monotonic()
+        super().data_received(data)
+
+    def close_if_stuck(self, now: float, send_timeout: float) -> None:
+        """Close the connection if its client neither sends what it owes nor reads.
+
+        Args:
+            now: the time.
+            send_timeout: seconds that a client may take to read a part of the response.
+        """
+        if (unsent := self.transport.get_write_buffer_size()) != self._unsent:
+            self._unsent, self._unsent_since = unsent, now
+        if (owed := self._what_is_owed()) != self._owed:
+            self._owed, self._owed_since = owed, now
+        limit = HEAD_SECONDS if owed == "head" else BODY_SECONDS
+        is_silent = owed is not None and now - self._owed_since > limit
+        is_deaf = unsent > 0 and now - self._unsent_since > send_timeout
+        if is_silent or is_deaf:
+            self.transport.abort()
+
+    def _what_is_owed(self) -> Literal["head", "body"] | None:
+        """Return the part of a request that the client has to send next."""
+        is_answered = self.cycle is None or self.cycle.response_complete
+        if self.conn.their_state is h11.IDLE and self.timeout_keep_alive_task is None:
+            return "head" if is_answered else None
+        is_sending = self.conn.their_state is h11.SEND_BODY and not self.flow.read_paused
+        return "body" if is_sending else None

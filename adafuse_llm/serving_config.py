@@ -1,0 +1,178 @@
+"""Options of the server. They are validated when created, and then frozen."""
+
+from __future__ import annotations
+
+import re
+from ipaddress import ip_address, ip_network
+from typing import Any, Final, Literal
+
+from pydantic import Field, field_validator
+
+from adafuse_llm.config import Options
+
+__all__ = ["ServerConfig", "ServingConfig"]
+
+HOST: Final = re.compile(r"\*|(\*\.)?[\w-]+(\.[\w-]+)*\.?")
+"""A host name, a pattern such as ``*.example.org``, an IPv4 address, or ``*``."""
+
+ORIGIN: Final = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+", re.IGNORECASE)
+"""An origin, or ``*``."""
+
+
+class ServingConfig(Options):
+    """Options of the server: names, limits, and who may use it.
+
+    Raises:
+        InvalidOptionError: an option is unknown or out of range.
+    """
+
+    served_model_name: str = Field(
+        default="adafuse",
+        min_length=1,
+        description="Name of the ensemble in requests. The members have their own names.",
+    )
+    allowed_hosts: tuple[str, ...] = Field(
+        default=(),
+        description="Host names that requests may be sent to, without ports, such as "
+        "llm.example.org or *.example.org. Default: any.",
+    )
+    cors_origins: tuple[str, ...] = Field(
+        default=(),
+        description="Origins whose pages may use the server from a browser, such as "
+        "https://app.example.org. Default: none but the server's own page.",
+    )
+    max_body_bytes: int = Field(
+        default=4 * 2**20, ge=1024, description="Maximum bytes of the body of a request."
+    )
+    max_prompt_characters: int | None = Field(
+        default=None,
+        ge=1,
+        description="Maximum characters of a prompt, or of all messages and tools of a chat. "
+        "Default: the body size and the members' context windows are the only limits.",
+    )
+    max_output_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Highest `max_tokens` that a request may ask for. Default: no limit.",
+    )
+    max_choices: int = Field(
+        default=128,
+        ge=1,
+        description="Maximum number of responses to one request: its prompts times its `n`.",
+    )
+    request_timeout: float | None = Field(
+        default=600.0,
+        ge=0,
+        le=86_400,
+        description="Maximum seconds that a request waits and decodes. 0: no limit.",
+    )
+    send_timeout: float = Field(
+        default=60.0,
+        gt=0,
+        le=86_400,
+        description="Maximum seconds that the server waits for a client that does not read.",
+    )
+    drain_seconds: float = Field(
+        default=5.0,
+        ge=0,
+        le=86_400,
+        description="Seconds that running requests may take after the signal to stop. Then they "
+        "end with the text so far.",
+    )
+    page: bool = Field(default=True, description="Whether the page at / exists.")
+    log_prompts: bool = Field(
+        default=False, description="Whether the log has the body of each request."
+    )
+
+    @field_validator("allowed_hosts", "cors_origins", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return _one_or_many(value)
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _check_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        for host in hosts:
+            if not HOST.fullmatch(host) and not _is_address(host.removeprefix("[").rstrip("]")):
+                raise ValueError(
+                    "each host must be a name or an address without scheme and port, such as "
+                    "llm.example.org or *.example.org"
+                )
+        return hosts
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(map(ORIGIN.fullmatch, origins)):
+            raise ValueError(
+                "each origin must have a scheme and a host, and no path, such as "
+                "https://app.example.org"
+            )
+        return origins
+
+    @field_validator("request_timeout")
+    @classmethod
+    def _zero_is_no_limit(cls, seconds: float | None) -> float | None:
+        return seconds or None
+
+
+class ServerConfig(ServingConfig):
+    """Options of the command that runs the server: those of the server, and where it listens.
+
+    Raises:
+        InvalidOptionError: an option is unknown or out of range.
+    """
+
+    host: str = Field(
+        default="127.0.0.1",
+        min_length=1,
+        description="Name or address of the interface to listen at. 0.0.0.0 stands for all "
+        "interfaces, and :: for those with IPv6, too.",
+    )
+    port: int = Field(
+        default=8000, ge=0, le=65535, description="Port to listen at. With 0, any free port."
+    )
+    api_key_file: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Text file with the API keys, one on each line. Clients need one of them. The "
+        "variable ADAFUSE_API_KEYS can also hold keys, separated by commas.",
+    )
+    trusted_proxies: tuple[str, ...] = Field(
+        default=(),
+        description="Addresses or networks of proxies. From these, the header X-Forwarded-For "
+        "determines the address of the client in the log. Default: none.",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info",
+        description="Lowest level of log messages. info includes one line for every request.",
+    )
+
+    @field_validator("trusted_proxies", mode="before")
+    @classmethod
+    def _one_proxy_or_many(cls, value: Any) -> Any:
+        return _one_or_many(value)
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _check_proxies(cls, proxies: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            for proxy in proxies:
+                ip_network(proxy)
+        except ValueError:
+            raise ValueError(
+                "each proxy must be an IP address or a network, such as 10.0.0.0/8"
+            ) from None
+        return proxies
+
+
+def _one_or_many(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,226 @@
+"""Who may use the server: request ids, the access log, hosts, keys, origins and body sizes."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("starlette", reason="needs the extra [serve]")
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from adafuse_llm.serving import ServingConfig
+from adafuse_llm.serving.access import middlewares
+
+pytestmark = pytest.mark.quick
+
+LOGGER = "adafuse_llm.serving.access"
+LOCAL = ("localhost", "127.0.0.1", "[::1]")
+
+
+async def echo(request: Request) -> Response:
+    body = await request.body()
+    return JSONResponse({"size": len(body), "id": request.state.request_id})
+
+
+async def fail(_: Request) -> Response:
+    raise RuntimeError("secret path")
+
+
+async def late(request: Request) -> Response:
+    request.state.outcome = "timeout"
+    return Response(status_code=200)
+
+
+async def broken(_: Request) -> Response:
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"one"
+        raise RuntimeError("secret path")
+
+    return StreamingResponse(parts())
+
+
+def client(keys: tuple[str, ...] = (), **options: Any) -> httpx.AsyncClient:
+    """A client of an application with nothing but these middlewares."""
+    routes = [
+        *(Route(path, echo, methods=["GET", "POST"]) for path in ("/", "/health", "/echo")),
+        *(Route(path, page) for path, page in (("/fail", fail), ("/late", late))),
+        Route("/broken", broken),
+    ]
+    app = Starlette(routes=routes, middleware=middlewares(ServingConfig(**options), keys))
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost:8000")
+
+
+def error(response: httpx.Response) -> dict[str, Any]:
+    found = response.json()["error"]
+    assert found.keys() == {"message", "type", "param", "code"}
+    return found
+
+
+async def test_every_request_has_an_id_and_a_line_in_the_log(caplog) -> None:
+    caplog.set_level(logging.INFO, LOGGER)
+    async with client() as http:
+        headers = {"X-Request-ID": "job-17.a_b"}
+        chosen = await http.post("/echo?token=hidden", content=b"prompt", headers=headers)
+        made = await http.get("/echo%0Aline", headers={"X-Request-ID": "a b"})
+        ids = [(await http.get("/echo")).headers["x-request-id"] for _ in range(2)]
+    assert chosen.headers["x-request-id"] == chosen.json()["id"] == "job-17.a_b"
+    assert re.fullmatch("[0-9a-f]{32}", made.headers["x-request-id"])
+    assert len({*ids}) == 2
+    first, second, *_ = lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 4
+    assert re.fullmatch(
+        r"request=job-17.a_b client=127\.0\.0\.1 method=POST path=/echo status=200 ms=\d+ "
+        "outcome=ok",
+        first,
+    )
+    assert "path=/echo%0Aline status=404" in second
+    assert second.endswith("outcome=refused")
+    assert "hidden" not in caplog.text
+    assert "prompt" not in caplog.text
+
+
+async def test_successful_probes_are_in_the_log_only_at_level_debug(caplog) -> None:
+    caplog.set_level(logging.INFO, LOGGER)
+    async with client() as http:
+        assert (await http.get("/health")).status_code == 200
+    assert not caplog.records
+
+
+async def test_an_unexpected_error_says_nothing_about_the_server(caplog) -> None:
+    async with client() as http:
+        failed = await http.get("/fail", headers={"X-Request-ID": "r1"})
+        cut = await http.get("/broken", headers={"X-Request-ID": "r2"})
+    assert failed.status_code == 500
+    assert error(failed)["type"] == "server_error"
+    assert "secret" not in failed.text
+    assert failed.headers["x-request-id"] == "r1"
+    assert (cut.status_code, cut.content) == (200, b"one")
+    messages = [record.getMessage() for record in caplog.records]
+    assert [m for m in messages if m.endswith(" failed")] == [f"request r{n} failed" for n in "12"]
+    assert "secret path" in caplog.text  # with the traceback, for the operator
+
+
+async def test_the_log_has_the_outcome_that_the_application_sets(caplog) -> None:
+    caplog.set_level(logging.INFO, LOGGER)
+    async with client() as http:
+        await http.get("/late")
+    assert caplog.messages[0].endswith("outcome=timeout")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"Authorization": "Bearer key-2"}, 200),
+        ({"Authorization": "bearer  key-1"}, 200),
+        ({}, 401),
+        ({"Authorization": "Bearer key-3"}, 401),
+        ({"Authorization": "Bearer "}, 401),
+        ({"Authorization": "Basic key-1"}, 401),
+        ({"Authorization": "key-1"}, 401),
+        ({"Authorization": "Bearer key-1 key-2"}, 401),
+        ({"Authorization": b"Bearer k\xc3\xa9y"}, 401),
+        ({"api-key": "key-1"}, 401),
+    ],
+)
+async def test_a_request_needs_one_of_the_keys(given: dict[str, Any], expected: int) -> None:
+    async with client(("key-1", "key-2")) as http:
+        response = await http.get("/echo", headers=given)
+    assert response.status_code == expected
+    if expected == 401:
+        assert error(response)["code"] == "invalid_api_key"
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert "x-request-id" in response.headers
+
+
+async def test_probes_and_the_page_need_no_key() -> None:
+    async with client(("key-1",)) as http:
+        assert [(await http.get(path)).status_code for path in ("/health", "/")] == [200, 200]
+        assert (await http.get("/missing")).status_code == 401
+
+
+async def test_all_keys_are_compared_whatever_the_first_one_gives(monkeypatch) -> None:
+    compared = []
+    real = hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", lambda *pair: compared.append(pair) or real(*pair))
+    async with client(("key-1", "key-2")) as http:
+        await http.get("/echo", headers={"Authorization": "Bearer key-1"})
+    assert len(compared) == 2
+    assert not any(b"key" in part for pair in compared for part in pair)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_allowed"),
+    [
+        *(("localhost", True), ("localhost:8000", True), ("LOCALHOST.:1", True)),
+        *(("[::1]", True), ("[::1]:8000", True), ("127.0.0.1:8000", True)),
+        *(("evil.example", False), ("localhost.evil.example", False), ("", False)),
+        *(("localhost@evil.example", False), ("127.0.0.1:8000:1", False), ("[::2]", False)),
+        *(("a.example.org", True), ("a.b.example.org:443", True), ("example.org", False)),
+        *(("evilexample.org", False), ("localhost, evil.example", False)),
+    ],
+)
+async def test_only_allowed_hosts_are_served(host: str, is_allowed: bool) -> None:
+    async with client(allowed_hosts=(*LOCAL, "*.example.org")) as http:
+        response = await http.get("/echo", headers={"Host": host})
+        assert (await http.get("/health", headers={"Host": host})).status_code == 200
+    assert response.status_code == (200 if is_allowed else 400)
+    if not is_allowed:
+        assert error(response)["code"] == "host_not_allowed"
+
+
+async def test_other_sites_pages_may_use_the_server_only_if_the_operator_says_so() -> None:
+    preflight = {
+        "Origin": "https://app.example.org",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization, x-stainless-os",
+    }
+    async with client(("key-1",)) as http:
+        closed = await http.options("/echo", headers=preflight)
+    assert not [name for name in closed.headers if name.startswith("access-control")]
+    async with client(("key-1",), cors_origins="https://app.example.org") as http:
+        opened = await http.options("/echo", headers=preflight)
+        other = await http.options("/echo", headers={**preflight, "Origin": "https://x.example"})
+        refused = await http.post("/echo", headers={"Origin": preflight["Origin"]})
+    assert opened.status_code == 200
+    assert "x-stainless-os" in opened.headers["access-control-allow-headers"]
+    assert other.status_code == 400
+    assert "access-control-allow-origin" not in other.headers
+    assert refused.status_code == 401  # a page can read the error
+    assert refused.headers["access-control-allow-origin"] == preflight["Origin"]
+
+
+async def test_a_body_up_to_the_limit_is_read_and_a_longer_one_is_not() -> None:
+    async def chunks(count: int) -> AsyncIterator[bytes]:
+        for _ in range(count):
+            yield b"x" * 512
+
+    async with client(max_body_bytes=2048) as http:
+        fits = await http.post("/echo", content=b"x" * 2048)
+        in_chunks = await http.post("/echo", content=chunks(4))
+        declared = await http.post("/echo", content=b"x" * 2049)
+        counted = await http.post("/echo", content=chunks(5))
+        huge = await http.post("/echo", content=b"x", headers={"Content-Length": "9" * 5000})
+    assert [each.json()["size"] for each in (fits, in_chunks)] == [2048, 2048]
+    for response in (declared, counted, huge):
+        assert response.status_code == 413
+        assert error(response)["code"] == "request_too_large"
+        assert "at most 2,048 bytes" in error(response)["message"]
+        assert response.headers["connection"] == "close"
+
+
+async def test_bodies_are_in_the_log_only_if_asked_for(caplog) -> None:
+    caplog.set_level(logging.INFO, LOGGER)
+    async with client(log_prompts=True) as http:
+        await http.post("/echo", content=b'{"prompt": "a\nb"}', headers={"X-Request-ID": "r1"})
+    assert caplog.messages[0] == r'request=r1 body="{\"prompt\": \"a\nb\"}"'

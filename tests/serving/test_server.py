@@ -1,0 +1,266 @@
+"""Running the server in this process: listening, loading, slow clients, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from adafuse_llm import AdaFuseEngine, InvalidInputError, LoadError
+from adafuse_llm.backends import FakeBackend
+
+pytest.importorskip("uvicorn", reason="needs the extra [serve]")
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from adafuse_llm.serving import server
+from adafuse_llm.serving.access import middlewares
+from adafuse_llm.serving.server import listen, run, url_of
+from adafuse_llm.serving_config import ServerConfig
+
+
+class Service:
+    """A service that remembers what the server tells it."""
+
+    def __init__(self) -> None:
+        self.engine: AdaFuseEngine | None = None
+        self.is_draining = threading.Event()
+
+    def open(self, engine: AdaFuseEngine) -> None:
+        self.engine = engine
+
+    def begin_drain(self) -> None:
+        self.is_draining.set()
+
+
+def small_engine() -> AdaFuseEngine:
+    return AdaFuseEngine([FakeBackend("wren", lambda _: {"<end>": 1.0})])
+
+
+class Running:
+    """A server in a thread, with a tiny application."""
+
+    server: server._Server
+
+    def __init__(self, config: ServerConfig, load: Callable[[], AdaFuseEngine]) -> None:
+        self.service = Service()
+        self.listener = listen("127.0.0.1", 0)
+        self.address = self.listener.getsockname()
+        self.url = url_of("127.0.0.1", self.listener)
+        self.ready = threading.Event()
+        self.result: Any = None
+        self._config, self._load = config, load
+        self.thread = threading.Thread(target=self._run)
+
+    def app(self) -> Starlette:
+        async def health(_: Request) -> Response:
+            return JSONResponse({"ready": self.service.engine is not None})
+
+        async def size(request: Request) -> Response:
+            return JSONResponse(len(await request.body()))
+
+        async def flood(_: Request) -> Response:
+            async def parts():
+                while True:
+                    yield b"x" * 65536
+                    await asyncio.sleep(0)
+
+            return StreamingResponse(parts())
+
+        async def drip(_: Request) -> Response:
+            async def parts():
+                while not self.service.is_draining.is_set():
+                    yield b"x"
+                    await asyncio.sleep(0.02)
+                yield b"end"
+
+            return StreamingResponse(parts())
+
+        pages = {"/health": health, "/flood": flood, "/drip": drip}
+        routes = [Route(path, page) for path, page in pages.items()]
+        routes.append(Route("/size", size, methods=["POST"]))
+        return Starlette(routes=routes, middleware=middlewares(self._config))
+
+    def _run(self) -> None:
+        try:
+            self.result = run(
+                self.app(),
+                self.service,
+                self.listener,
+                self._load,
+                config=self._config,
+                on_ready=lambda _: self.ready.set(),
+            )
+        except BaseException as error:
+            self.result = error
+
+
+@contextmanager
+def running(load: Callable[[], AdaFuseEngine] = small_engine, **options: Any) -> Iterator[Running]:
+    each = Running(ServerConfig(**options), load)
+    made: list[server._Server] = []
+
+    class Recorded(server._Server):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(self)
+
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(server, "_Server", Recorded)
+            each.thread.start()
+            while not made:
+                time.sleep(0.01)
+        each.server = made[0]
+        yield each
+    finally:
+        made[0].should_exit = True
+        each.thread.join(30)
+        assert not each.thread.is_alive()
+
+
+def connected(address: Any, text: bytes) -> socket.socket:
+    """A connection on which a client has sent a text."""
+    client = socket.create_connection(address, timeout=20)
+    client.sendall(text)
+    return client
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.02)
+
+
+def is_closed_by_server(client: socket.socket) -> bool:
+    try:
+        while client.recv(65536):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+def test_the_server_answers_while_members_load_and_then_serves() -> None:
+    may_load = threading.Event()
+
+    def load() -> AdaFuseEngine:
+        assert may_load.wait(20)
+        return small_engine()
+
+    with running(load) as each:
+        assert httpx.get(f"{each.url}/health").json() == {"ready": False}
+        may_load.set()
+        assert each.ready.wait(20)
+        response = httpx.get(f"{each.url}/health")
+        assert response.json() == {"ready": True}
+        assert "server" not in response.headers
+        engine = each.service.engine
+    assert each.result == 0
+    assert engine is not None
+    assert engine.closed
+
+
+def test_members_that_cannot_be_loaded_stop_the_server() -> None:
+    def load() -> AdaFuseEngine:
+        raise LoadError("there is no such folder")
+
+    with running(load) as each:
+        each.thread.join(20)
+    assert isinstance(each.result, LoadError)
+
+
+def test_a_signal_drains_the_service_and_running_streams_end_properly() -> None:
+    with running() as each, httpx.stream("GET", f"{each.url}/drip", timeout=20) as stream:
+        parts = stream.iter_raw()
+        assert next(parts)
+        each.server.handle_exit(signal.SIGTERM, None)
+        rest = b"".join(parts)
+        assert each.service.is_draining.is_set()
+    assert rest.endswith(b"end")
+    assert each.result == 0
+
+
+def test_a_busy_port_and_an_unknown_address_are_clear_errors() -> None:
+    with closing(listen("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidInputError, match=f"port {port}: the port is in use by another"):
+            listen("127.0.0.1", port)
+    with pytest.raises(InvalidInputError, match=r"does not have the address. Choose another"):
+        listen("192.0.2.1", 0)
+    with pytest.raises(InvalidInputError, match=r"cannot listen at no.such.host.invalid port 0"):
+        listen("no.such.host.invalid", 0)
+
+
+def test_an_address_with_colons_has_brackets_in_the_url() -> None:
+    try:
+        listener = listen("::1", 0)
+    except InvalidInputError:
+        pytest.skip("this machine has no IPv6")
+    with closing(listener):
+        assert url_of("::1", listener) == f"http://[::1]:{listener.getsockname()[1]}"
+
+
+def test_a_huge_body_is_refused_before_it_is_sent_in_full() -> None:
+    with running() as each:
+        whole = httpx.post(f"{each.url}/size", content=b"x" * 50_000_000, timeout=30)
+        assert whole.status_code == 413
+        assert whole.headers["connection"] == "close"
+        assert whole.json()["error"]["code"] == "request_too_large"
+        head = b"POST /size HTTP/1.1\r\nHost: x\r\nContent-Length: 50000000\r\n\r\n"
+        with connected(each.address, head) as client:
+            assert client.recv(65536).startswith(b"HTTP/1.1 413 ")
+        assert httpx.get(f"{each.url}/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("sent", "limit"),
+    [
+        (b"GET /health HTTP/1.1\r\nHost:", "HEAD_SECONDS"),
+        (b"POST /size HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc", "BODY_SECONDS"),
+    ],
+)
+def test_a_client_that_does_not_finish_its_request_is_disconnected(
+    monkeypatch, sent: bytes, limit: str
+) -> None:
+    monkeypatch.setattr(server, limit, 0.3)
+    with running() as each, connected(each.address, sent) as client:
+        assert is_closed_by_server(client)
+        assert each.thread.is_alive()
+
+
+def test_a_client_that_does_not_read_is_disconnected() -> None:
+    with running(send_timeout=0.5) as each:
+        request = b"GET /flood HTTP/1.1\r\nHost: x\r\n\r\n"
+        with connected(each.address, request) as client:
+            wait_for(lambda: each.server.server_state.connections)
+            wait_for(lambda: not each.server.server_state.connections)
+            assert is_closed_by_server(client)
+        assert httpx.get(f"{each.url}/health").status_code == 200
+
+
+def test_a_client_that_pauses_between_requests_stays_connected(monkeypatch) -> None:
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(server, "BODY_SECONDS", 0.2)
+    with running() as each, httpx.Client(base_url=each.url) as client:
+        assert client.post("/size", content=b"abc").json() == 3
+        first = address_of(client.get("/health"))
+        time.sleep(0.6)
+        assert address_of(client.get("/health")) == first
+
+
+def address_of(response: httpx.Response) -> Any:
+    """The address of the client's side of a connection."""
+    return response.extensions["network_stream"].get_extra_info("client_addr")
