@@ -15,6 +15,7 @@ from adafuse_llm.serving import openai_routes
 from adafuse_llm.serving.access import middlewares
 from adafuse_llm.serving.errors import ApiError, api_error
 from adafuse_llm.serving.http import error_response
+from adafuse_llm.serving.page import page_route
 from adafuse_llm.serving.service import Service
 
 CLIENT_CLOSED = 499
@@ -30,6 +31,7 @@ def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
             Route("/ready", partial(_ready, service), methods=["GET"]),
             Route("/metrics", partial(_metrics, service), methods=["GET"]),
             *openai_routes.routes(service),
+            *([page_route()] if service.config.page else []),
         ],
         exception_handlers={
             ApiError: _failed,
