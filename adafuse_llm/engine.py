@@ -278,6 +278,11 @@ class AdaFuseEngine(Engine):
         return self._backends
 
     @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler that runs the requests; metrics read its state."""
+        return self._scheduler
+
+    @property
     @override
     def member_info(self) -> tuple[MemberInfo, ...]:
         return tuple(

@@ -16,10 +16,11 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from adafuse_llm.reasoning import REASONING_CLOSES, REASONING_OPENS, open_reasoning
+from adafuse_llm.results import StreamEvent
 from adafuse_llm.text.conversation import CALL_CLOSES, CALL_OPENS
 
 __all__ = [
@@ -30,7 +31,9 @@ __all__ = [
     "InvalidToolCall",
     "Part",
     "Reasoning",
+    "ReplyDelta",
     "ReplyParser",
+    "ReplyReader",
     "Text",
     "ToolCall",
     "read_json",
@@ -202,6 +205,60 @@ class ReplyParser:
     def _is_valid_at(self, marker: str, position: int) -> bool:
         """Return whether the marker takes effect at `position`. Reasoning must precede all text."""
         return marker != REASONING_OPENS or not self._buffer[:position].strip()
+
+
+@dataclass
+class ReplyDelta:
+    """What an event adds to a reply.
+
+    Attributes:
+        content: text for the user.
+        reasoning: reasoning.
+        calls: calls that are complete now.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[ToolCall | InvalidToolCall] = field(default_factory=list)
+
+
+class ReplyReader:
+    """A reader of the events of one reply. It removes whitespace after reasoning and after calls.
+
+    Args:
+        tools: whether to recognize calls.
+        parallel: whether to keep all calls of the reply; otherwise, only the first one.
+    """
+
+    def __init__(self, *, tools: bool, parallel: bool = True) -> None:
+        self._tools = tools
+        self._parallel = parallel
+        self._parser: ReplyParser | None = None
+        self._has_call = False
+        self._at_start = False  # True while only whitespace has followed a call or reasoning
+
+    def read(self, event: StreamEvent) -> ReplyDelta:
+        """Return what the next event adds to the reply."""
+        delta = ReplyDelta()
+        for part in self._parts(event):
+            if isinstance(part, Text):
+                text = part.text.lstrip() if self._at_start else part.text
+                self._at_start = self._at_start and not text
+                delta.content += text
+                continue
+            self._at_start = True
+            if isinstance(part, Reasoning):
+                delta.reasoning += part.text
+            elif self._parallel or not self._has_call:
+                self._has_call = True
+                delta.calls.append(part)
+        return delta
+
+    def _parts(self, event: StreamEvent) -> list[Part]:
+        if self._parser is None:
+            self._parser = ReplyParser(tools=self._tools, prefix=event.reply_prefix)
+        parts = self._parser.feed(event.text)
+        return parts if event.generation is None else [*parts, *self._parser.close()]
 
 
 def _read_call(text: str) -> ToolCall | InvalidToolCall:

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from adafuse_llm.adapters.schema import close_objects
+from adafuse_llm.adapters.structured import schema_instructions
 from adafuse_llm.adapters.tool_grammar import tool_grammar
-from adafuse_llm.errors import InvalidInputError, InvalidOptionError, short_repr
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.text.chat import Tool
+
+ONE_CALL = "A reply can have at most one call."
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,18 @@ class ReplyForm:
     def is_free(self) -> bool:
         """Whether every text has this form."""
         return not self.tools and self.schema is None
+
+    @property
+    def instructions(self) -> str:
+        """Text for the end of the system message that describes the form; "" if none is needed.
+
+        Raises:
+            InvalidInputError: the schema cannot be written as JSON.
+        """
+        lines = [ONE_CALL] if self.calls_tools and not self.parallel else []
+        if self.schema is not None:
+            lines.append(schema_instructions(self.schema))
+        return "\n\n".join(lines)
 
     def constraint(self) -> dict[str, Any]:
         """Return the engine's option that enforces this form; empty if every text has it.
@@ -71,6 +86,29 @@ def schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | 
         "response_format must be {'type': 'json_schema', 'json_schema': {'schema': ...}}, "
         f"{{'type': 'json_object'}} or {{'type': 'text'}}; got {short_repr(response_format)}"
     )
+
+
+def to_tool_choice(choice: str | bool | Mapping[str, Any] | None, names: Sequence[str]) -> str:
+    """Convert a tool choice to ``auto``, ``none``, ``required`` or the name of a tool.
+
+    Raises:
+        InvalidInputError: `choice` is neither a known value nor one of `names`.
+    """
+    resolved: object = choice
+    if isinstance(choice, Mapping):
+        function = choice.get("function", choice)
+        name = function.get("name") if isinstance(function, Mapping) else None
+        resolved = name or choice.get("type") or choice
+    if resolved is None or isinstance(resolved, bool):
+        resolved = {None: "auto", True: "required", False: "none"}[resolved]
+    resolved = "required" if resolved == "any" else resolved
+    allowed = ("auto", "none", "required", *names)
+    if not isinstance(resolved, str) or resolved not in allowed:
+        raise InvalidInputError(
+            f"tool_choice must be 'any', a bool, or one of {', '.join(allowed)}; got "
+            f"{short_repr(choice)}.{nearest(str(resolved), allowed)}"
+        )
+    return resolved
 
 
 def to_flag(name: str, value: object, default: bool) -> bool:

@@ -69,10 +69,14 @@ class CacheBudget:
 
     def fits(self, requests: Iterable[Needs]) -> bool:
         """Return whether these requests can run at the same time."""
+        return all(used <= limit for used, limit in self.use(requests).values())
+
+    def use(self, requests: Iterable[Needs]) -> dict[str, tuple[int, int]]:
+        """Return the bytes that requests reserve on each device, and the device's limit."""
         total: Counter[str] = Counter()
         for needs in requests:
             total.update(needs)
-        return all(needed <= self._limits[device] for device, needed in total.items())
+        return {device: (total[device], limit) for device, limit in self._limits.copy().items()}
 
 
 def _check_room(name: str, needed: int, limit: int, config: AdaFuseConfig) -> None:

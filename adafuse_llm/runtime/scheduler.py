@@ -333,6 +333,18 @@ class Scheduler:
         return 0 if coordinator is None else coordinator.running
 
     @property
+    def waiting(self) -> int:
+        """Number of requests that wait until they can start."""
+        coordinator = self._coordinator
+        return 0 if coordinator is None else coordinator.waiting
+
+    @property
+    def cache_use(self) -> dict[str, tuple[int, int]]:
+        """Bytes that running requests reserve on each device, and the device's limit."""
+        coordinator = self._coordinator
+        return self.budget.use(() if coordinator is None else coordinator.needs)
+
+    @property
     def closed(self) -> bool:
         """Whether the scheduler is closed and accepts no more requests."""
         return self._closed
@@ -434,6 +446,16 @@ class _Coordinator(threading.Thread):
     def unfinished(self) -> int:
         """Number of submitted requests that have not ended."""
         return self._unfinished
+
+    @property
+    def waiting(self) -> int:
+        """Number of submitted requests that have not started."""
+        return max(0, self._unfinished - self.running)  # 0: a request may end in between
+
+    @property
+    def needs(self) -> list[Needs]:
+        """What the running requests need on each device."""
+        return [request.needs for request in list(self._active)]
 
     def try_submit(self, submissions: Submissions) -> bool:
         """Submit requests; return False if the thread is about to end or did not start."""

@@ -318,7 +318,7 @@ def check_conversation(
             f"got {type(messages).__name__}"
         )
     checked = tuple(_check_message(number, message) for number, message in enumerate(messages))
-    checked_tools = _check_tools(tools)
+    checked_tools = check_tools(tools)
     _check_tool_choice(checked_tools, tool_choice)
     if tool_choice == "none":
         checked_tools, tool_choice = (), "auto"
@@ -406,7 +406,15 @@ def check_results(messages: Iterable[ChatMessage]) -> None:
             )
 
 
-def _check_tools(tools: Sequence[Tool | Mapping[str, Any]]) -> tuple[Tool, ...]:
+def check_tools(tools: Sequence[Tool | Mapping[str, Any]]) -> tuple[Tool, ...]:
+    """Return checked tools.
+
+    Args:
+        tools: instances of `Tool`, or dicts in the form of OpenAI's API.
+
+    Raises:
+        InvalidInputError: a tool has an invalid form, or two tools have the same name.
+    """
     if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Iterable):
         raise InvalidInputError(f"tools must be a list of tools; got {type(tools).__name__}")
     checked = tuple(_check_tool(number, tool) for number, tool in enumerate(tools))

@@ -242,6 +242,9 @@ class RemoteBackend:
         connect: starts the host again.
         session: the host's first incarnation.
         facts: the facts about the member.
+
+    Attributes:
+        restarts: number of times that the host was started again.
     """
 
     def __init__(
@@ -252,6 +255,7 @@ class RemoteBackend:
         self._connect = connect
         self._facts = facts
         self._end_ids = frozenset(facts.end_ids)
+        self.restarts = 0
         self._is_closed = False
         self._loading: Channel | None = None
         self._lock = threading.Lock()
@@ -387,6 +391,7 @@ class RemoteBackend:
             session.channel.close()
             raise MemberError(self.name, "its files have changed. Load the ensemble again")
         self._facts = facts
+        self.restarts += 1
         return session
 
 

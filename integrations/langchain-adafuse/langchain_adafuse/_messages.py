@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ToolMessage
@@ -22,13 +21,10 @@ from adafuse_llm.adapters.reply import (
     CALL_CLOSES,
     CALL_OPENS,
     InvalidToolCall,
-    Part,
-    Reasoning,
-    ReplyParser,
-    Text,
+    ReplyReader,
 )
 from adafuse_llm.adapters.reply import ToolCall as ValidToolCall
-from adafuse_llm.errors import InvalidInputError, nearest, short_repr
+from adafuse_llm.errors import InvalidInputError, short_repr
 from adafuse_llm.text.chat import Tool
 from adafuse_llm.text.conversation import RESULT_CLOSES, RESULT_OPENS
 from langchain_adafuse._rounds import ROUNDS_KEY
@@ -173,29 +169,6 @@ def to_tools(tools: Sequence[ToolLike]) -> list[Tool]:
     ]
 
 
-def to_tool_choice(choice: str | bool | Mapping[str, Any] | None, names: Sequence[str]) -> str:
-    """Convert a tool choice to ``auto``, ``none``, ``required`` or the name of a tool.
-
-    Raises:
-        InvalidInputError: `choice` is neither a known value nor one of `names`.
-    """
-    resolved: object = choice
-    if isinstance(choice, Mapping):
-        function = choice.get("function", choice)
-        name = function.get("name") if isinstance(function, Mapping) else None
-        resolved = name or choice.get("type") or choice
-    if resolved is None or isinstance(resolved, bool):
-        resolved = {None: "auto", True: "required", False: "none"}[resolved]
-    resolved = "required" if resolved == "any" else resolved
-    allowed = ("auto", "none", "required", *names)
-    if not isinstance(resolved, str) or resolved not in allowed:
-        raise InvalidInputError(
-            f"tool_choice must be 'any', a bool, or one of {', '.join(allowed)}; got "
-            f"{short_repr(choice)}.{nearest(str(resolved), allowed)}"
-        )
-    return resolved
-
-
 def with_call_errors(message: AIMessage) -> AIMessage:
     """Return a complete message whose malformed calls have their text and their errors.
 
@@ -217,23 +190,18 @@ def with_call_errors(message: AIMessage) -> AIMessage:
     return message.model_copy(update=update)
 
 
-@dataclass
 class Reply:
     """A converter from stream events to chunks with text, reasoning and tool calls.
-
-    It removes white space that follows reasoning or a tool call.
 
     Args:
         tools: whether to recognize tool calls.
         parallel: whether to keep all calls of a reply; otherwise, only the first one.
     """
 
-    tools: bool
-    parallel: bool = True
-    _parser: ReplyParser | None = field(init=False, default=None)
-    _calls: int = 0
-    _has_valid_call: bool = False
-    _at_start: bool = False  # True while only white space has followed a call or reasoning
+    def __init__(self, *, tools: bool, parallel: bool = True) -> None:
+        self._reader = ReplyReader(tools=tools, parallel=parallel)
+        self._calls = 0
+        self._has_valid_call = False
 
     def chunks(
         self,
@@ -254,37 +222,26 @@ class Reply:
             metadata: metadata of the whole reply, for the last event.
             usage: token usage of the whole reply, for the last event.
         """
-        parts = self._parts(event)
-        content, reasoning = "", ""
-        calls: list[ToolCallChunk] = []
-        errors: dict[str, str] = {}
-        for part in parts:
-            if isinstance(part, Text):
-                text = part.text.lstrip() if self._at_start else part.text
-                self._at_start = self._at_start and not text
-                content += text
-                continue
-            self._at_start = True
-            if isinstance(part, Reasoning):
-                reasoning += part.text
-            elif self.parallel or self._calls == 0:
-                call = self._call_chunk(part)
-                calls.append(call)
-                if isinstance(part, InvalidToolCall):
-                    errors[str(call["id"])] = part.error
-        extras = {ROUNDS_KEY: records, "reasoning_content": reasoning}
+        delta = self._reader.read(event)
+        extras = {ROUNDS_KEY: records, "reasoning_content": delta.reasoning}
         messages = [
             AIMessageChunk(
-                content=content, additional_kwargs={k: v for k, v in extras.items() if v}
+                content=delta.content, additional_kwargs={k: v for k, v in extras.items() if v}
             )
         ]
-        if calls:
+        if delta.calls:
+            calls = [self._call_chunk(call) for call in delta.calls]
+            errors = {
+                str(chunk["id"]): call.error
+                for chunk, call in zip(calls, delta.calls, strict=True)
+                if isinstance(call, InvalidToolCall)
+            }
             others = {ERRORS_KEY: errors} if errors else {}
             messages.append(
                 AIMessageChunk(content="", tool_call_chunks=calls, additional_kwargs=others)
             )
         if event.generation is not None:
-            messages += [AIMessageChunk(content="")] if calls else []
+            messages += [AIMessageChunk(content="")] if delta.calls else []
             metadata = dict(metadata or {})
             if self._has_valid_call and metadata.get("finish_reason") == "stop":
                 metadata["finish_reason"] = "tool_calls"
@@ -292,12 +249,6 @@ class Reply:
             messages[-1].usage_metadata = usage
             messages[-1].chunk_position = "last"
         return [ChatGenerationChunk(message=message) for message in messages]
-
-    def _parts(self, event: StreamEvent) -> list[Part]:
-        if self._parser is None:
-            self._parser = ReplyParser(tools=self.tools, prefix=event.reply_prefix)
-        parts = self._parser.feed(event.text)
-        return parts if event.generation is None else [*parts, *self._parser.close()]
 
     def _call_chunk(self, part: ValidToolCall | InvalidToolCall) -> ToolCallChunk:
         """Convert a call to a chunk.

@@ -29,8 +29,7 @@ from typing_extensions import Self, Unpack
 
 from adafuse_llm import Engine
 from adafuse_llm.adapters.conversation import Conversation, to_conversation
-from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_flag
-from adafuse_llm.adapters.structured import schema_instructions
+from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_flag, to_tool_choice
 from adafuse_llm.config import CONSTRAINTS
 from adafuse_llm.errors import InvalidOptionError, MissingDependencyError, short_repr
 from adafuse_llm.text.grammar import is_available
@@ -40,7 +39,6 @@ from langchain_adafuse._messages import (
     ToolLike,
     omitted_blocks,
     to_openai_tool,
-    to_tool_choice,
     to_tools,
     to_turns,
     with_call_errors,
@@ -57,7 +55,6 @@ if TYPE_CHECKING:
 PROMPT_KEYWORDS = ("tools", "tool_choice", "response_format", "parallel_tool_calls")
 """Keywords of a call that describe the reply; all others are options."""
 
-ONE_CALL = "A reply can have at most one call."
 
 Enforce = Literal["auto"] | bool
 
@@ -375,14 +372,11 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
                 f"{'tools' if form.calls_tools else 'response_format'}, because both determine the "
                 "form of the reply; pass only one of them"
             )
-        instructions = [] if schema is None else [schema_instructions(schema)]
-        if form.calls_tools and not form.parallel:
-            instructions.insert(0, ONE_CALL)
         prompt = to_conversation(
             to_turns(messages),
             tools=tools,
             tool_choice=form.choice,
-            instructions="\n\n".join(instructions),
+            instructions=form.instructions,
         )
         return _Request(prompt, form)
 

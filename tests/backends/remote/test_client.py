@@ -238,6 +238,7 @@ def test_a_host_that_dies_once_is_started_again_with_a_warning(caplog: Any) -> N
     again = member.evaluate([NodeQuery(tree, (tree.root,), (), 3)])
     assert first == again
     assert len(hosts.channels) == 2
+    assert member.restarts == 1
     assert "'fake': its host died in a test. The member is started again" in caplog.text
 
 

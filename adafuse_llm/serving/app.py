@@ -1,0 +1,93 @@
+"""The ASGI application."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from adafuse_llm.engine import AdaFuseEngine
+from adafuse_llm.serving import openai_routes
+from adafuse_llm.serving.config import ServingConfig
+from adafuse_llm.serving.errors import ApiError, api_error
+from adafuse_llm.serving.http import error_response
+from adafuse_llm.serving.service import Service
+
+CLIENT_CLOSED = 499
+"""Status code for the log if the client left before the response. Nobody receives it."""
+
+
+def create_app(
+    engine: AdaFuseEngine, config: ServingConfig | None = None, *, api_keys: Sequence[str] = ()
+) -> Starlette:
+    """Return an ASGI application that serves an engine. The caller closes the engine.
+
+    Args:
+        engine: the engine.
+        config: options of the server.
+        api_keys: keys of which every request needs one. Empty: no request needs a key.
+
+    Raises:
+        InvalidOptionError: a member has the name of the ensemble, or a key is not usable.
+        MissingDependencyError: the extra ``serve`` is not installed.
+    """
+    service = Service(config or ServingConfig())
+    service.open(engine)
+    return build_app(service, api_keys)
+
+
+def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
+    """Return the application of a service, whose engine may come later."""
+    app = Starlette(
+        routes=[
+            Route("/health", _health, methods=["GET"]),
+            Route("/ready", partial(_ready, service), methods=["GET"]),
+            Route("/metrics", partial(_metrics, service), methods=["GET"]),
+            *openai_routes.routes(service),
+        ],
+        exception_handlers={
+            ApiError: _failed,
+            HTTPException: _unknown,
+            ClientDisconnect: _left,
+            Exception: _failed,
+        },
+    )
+    app.state.service = service
+    return app
+
+
+async def _health(_: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+async def _ready(service: Service, _: Request) -> Response:
+    if service.is_ready:
+        return JSONResponse({"status": "ready"})
+    return JSONResponse({"status": "not ready"}, 503)
+
+
+async def _metrics(service: Service, _: Request) -> Response:
+    body, kind = service.metrics.exposition()
+    return Response(body, media_type=kind)
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    return error_response(api_error(error))
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "the application registers it for these"
+    message = {
+        404: f"there is no address {request.url.path[:200]!r}; see GET /v1/models",
+        405: f"{request.url.path} does not take the method {request.method}",
+    }.get(error.status_code, error.detail)
+    return error_response(ApiError(error.status_code, message, code="not_found"))
+
+
+async def _left(_: Request, __: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED)

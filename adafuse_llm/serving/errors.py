@@ -1,0 +1,164 @@
+"""Errors of the server, in the form of OpenAI's API."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from adafuse_llm.errors import (
+    AdaFuseError,
+    CacheMemoryError,
+    ContextWindowError,
+    EngineClosedError,
+    InvalidInputError,
+    InvalidOptionError,
+    MemberError,
+    MemberOutOfMemoryError,
+    MissingDependencyError,
+    QueueFullError,
+    RequestTimeoutError,
+)
+
+INVALID, FAILED, BUSY, LATE = (
+    "invalid_request_error",
+    "server_error",
+    "rate_limit_error",
+    "timeout_error",
+)
+"""Types of errors."""
+
+CONTEXT_CODE = "context_length_exceeded"
+"""Code of a prompt that is too long. Frameworks recognize it."""
+
+RETRY_SECONDS = 1
+"""Seconds after which a client can try again if the server is busy or not ready."""
+
+UNEXPECTED = (
+    "the server failed unexpectedly; its log has the error, under the request id in the header "
+    "X-Request-ID"
+)
+"""Message about an error that only the server's log describes."""
+
+MAX_MESSAGE = 500
+"""Maximum characters of the message about a failure of the server."""
+
+_OPTION = re.compile(r"(?:unknown )?option '(\w+)'")
+_PATH = re.compile(r"(?:\b[A-Za-z]:)?(?:[\\/][\w.@+~-]+){2,}[\\/]?")
+"""An absolute path, or the end of a relative one."""
+
+
+class ApiError(Exception):
+    """An error that a client receives.
+
+    Args:
+        status: status code of the response.
+        message: what is wrong, what is allowed and what to do.
+        type: kind of the error, such as ``"invalid_request_error"``.
+        param: name of the field that is wrong.
+        code: short name of the error.
+        retry_after: seconds after which the client can try again.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = INVALID,  # noqa: A002  # the name in the API
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The error as JSON data."""
+        fields = ("message", "type", "param", "code")
+        return {"error": {name: getattr(self, name) for name in fields}}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the response."""
+        return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """Return the error for a field that cannot be used."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def not_ready(reason: str) -> ApiError:
+    """Return the error for a request that the server cannot take now."""
+    return ApiError(
+        503,
+        f"{reason}; try again later",
+        type=FAILED,
+        code="not_ready",
+        retry_after=RETRY_SECONDS,
+    )
+
+
+def api_error(error: BaseException) -> ApiError:
+    """Return what a client learns about an error.
+
+    Messages about invalid input are passed on. Messages about failures have one line and no paths.
+    An unexpected error is only named as such.
+    """
+    if isinstance(error, ApiError):
+        return error
+    return next(
+        (describe(error) for kind, describe in _DESCRIBED.items() if isinstance(error, kind)),
+        ApiError(500, UNEXPECTED, type=FAILED, code="internal_error"),
+    )
+
+
+def option_of(error: BaseException) -> str | None:
+    """Return the option that an error names, or None."""
+    found = _OPTION.match(str(error)) if isinstance(error, InvalidOptionError) else None
+    return None if found is None else found[1]
+
+
+def without_paths(text: str) -> str:
+    """Return a message of the server without paths, in one short line."""
+    return _PATH.sub("[path]", " ".join(text.split()))[:MAX_MESSAGE]
+
+
+def _busy(_: BaseException) -> ApiError:
+    return ApiError(
+        429,
+        "the server is busy: too many requests wait. Try again later.",
+        type=BUSY,
+        code="rate_limit_exceeded",
+        retry_after=RETRY_SECONDS,
+    )
+
+
+def _failed(code: str | None = None) -> Callable[[BaseException], ApiError]:
+    return lambda error: ApiError(500, without_paths(str(error)), type=FAILED, code=code)
+
+
+def _invalid(code: str | None = None) -> Callable[[BaseException], ApiError]:
+    return lambda error: invalid(str(error), option_of(error), code)
+
+
+_DESCRIBED: Mapping[type[AdaFuseError], Callable[[BaseException], ApiError]] = {
+    QueueFullError: _busy,
+    RequestTimeoutError: lambda error: ApiError(504, str(error), type=LATE, code="timeout"),
+    EngineClosedError: lambda _: not_ready("the server stops"),
+    ContextWindowError: _invalid(CONTEXT_CODE),
+    CacheMemoryError: _invalid(CONTEXT_CODE),
+    InvalidInputError: _invalid(),
+    MissingDependencyError: _invalid("not_installed"),
+    MemberOutOfMemoryError: _failed("member_out_of_memory"),
+    MemberError: _failed("member_failed"),
+    AdaFuseError: _failed(),
+}
+"""How errors of the engine are described. The first class that fits applies."""

@@ -1,0 +1,156 @@
+"""Bodies of requests, streams of events, and clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import aclosing, suppress
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from adafuse_llm.adapters.reply import read_json
+from adafuse_llm.serving.errors import ApiError, invalid
+
+T = TypeVar("T")
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+JSON_LINES = "application/x-ndjson"
+
+DONE = b"data: [DONE]\n\n"
+"""The last event of a stream."""
+
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""Headers that keep proxies from holding back events."""
+
+
+async def read_object(request: Request) -> dict[str, Any]:
+    """Return the JSON object in the body of a request.
+
+    Raises:
+        ApiError: the body has another content type, or is not a JSON object.
+        ClientDisconnect: the client left before the body was complete.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != JSON:
+        raise ApiError(
+            415,
+            f"the body must have the header 'Content-Type: {JSON}'; got {kind[:100]!r}",
+            code="unsupported_media_type",
+        )
+    body = await request.body()
+    try:
+        value = read_json(body.decode("utf-8"))
+    except ValueError as error:  # JSON or UTF-8
+        raise invalid(f"the body is not JSON: {error}", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise invalid(
+            f"the body must be a JSON object; got {type(value).__name__}", code="invalid_json"
+        )
+    return value
+
+
+def error_response(error: ApiError) -> Response:
+    """Return the response for an error."""
+    return JSONResponse(error.body, error.status, error.headers)
+
+
+def event(data: Mapping[str, Any]) -> bytes:
+    """Return data as a server-sent event."""
+    return b"data: " + to_json(data) + b"\n\n"
+
+
+def to_json(data: Mapping[str, Any]) -> bytes:
+    """Return data as one line of JSON."""
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of some work; cancel the work if the client leaves.
+
+    The whole body of the request must have been read.
+
+    Raises:
+        ClientDisconnect: the client left.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnect
+    finally:
+        for each in (task, gone):
+            each.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await each
+
+
+class StreamResponse(Response):
+    """A response that is sent in parts as they arrive.
+
+    If the client leaves, or does not read for too long, the parts are closed.
+
+    Args:
+        parts: the parts of the body. Its first part is `first`.
+        first: the first part, which has been taken from `parts`.
+        media_type: content type of the response.
+        send_timeout: maximum seconds to wait for a client that does not read.
+    """
+
+    def __init__(
+        self,
+        parts: AsyncGenerator[bytes, None],
+        first: bytes,
+        *,
+        media_type: str = EVENTS,
+        send_timeout: float,
+    ) -> None:
+        super().__init__(headers=STREAM_HEADERS, media_type=media_type)
+        del self.headers["content-length"]
+        self._parts = parts
+        self._first = first
+        self._send_timeout = send_timeout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Send the response."""
+        async with aclosing(self._parts):
+            with suppress(ClientDisconnect):
+                await unless_disconnected(receive, self._send_all(send))
+
+    async def _send_all(self, send: Send) -> None:
+        async def put(message: dict[str, Any]) -> None:
+            await _within(self._send_timeout, send, message)
+
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await put(start)
+        await put({"type": "http.response.body", "body": self._first, "more_body": True})
+        async for part in self._parts:
+            await put({"type": "http.response.body", "body": part, "more_body": True})
+        await put({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _within(seconds: float, send: Send, message: dict[str, Any]) -> None:
+    """Send a message to the client.
+
+    Raises:
+        ClientDisconnect: the client does not read.
+    """
+    try:
+        await asyncio.wait_for(_awaitable(send, message), seconds)
+    except asyncio.TimeoutError:
+        raise ClientDisconnect from None
+
+
+async def _awaitable(send: Callable[[Any], Awaitable[None]], message: dict[str, Any]) -> None:
+    await send(message)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

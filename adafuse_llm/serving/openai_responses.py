@@ -1,0 +1,310 @@
+"""Write responses in the form of OpenAI's API."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from adafuse_llm.adapters.logprobs import openai_logprobs
+from adafuse_llm.adapters.reply import InvalidToolCall, ReplyDelta, ReplyReader, ToolCall
+from adafuse_llm.adapters.reply_form import ReplyForm
+from adafuse_llm.results import Generation, Round, StreamEvent, Usage
+from adafuse_llm.serving.openai_requests import EXTENSION
+
+FINISH_REASONS = {"stop_sequence": "stop", "cancelled": "length"}
+"""Reasons of the engine that have another name in the API."""
+
+
+CHAT_KINDS = ("chat.completion", "chat.completion.chunk")
+TEXT_KINDS = ("text_completion", "text_completion")
+"""Kinds of objects: whole responses, and chunks of streams."""
+
+
+class Chunk(NamedTuple):
+    """The part of a chunk that depends on the kind of the response.
+
+    Attributes:
+        choice: the choice.
+        done: the round that committed its text, if any.
+        end: the whole response, in its last chunk.
+    """
+
+    choice: dict[str, Any]
+    done: Round | None = None
+    end: Generation | None = None
+
+
+class Choice(Protocol):
+    """One response of a request, as it grows."""
+
+    def chunks(self, event: StreamEvent) -> Iterator[Chunk]:
+        """Yield the parts of the chunks for an event."""
+        ...
+
+    def whole(self, generation: Generation) -> dict[str, Any]:
+        """Return the choice of the whole response."""
+        ...
+
+
+class Writer:
+    """Writes the responses to one request.
+
+    Args:
+        model: the model's name, as the request has it.
+        is_chat: whether the responses are replies to a conversation.
+        rounds: whether the response has the rounds.
+        warnings: what the client should know about the request.
+    """
+
+    def __init__(
+        self, model: str, *, is_chat: bool, rounds: bool, warnings: Sequence[str] = ()
+    ) -> None:
+        prefix = "chatcmpl" if is_chat else "cmpl"
+        self._kinds = CHAT_KINDS if is_chat else TEXT_KINDS
+        self._head = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time())}
+        self._model = model
+        self._rounds = rounds
+        self._warnings = list(warnings)
+
+    def chunk(self, part: Chunk) -> dict[str, Any]:
+        """Return a chunk of a stream with one choice."""
+        extension: dict[str, Any] = {}
+        if self._rounds and part.done is not None:
+            extension["round"] = part.done.model_dump(mode="json")
+        if part.end is not None:
+            extension |= _end(part.end)
+            if self._warnings:
+                extension["warnings"] = self._warnings
+        return self._frame([part.choice], extension, is_chunk=True)
+
+    def usage_chunk(self, generations: Sequence[Generation], prompts: int) -> dict[str, Any]:
+        """Return the last chunk of a stream, which has the usage of all responses."""
+        total = total_usage(generations, prompts)
+        frame = self._frame([], {"usage": total.model_dump()}, is_chunk=True)
+        return {**frame, "usage": openai_usage(total)}
+
+    def response(
+        self, choices: Sequence[Choice], generations: Sequence[Generation], prompts: int
+    ) -> dict[str, Any]:
+        """Return a response that is not streamed."""
+        total = total_usage(generations, prompts)
+        written = []
+        for index, (choice, generation) in enumerate(zip(choices, generations, strict=True)):
+            extension = _end(generation)
+            if self._rounds:
+                extension["rounds"] = [r.model_dump(mode="json") for r in generation.rounds]
+            written.append({"index": index, **choice.whole(generation), EXTENSION: extension})
+        extension = {"usage": total.model_dump()}
+        if self._warnings:
+            extension["warnings"] = self._warnings
+        frame = self._frame(written, extension, is_chunk=False)
+        return {**frame, "usage": openai_usage(total)}
+
+    def _frame(
+        self, choices: list[dict[str, Any]], extension: dict[str, Any], *, is_chunk: bool
+    ) -> dict[str, Any]:
+        return {
+            **self._head,
+            "object": self._kinds[is_chunk],
+            "model": self._model,
+            "choices": choices,
+            **({EXTENSION: extension} if extension else {}),
+        }
+
+
+class ChatChoice:
+    """One reply to a conversation.
+
+    Args:
+        index: number of the reply.
+        form: the form of the reply.
+        leader: member whose log-probabilities the reply has; None for none.
+    """
+
+    def __init__(self, index: int, form: ReplyForm, leader: str | None) -> None:
+        self._index = index
+        self._form = form
+        self._leader = leader
+        self._reader: ReplyReader | None = None
+        self._calls = 0
+
+    def chunks(self, event: StreamEvent) -> Iterator[Chunk]:
+        """Yield the parts of the chunks for an event."""
+        if self._reader is None:
+            self._reader = self._new_reader()
+            yield Chunk(self._part({"role": "assistant", "content": ""}))
+        delta = self._reader.read(event)
+        fields = self._fields(delta)
+        if fields or event.round is not None:
+            part = self._part({"content": "", **fields}, self._logprobs([event.round]))
+            yield Chunk(part, event.round)
+        if (whole := event.generation) is not None:
+            yield Chunk(self._part({}, finish_reason=self._reason(whole)), end=whole)
+
+    def whole(self, generation: Generation) -> dict[str, Any]:
+        """Return the choice of the whole response."""
+        event = StreamEvent(
+            text=generation.text,
+            round=None,
+            generation=generation,
+            reply_prefix=generation.reply_prefix,
+        )
+        fields = self._fields(self._new_reader().read(event))
+        for call in fields.get("tool_calls", ()):
+            del call["index"]
+        content = fields.get("content") or (None if "tool_calls" in fields else "")
+        message = {"role": "assistant", **fields, "content": content, "refusal": None}
+        return {
+            "message": message,
+            "logprobs": self._logprobs(generation.rounds),
+            "finish_reason": self._reason(generation),
+        }
+
+    def _new_reader(self) -> ReplyReader:
+        return ReplyReader(tools=self._form.calls_tools, parallel=self._form.parallel)
+
+    def _part(
+        self,
+        delta: dict[str, Any],
+        logprobs: dict[str, Any] | None = None,
+        finish_reason: str | None = None,
+    ) -> dict[str, Any]:
+        return {
+            "index": self._index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
+
+    def _fields(self, delta: ReplyDelta) -> dict[str, Any]:
+        fields = {
+            "content": delta.content,
+            "reasoning_content": delta.reasoning,
+            "tool_calls": [self._call(call) for call in delta.calls],
+        }
+        return {name: value for name, value in fields.items() if value}
+
+    def _call(self, call: ToolCall | InvalidToolCall) -> dict[str, Any]:
+        index, self._calls = self._calls, self._calls + 1
+        arguments = call.text
+        if isinstance(call, ToolCall):
+            arguments = json.dumps(call.arguments, ensure_ascii=False)
+        return {
+            "index": index,
+            "id": f"call_{uuid.uuid4().hex}",
+            "type": "function",
+            "function": {"name": call.name or "", "arguments": arguments},
+        }
+
+    def _logprobs(self, rounds: Sequence[Round | None]) -> dict[str, Any] | None:
+        done = [each for each in rounds if each is not None]
+        if self._leader is None or not done:
+            return None
+        return {**openai_logprobs(done, self._leader), "refusal": None}
+
+    def _reason(self, generation: Generation) -> str:
+        reason = _finish_reason(generation)
+        return "tool_calls" if self._calls and reason == "stop" else reason
+
+
+class TextChoice:
+    """One completion of a prompt.
+
+    Args:
+        index: number of the completion.
+        leader: member whose log-probabilities the completion has; None for none.
+    """
+
+    def __init__(self, index: int, leader: str | None) -> None:
+        self._index = index
+        self._leader = leader
+        self._offset = 0
+
+    def chunks(self, event: StreamEvent) -> Iterator[Chunk]:
+        """Yield the parts of the chunks for an event."""
+        if event.text or event.round is not None:
+            rounds = () if event.round is None else (event.round,)
+            yield Chunk(self._choice(event.text, rounds, None), event.round)
+        if (whole := event.generation) is not None:
+            yield Chunk(self._choice("", (), _finish_reason(whole)), end=whole)
+
+    def whole(self, generation: Generation) -> dict[str, Any]:
+        """Return the choice of the whole response."""
+        return self._choice(generation.text, generation.rounds, _finish_reason(generation))
+
+    def _choice(self, text: str, rounds: Sequence[Round], reason: str | None) -> dict[str, Any]:
+        logprobs = self._logprobs(rounds)
+        choice = {"text": text, "logprobs": logprobs, "finish_reason": reason}
+        return {"index": self._index, **choice}
+
+    def _logprobs(self, rounds: Sequence[Round]) -> dict[str, Any] | None:
+        """Return log-probabilities in the form of completions."""
+        if self._leader is None or not rounds:
+            return None
+        tokens = openai_logprobs(rounds, self._leader)["content"]
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offset)
+            self._offset += len(token["token"])
+        return {
+            "tokens": [token["token"] for token in tokens],
+            "token_logprobs": [token["logprob"] for token in tokens],
+            "top_logprobs": [
+                {top["token"]: top["logprob"] for top in token["top_logprobs"]} for token in tokens
+            ],
+            "text_offset": offsets,
+        }
+
+
+def total_usage(generations: Sequence[Generation], prompts: int) -> Usage:
+    """Return the usage of all responses to some prompts, by member. Each prompt counts once."""
+    share = len(generations) // prompts
+    total: dict[str, dict[str, int]] = {}
+    for number, generation in enumerate(generations):
+        for field, counts in generation.usage.model_dump().items():
+            once = field in ("prompt_tokens", "cached_tokens") and number % share
+            sums = total.setdefault(field, dict.fromkeys(counts, 0))
+            for member, count in counts.items():
+                sums[member] += 0 if once else count
+    return Usage(**total)
+
+
+def openai_usage(usage: Usage) -> dict[str, Any]:
+    """Return the usage of the member with the most tokens, in the form of OpenAI's API."""
+
+    def tokens(member: str) -> int:
+        return usage.prompt_tokens[member] + usage.completion_tokens[member]
+
+    member = max(usage.prompt_tokens, key=tokens)
+    return {
+        "prompt_tokens": usage.prompt_tokens[member],
+        "completion_tokens": usage.completion_tokens[member],
+        "total_tokens": tokens(member),
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens[member]},
+    }
+
+
+def _end(generation: Generation) -> dict[str, Any]:
+    """Return what the extension tells about the end of a response."""
+    return {"finish_reason": generation.finish_reason, "seed": generation.seed}
+
+
+def _finish_reason(generation: Generation) -> str:
+    reason: str = generation.finish_reason
+    return FINISH_REASONS.get(reason, reason)
+
+
+def model_object(
+    name: str, created: int, members: Sequence[str], strategy: str
+) -> Mapping[str, Any]:
+    """Return a model in the list of models."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "adafuse-llm",
+        EXTENSION: {"members": list(members), "strategy": strategy},
+    }

@@ -1,0 +1,194 @@
+"""The routes of OpenAI's API: chat completions, completions, models."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from adafuse_llm.config import CONSTRAINTS, AdaFuseConfig
+from adafuse_llm.engine import AdaFuseEngine
+from adafuse_llm.errors import InvalidOptionError, MissingDependencyError
+from adafuse_llm.results import Generation
+from adafuse_llm.serving.errors import invalid
+from adafuse_llm.serving.http import (
+    DONE,
+    StreamResponse,
+    event,
+    read_object,
+    unless_disconnected,
+)
+from adafuse_llm.serving.openai_requests import ServedRequest, read_chat, read_completion
+from adafuse_llm.serving.openai_responses import (
+    ChatChoice,
+    Choice,
+    TextChoice,
+    Writer,
+    model_object,
+)
+from adafuse_llm.serving.service import SINGLE, Events, Service
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+
+
+def routes(service: Service) -> list[Route]:
+    """Return the routes of OpenAI's API."""
+    return [
+        Route(CHAT, partial(_complete, service, read_chat), methods=["POST"]),
+        Route(COMPLETION, partial(_complete, service, read_completion), methods=["POST"]),
+        Route("/v1/models", partial(_models, service), methods=["GET"]),
+        Route("/v1/models/{name:path}", partial(_model, service), methods=["GET"]),
+    ]
+
+
+async def _models(service: Service, _: Request) -> Response:
+    names = (service.config.served_model_name, *service.engine.members)
+    return JSONResponse({"object": "list", "data": [_described(service, name) for name in names]})
+
+
+async def _model(service: Service, request: Request) -> Response:
+    name = request.path_params["name"]
+    if name != service.config.served_model_name:
+        service.check_model(name)
+    return JSONResponse(_described(service, name))
+
+
+def _described(service: Service, name: str) -> Any:
+    engine = service.engine
+    if name == service.config.served_model_name:
+        return model_object(name, service.created, engine.members, engine.strategy.name)
+    return model_object(name, service.created, [name], SINGLE)
+
+
+async def _complete(
+    service: Service, read: Callable[[dict[str, Any]], ServedRequest], request: Request
+) -> Response:
+    """Answer a request for a chat completion or a completion."""
+    asked = read(await read_object(request))
+    try:
+        call = await asyncio.to_thread(_Call, service, asked)
+        if not asked.stream:
+            response = await unless_disconnected(request.receive, call.response())
+            return JSONResponse(response)
+        parts = call.parts()
+        first = await unless_disconnected(request.receive, anext(parts))
+    except Exception as error:
+        raise asked.error(error) from error
+    return StreamResponse(parts, first, send_timeout=service.config.send_timeout)
+
+
+class _Call:
+    """A request that was checked against the models, the limits and the grammars of the server.
+
+    Args:
+        service: the service.
+        asked: the request.
+
+    Raises:
+        ApiError: the request cannot be served.
+        InvalidInputError: an option cannot be used.
+    """
+
+    def __init__(self, service: Service, asked: ServedRequest) -> None:
+        engine, options = service.resolve(asked.model, asked.strategy, asked.options)
+        options = service.check_limits(
+            engine, options, inputs=len(asked.prompts) or 1, characters=asked.characters
+        )
+        enforced, warnings = _constraint(engine, options, asked)
+        is_chat = asked.conversation is not None
+        self._service, self._asked, self._engine = service, asked, engine
+        self._options = {**options, **enforced}
+        self._route = CHAT if is_chat else COMPLETION
+        self._writer = Writer(
+            asked.model or service.config.served_model_name,
+            is_chat=is_chat,
+            rounds=asked.rounds,
+            warnings=warnings,
+        )
+        config = engine.config.override(self._options)
+        leader = None if config.counted_logprobs is None else config.leading_member(engine.members)
+        self._prompts = max(len(asked.prompts), 1)
+        self._choices: list[Choice] = [
+            ChatChoice(index, asked.form, leader) if is_chat else TextChoice(index, leader)
+            for index in range(self._prompts * config.n)
+        ]
+
+    async def response(self) -> dict[str, Any]:
+        """Return the whole response."""
+        done: dict[int, Generation] = {}
+        async with self._service.decoding(self._route, self._start) as events:
+            async for index, each in events:
+                if each.generation is not None:
+                    done[index] = each.generation
+        generations = [done[index] for index in range(len(self._choices))]
+        return self._writer.response(self._choices, generations, self._prompts)
+
+    async def parts(self) -> AsyncGenerator[bytes, None]:
+        """Yield the events of a streamed response.
+
+        Until the first event, an error is raised. Then it is the last event.
+        """
+        begun = False
+        try:
+            async with aclosing(self._chunks()) as chunks:
+                async for chunk in chunks:
+                    begun = True
+                    yield event(chunk)
+        except Exception as error:
+            if not begun:
+                raise
+            yield event(self._asked.error(error).body)
+            return
+        yield DONE
+
+    async def _chunks(self) -> AsyncGenerator[dict[str, Any], None]:
+        done: dict[int, Generation] = {}
+        async with self._service.decoding(self._route, self._start) as events:
+            async for index, each in events:
+                for part in self._choices[index].chunks(each):
+                    yield self._writer.chunk(part)
+                if each.generation is not None:
+                    done[index] = each.generation
+        if self._asked.include_usage:
+            yield self._writer.usage_chunk([done[index] for index in sorted(done)], self._prompts)
+
+    async def _start(self, cancel: threading.Event, timeout: float | None) -> Events:
+        asked, given = self._asked, {"cancel": cancel, "timeout": timeout, **self._options}
+        if asked.conversation is not None:
+            return await self._engine.open_stream(messages=asked.conversation, **given)
+        if len(asked.prompts) == 1:
+            return await self._engine.open_stream(asked.prompts[0], **given)
+        return await self._engine.open_stream_batch(asked.prompts, **given)
+
+
+def _constraint(
+    engine: AdaFuseEngine, options: dict[str, Any], asked: ServedRequest
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the option that enforces the form of a reply, and a warning if nothing does.
+
+    Raises:
+        ApiError: the request wants the form to be enforced, and it cannot be.
+    """
+    config: AdaFuseConfig = engine.config.override(options)
+    if asked.form.is_free or not asked.enforce:
+        return {}, []
+    if any(getattr(config, name) is not None for name in CONSTRAINTS):
+        return {}, []
+    try:
+        constraint = asked.form.constraint()
+        engine.check_grammar(**{**options, **constraint})
+    except (InvalidOptionError, MissingDependencyError) as error:
+        if asked.enforce is True:
+            field = "response_format" if asked.form.schema is not None else "tools"
+            raise invalid(str(error), field) from error
+        return {}, [
+            f"the form of the reply is only described to the members, not enforced: {error}"
+        ]
+    return constraint, []

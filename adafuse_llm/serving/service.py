@@ -1,0 +1,294 @@
+"""What all routes share: the engine, the models' names, the limits, and the requests that run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+
+from adafuse_llm.engine import AdaFuseEngine
+from adafuse_llm.errors import InvalidOptionError, nearest, short_repr
+from adafuse_llm.results import StreamEvent
+from adafuse_llm.serving.config import ServingConfig
+from adafuse_llm.serving.errors import (
+    BUSY,
+    FAILED,
+    INVALID,
+    LATE,
+    ApiError,
+    api_error,
+    invalid,
+    not_ready,
+)
+from adafuse_llm.serving.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+SINGLE = "single"
+"""The strategy of a member alone."""
+
+MAX_VIEWS = 32
+"""Maximum number of strategies that the server keeps ready."""
+
+OUTCOMES = {INVALID: "refused", BUSY: "busy", LATE: "timeout", FAILED: "failed"}
+"""Outcomes of requests that end with an error, by its type."""
+
+Events = AsyncGenerator[tuple[int, StreamEvent], None]
+Open = Callable[[threading.Event, float | None], Awaitable[Events]]
+"""Starts a decode with a flag that cancels it and a time limit, and returns its events."""
+
+
+class Service:
+    """An ensemble that is served, or will be once its members are loaded.
+
+    Args:
+        config: options of the server.
+
+    Attributes:
+        config: options of the server.
+        metrics: what the server counts.
+        created: when the server started, in seconds since 1970.
+    """
+
+    def __init__(self, config: ServingConfig) -> None:
+        self.config = config
+        self.metrics = Metrics(lambda: self._engine)
+        self.created = int(time.time())
+        self._engine: AdaFuseEngine | None = None
+        self._views: dict[str, AdaFuseEngine] = {}
+        self._cancels: set[threading.Event] = set()
+        self._lock = threading.Lock()
+        self._stops = False
+        self._cancelled = False
+
+    # The engine --------------------------------------------------------------------------------
+
+    def open(self, engine: AdaFuseEngine) -> None:
+        """Serve an engine from now on. The caller closes it.
+
+        Raises:
+            InvalidOptionError: a member has the name of the ensemble.
+        """
+        if self.config.served_model_name in engine.members:
+            raise InvalidOptionError(
+                f"option 'served_model_name': a member has the name "
+                f"{self.config.served_model_name!r}, too. Choose another name for the ensemble."
+            )
+        self._engine = engine
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the server takes requests."""
+        return self._engine is not None and not self._engine.closed and not self._stops
+
+    @property
+    def engine(self) -> AdaFuseEngine:
+        """The engine.
+
+        Raises:
+            ApiError: the members are not loaded, or the server stops.
+        """
+        if self._stops:
+            raise not_ready("the server stops")
+        if self._engine is None:
+            raise not_ready("the members are loading")
+        return self._engine
+
+    def view(self, strategy: str | None) -> AdaFuseEngine:
+        """Return the engine with a strategy; None for its own.
+
+        Raises:
+            ApiError: the members are not loaded, the server stops, or the strategy is unknown.
+        """
+        engine = self.engine
+        if strategy is None or strategy == engine.strategy.name:
+            return engine
+        if strategy not in self._views:
+            if len(self._views) >= MAX_VIEWS:
+                self._views.clear()
+            try:
+                self._views[strategy] = engine.with_strategy(strategy)
+            except InvalidOptionError as error:
+                raise invalid(str(error), "adafuse.strategy") from error
+        return self._views[strategy]
+
+    def resolve(
+        self, model: str | None, strategy: str | None, options: Mapping[str, Any]
+    ) -> tuple[AdaFuseEngine, dict[str, Any]]:
+        """Return the engine and the options for a model's name.
+
+        Args:
+            model: name of the ensemble or of a member; None for the ensemble.
+            strategy: name of a strategy; None for the ensemble's own, and for a member alone
+                `SINGLE`.
+            options: options of the request.
+
+        Raises:
+            ApiError: there is no such model or strategy, or the model contradicts the option
+                ``use``.
+        """
+        if model is None or model == self.config.served_model_name:
+            return self.view(strategy), {**options}
+        self.check_model(model)
+        used = options.get("use")
+        if used is not None and list(used) != [model]:
+            raise invalid(
+                f"the model {model!r} is one member, so adafuse.use cannot name others; got "
+                f"{short_repr(used)}. Leave one of them out.",
+                "adafuse.use",
+            )
+        return self.view(strategy or SINGLE), {**options, "use": (model,)}
+
+    def check_model(self, model: str) -> None:
+        """Check that a model exists.
+
+        Raises:
+            ApiError: it does not exist.
+        """
+        names = (self.config.served_model_name, *self.engine.members)
+        if model not in names:
+            raise ApiError(
+                404,
+                f"there is no model {short_repr(model)}.{nearest(model, names)} "
+                f"Models: {', '.join(names)}.",
+                param="model",
+                code="model_not_found",
+            )
+
+    # Requests ----------------------------------------------------------------------------------
+
+    def check_limits(
+        self, engine: AdaFuseEngine, options: Mapping[str, Any], *, inputs: int, characters: int
+    ) -> dict[str, Any]:
+        """Check a request against the limits of the server.
+
+        Args:
+            engine: the engine of the request.
+            options: options of the request.
+            inputs: number of prompts or conversations.
+            characters: size of the largest one.
+
+        Returns:
+            The options, with the server's limit of tokens if they have none.
+
+        Raises:
+            ApiError: a limit is exceeded.
+            InvalidOptionError: an option is unknown or out of range.
+        """
+        config, limits = engine.config.override(options), self.config
+        if limits.max_prompt_characters is not None and characters > limits.max_prompt_characters:
+            raise invalid(
+                f"the prompt has {characters} characters; this server allows "
+                f"{limits.max_prompt_characters}. Shorten it.",
+                code="context_length_exceeded",
+            )
+        if inputs * config.n > limits.max_choices:
+            raise invalid(
+                f"the request asks for {inputs * config.n} responses; this server allows "
+                f"{limits.max_choices}. Send several requests.",
+                "n",
+            )
+        highest = limits.max_output_tokens
+        if highest is None or config.max_new_tokens <= highest:
+            return {**options}
+        if "max_new_tokens" in options:
+            raise invalid(
+                f"max_tokens must be at most {highest} on this server; got {config.max_new_tokens}",
+                "max_tokens",
+            )
+        return {**options, "max_new_tokens": highest}
+
+    def time_limit(self, timeout: float | None = None) -> float | None:
+        """Return the seconds that a request may take: its own limit, but at most the server's."""
+        limits = [each for each in (timeout, self.config.request_timeout) if each is not None]
+        return min(limits, default=None)
+
+    @asynccontextmanager
+    async def decoding(
+        self, route: str, start: Open, *, timeout: float | None = None
+    ) -> AsyncIterator[Events]:
+        """Run a decode, count it and its rounds, and end it with the server.
+
+        Args:
+            route: name of the route, for metrics.
+            start: starts the decode.
+            timeout: time limit of the request in seconds, if it has one of its own.
+
+        Raises:
+            ApiError: the server stops.
+        """
+        cancel = threading.Event()
+        began = time.perf_counter()
+        outcome = "ok"
+        try:
+            self._register(cancel)
+            events = await start(cancel, self.time_limit(timeout))
+            async with aclosing(self._observed(events, began)) as observed:
+                yield observed
+        except (asyncio.CancelledError, GeneratorExit, ClientDisconnect):
+            outcome = "cancelled"
+            raise
+        except BaseException as error:
+            described = api_error(error)
+            outcome = OUTCOMES[described.type]
+            if described.code == "internal_error":
+                logger.exception("a request to %s failed unexpectedly", route)
+            elif described.type == FAILED:
+                logger.error("a request to %s failed: %s", route, error)
+            raise
+        finally:
+            with self._lock:
+                self._cancels.discard(cancel)
+            self.metrics.request(route, outcome, time.perf_counter() - began)
+
+    async def _observed(self, events: Events, began: float) -> Events:
+        """Yield events, and count their rounds."""
+        has_text = False
+        async with aclosing(events):
+            async for index, event in events:
+                if event.round is not None:
+                    self.metrics.round(event.round)
+                if event.text and not has_text:
+                    has_text = True
+                    self.metrics.first_text(time.perf_counter() - began)
+                if (generation := event.generation) is not None:
+                    if self._cancelled and generation.finish_reason == "cancelled" and not has_text:
+                        raise not_ready("the server stops")
+                    self.metrics.generation(generation)
+                yield index, event
+
+    def _register(self, cancel: threading.Event) -> None:
+        with self._lock:
+            if self._stops:
+                raise not_ready("the server stops")
+            self._cancels.add(cancel)
+
+    # The end -----------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        """Number of requests that run or wait."""
+        return len(self._cancels)
+
+    def begin_drain(self) -> None:
+        """Take no more requests, and end those that run after `ServingConfig.drain_seconds`."""
+        with self._lock:
+            if self._stops:
+                return
+            self._stops = True
+        timer = threading.Timer(self.config.drain_seconds, self.cancel_all)
+        timer.daemon = True
+        timer.start()
+
+    def cancel_all(self) -> None:
+        """End the requests that run. Their responses are the text so far."""
+        with self._lock:
+            self._stops = self._cancelled = True
+            for cancel in self._cancels:
+                cancel.set()

@@ -1,0 +1,274 @@
+"""Members that fail or hang, clients that leave, bodies that are no requests, and the end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from adafuse_llm import AdaFuseEngine, RuntimeConfig
+from adafuse_llm.backends import FakeBackend
+from adafuse_llm.serving import ServingConfig
+from adafuse_llm.serving.app import build_app, create_app
+from adafuse_llm.serving.service import Service
+from tests.support.serving import served
+
+CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
+ENDLESS = {"prompt": "x", "max_tokens": 100_000, "stream": True, "adafuse": {"max_words": 1}}
+SECRET = "the-colour-of-the-door"
+
+
+def words(text):
+    """Write words without end, and never be confident."""
+    return {"a": 0.5, "b": 0.3, "c": 0.2} if text[-1] == " " else {" ": 0.9, "a": 0.1}
+
+
+class Member(FakeBackend):
+    """A member that calls a function with the number of its passes before each of them."""
+
+    def __init__(self, before=lambda call: None, name="one"):
+        super().__init__(name, words)
+        self.calls = 0
+        self._before = before
+
+    def evaluate(self, queries):
+        self.calls += 1
+        self._before(self.calls)
+        return super().evaluate(queries)
+
+
+def slowly(_call):
+    time.sleep(0.01)
+
+
+def serve(member, *, runtime=None, **config):
+    """A context manager: the address of a server with one member."""
+    return served(create_app(AdaFuseEngine([member], runtime=runtime), ServingConfig(**config)))
+
+
+def events_of(lines):
+    """The data of server-sent events."""
+    return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+
+
+def error_of(response):
+    return response.json()["error"]
+
+
+def settles(condition):
+    """Whether a condition becomes true within five seconds."""
+    end = time.monotonic() + 5
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_a_member_that_fails_is_named_without_paths():
+    def fail(call):
+        if call == 1:
+            raise OSError("no weights in /srv/models/secret/one.bin")
+
+    with serve(Member(fail)) as url:
+        for path, body in ((COMPLETE, ENDLESS), (CHAT, None)):
+            body = body or {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
+            response = httpx.post(url + path, json=body)
+            if path == COMPLETE:
+                assert response.status_code == 500
+                assert error_of(response)["code"] == "member_failed"
+                assert "'one'" in response.text
+                assert "/srv" not in response.text
+                assert "Traceback" not in response.text
+            else:
+                assert response.status_code == 200  # the server stays usable
+
+
+def test_a_failure_within_a_stream_is_its_last_event():
+    def fail(call):
+        if call == 20:
+            raise RuntimeError("broken")
+
+    with (
+        serve(Member(fail)) as url,
+        httpx.stream("POST", url + COMPLETE, json=ENDLESS) as response,
+    ):
+        events = events_of(response.iter_lines())
+    assert response.status_code == 200
+    assert json.loads(events[0])["choices"]
+    assert json.loads(events[-1])["error"]["code"] == "member_failed"
+    assert "[DONE]" not in events
+
+
+def test_a_member_that_hangs_ends_at_the_time_limit():
+    free = threading.Event()
+    with serve(Member(lambda _: free.wait(20)), request_timeout=0.2) as url:
+        began = time.monotonic()
+        response = httpx.post(url + COMPLETE, json={"prompt": "x", "max_tokens": 3})
+        assert time.monotonic() - began < 5
+        assert response.status_code == 504
+        assert error_of(response)["code"] == "timeout"
+        free.set()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_ends_its_request(stream):
+    member = Member(slowly)
+    app = create_app(AdaFuseEngine([member]))
+    with served(app) as url, httpx.Client() as client:
+        if stream:
+            with client.stream("POST", url + COMPLETE, json=ENDLESS) as response:
+                next(response.iter_lines())
+                assert app.state.service.running == 1
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post(url + COMPLETE, json={**ENDLESS, "stream": False}, timeout=0.3)
+        assert settles(lambda: app.state.service.running == 0)
+        calls = member.calls
+        time.sleep(0.1)
+        assert member.calls - calls <= 8
+        counted = httpx.get(f"{url}/metrics").text
+    assert f'adafuse_requests_total{{outcome="cancelled",route="{COMPLETE}"}} 1.0' in counted
+
+
+def test_a_full_queue_is_an_error_that_says_when_to_try_again():
+    free = threading.Event()
+    runtime = RuntimeConfig(max_requests=1, max_waiting=2)
+    body = {"prompt": "x", "max_tokens": 3}
+    with (
+        serve(Member(lambda _: free.wait(20)), runtime=runtime) as url,
+        ThreadPoolExecutor(12) as pool,
+        httpx.Client(timeout=30) as client,
+    ):
+        waiting = [pool.submit(client.post, url + COMPLETE, json=body) for _ in range(12)]
+        assert settles(lambda: sum(each.done() for each in waiting) == 9)
+        free.set()
+        responses = [each.result() for each in waiting]
+    refused = [each for each in responses if each.status_code != 200]
+    assert len(refused) == 9
+    assert {each.status_code for each in refused} == {429}
+    assert {each.headers["retry-after"] for each in refused} == {"1"}
+    assert len({each.text for each in refused}) == 1
+    assert len({each.json()["choices"][0]["text"] for each in responses if each.is_success}) == 1
+
+
+def test_a_thousand_requests_wait_and_are_answered():
+    body = {"prompt": "x", "max_tokens": 2}
+    limits = httpx.Limits(max_connections=1000)
+
+    async def all_at_once(url):
+        import asyncio
+
+        async with httpx.AsyncClient(limits=limits, timeout=60) as client:
+            posts = [client.post(url + COMPLETE, json=body) for _ in range(1000)]
+            return await asyncio.gather(*posts)
+
+    import asyncio
+
+    with serve(Member(), runtime=RuntimeConfig(max_requests=64)) as url:
+        responses = asyncio.run(all_at_once(url))
+    assert {each.status_code for each in responses} == {200}
+    assert len({each.json()["choices"][0]["text"] for each in responses}) == 1
+
+
+def test_the_end_of_the_server_completes_streams():
+    service = Service(ServingConfig(drain_seconds=0.0))
+    service.open(AdaFuseEngine([Member(slowly)]))
+    with served(build_app(service)) as url, httpx.Client() as client:
+        with client.stream("POST", url + COMPLETE, json=ENDLESS) as response:
+            lines = response.iter_lines()
+            next(lines)
+            service.begin_drain()
+            events = events_of(lines)
+        refused = client.post(url + COMPLETE, json=ENDLESS)
+        ready = client.get(url + "/ready")
+        health = client.get(url + "/health")
+    last = json.loads(events[-2])
+    assert events[-1] == "[DONE]"
+    assert last["choices"][0]["finish_reason"] == "length"
+    assert last["adafuse"]["finish_reason"] == "cancelled"
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert (ready.status_code, health.status_code) == (503, 200)
+
+
+def test_requests_wait_for_the_members():
+    service = Service(ServingConfig())
+    with served(build_app(service)) as url:
+        early = httpx.post(url + COMPLETE, json={"prompt": "x"})
+        assert (early.status_code, error_of(early)["code"]) == (503, "not_ready")
+        assert httpx.get(url + "/v1/models").status_code == 503
+        service.open(AdaFuseEngine([Member()]))
+        assert httpx.get(url + "/ready").json() == {"status": "ready"}
+        assert httpx.post(url + COMPLETE, json={"prompt": "x", "max_tokens": 2}).is_success
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "kind"),
+    [
+        (400, b"", "application/json"),
+        (400, b"{", "application/json"),
+        (400, b"[]", "application/json"),
+        (400, b'{"prompt": NaN}', "application/json"),
+        (400, b"\xff\xfe{}", "application/json"),
+        (400, b"[" * 100_000, "application/json"),
+        (400, b"{}", "application/json; charset=utf-8"),
+        (400, b'{"prompt": [1, 2]}', "application/json"),
+        (400, b'{"prompt": []}', "application/json"),
+        (400, b'{"prompt": "\\ud800"}', "application/json"),
+        (400, b'{"prompt": ""}', "application/json"),
+        (400, b'{"prompt": "x", "seed": 1e400}', "application/json"),
+        (415, b'{"prompt": "x"}', "text/plain"),
+        (415, b"prompt=x", "application/x-www-form-urlencoded"),
+    ],
+)
+def test_a_body_that_is_no_request_is_refused(plain, status, content, kind):
+    response = httpx.post(plain + COMPLETE, content=content, headers={"Content-Type": kind})
+    assert response.status_code == status
+    assert error_of(response)["type"] == "invalid_request_error"
+
+
+@pytest.fixture(scope="module")
+def plain():
+    with serve(Member()) as url:
+        yield url
+
+
+def test_an_unknown_address_or_method_has_an_error_in_the_same_form(plain):
+    assert error_of(httpx.get(f"{plain}/v2/models"))["code"] == "not_found"
+    assert httpx.get(plain + COMPLETE).status_code == 405
+
+
+def test_an_unexpected_failure_tells_nothing_but_the_log_does(caplog, monkeypatch):
+    engine = AdaFuseEngine([Member()])
+
+    async def fail(*_arguments, **_options):
+        raise KeyError("/home/someone/secret")
+
+    monkeypatch.setattr(engine, "open_stream", fail)
+    with served(create_app(engine)) as url, caplog.at_level(logging.ERROR):
+        response = httpx.post(url + COMPLETE, json={"prompt": "x"})
+    assert (response.status_code, error_of(response)["code"]) == (500, "internal_error")
+    assert "secret" not in response.text
+    assert "secret" in caplog.text
+
+
+def test_no_log_has_a_prompt(caplog):
+    def fail(call):
+        if call == 3:
+            raise RuntimeError("broken")
+
+    bodies = [
+        {"prompt": SECRET, "max_tokens": 2},
+        {"prompt": SECRET, "max_tokens": 0},
+        {"prompt": SECRET, SECRET: 1},
+        {"prompt": SECRET, "max_tokens": 30, "adafuse": {"stop": SECRET}},
+    ]
+    with serve(Member(fail)) as url, caplog.at_level(logging.DEBUG):
+        for body in bodies:
+            httpx.post(url + COMPLETE, json=body)
+            httpx.post(url + CHAT, json={"messages": [{"role": "user", "content": SECRET}]})
+    assert caplog.text
+    assert SECRET not in caplog.text

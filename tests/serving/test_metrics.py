@@ -1,0 +1,141 @@
+"""Metrics: what Prometheus reads after requests, and while members load."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from adafuse_llm import AdaFuseEngine, Generation, RuntimeConfig
+from adafuse_llm.backends import FakeBackend
+
+pytest.importorskip("prometheus_client", reason="needs the extra [serve]")
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from adafuse_llm.serving.metrics import Metrics
+
+pytestmark = pytest.mark.quick
+
+
+def samples(metrics: Metrics) -> dict[str, float]:
+    """Values by the name of the series with its labels."""
+    body, content_type = metrics.exposition()
+    assert content_type.startswith("text/plain")
+    found = {}
+    for family in text_string_to_metric_families(body.decode()):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+def record(metrics: Metrics, generation: Generation) -> None:
+    for done in generation.rounds:
+        metrics.round(done)
+    metrics.generation(generation)
+
+
+def writer(first: str, second: str):
+    """A member that begins with one text and then always writes the other."""
+
+    def rule(text: str) -> dict[str, float]:
+        if text.endswith(":"):
+            return {first: 0.9, " x": 0.1}
+        return {"<end>": 1.0, second: 0.0} if text.endswith(second) else {second: 1.0, "<end>": 0.0}
+
+    return rule
+
+
+def test_rounds_count_for_the_members_that_proposed_their_text() -> None:
+    backends = [FakeBackend("wren", writer(" a", " b")), FakeBackend("heron", writer(" a", " b"))]
+    with AdaFuseEngine(backends) as engine:
+        metrics = Metrics(lambda: engine)
+        record(metrics, together := engine.generate("x:", max_words=1))
+        record(metrics, alone := engine.generate("x:", max_words=1, use="wren"))
+        found = samples(metrics)
+    joint = len(together.rounds)
+    assert joint > 0
+    assert len(alone.rounds) > 0
+    assert found["adafuse_rounds_total"] == joint + len(alone.rounds)
+    assert found["adafuse_rounds_joint_total"] == joint
+    assert found["adafuse_rounds_unanimous_total"] == joint
+    assert found["adafuse_wins_total{member=wren}"] == joint
+    assert "adafuse_decided_total{member=wren}" not in found
+    passes = sum(each.usage.forward_passes["wren"] for each in (together, alone))
+    assert found["adafuse_forward_passes_total{member=wren}"] == passes
+    for kind, field in (("prompt", "prompt_tokens"), ("completion", "completion_tokens")):
+        tokens = sum(getattr(each.usage, field)["wren"] for each in (together, alone))
+        assert found[f"adafuse_tokens_total{{kind={kind},member=wren}}"] == tokens > 0
+
+
+def test_a_member_that_alone_proposed_the_text_decided() -> None:
+    members = [FakeBackend("wren", writer(" a", " b")), FakeBackend("heron", writer(" c", " b"))]
+    with AdaFuseEngine(members) as engine:
+        metrics = Metrics(lambda: engine)
+        generation = engine.generate("x:", max_words=1, weights=[1, 0])
+        record(metrics, generation)
+        found = samples(metrics)
+    (winner,) = generation.rounds[0].candidates[generation.rounds[0].winner].proposers
+    assert found[f"adafuse_decided_total{{member={winner}}}"] == 1
+    assert found["adafuse_rounds_unanimous_total"] == len(generation.rounds) - 1
+    assert found[f"adafuse_wins_total{{member={winner}}}"] == len(generation.rounds)
+
+
+def test_alternatives_count() -> None:
+    with AdaFuseEngine([FakeBackend("wren", writer(" a", " b"))]) as engine:
+        metrics = Metrics(lambda: engine)
+        metrics.generation(drawn := engine.generate("x:", temperature=1, n=3, seed=1))
+        found = samples(metrics)
+    responses = (drawn, *drawn.alternatives)
+    assert len(responses) == 3
+    tokens = sum(each.usage.completion_tokens["wren"] for each in responses)
+    assert found["adafuse_tokens_total{kind=completion,member=wren}"] == tokens
+
+
+def test_requests_count_by_outcome_and_in_histograms() -> None:
+    metrics = Metrics(lambda: None)
+    metrics.request("/v1/completions", "ok", 0.2)
+    metrics.request("/v1/completions", "busy", 0.001)
+    metrics.first_text(0.07)
+    found = samples(metrics)
+    for outcome in ("ok", "busy"):
+        assert found[f"adafuse_requests_total{{outcome={outcome},route=/v1/completions}}"] == 1
+    assert found["adafuse_request_seconds_count{route=/v1/completions}"] == 2
+    assert found["adafuse_first_text_seconds_bucket{le=0.05}"] == 0
+    assert found["adafuse_first_text_seconds_bucket{le=0.1}"] == 1
+    assert found["adafuse_ready"] == 0
+    assert "adafuse_requests_running" not in found  # no members are loaded
+
+
+def test_gauges_show_what_runs_and_waits_now() -> None:
+    blocked, started = threading.Event(), threading.Event()
+
+    def wait(_: str) -> dict[str, float]:
+        started.set()
+        blocked.wait(10)
+        return {"<end>": 1.0, " a": 0.0}
+
+    runtime = RuntimeConfig(max_requests=1, cache_bytes=10**6)
+    member = FakeBackend("wren", wait, bytes_per_token=10)
+    with AdaFuseEngine([member], runtime=runtime) as engine:
+        metrics = Metrics(lambda: engine)
+        idle = samples(metrics)
+        calls = [threading.Thread(target=engine.generate, args=("x:",)) for _ in range(3)]
+        for call in calls:
+            call.start()
+        assert started.wait(10)
+        deadline = time.monotonic() + 10
+        while samples(metrics)["adafuse_requests_waiting"] < 2:
+            assert time.monotonic() < deadline
+        busy = samples(metrics)
+        blocked.set()
+        for call in calls:
+            call.join()
+    assert (idle["adafuse_requests_running"], idle["adafuse_requests_waiting"]) == (0, 0)
+    assert (busy["adafuse_requests_running"], busy["adafuse_requests_waiting"]) == (1, 2)
+    assert busy["adafuse_cache_limit_bytes{device=cpu}"] == 10**6
+    assert 0 < busy["adafuse_cache_reserved_bytes{device=cpu}"] < 10**6
+    assert samples(metrics)["adafuse_cache_reserved_bytes{device=cpu}"] == 0
+    assert (idle["adafuse_ready"], samples(metrics)["adafuse_ready"]) == (1, 0)

@@ -1,0 +1,339 @@
+"""The API of OpenAI, used by OpenAI's own client: texts, rounds, tools, forms, usage, errors."""
+
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from adafuse_llm import AdaFuseEngine, Round
+from adafuse_llm.serving import ServingConfig, create_app
+from tests.support.scripted import scripted_engine
+from tests.support.serving import served
+from tests.support.thinkers import QWEN
+
+QUESTION = [{"role": "user", "content": "What does a ticket cost if three cost 12 florins?"}]
+WORDS = {"max_tokens": 12}
+CALCULATE = {
+    "type": "function",
+    "function": {
+        "name": "calculate",
+        "description": "Compute a number.",
+        "parameters": {
+            "type": "object",
+            "properties": {"expression": {"type": "string"}},
+            "required": ["expression"],
+        },
+    },
+}
+CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "31 * 44"}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with AdaFuseEngine.from_embedded() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def address(engine):
+    limits = ServingConfig(max_output_tokens=400, max_choices=4, max_prompt_characters=60_000)
+    with served(create_app(engine, limits)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def client(address):
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def client_of(url):
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
+def ask(client, **changes):
+    return client.chat.completions.create(
+        **{"model": "adafuse", "messages": QUESTION, **WORDS, **changes}
+    )
+
+
+def without_times(rounds):
+    return [Round.model_validate(each).model_copy(update={"elapsed": 0.0}) for each in rounds]
+
+
+def test_a_chat_is_the_response_of_the_engine(client, engine):
+    expected = engine.generate(messages=QUESTION, max_new_tokens=12)
+    response = ask(client, extra_body={"adafuse": {"rounds": True}})
+    (choice,) = response.choices
+    assert choice.message.content == expected.text
+    assert choice.message.role == "assistant"
+    assert response.model == "adafuse"
+    rounds = choice.model_extra["adafuse"]["rounds"]
+    assert without_times(rounds) == [r.model_copy(update={"elapsed": 0.0}) for r in expected.rounds]
+    assert choice.model_extra["adafuse"]["finish_reason"] == expected.finish_reason
+    usage = response.model_extra["adafuse"]["usage"]
+    assert usage["prompt_tokens"] == expected.usage.prompt_tokens
+    totals = {
+        name: count + expected.usage.completion_tokens[name]
+        for name, count in expected.usage.prompt_tokens.items()
+    }
+    assert response.usage.total_tokens == max(totals.values())
+
+
+def test_a_stream_has_the_role_the_spans_the_reason_and_the_usage(client, engine):
+    expected = engine.generate(messages=QUESTION, max_new_tokens=12)
+    chunks = list(
+        ask(
+            client,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"adafuse": {"rounds": True}},
+        )
+    )
+    first, *spans, last, usage = chunks
+    assert first.choices[0].delta.role == "assistant"
+    assert "".join(each.choices[0].delta.content for each in spans) == expected.text
+    shown = [each.model_extra["adafuse"]["round"] for each in spans]
+    assert [each["text"] for each in shown] == [r.text for r in expected.rounds]
+    assert [each.choices[0].finish_reason for each in chunks[:-2]] == [None] * (len(chunks) - 2)
+    assert last.choices[0].finish_reason == {"stop": "stop"}.get(expected.finish_reason, "length")
+    assert usage.choices == []
+    assert usage.usage.completion_tokens > 0
+    assert len({each.id for each in chunks}) == 1
+
+
+async def test_the_asynchronous_client_has_the_same_text(address, engine):
+    expected = engine.generate(messages=QUESTION, max_new_tokens=12).text
+    async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none") as client:
+        whole = await ask(client)
+        parts = [part async for part in await ask(client, stream=True)]
+    assert whole.choices[0].message.content == expected
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == expected
+
+
+def test_a_member_alone_answers_as_its_own_model(client, engine):
+    names = [model.id for model in client.models.list()]
+    assert names == ["adafuse", *engine.members]
+    assert client.models.retrieve(names[1]).model_extra["adafuse"]["members"] == [names[1]]
+    for name in engine.members:
+        alone = engine.with_strategy("single").generate(
+            messages=QUESTION, max_new_tokens=12, use=(name,)
+        )
+        assert ask(client, model=name).choices[0].message.content == alone.text
+
+
+def test_options_of_the_ensemble_reach_the_engine(client, engine):
+    options = {"max_words": 1, "use": list(engine.members[:2]), "branching_factor": 1}
+    response = ask(client, extra_body={"adafuse": options})
+    expected = engine.generate(messages=QUESTION, max_new_tokens=12, **options)
+    assert response.choices[0].message.content == expected.text
+    assert set(response.model_extra["adafuse"]["usage"]["prompt_tokens"]) == set(options["use"])
+    voted = ask(client, extra_body={"adafuse": {"strategy": "vote"}})
+    vote = engine.with_strategy("vote").generate(messages=QUESTION, max_new_tokens=12)
+    assert voted.choices[0].message.content == vote.text
+
+
+def test_responses_are_drawn_with_a_seed(client, engine):
+    drawn = {"temperature": 1.0, "seed": 5, "n": 2}
+    expected = engine.generate(messages=QUESTION, max_new_tokens=12, **drawn)
+    texts = [expected.text, expected.alternatives[0].text]
+    response = ask(client, **drawn)
+    assert [choice.message.content for choice in response.choices] == texts
+    assert response.choices[0].model_extra["adafuse"]["seed"] == 5
+    streamed = ["", ""]
+    for chunk in ask(client, **drawn, stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+    assert streamed == texts
+
+
+def test_stop_sequences_end_the_text(client, engine):
+    whole = ask(client).choices[0].message.content
+    stop = whole.split()[1]
+    response = ask(client, stop=[stop])
+    assert response.choices[0].message.content == whole[: whole.index(stop)]
+    assert response.choices[0].finish_reason == "stop"
+
+
+def test_log_probabilities_are_those_of_the_leading_member(client):
+    choice = ask(client, logprobs=True, top_logprobs=2).choices[0]
+    tokens = choice.logprobs.content
+    assert "".join(each.token for each in tokens).strip() == choice.message.content
+    assert all(len(each.top_logprobs) == 2 for each in tokens)
+    streamed = [
+        each.token
+        for chunk in ask(client, logprobs=True, stream=True)
+        if chunk.choices[0].logprobs
+        for each in chunk.choices[0].logprobs.content
+    ]
+    assert streamed == [each.token for each in tokens]
+
+
+def test_completions_continue_prompts(client, engine):
+    prompts = ["The old mill", "A ticket costs"]
+    expected = [engine.generate(prompt, max_new_tokens=6) for prompt in prompts]
+    given = {"model": "adafuse", "max_tokens": 6}
+    both = client.completions.create(prompt=prompts, logprobs=1, **given)
+    assert [choice.text for choice in both.choices] == [each.text for each in expected]
+    logprobs = both.choices[0].logprobs
+    assert "".join(logprobs.tokens).endswith(expected[0].text)
+    assert logprobs.text_offset == [
+        len("".join(logprobs.tokens[:at])) for at in range(len(logprobs.tokens))
+    ]
+    assert both.usage.prompt_tokens == max(
+        sum(each.usage.prompt_tokens[name] for each in expected) for name in engine.members
+    )
+    chunks = client.completions.create(prompt=prompts[0], stream=True, **given)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == expected[0].text
+
+
+def test_tools_are_called_in_an_enforced_form():
+    def reply(prompt):
+        return "It is 1364." if "1364" in prompt else f"Let me see.\n{CALL}"
+
+    messages = [{"role": "user", "content": "What is 31 * 44?"}]
+    given = {"tools": [CALCULATE], "max_tokens": 200}
+    with scripted_engine(reply) as engine, served(create_app(engine)) as url, client_of(url) as c:
+        choice = ask(c, messages=messages, **given).choices[0]
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content.strip() == "Let me see."
+        (call,) = choice.message.tool_calls
+        assert json.loads(call.function.arguments) == {"expression": "31 * 44"}
+        deltas = [part.choices[0] for part in ask(c, messages=messages, **given, stream=True)]
+        calls = [call for delta in deltas for call in delta.delta.tool_calls or ()]
+        assert [call.function.arguments for call in calls] == [call.function.arguments]
+        assert deltas[-1].finish_reason == "tool_calls"
+        result = {"role": "tool", "tool_call_id": call.id, "content": "1364"}
+        answered = ask(c, messages=[*messages, choice.message.model_dump(), result], **given)
+        assert answered.choices[0].message.content == "It is 1364."
+        assert answered.choices[0].finish_reason == "stop"
+        forced = ask(
+            c,
+            messages=[{"role": "user", "content": "1364"}],
+            tool_choice={"type": "function", "function": {"name": "calculate"}},
+            **given,
+        )
+        assert forced.choices[0].message.tool_calls[0].function.name == "calculate"
+
+
+class Price(BaseModel):
+    florins: int
+    reduced: bool
+
+
+def test_structured_output_fits_the_schema(client):
+    parsed = client.chat.completions.parse(
+        model="adafuse", messages=QUESTION, response_format=Price, max_tokens=80
+    )
+    assert isinstance(parsed.choices[0].message.parsed, Price)
+    response = ask(client, response_format={"type": "json_object"}, max_tokens=80)
+    assert isinstance(json.loads(response.choices[0].message.content), dict)
+
+
+def test_a_form_that_cannot_be_enforced_is_described_or_refused(client):
+    schema = {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/a.json"}}}
+
+    def form(**strict):
+        return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **strict}}
+
+    described = ask(client, response_format=form())
+    (warning,) = described.model_extra["adafuse"]["warnings"]
+    assert "not enforced" in warning
+    with pytest.raises(openai.BadRequestError, match="another document") as caught:
+        ask(client, response_format=form(strict=True))
+    assert caught.value.param == "response_format"
+    plain = ask(client, response_format=form(), extra_body={"adafuse": {"enforce": False}})
+    assert "warnings" not in plain.model_extra["adafuse"]
+
+
+def test_reasoning_is_apart_from_the_answer():
+    with (
+        scripted_engine(lambda _: "<think>\nThree is few.\n</think>\n\nFour.", template=QWEN) as e,
+        served(create_app(e)) as url,
+        client_of(url) as client,
+    ):
+        message = ask(client, max_tokens=100).choices[0].message
+        streamed = [part.choices[0].delta for part in ask(client, max_tokens=100, stream=True)]
+    assert message.content == "Four."
+    assert message.model_extra["reasoning_content"].strip() == "Three is few."
+    assert "".join(delta.content or "" for delta in streamed) == "Four."
+
+
+NO_TEXT = [{"role": "user", "content": ""}]
+IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
+
+
+@pytest.mark.parametrize(
+    ("status", "param", "changes"),
+    [
+        (404, "model", {"model": "gpt-9"}),
+        (400, "messages", {"messages": []}),
+        (400, "messages", {"messages": NO_TEXT}),
+        (400, "messages", {"messages": IMAGE}),
+        (400, "messages.0", {"messages": [{"role": "user", "content": "x", "weight": 1}]}),
+        (400, "max_tokens", {"max_tokens": 0}),
+        (400, "max_tokens", {"max_tokens": 401}),
+        (400, "temperature", {"temperature": -1}),
+        (400, "temperature", {"temperature": "hot"}),
+        (400, "n", {"n": 3}),
+        (400, "n", {"n": 5, "temperature": 1}),
+        (400, "top_logprobs", {"top_logprobs": 2}),
+        (400, "frequency_penalty", {"frequency_penalty": 0.5}),
+        (400, "logit_bias", {"logit_bias": {"5": 1}}),
+        (400, "top_k", {"extra_body": {"top_k": 3}}),
+        (400, "adafuse.max_wrds", {"extra_body": {"adafuse": {"max_wrds": 3}}}),
+        (400, "adafuse.max_words", {"extra_body": {"adafuse": {"max_words": 0}}}),
+        (400, "adafuse.use", {"extra_body": {"adafuse": {"use": ["nobody"]}}}),
+        (400, "adafuse.use", {"model": "wren", "extra_body": {"adafuse": {"use": ["heron"]}}}),
+        (400, "adafuse.strategy", {"extra_body": {"adafuse": {"strategy": "best"}}}),
+        (400, "adafuse.enforce", {"extra_body": {"adafuse": {"enforce": "maybe"}}}),
+        (400, "tool_choice", {"tools": [CALCULATE], "tool_choice": "add"}),
+        (400, "tools", {"tools": [{"type": "function", "function": {"name": ""}}]}),
+        (400, "response_format", {"response_format": {"type": "xml"}}),
+        (
+            400,
+            "adafuse.regex",
+            {
+                "response_format": {"type": "json_object"},
+                "extra_body": {"adafuse": {"regex": "[0-9]"}},
+            },
+        ),
+    ],
+)
+def test_an_error_names_the_field(client, status, param, changes):
+    with pytest.raises(openai.APIStatusError) as caught:
+        ask(client, **changes)
+    assert (caught.value.status_code, caught.value.param) == (status, param)
+    assert caught.value.type == "invalid_request_error"
+    assert len(caught.value.body["message"]) > 10
+
+
+def test_a_prompt_that_is_too_long_has_the_code_that_frameworks_look_for(client):
+    for size in (10_000, 20_000):  # above the window, and above the server's limit of characters
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask(client, messages=[{"role": "user", "content": "mill " * size}])
+        assert caught.value.code == "context_length_exceeded"
+        assert caught.value.param == "messages"
+
+
+def test_fields_at_their_defaults_change_nothing(client, engine):
+    expected = engine.generate(messages=QUESTION, max_new_tokens=12).text
+    response = ask(
+        client,
+        max_completion_tokens=12,
+        frequency_penalty=0,
+        presence_penalty=0,
+        logit_bias={},
+        user="u",
+        metadata={"a": "b"},
+        store=False,
+        n=1,
+        parallel_tool_calls=True,
+        response_format={"type": "text"},
+        service_tier="auto",
+        stop=None,
+    )
+    assert response.choices[0].message.content == expected
