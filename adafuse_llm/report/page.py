@@ -197,9 +197,15 @@ class Shown:
 
 
 @cache
+def palette() -> str:
+    """Return the colors of all pages as CSS variables of the class ``adafuse``."""
+    return (HERE / "palette.css").read_text(encoding="utf-8")
+
+
+@cache
 def style() -> str:
-    """Return the style sheet of all pages, scoped to the class ``adafuse``."""
-    return (HERE / "report.css").read_text(encoding="utf-8")
+    """Return the style sheet of all reports, scoped to the class ``adafuse``."""
+    return palette() + (HERE / "report.css").read_text(encoding="utf-8")
 
 
 def _identity(generation: Generation, place: int) -> str:

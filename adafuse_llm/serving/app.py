@@ -11,10 +11,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from adafuse_llm.serving import openai_routes
+from adafuse_llm.serving import native, openai_routes
 from adafuse_llm.serving.access import middlewares
 from adafuse_llm.serving.errors import ApiError, api_error
 from adafuse_llm.serving.http import error_response
+from adafuse_llm.serving.page import page_route
 from adafuse_llm.serving.service import Service
 
 CLIENT_CLOSED = 499
@@ -24,19 +25,20 @@ CLIENT_CLOSED = 499
 def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
     """Return the application of a service, whose engine may come later."""
     app = Starlette(
+        middleware=middlewares(service.config, api_keys),
         routes=[
             Route("/health", _health, methods=["GET"]),
             Route("/ready", partial(_ready, service), methods=["GET"]),
             Route("/metrics", partial(_metrics, service), methods=["GET"]),
             *openai_routes.routes(service),
+            *native.routes(service),
+            *([page_route()] if service.config.page else []),
         ],
         exception_handlers={
             ApiError: _failed,
             HTTPException: _unknown,
             ClientDisconnect: _left,
-            Exception: _failed,
         },
-        middleware=middlewares(service.config, api_keys),
     )
     app.state.service = service
     return app

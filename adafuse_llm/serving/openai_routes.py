@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -15,9 +16,9 @@ from starlette.routing import Route
 
 from adafuse_llm.config import CONSTRAINTS, AdaFuseConfig
 from adafuse_llm.engine import AdaFuseEngine
-from adafuse_llm.errors import InvalidOptionError, MissingDependencyError
+from adafuse_llm.errors import AdaFuseError, InvalidOptionError, MissingDependencyError
 from adafuse_llm.results import Generation
-from adafuse_llm.serving.errors import invalid
+from adafuse_llm.serving.errors import ApiError, invalid
 from adafuse_llm.serving.http import (
     DONE,
     StreamResponse,
@@ -34,6 +35,8 @@ from adafuse_llm.serving.openai_responses import (
     model_object,
 )
 from adafuse_llm.serving.service import SINGLE, Events, Service
+
+logger = logging.getLogger(__name__)
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 
@@ -72,14 +75,15 @@ async def _complete(
 ) -> Response:
     """Answer a request for a chat completion or a completion."""
     asked = read(await read_object(request))
+    name = f"request {request.state.request_id}"
     try:
-        call = await asyncio.to_thread(_Call, service, asked)
+        call = await asyncio.to_thread(_Call, service, asked, name)
         if not asked.stream:
             response = await unless_disconnected(request.receive, call.response())
             return JSONResponse(response)
         parts = call.parts()
         first = await unless_disconnected(request.receive, anext(parts))
-    except Exception as error:
+    except (ApiError, AdaFuseError) as error:
         raise asked.error(error) from error
     return StreamResponse(parts, first, send_timeout=service.config.send_timeout)
 
@@ -90,13 +94,14 @@ class _Call:
     Args:
         service: the service.
         asked: the request.
+        name: name of the request, for the log.
 
     Raises:
         ApiError: the request cannot be served.
         InvalidInputError: an option cannot be used.
     """
 
-    def __init__(self, service: Service, asked: ServedRequest) -> None:
+    def __init__(self, service: Service, asked: ServedRequest, name: str) -> None:
         engine, options = service.resolve(asked.model, asked.strategy, asked.options)
         options = service.check_limits(
             engine, options, inputs=len(asked.prompts) or 1, characters=asked.characters
@@ -104,6 +109,7 @@ class _Call:
         enforced, warnings = _constraint(engine, options, asked)
         is_chat = asked.conversation is not None
         self._service, self._asked, self._engine = service, asked, engine
+        self._name = name
         self._options = {**options, **enforced}
         self._route = CHAT if is_chat else COMPLETION
         self._writer = Writer(
@@ -123,7 +129,7 @@ class _Call:
     async def response(self) -> dict[str, Any]:
         """Return the whole response."""
         done: dict[int, Generation] = {}
-        async with self._service.decoding(self._route, self._start) as events:
+        async with self._service.decoding(self._route, self._start, name=self._name) as events:
             async for index, each in events:
                 if each.generation is not None:
                     done[index] = each.generation
@@ -144,13 +150,15 @@ class _Call:
         except Exception as error:
             if not begun:
                 raise
+            if not isinstance(error, (ApiError, AdaFuseError)):
+                logger.exception("%s failed", self._name)
             yield event(self._asked.error(error).body)
             return
         yield DONE
 
     async def _chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         done: dict[int, Generation] = {}
-        async with self._service.decoding(self._route, self._start) as events:
+        async with self._service.decoding(self._route, self._start, name=self._name) as events:
             async for index, each in events:
                 for part in self._choices[index].chunks(each):
                     yield self._writer.chunk(part)

@@ -13,7 +13,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect
 
 from adafuse_llm.engine import AdaFuseEngine
-from adafuse_llm.errors import InvalidOptionError, nearest, short_repr
+from adafuse_llm.errors import AdaFuseError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.results import StreamEvent
 from adafuse_llm.serving.access import note_outcome, request_id
 from adafuse_llm.serving.errors import (
@@ -213,14 +213,32 @@ class Service:
 
     @asynccontextmanager
     async def decoding(
-        self, route: str, start: Open, *, timeout: float | None = None
+        self, route: str, start: Open, *, name: str, timeout: float | None = None
     ) -> AsyncIterator[Events]:
         """Run a decode, count it and its rounds, and end it with the server.
 
         Args:
             route: name of the route, for metrics.
             start: starts the decode.
+            name: name of the request, for the log.
             timeout: time limit of the request in seconds, if it has one of its own.
+
+        Raises:
+            ApiError: the server stops.
+        """
+        began = time.perf_counter()
+        async with self.counting(route, name) as cancel:
+            events = await start(cancel, self.time_limit(timeout))
+            async with aclosing(self._observed(events, began)) as observed:
+                yield observed
+
+    @asynccontextmanager
+    async def counting(self, route: str, name: str) -> AsyncIterator[threading.Event]:
+        """Count a request. Yield a flag that is set when the server ends the request.
+
+        Args:
+            route: name of the route, for metrics.
+            name: name of the request, for the log.
 
         Raises:
             ApiError: the server stops.
@@ -230,19 +248,14 @@ class Service:
         outcome = "ok"
         try:
             self._register(cancel)
-            events = await start(cancel, self.time_limit(timeout))
-            async with aclosing(self._observed(events, began)) as observed:
-                yield observed
+            yield cancel
         except (asyncio.CancelledError, GeneratorExit, ClientDisconnect):
             outcome = "cancelled"
             raise
         except BaseException as error:
-            described = api_error(error)
-            outcome = OUTCOMES[described.type]
-            if described.code == "internal_error":
-                logger.exception("request %s to %s failed unexpectedly", request_id(), route)
-            elif described.type == FAILED:
-                logger.error("request %s to %s failed: %s", request_id(), route, error)
+            outcome = OUTCOMES[api_error(error).type]
+            if isinstance(error, AdaFuseError) and outcome == OUTCOMES[FAILED]:
+                logger.error("request %s: %s failed: %s", request_id(), name, error)
             raise
         finally:
             with self._lock:

@@ -17,6 +17,7 @@ from adafuse_llm.report.run import Answer, run_page
 from adafuse_llm.report.styles import COLORS, looks, owner
 from adafuse_llm.report.terminal import Display
 from adafuse_llm.summary import Summary, record
+from tests.support.colors import contrast
 
 pytestmark = pytest.mark.quick
 
@@ -255,15 +256,6 @@ def test_s3_nothing_is_cut_off_for_eight_members(crowd, tmp_path, scheme, width)
     assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in seen)
 
 
-def luminance(color: str) -> float:
-    """The relative luminance of a color such as #56b4e9, as WCAG 2 defines it."""
-    channels = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    red, green, blue = (
-        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels
-    )
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
 def test_s10_the_colors_of_members_have_a_contrast_of_3_to_1():
     named = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", style())
     colors = {name: pair for name, *pair in named}
@@ -272,8 +264,8 @@ def test_s10_the_colors_of_members_have_a_contrast_of_3_to_1():
     for scheme in (0, 1):
         for background in ("paper", "raised"):
             for name in (*members, "quiet"):
-                pair = luminance(colors[name][scheme]), luminance(colors[background][scheme])
-                assert (max(pair) + 0.05) / (min(pair) + 0.05) >= 3, (name, background, scheme)
+                pair = colors[name][scheme], colors[background][scheme]
+                assert contrast(*pair) >= 3, (name, background, scheme)
 
 
 def test_s10_a_long_answer_has_charts_of_few_points():

@@ -1,0 +1,696 @@
+"""The page at /, in a browser: a chat that shows which member wrote each span of an answer."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from playwright import sync_api
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Candidate, Generation, Round
+from adafuse_llm.backends import FakeBackend
+from adafuse_llm.errors import ContextWindowError, MemberError
+from adafuse_llm.report.styles import COLORS, looks, owner, shared
+from adafuse_llm.serving import ServingConfig, create_app
+from adafuse_llm.serving.app import build_app
+from adafuse_llm.serving.errors import ApiError, api_error
+from adafuse_llm.serving.http import error_response
+from adafuse_llm.serving.page import page, page_route
+from adafuse_llm.serving.service import Service
+from adafuse_llm.summary import choice_probabilities
+from tests.support.colors import contrast
+from tests.support.serving import served
+
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
+FLAGS += ["--disable-background-networking", "--disable-component-update"]
+
+IMAGE = "<img src=x onerror=\"document.title='hurt'\">"
+SCRIPT = "<script>document.title='hurt'</script>"
+MEMBERS = ("wren", "heron", IMAGE)
+HEBREW = "1874 הטחנה נוסדה על ידי עדה ברוק ליד הנהר"
+
+ANSWERS: dict[str, tuple[str, ...]] = {
+    "sum": ("The sum is 85 for sure.", "The total is 85 for sure.", "The result is 90, I think."),
+    "nasty": (f"It is {SCRIPT} or {IMAGE} or so.", f"Is {IMAGE} or {SCRIPT} or so."),
+    "hebrew": (HEBREW, "1874 אחר"),
+    "long": ("\n".join(f"line {number}" for number in range(60)),),
+    "think": ("<think>\nSo it is</think>\n\nNow it is done",),
+    "m" * 200: ("n" * 200,),
+}
+"""What the members write by themselves, in their order; the last one is for all further ones."""
+
+
+class Writer(FakeBackend):
+    """A member that writes its own answer as long as the text allows it, else another one.
+
+    Attributes:
+        pace: seconds that a pass takes.
+        fails: whether passes fail once the answer has five words.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, self.following)
+        self.number = MEMBERS.index(name)
+        self.pace = 0.0
+        self.fails = False
+
+    def evaluate(self, queries):
+        time.sleep(self.pace)
+        return super().evaluate(queries)
+
+    def following(self, text: str) -> dict[str, float]:
+        conversation, _, written = text.rpartition("Assistant:")
+        answers = ANSWERS[conversation.rpartition("User: ")[2].strip()]
+        written = written.removeprefix(" ")
+        if self.fails and len(written.split()) >= 3:
+            raise OSError("broken")
+        own = answers[min(self.number, len(answers) - 1)]
+        odds = {own: 0.8} if own.startswith(written) else {}
+        odds |= {each: 0.1 for each in answers if each != own and each.startswith(written)}
+        following: dict[str, float] = {}
+        for each, odd in odds.items():
+            letter = each[len(written)] if each != written else "<end>"
+            following[letter] = following.get(letter, 0.0) + odd
+        return following or {"<end>": 0.9}
+
+
+@pytest.fixture(scope="module")
+def members() -> list[Writer]:
+    return [Writer(name) for name in MEMBERS]
+
+
+@pytest.fixture(scope="module")
+def engine(members) -> Iterator[AdaFuseEngine]:
+    with AdaFuseEngine(members, AdaFuseConfig(max_words=1)) as made:
+        yield made
+
+
+class Front:
+    """The application at an address. Tests replace it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, send)
+
+
+@pytest.fixture(scope="module")
+def site(engine) -> Iterator[tuple[Front, str]]:
+    front = Front(create_app(engine))
+    with served(front) as address:
+        yield front, f"{address}/"
+
+
+@pytest.fixture
+def front(site, engine, members) -> Iterator[Front]:
+    yield site[0]
+    site[0].app = create_app(engine)
+    for member in members:
+        member.pace, member.fails = 0.0, False
+
+
+def refuse(front: Front, *errors: ApiError) -> None:
+    """Answer the next requests for chat completions with errors."""
+    app, left = front.app, list(errors)
+
+    async def refused(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("method") == "POST" and left:
+            await error_response(left.pop(0))(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    front.app = refused
+
+
+def cut(front: Front, parts: int) -> None:
+    """Cut the next response after some parts of its body."""
+    app, left = front.app, parts
+
+    async def broken(scope: Scope, receive: Receive, send: Send) -> None:
+        async def put(message: Message) -> None:
+            nonlocal left
+            left -= message["type"] == "http.response.body"
+            if left < 0:
+                raise ConnectionError("cut on purpose")
+            await send(message)
+
+        await app(scope, receive, put if scope.get("method") == "POST" else send)
+
+    front.app = broken
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[sync_api.Browser]:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("Chromium is not installed")
+    with sync_api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield found
+        found.close()
+
+
+class Tab:
+    """The page in a tab of a browser."""
+
+    def __init__(self, page: sync_api.Page) -> None:
+        self.page = page
+        self.problems: list[str] = []
+        self.bodies: list[dict[str, Any]] = []
+        page.set_default_timeout(10_000)
+        page.on("pageerror", lambda problem: self.problems.append(str(problem)))
+        page.on("console", lambda message: self.problems.append(message.text))
+        page.on("request", lambda each: each.method == "POST" and self.note_body(each))
+
+    def note_body(self, request: sync_api.Request) -> None:
+        self.bodies.append(json.loads(request.post_data or ""))
+
+    def say(self, text: str, *, wait: bool = True) -> None:
+        self.page.fill("#text", text)
+        self.page.keyboard.press("Enter")
+        if wait:
+            self.finish()
+
+    def finish(self) -> None:
+        self.page.locator("#send").wait_for()
+
+    def press(self, name: str) -> None:
+        self.page.get_by_role("button", name=name).click()
+
+    @property
+    def spans(self) -> sync_api.Locator:
+        return self.page.locator("article").last.locator(".span")
+
+    @property
+    def marks(self) -> list[str]:
+        return self.spans.evaluate_all("spans => spans.map(span => span.dataset.mark)")
+
+    @property
+    def answer(self) -> str:
+        return self.page.locator(".answer[role=group]").last.text_content() or ""
+
+    @property
+    def note(self) -> str:
+        return self.page.locator(".note").last.inner_text()
+
+    @property
+    def round(self) -> sync_api.Locator:
+        return self.page.locator("#round")
+
+    @property
+    def focused(self) -> str:
+        return self.page.evaluate("document.activeElement.textContent")
+
+    @property
+    def is_too_wide(self) -> bool:
+        return self.page.evaluate("document.documentElement.scrollWidth > innerWidth")
+
+
+@pytest.fixture
+def visit(browser, site, front) -> Iterator[Callable[..., Tab]]:
+    """Open the page in a tab of its own; afterwards, the tab has reported no problem."""
+    tabs: list[Tab] = []
+
+    def opened(**options: Any) -> Tab:
+        size = {"width": 1100, "height": 700}
+        context = browser.new_context(**{"viewport": size, **options})
+        tabs.append(Tab(context.new_page()))
+        tabs[-1].page.goto(site[1])
+        return tabs[-1]
+
+    yield opened
+    for tab in tabs:
+        tab.page.context.close()
+        network = "Failed to load resource"  # refusals and cut connections, which tests want
+        assert [each for each in tab.problems if network not in each] == []
+
+
+def generated(engine: AdaFuseEngine, question: str, **options: Any) -> Generation:
+    return engine.generate(messages=[{"role": "user", "content": question}], **options)
+
+
+def marks_of(rounds: tuple[Round, ...]) -> list[str]:
+    """The marks of the spans with text: those of the proposers, the surest first."""
+    marks = {look.name: look.mark for look in looks(MEMBERS).values()}
+    found = []
+    for done in filter(lambda each: each.text, rounds):
+        winner, joint = done.candidates[done.winner], shared(done)
+        names = sorted(winner.proposers, key=lambda name: winner.nll[name])
+        found.append(joint.mark if joint else "".join(marks[name] for name in names))
+    return found
+
+
+# ---- Without a browser ----
+
+
+def test_only_the_own_script_and_style_may_run() -> None:
+    response = TestClient(Starlette(routes=[page_route()])).get("/")
+    policy = response.headers["content-security-policy"]
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    assert re.fullmatch(r"'sha256-[\w+/]{43}='", rules["script-src"])
+    assert re.fullmatch(r"'sha256-[\w+/]{43}='", rules["style-src"])
+    for name in ("default-src", "base-uri", "form-action", "frame-ancestors"):
+        assert rules[name] == "'none'"
+    assert rules["connect-src"] == "'self'"
+    assert rules["require-trusted-types-for"] == "'script'"
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["referrer-policy"] == "no-referrer"
+    assert response.headers["cache-control"] == "no-cache"
+
+
+def test_the_page_asks_for_nothing_from_elsewhere() -> None:
+    addresses = set(re.findall(r"https?://[^'\" ]+", page()))
+    assert addresses == {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"<link(?! rel=\"icon\" href=\"data:)|src=|@import|url\(", page())
+
+
+def test_the_page_can_be_left_out(engine) -> None:
+    app = create_app(engine, ServingConfig(page=False))
+    assert TestClient(app).get("/").status_code == 404
+
+
+# ---- Asking ----
+
+
+def test_an_answer_grows_span_by_span(visit, engine, members) -> None:
+    members[0].pace = 0.01
+    expected = generated(engine, "sum")
+    tab = visit()
+    tab.say("sum", wait=False)
+    tab.spans.first.wait_for()
+    assert expected.text.startswith(tab.answer)
+    assert tab.answer != expected.text
+    assert tab.page.locator("#stop").is_visible()
+    assert tab.page.locator(".waiting").is_visible()
+    tab.finish()
+    assert tab.answer == expected.text
+    assert tab.marks == marks_of(expected.rounds)
+    assert len(set(tab.marks)) > 1
+    facts = tab.page.locator(".foot").inner_text()
+    assert f"adafuse: {len(expected.rounds)} rounds" in facts
+    assert f"{len(expected.text)} tokens" in facts
+    assert "ended by the winner" in facts
+    assert tab.bodies == [
+        {
+            "model": "adafuse",
+            "messages": [{"role": "user", "content": "sum"}],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "adafuse": {"rounds": True},
+        }
+    ]
+
+
+def test_the_whole_conversation_is_sent(visit) -> None:
+    tab = visit()
+    tab.say("sum")
+    first = tab.answer
+    tab.page.locator("#text").press("Shift+Enter")
+    assert tab.page.input_value("#text") == "\n"
+    tab.say("hebrew")
+    sent = [each["content"] for each in tab.bodies[1]["messages"]]
+    assert sent == ["sum", first, "hebrew"]
+    tab.press("New conversation")
+    assert not tab.page.locator(".question").count()
+    tab.say("sum")
+    assert len(tab.bodies[2]["messages"]) == 1
+
+
+def test_a_stopped_answer_stays(visit, front, engine, members) -> None:
+    service = Service(ServingConfig())
+    service.open(engine)
+    front.app = build_app(service)
+    members[0].pace = 0.02
+    tab = visit()
+    tab.say("long", wait=False)
+    tab.spans.nth(1).wait_for()
+    tab.press("Stop")
+    assert tab.note == "You stopped this answer."
+    stopped = tab.answer
+    assert ANSWERS["long"][0].startswith(stopped)
+    end = time.monotonic() + 5
+    while service.running:
+        assert time.monotonic() < end, "the server still decodes"
+        time.sleep(0.01)
+    members[0].pace = 0.0
+    tab.say("sum")
+    assert tab.bodies[1]["messages"][1] == {"role": "assistant", "content": stopped}
+
+
+def test_models_members_and_options_can_be_chosen(visit, engine) -> None:
+    tab = visit()
+    page = tab.page
+    page.get_by_label("heron").uncheck()
+    tab.press("Settings")
+    page.get_by_label("Maximum tokens").fill("12")
+    page.get_by_label("Temperature").fill("0")
+    tab.say("sum")
+    assert tab.bodies[0]["adafuse"]["use"] == ["wren", IMAGE]
+    assert (tab.bodies[0]["max_tokens"], tab.bodies[0]["temperature"]) == (12, 0)
+    expected = generated(engine, "sum", use=("wren", IMAGE), max_new_tokens=12)
+    assert tab.answer == expected.text
+    assert "adafuse without heron" in page.locator(".foot").inner_text()
+    page.get_by_label("wren").uncheck()
+    assert page.locator("#members input:checked").is_disabled(), "one member has to decode"
+    page.get_by_label("Model").select_option("heron")
+    page.get_by_label("Maximum tokens").fill("0")
+    tab.say("sum")
+    assert len(tab.bodies) == 1, "0 tokens are not valid"
+    page.get_by_label("Maximum tokens").fill("")
+    page.get_by_label("Temperature").fill("")
+    tab.press("New conversation")
+    tab.say("sum")
+    assert tab.bodies[1]["model"] == "heron"
+    assert tab.bodies[1]["adafuse"] == {"rounds": True}
+    assert tab.answer == ANSWERS["sum"][1]
+    assert set(tab.marks) == {"■"}
+
+
+def test_reasoning_folds_and_its_spans_have_rounds(visit, engine) -> None:
+    tab = visit()
+    tab.say("think")
+    assert tab.answer == "Now it is done"
+    folded = tab.page.locator(".reasoning .answer")
+    assert not folded.is_visible()
+    tab.page.get_by_text("Reasoning").click()
+    assert folded.inner_text() == "So it is"
+    rounds = generated(engine, "think").rounds
+    spans = tab.spans.evaluate_all("e => e.map(e => [Number(e.dataset.round), e.textContent])")
+    assert [place for place, _ in spans] == sorted(place for place, _ in spans)
+    assert all(text in rounds[place].text for place, text in spans)
+
+
+def test_a_reload_keeps_conversation_and_draft(visit, members) -> None:
+    tab = visit()
+    tab.say("sum")
+    before = tab.marks
+    members[0].pace = 0.02
+    tab.say("long", wait=False)
+    tab.spans.first.wait_for()
+    tab.page.fill("#text", "a draft")
+    tab.page.reload()
+    assert tab.page.input_value("#text") == "a draft"
+    assert tab.page.locator(".question").all_inner_texts() == ["sum", "long"]
+    assert "lost" in tab.note
+    assert tab.page.locator("article").first.locator(".span").count() == len(before)
+    tab.page.locator(".span").first.click()
+    assert tab.round.locator(".candidate").count()
+    tab.press("Send again")
+    tab.press("Stop")
+    assert tab.page.locator(".question").all_inner_texts() == ["sum", "long"]
+
+
+def test_the_view_follows_the_text_unless_the_reader_scrolls(visit) -> None:
+    tab = visit()
+    log = tab.page.locator("#log")
+    away = "e => e.scrollHeight - e.scrollTop - e.clientHeight"
+    tab.say("long", wait=False)
+    tab.spans.nth(60).wait_for()
+    assert log.evaluate(away) < 60
+    log.evaluate("e => { e.scrollTop = 40; }")
+    tab.finish()
+    assert log.evaluate("e => e.scrollTop") == 40
+    tab.press("Newest text")
+    assert log.evaluate(away) < 60
+
+
+# ---- Rounds ----
+
+
+def test_a_click_opens_a_round(visit, engine) -> None:
+    tab = visit()
+    tab.say("sum")
+    rounds = generated(engine, "sum").rounds
+    place, done = next(
+        (place, each) for place, each in enumerate(rounds) if len(each.candidates) > 1
+    )
+    tab.spans.nth(place).click()
+    panel = tab.page.get_by_role("dialog", name=f"Round {place + 1}")
+    shown = panel.locator(".candidate").all_inner_texts()
+    order = sorted(done.candidates, key=lambda each: each.score)
+    for each, text in zip(order, shown, strict=True):
+        numbers = [f"{value:.3f}" for value in (*each.nll.values(), each.score)]
+        assert re.findall(r"\d\.\d{3}", text) == numbers
+        assert json.dumps(each.text) in text or not each.text
+        assert ("committed" in text) == (each is done.candidates[done.winner])
+        assert all(name in text for name in each.proposers)
+    for values in done.margins.values():
+        assert ", ".join(f"{value:.2f}" for value in values) in panel.inner_text()
+    tab.press("Previous round" if place else "Next round")
+    tab.press("Next round" if place else "Previous round")
+    assert panel.is_visible()
+    tab.press("Close")
+    assert not tab.round.is_visible()
+
+
+def test_the_keyboard_reaches_every_round(visit) -> None:
+    tab = visit()
+    tab.say("sum")
+    texts = tab.spans.all_text_contents()
+    for _ in range(20):
+        tab.page.keyboard.press("Shift+Tab")
+        if tab.focused == texts[0]:
+            break
+    tab.page.keyboard.press("ArrowRight")
+    tab.page.keyboard.press("Enter")
+    assert tab.page.get_by_role("dialog", name="Round 2").is_visible()
+    tab.page.keyboard.press("Escape")
+    assert not tab.round.is_visible()
+    assert tab.focused == texts[1]
+    tab.page.keyboard.press("End")
+    assert tab.focused == texts[-1]
+
+
+FORCED = Round(
+    index=0,
+    candidates=(Candidate(text=" }", stops=True, proposers=(), nll={}, score=None),),
+    winner=0,
+    text=" }",
+    margins=dict.fromkeys(MEMBERS, ()),
+    elapsed=0.1,
+    forced=True,
+)
+
+
+def test_rounds_belong_to_the_same_members_as_in_reports(visit, engine) -> None:
+    tab = visit()
+    choice = generated(engine, "sum", choices=ANSWERS["sum"][:2])
+    every = [FORCED, *choice.rounds]
+    every += [each for name in ANSWERS for each in generated(engine, name).rounds]
+    script = "rounds => rounds.map(e => [sharedBy(e), authorsOf(e)[0], probabilitiesOf(e)])"
+    found = tab.page.evaluate(script, [each.model_dump(mode="json") for each in every])
+    names = {"all agree": "agreed", "forced by the grammar": "forced", "chosen by score": "chosen"}
+    assert {kind for kind, _, _ in found} == {None, *names.values()}
+    for each, (kind, author, probabilities) in zip(every, found, strict=True):
+        joint = shared(each)
+        assert kind == (names[joint.name] if joint else None)
+        if joint is None:
+            assert author == owner(each, MEMBERS)
+        expected = choice_probabilities(each)
+        assert probabilities == (pytest.approx(list(expected)) if expected else None)
+    marks = tab.page.evaluate("names => names.map(name => lookOf(name).mark)", MEMBERS)
+    assert marks == [look.mark for look in looks(MEMBERS).values()]
+
+
+# ---- Text from models ----
+
+
+def test_tags_in_answers_and_names_stay_text(visit, engine) -> None:
+    tab = visit()
+    tab.say("nasty")
+    expected = generated(engine, "nasty")
+    assert tab.answer == expected.text
+    assert SCRIPT in expected.text
+    assert IMAGE in expected.text
+    for place, done in enumerate(each for each in expected.rounds if each.text):
+        tab.spans.nth(place).click()
+        assert json.dumps(done.text) in tab.round.inner_text()
+    assert IMAGE in tab.page.locator("#members").inner_text()
+    options = tab.page.get_by_label("Model").locator("option")
+    assert options.nth(3).inner_text() == f"{IMAGE} alone"
+    tab.page.reload()
+    assert tab.answer == expected.text
+    assert tab.page.title() == "adafuse"
+    assert not tab.page.locator("img").count()
+
+
+def test_text_runs_in_its_own_direction(visit) -> None:
+    tab = visit(viewport={"width": 390, "height": 800})
+    tab.say("hebrew")
+    direction = "e => getComputedStyle(e).direction"
+    assert tab.page.locator(".answer[role=group]").evaluate(direction) == "rtl"
+    first, second = (tab.spans.nth(at).bounding_box() for at in (0, 1))
+    assert first["x"] > second["x"]
+    tab.spans.first.focus()
+    tab.page.keyboard.press("ArrowLeft")
+    tab.page.keyboard.press("Enter")
+    assert tab.page.get_by_role("dialog", name="Round 2").is_visible()
+    assert tab.round.locator("code").first.evaluate(direction) == "rtl"
+    assert tab.round.evaluate(direction) == "ltr"
+    tab.page.fill("#text", HEBREW)
+    assert tab.page.locator("#text").evaluate(direction) == "rtl"
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+def test_events_are_read_wherever_the_stream_is_cut(visit, ends) -> None:
+    lines = [": a comment", "data: one", "", "event: x", "data:two", "data: three", "", ""]
+    script = """stream => Array.from({ length: stream.length }, (_, at) => {
+        const seen = [], read = eventReader(data => seen.push(data));
+        read(stream.slice(0, at)); read(stream.slice(at)); read("\\n");
+        return seen.join("|");
+    })"""
+    assert set(visit().page.evaluate(script, ends.join(lines))) == {"one|two\nthree"}
+
+
+# ---- Looks ----
+
+
+def test_a_narrow_screen_needs_no_horizontal_scrolling(visit) -> None:
+    tab = visit(viewport={"width": 390, "height": 800})
+    assert not tab.is_too_wide
+    tab.say("m" * 200)
+    tab.say("nasty")
+    tab.press("Settings")
+    assert not tab.is_too_wide
+    tab.spans.nth(1).click()
+    assert not tab.is_too_wide
+    parts = "header, #members, #log, #form, #round, .candidate, .answer, .question"
+    cut = "e => e.filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.id || e.className)"
+    assert tab.page.locator(parts).evaluate_all(cut) == []
+    span, panel = tab.spans.nth(1).bounding_box(), tab.round.bounding_box()
+    assert span["y"] + span["height"] <= panel["y"] + 1, "the panel hides the span"
+
+
+def blended(color: str, paper: str = "#000000") -> str:
+    """A color as the browser computes it, such as ``color(srgb 1 0 0 / 0.1)``, on paper."""
+    numbers = [float(n) for n in re.findall(r"[\d.]+(?:e-\d+)?", color.removeprefix("color(srgb"))]
+    scale = 1 if color.startswith("color(") else 255
+    alpha = numbers[3] if len(numbers) > 3 else 1.0
+    under = [int(paper[at : at + 2], 16) for at in (1, 3, 5)]
+    channels = [
+        alpha * n * 255 / scale + (1 - alpha) * u for n, u in zip(numbers[:3], under, strict=True)
+    ]
+    return "#" + "".join(f"{round(each):02x}" for each in channels)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_spans_have_contrast(visit, scheme) -> None:
+    tab = visit(color_scheme=scheme)
+    tab.say("sum")
+    script = """(element, count) => Array.from({ length: 2 * count }, (_, number) => {
+        element.style.setProperty("--member", `var(--color-${number % count})`);
+        element.className = number < count ? "span" : "span open";
+        const style = getComputedStyle(element);
+        const mark = getComputedStyle(element, "::before").color;
+        return [style.color, style.backgroundColor, style.borderBottomColor, mark];
+    })"""
+    paper = blended(tab.page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert paper == {"light": "#ffffff", "dark": "#15181c"}[scheme]
+    seen = tab.spans.first.evaluate(script, len(COLORS))
+    assert len({line for _, _, line, _ in seen}) == len(COLORS)
+    for text, tint, line, mark in seen:
+        background = blended(tint, paper)
+        assert background != paper
+        assert contrast(blended(text), background) >= 7
+        assert contrast(blended(line), paper) >= 3
+        assert contrast(blended(mark), background) >= 3
+
+
+# ---- When things go wrong ----
+
+
+def test_the_page_asks_for_the_key(visit, front, engine) -> None:
+    front.app = create_app(engine, api_keys=["right"])
+    tab = visit()
+    dialog = tab.page.get_by_role("dialog", name="This server needs an API key")
+    secret, wrong = dialog.get_by_label("API key"), tab.page.locator("#wrong")
+    assert secret.get_attribute("type") == "password"
+    assert not wrong.is_visible()
+    secret.fill("wrong")
+    secret.press("Enter")
+    wrong.wait_for()
+    secret.fill("right")
+    secret.press("Enter")
+    wrong.wait_for(state="hidden")
+    tab.say("sum")
+    tab.page.reload()
+    assert "right" not in tab.page.url
+    tab.say("hebrew")
+    assert HEBREW.startswith(tab.answer[:4])
+    front.app = create_app(engine, api_keys=["new"])
+    tab.say("sum", wait=False)
+    wrong.wait_for()
+    tab.page.keyboard.press("Escape")
+    assert tab.note == "The server needs an API key."
+    tab.press("Send again")
+    secret.fill("new")
+    secret.press("Enter")
+    tab.finish()
+    assert tab.answer == generated(engine, "sum").text
+
+
+def test_a_message_waits_until_the_members_are_loaded(visit, front, engine) -> None:
+    service = Service(ServingConfig())
+    front.app = build_app(service)
+    tab = visit()
+    tab.page.get_by_text("The members are loading.").wait_for()
+    tab.say("sum", wait=False)
+    tab.page.locator(".note").wait_for()
+    assert "sent as soon as it is" in tab.note
+    service.open(engine)
+    tab.finish()
+    assert tab.answer == generated(engine, "sum").text
+    assert not tab.page.locator("#status, .note").filter(visible=True).count()
+    front.app = build_app(Service(ServingConfig()))
+    tab.say("hebrew", wait=False)
+    tab.page.locator(".note").wait_for()
+    tab.press("Stop")
+    assert tab.note == "You stopped this answer."
+
+
+def test_a_refused_message_can_be_sent_again(visit, front, engine) -> None:
+    busy = ApiError(429, "too many requests wait", retry_after=7)
+    long, broken = ContextWindowError("a prompt of 9000 tokens"), MemberError("wren", "broken")
+    refuse(front, busy, api_error(long), api_error(broken))
+    tab = visit()
+    tab.say("sum")
+    assert tab.note == "The server is busy. Send the message again in 7 s."
+    tab.press("Send again")
+    tab.page.get_by_text("too long for the members").wait_for()
+    tab.press("Send again")
+    tab.page.get_by_text("The server failed: member 'wren' failed: broken.").wait_for()
+    tab.press("Send again")
+    tab.spans.first.wait_for()
+    tab.finish()
+    assert tab.answer == generated(engine, "sum").text
+    assert tab.page.locator(".question").all_inner_texts() == ["sum"]
+    assert not tab.page.locator(".note").count()
+    assert all(len(each["messages"]) == 1 for each in tab.bodies)
+
+
+@pytest.mark.parametrize("how", ["failed", "cut"])
+def test_an_answer_that_breaks_off_stays(visit, front, engine, members, how) -> None:
+    whole = generated(engine, "sum").text
+    if how == "cut":
+        members[0].pace = 0.02  # the browser drops what arrives together with the end
+        cut(front, 4)
+    members[1].fails = how == "failed"
+    tab = visit()
+    tab.say("sum")
+    assert ("The answer failed: " if how == "failed" else "The connection to") in tab.note
+    assert whole.startswith(tab.answer)
+    assert 0 < len(tab.answer) < len(whole)
+    members[1].fails = False
+    front.app = create_app(engine)
+    tab.press("Send again")
+    tab.finish()
+    assert tab.answer == whole
