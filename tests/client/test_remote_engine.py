@@ -42,8 +42,8 @@ from adafuse_llm import (
 )
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.client import wire
-from adafuse_llm.serving import ServingConfig
-from adafuse_llm.serving.app import build_app, create_app
+from adafuse_llm.serving import ServingConfig, create_app
+from adafuse_llm.serving.app import build_app
 from adafuse_llm.serving.service import Service
 from adafuse_llm.text.conversation import check_conversation
 from tests.support.forks import in_child

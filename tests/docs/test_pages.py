@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,20 @@ from sybil import Sybil
 from sybil.document import Document
 from sybil.example import Example
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+from sybil.region import Lexeme
 
-from adafuse_llm import AdaFuseConfig, GrammarError
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, GrammarError
 from adafuse_llm.embedded import member_paths
+from adafuse_llm.serving import create_app
 from adafuse_llm.text.grammar import Grammar
 from tests.support.gguf_files import embedded_gguf
 from tests.support.paths import ROOT
+from tests.support.serving import served
 
 PAGES = sorted({ROOT / "README.md", *(ROOT / "docs").rglob("*.md")})
+SERVER = "http://127.0.0.1:8000"
+"""How the pages name a server: there is one with the embedded members."""
+
 MODEL = re.compile(r'"((?:[\w.-]+/)+[\w.-]+|model-\d)"')
 """How the pages name models: these become the embedded members."""
 
@@ -61,9 +68,21 @@ def needs_llama_cpp(block: Example) -> bool:
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch) -> None:
     put_models(page, tmp_path)
     monkeypatch.chdir(tmp_path)
-    for block in examples(page).examples():
-        if not needs_llama_cpp(block):
+    blocks = [block for block in examples(page).examples() if not needs_llama_cpp(block)]
+    with ExitStack() as stack:
+        if any(SERVER in block.parsed for block in blocks):
+            put_server(blocks, stack)
+        for block in blocks:
             block.evaluate()
+
+
+def put_server(blocks: list[Example], stack: ExitStack) -> None:
+    """Serve the embedded members, and put the address of the server into the code of a page."""
+    engine = stack.enter_context(AdaFuseEngine.from_embedded())
+    url = stack.enter_context(served(create_app(engine)))
+    for block in blocks:
+        given = block.parsed
+        block.parsed = Lexeme(given.replace(SERVER, url), given.offset, given.line_offset)
 
 
 @pytest.mark.gguf
