@@ -19,8 +19,8 @@ from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Candidate, Generation, Rou
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.errors import ContextWindowError, MemberError
 from adafuse_llm.report.styles import COLORS, looks, owner, shared
-from adafuse_llm.serving import ServingConfig
-from adafuse_llm.serving.app import build_app, create_app
+from adafuse_llm.serving import ServingConfig, create_app
+from adafuse_llm.serving.app import build_app
 from adafuse_llm.serving.errors import ApiError, api_error
 from adafuse_llm.serving.http import error_response
 from adafuse_llm.serving.page import page, page_route
