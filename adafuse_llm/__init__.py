@@ -31,6 +31,7 @@ from __future__ import annotations
 
 __version__ = "0.1.0"  # set before the imports because the imported modules read it
 
+from adafuse_llm.client.engine import RemoteEngine
 from adafuse_llm.config import AdaFuseConfig, RuntimeConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import (
@@ -49,6 +50,7 @@ from adafuse_llm.errors import (
     MissingDependencyError,
     QueueFullError,
     RequestTimeoutError,
+    ServerError,
     UnsupportedModelError,
 )
 from adafuse_llm.interface import Engine
@@ -71,6 +73,7 @@ from adafuse_llm.text.chat import Tool
 
 __all__ = [  # noqa: RUF022  grouped by use
     "AdaFuseEngine",
+    "RemoteEngine",
     "Engine",
     "AdaFuseConfig",
     "RuntimeConfig",
@@ -103,5 +106,6 @@ __all__ = [  # noqa: RUF022  grouped by use
     "MissingDependencyError",
     "QueueFullError",
     "RequestTimeoutError",
+    "ServerError",
     "UnsupportedModelError",
 ]

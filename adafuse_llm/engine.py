@@ -48,8 +48,11 @@ from adafuse_llm.interface import (
     RoundObserver,
     Tools,
     check_continuations,
+    check_input,
+    check_input_text,
     check_waiting,
     running,
+    with_tools,
 )
 from adafuse_llm.loading.config_file import read_config
 from adafuse_llm.results import MemberInfo, PassCost, Round, Scores
@@ -67,13 +70,12 @@ from adafuse_llm.strategies.base import (
 from adafuse_llm.strategies.registry import find_strategy
 from adafuse_llm.text.chat import as_plain_text
 from adafuse_llm.text.codec import encode_conversation
-from adafuse_llm.text.conversation import Conversation, check_conversation
+from adafuse_llm.text.conversation import Conversation
 from adafuse_llm.text.grammar import NO_LEAD, ONE_SPACE, Grammar, GrammarText, is_available
 from adafuse_llm.text.opening import Opening, SpaceTokens
 from adafuse_llm.text.reply_start import check_variables, mixed_reasoning, start_replies
 from adafuse_llm.text.stops import Transcript
 from adafuse_llm.text.templates import ReplyStart
-from adafuse_llm.text.words import check_text
 
 if TYPE_CHECKING:
     import torch
@@ -349,8 +351,8 @@ class AdaFuseEngine(Engine):
         **overrides: Unpack[DecodeOptions],
     ) -> dict[str, list[int]]:
         config = self.config.override(overrides)
-        messages = _with_tools(messages, tools, tool_choice)
-        conversation = _check_input(config, prompt, messages, to_score=True)
+        messages = with_tools(messages, tools, tool_choice)
+        conversation = check_input(config, prompt, messages, to_score=True)
         starts, _ = self._start_replies(config, conversation, None, to_score=True)
         return {
             backend.name: _encode(
@@ -361,9 +363,7 @@ class AdaFuseEngine(Engine):
 
     @override
     def encode_text(self, text: str, **overrides: Unpack[DecodeOptions]) -> dict[str, list[int]]:
-        if not isinstance(text, str):
-            raise InvalidInputError(f"text must be text; got {type(text).__name__}")
-        check_text(text, "the text")
+        check_input_text(text)
         config = self.config.override(overrides)
         return {
             backend.name: _encode_inside(backend, text)
@@ -387,7 +387,7 @@ class AdaFuseEngine(Engine):
         check_waiting(None, timeout)
         self._scheduler.check_room()
         config = self.config.override(overrides)
-        messages = _with_tools(messages, tools, tool_choice)
+        messages = with_tools(messages, tools, tool_choice)
         members = self._members(config, prompt, messages, to_score=True)
         pool = pool_texts(members, continuations, stops=stops)
         room = max(sum(1 for _ in member.tree.nodes()) for member in members)
@@ -445,21 +445,12 @@ class AdaFuseEngine(Engine):
 
     @override
     def _prepare(self, call: Call) -> Decode:
-        requests = []
-        for number, (prompt, messages) in enumerate(call.inputs):
-            try:
-                requests += self._requests(call, prompt, messages)
-            except InvalidOptionError:
-                raise
-            except InvalidInputError as error:
-                if not call.is_batch:
-                    raise
-                raise type(error)(f"input {number} of the batch: {error}") from error
-        return _LocalDecode(self._scheduler, requests)
+        encoded = call.each_input(partial(self._requests, call))
+        return _LocalDecode(self._scheduler, [request for each in encoded for request in each])
 
     def _requests(self, call: Call, prompt: str | None, messages: Messages | None) -> list[Request]:
         """Check and encode all parts of the requests for one input, without computing anything."""
-        messages = _with_tools(messages, call.tools, call.tool_choice)
+        messages = with_tools(messages, call.tools, call.tool_choice)
         check_waiting(call.cancel, call.timeout)
         self._scheduler.check_room()
         config = self.config.override(call.overrides)
@@ -541,7 +532,7 @@ class AdaFuseEngine(Engine):
                 leading whitespace of the texts counts after messages, too.
         """
         active = self._active_backends(config)
-        conversation = _check_input(config, prompt, messages, to_score=to_score)
+        conversation = check_input(config, prompt, messages, to_score=to_score)
         top = max(self.strategy.top(config), config.top_logprobs)
         sampling = None if to_score else _sampling(config)
         given = _plain_text(prompt, conversation)
@@ -676,36 +667,6 @@ def _close_members(members: Sequence[Backend]) -> None:
     for member in members:
         if isinstance(member, SupportsClose):
             member.close()
-
-
-def _with_tools(messages: Messages | None, tools: Tools, tool_choice: str) -> Messages | None:
-    """Return messages with the tools that the reply can call.
-
-    Raises:
-        InvalidInputError: the messages or the tools are invalid, or tools come without messages.
-    """
-    if messages is not None:
-        return check_conversation(messages, tools, tool_choice)
-    if tools or tool_choice != "auto":
-        raise InvalidInputError("tools and tool_choice need messages; got none")
-    return None
-
-
-def _check_input(
-    config: AdaFuseConfig, prompt: str | None, messages: Messages | None, *, to_score: bool
-) -> Conversation | None:
-    """Check a prompt, or return the checked conversation."""
-    if (prompt is None) == (messages is None):
-        raise InvalidInputError("pass either a prompt or messages")
-    if messages is not None:
-        conversation = check_conversation(messages)
-        return conversation.continued() if config.continue_final_message else conversation
-    if not isinstance(prompt, str):
-        raise InvalidInputError(f"prompt must be text; got {type(prompt).__name__}")
-    check_text(prompt, "the prompt")
-    if not prompt.strip(" ") and not to_score:
-        raise InvalidInputError("the prompt is empty, or has only spaces: pass a text to continue")
-    return None
 
 
 def _permits_nothing(_: str) -> bool:

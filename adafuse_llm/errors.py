@@ -15,6 +15,7 @@
     ├── RequestTimeoutError(TimeoutError)         a request took longer than its timeout
     ├── QueueFullError(RuntimeError)              too many requests wait
     ├── EngineClosedError(RuntimeError)           the engine is closed
+    ├── ServerError(ConnectionError)              a server cannot be used
     └── MissingDependencyError(ImportError)       an optional package is not installed
 
 A message states what is wrong, what is allowed, what was given and what to do.
@@ -42,6 +43,7 @@ __all__ = [
     "MissingDependencyError",
     "QueueFullError",
     "RequestTimeoutError",
+    "ServerError",
     "UnsupportedModelError",
 ]
 
@@ -116,6 +118,10 @@ class QueueFullError(AdaFuseError, RuntimeError):
 
 class EngineClosedError(AdaFuseError, RuntimeError):
     """The engine is closed and accepts no more requests."""
+
+
+class ServerError(AdaFuseError, ConnectionError):
+    """The server of a `RemoteEngine` cannot be reached, refuses the key, or stopped or failed."""
 
 
 class MissingDependencyError(AdaFuseError, ImportError):

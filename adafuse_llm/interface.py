@@ -18,7 +18,7 @@ from collections.abc import (
 )
 from contextlib import aclosing, closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from typing_extensions import Self, Unpack
 
@@ -35,12 +35,14 @@ from adafuse_llm.results import (
 )
 from adafuse_llm.summary import choice_probabilities
 from adafuse_llm.text.chat import Tool
-from adafuse_llm.text.conversation import Conversation
+from adafuse_llm.text.conversation import Conversation, check_conversation
 from adafuse_llm.text.words import check_text
 
 __all__ = ["Engine"]
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 RoundObserver = Callable[[Round], None]
 Messages = Sequence[Mapping[str, Any]] | Conversation
@@ -71,6 +73,24 @@ class Call:
     timeout: float | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     is_batch: bool = False
+
+    def each_input(self, convert: Callable[[str | None, Messages | None], T]) -> list[T]:
+        """Return each input converted by `convert`.
+
+        Raises:
+            InvalidInputError: `convert` raised it. For a batch, the error names the input.
+        """
+        converted = []
+        for number, (prompt, messages) in enumerate(self.inputs):
+            try:
+                converted.append(convert(prompt, messages))
+            except InvalidOptionError:
+                raise
+            except InvalidInputError as error:
+                if not self.is_batch:
+                    raise
+                raise type(error)(f"input {number} of the batch: {error}") from error
+        return converted
 
 
 class Decode(ABC):
@@ -706,6 +726,47 @@ def check_continuations(continuations: Sequence[str]) -> None:
                 f"a continuation must be non-empty text; got {short_repr(text)}"
             )
         check_text(text, "a continuation")
+
+
+def with_tools(messages: Messages | None, tools: Tools, tool_choice: str) -> Messages | None:
+    """Return messages with the tools that the reply can call.
+
+    Raises:
+        InvalidInputError: the messages or the tools are invalid, or tools come without messages.
+    """
+    if messages is not None:
+        return check_conversation(messages, tools, tool_choice)
+    if tools or tool_choice != "auto":
+        raise InvalidInputError("tools and tool_choice need messages; got none")
+    return None
+
+
+def check_input(
+    config: AdaFuseConfig, prompt: str | None, messages: Messages | None, *, to_score: bool
+) -> Conversation | None:
+    """Check a prompt, or return the checked conversation."""
+    if (prompt is None) == (messages is None):
+        raise InvalidInputError("pass either a prompt or messages")
+    if messages is not None:
+        conversation = check_conversation(messages)
+        return conversation.continued() if config.continue_final_message else conversation
+    if not isinstance(prompt, str):
+        raise InvalidInputError(f"prompt must be text; got {type(prompt).__name__}")
+    check_text(prompt, "the prompt")
+    if not prompt.strip(" ") and not to_score:
+        raise InvalidInputError("the prompt is empty, or has only spaces: pass a text to continue")
+    return None
+
+
+def check_input_text(text: str) -> None:
+    """Check a text whose tokens are counted.
+
+    Raises:
+        InvalidInputError: it is not a valid text.
+    """
+    if not isinstance(text, str):
+        raise InvalidInputError(f"text must be text; got {type(text).__name__}")
+    check_text(text, "the text")
 
 
 def _split_batch(prompts: Any, messages: Any) -> list[tuple[str | None, Messages | None]]:

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from adafuse_llm.serving import openai_routes
+from adafuse_llm.serving import native, openai_routes
 from adafuse_llm.serving.access import middlewares
 from adafuse_llm.serving.errors import ApiError, api_error
 from adafuse_llm.serving.http import error_response
@@ -31,6 +31,7 @@ def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
             Route("/ready", partial(_ready, service), methods=["GET"]),
             Route("/metrics", partial(_metrics, service), methods=["GET"]),
             *openai_routes.routes(service),
+            *native.routes(service),
             *([page_route()] if service.config.page else []),
         ],
         exception_handlers={

@@ -150,7 +150,7 @@ class _Call:
         except Exception as error:
             if not begun:
                 raise
-            if not isinstance(error, AdaFuseError):
+            if not isinstance(error, (ApiError, AdaFuseError)):
                 logger.exception("%s failed", self._name)
             yield event(self._asked.error(error).body)
             return

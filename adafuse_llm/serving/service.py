@@ -225,14 +225,29 @@ class Service:
         Raises:
             ApiError: the server stops.
         """
+        began = time.perf_counter()
+        async with self.counting(route, name) as cancel:
+            events = await start(cancel, self.time_limit(timeout))
+            async with aclosing(self._observed(events, began)) as observed:
+                yield observed
+
+    @asynccontextmanager
+    async def counting(self, route: str, name: str) -> AsyncIterator[threading.Event]:
+        """Count a request. Yield a flag that is set when the server ends the request.
+
+        Args:
+            route: name of the route, for metrics.
+            name: name of the request, for the log.
+
+        Raises:
+            ApiError: the server stops.
+        """
         cancel = threading.Event()
         began = time.perf_counter()
         outcome = "ok"
         try:
             self._register(cancel)
-            events = await start(cancel, self.time_limit(timeout))
-            async with aclosing(self._observed(events, began)) as observed:
-                yield observed
+            yield cancel
         except (asyncio.CancelledError, GeneratorExit, ClientDisconnect):
             outcome = "cancelled"
             raise

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import httpx
+import psutil
 import uvicorn
 from starlette.types import ASGIApp
 
+COMMAND = "from adafuse_llm.cli import main; main()"
+ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
+START_SECONDS = 120
+
 
 @contextmanager
-def served(app: ASGIApp) -> Iterator[str]:
+def served(app: ASGIApp, port: int = 0) -> Iterator[str]:
     """Serve an application from a thread; yield its address, such as ``http://127.0.0.1:8000``."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = socket.create_server(("127.0.0.1", port))
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio does not, here
     port = listener.getsockname()[1]
     config = uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)
@@ -29,3 +39,36 @@ def served(app: ASGIApp) -> Iterator[str]:
         server.should_exit = True
         thread.join(10)
         listener.close()
+
+
+@contextmanager
+def server_process(*flags: str) -> Iterator[tuple[str, psutil.Process]]:
+    """Run ``adafuse serve`` on a free port; yield its address and its process when it is ready."""
+    command = [sys.executable, "-c", COMMAND, "serve", "--port", "0", *flags]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield _address(process), psutil.Process(process.pid)
+        finally:
+            process.terminate()
+            process.communicate(timeout=60)
+
+
+def _address(process: subprocess.Popen[str]) -> str:
+    """Wait until the server is ready, and return its address."""
+    assert process.stderr is not None, "the pipe is open"
+    seen = []
+    for line in process.stderr:
+        seen.append(line)
+        if (found := ADDRESS.search(line)) is not None:
+            _wait_until_ready(found[0])
+            threading.Thread(target=process.stderr.read, daemon=True).start()
+            return found[0]
+    raise RuntimeError(f"the server ended: {''.join(seen)}")
+
+
+def _wait_until_ready(address: str) -> None:
+    end = time.monotonic() + START_SECONDS
+    while httpx.get(f"{address}/ready").status_code != 200:
+        if time.monotonic() > end:
+            raise RuntimeError(f"the server was not ready after {START_SECONDS} seconds")
+        time.sleep(0.05)

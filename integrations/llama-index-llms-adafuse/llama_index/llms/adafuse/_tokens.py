@@ -18,7 +18,8 @@ MESSAGE_TOKENS = 3
 class LongestTokenizer:
     """A tokenizer that encodes a text with the member that needs the most tokens for it.
 
-    Only the number of tokens is meaningful, because each member has its own ids.
+    Only the number of tokens is meaningful, because each member has its own ids. The class has no
+    method ``encode``, because LlamaIndex would call it instead of the object.
 
     Args:
         engine: the engine.
@@ -31,9 +32,9 @@ class LongestTokenizer:
 
     def __call__(self, text: str) -> list[int]:
         """Return the tokens of a text, without special tokens."""
-        return max(self.encode(text).values(), key=len)
+        return max(self.by_member(text).values(), key=len)
 
-    def encode(self, text: str) -> dict[str, list[int]]:
+    def by_member(self, text: str) -> dict[str, list[int]]:
         """Return the tokens of a text by member, without special tokens."""
         return self._engine.encode_text(text, use=self._members, weights=None)
 
@@ -73,7 +74,7 @@ def make_prompt_helper(
     """
     encoded = engine.encode_prompt(**request)
     tokenizer = LongestTokenizer(engine, tuple(encoded))
-    counted = tokenizer.encode(given)
+    counted = tokenizer.by_member(given)
     reserved = max(len(ids) - len(counted[name]) for name, ids in encoded.items())
     helper = PromptHelper(window - reserved, num_output, tokenizer=tokenizer)
     helper._token_counter = MemberTokenCounter(tokenizer)

@@ -1,0 +1,308 @@
+"""The engine whose members are on a server."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from typing_extensions import Unpack, override
+
+from adafuse_llm.client import wire
+from adafuse_llm.config import AdaFuseConfig, DecodeOptions
+from adafuse_llm.errors import (
+    InvalidInputError,
+    InvalidOptionError,
+    MissingDependencyError,
+    ServerError,
+)
+from adafuse_llm.interface import (
+    Call,
+    Decode,
+    Engine,
+    Messages,
+    RoundObserver,
+    Tools,
+    check_continuations,
+    check_input,
+    check_input_text,
+    check_waiting,
+    with_tools,
+)
+from adafuse_llm.results import MemberInfo, PassCost, Scores
+from adafuse_llm.text.conversation import Conversation
+
+if TYPE_CHECKING:
+    from adafuse_llm.client.connection import Connection, RemoteDecode
+
+KEY_VARIABLE = "ADAFUSE_API_KEY"
+"""Environment variable with the key for the server."""
+
+
+class RemoteEngine(Engine):
+    """An engine whose members are on a server (``adafuse serve``).
+
+    It is used like an `AdaFuseEngine` and gives the same results and errors. The default options
+    are those of the server. It needs the extra ``client``.
+
+    Creating it asks the server for its members. Each request uses the server again. So every
+    method can raise `ServerError`, and `pass_costs` asks the server each time. After an error, the
+    engine stays usable and connects again.
+
+    A stream differs in one point: the server begins to decode when it has checked the inputs, not
+    when the first event is requested. The seconds of ``timeout`` count from then on, and the server
+    can have a shorter limit of its own.
+
+    A pickled engine has no key; the process that loads it reads the key from the environment.
+
+    Args:
+        url: address of the server, such as ``http://127.0.0.1:8000``.
+        api_key: key for the server. Default: the environment variable ``ADAFUSE_API_KEY``.
+        strategy: name of the strategy that decodes. Default: that of the server.
+        on_round: function that the engine calls with every round of every request, as for
+            `AdaFuseEngine`.
+        connect_timeout: maximum seconds to connect to the server.
+
+    Raises:
+        ServerError: the server does not answer, refuses the key or still loads its members.
+        InvalidInputError: `url` or `api_key` cannot be used.
+        InvalidOptionError: the strategy is unknown, or `connect_timeout` is not a positive number.
+        MissingDependencyError: the extra ``client`` is not installed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        *,
+        strategy: str | None = None,
+        on_round: RoundObserver | None = None,
+        connect_timeout: float = 10.0,
+    ) -> None:
+        super().__init__(on_round)
+        self.url = _check_url(url)
+        self._strategy = strategy
+        self._connect_timeout = connect_timeout
+        key = _check_key(os.environ.get(KEY_VARIABLE) if api_key is None else api_key)
+        if not (
+            isinstance(connect_timeout, (int, float))
+            and 0 < connect_timeout <= threading.TIMEOUT_MAX
+        ):
+            raise InvalidOptionError(
+                f"connect_timeout must be a positive number of seconds; got {connect_timeout!r}"
+            )
+        self._connection = _connect(self.url, key, connect_timeout)
+        try:
+            self._info = self._ask()
+        except BaseException:
+            self._connection.close()
+            raise
+        self.members = tuple(each.name for each in self._info.members)
+        self.config = AdaFuseConfig(**self._info.config)
+
+    def _ask(self) -> wire.Info:
+        """Ask the server for its members, options and abilities."""
+        query = {} if self._strategy is None else {"strategy": self._strategy}
+        return self._connection.get(wire.INFO, wire.Info, **query)
+
+    @property
+    @override
+    def member_info(self) -> tuple[MemberInfo, ...]:
+        return self._info.members
+
+    @property
+    @override
+    def pass_costs(self) -> dict[str, PassCost]:
+        return self._ask().pass_costs
+
+    @property
+    @override
+    def can_enforce(self) -> bool:
+        return self._info.can_enforce
+
+    @override
+    def check_grammar(self, **overrides: Unpack[DecodeOptions]) -> None:
+        body = wire.CheckRequest(strategy=self._strategy, options=self._options(overrides))
+        self._connection.post(wire.CHECK, body, wire.Done)
+
+    @override
+    def encode_prompt(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        tools: Tools = (),
+        tool_choice: str = "auto",
+        **overrides: Unpack[DecodeOptions],
+    ) -> dict[str, list[int]]:
+        body = wire.TokensRequest(
+            strategy=self._strategy,
+            options=self._options(overrides),
+            input=self._input(tools, tool_choice, overrides, prompt, messages, to_score=True),
+        )
+        return self._connection.post(wire.TOKENS, body, wire.Tokens).tokens
+
+    @override
+    def encode_text(self, text: str, **overrides: Unpack[DecodeOptions]) -> dict[str, list[int]]:
+        check_input_text(text)
+        body = wire.TokensRequest(
+            strategy=self._strategy, options=self._options(overrides), text=text
+        )
+        return self._connection.post(wire.TOKENS, body, wire.Tokens).tokens
+
+    @override
+    def score(
+        self,
+        prompt: str | None = None,
+        continuations: Sequence[str] = (),
+        *,
+        messages: Messages | None = None,
+        tools: Tools = (),
+        tool_choice: str = "auto",
+        stops: bool = False,
+        timeout: float | None = None,
+        **overrides: Unpack[DecodeOptions],
+    ) -> Scores:
+        check_continuations(continuations)
+        check_waiting(None, timeout)
+        body = wire.ScoreRequest(
+            strategy=self._strategy,
+            options=self._options(overrides),
+            input=self._input(tools, tool_choice, overrides, prompt, messages, to_score=True),
+            continuations=tuple(continuations),
+            stops=stops,
+            timeout=timeout,
+        )
+        return self._connection.post(wire.SCORE, body, Scores)
+
+    @property
+    @override
+    def closed(self) -> bool:
+        return self._connection.closed
+
+    @override
+    def close(self, timeout: float | None = None) -> None:
+        """End running requests and close the connections. The server and its members stay.
+
+        Args:
+            timeout: maximum seconds to wait until the connections are closed.
+        """
+        self._connection.close(timeout)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r}, members=[{', '.join(self.members)}])"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        create = partial(
+            type(self),
+            strategy=self._strategy,
+            on_round=self._on_round,
+            connect_timeout=self._connect_timeout,
+        )
+        return create, (self.url,)
+
+    @override
+    def _prepare(self, call: Call) -> Decode:
+        return self._checked(self._connection.open(self._request(call), call.cancel))
+
+    @override
+    async def _aprepare(self, call: Call) -> Decode:
+        return self._checked(await self._connection.aopen(self._request(call), call.cancel))
+
+    def _checked(self, decode: RemoteDecode) -> Decode:
+        """Return a decode if the server has the members that this engine knows."""
+        if decode.members != self.members:
+            decode.stop()
+            raise ServerError(
+                f"the server at {self.url} now has other members ({', '.join(decode.members)}). "
+                "Create a new RemoteEngine."
+            )
+        return decode
+
+    def _request(self, call: Call) -> wire.StreamRequest:
+        inputs = call.each_input(partial(self._input, call.tools, call.tool_choice, call.overrides))
+        check_waiting(call.cancel, call.timeout)
+        return wire.StreamRequest(
+            strategy=self._strategy,
+            options=self._options(call.overrides),
+            inputs=tuple(inputs),
+            is_batch=call.is_batch,
+            is_cancelled=call.cancel is not None and call.cancel.is_set(),
+            timeout=call.timeout,
+        )
+
+    def _input(
+        self,
+        tools: Tools,
+        tool_choice: str,
+        overrides: Any,
+        prompt: str | None,
+        messages: Messages | None,
+        *,
+        to_score: bool = False,
+    ) -> wire.Input:
+        """Return the form of a prompt or a conversation.
+
+        Raises:
+            InvalidInputError: it cannot be used.
+        """
+        checked = with_tools(messages, tools, tool_choice)
+        check_input(self.config.override(overrides), prompt, checked, to_score=to_score)
+        assert checked is None or isinstance(checked, Conversation)
+        return wire.Input.of(prompt, checked)
+
+    def _options(self, overrides: Any) -> dict[str, Any]:
+        """Return the options of a call in their checked form.
+
+        Raises:
+            InvalidOptionError: an option is unknown or out of range.
+        """
+        return self.config.override(overrides).model_dump(include={*overrides})
+
+
+def _connect(url: str, api_key: str | None, timeout: float) -> Connection:
+    try:
+        from adafuse_llm.client.connection import Connection
+    except ImportError as missing:
+        raise MissingDependencyError(
+            "RemoteEngine needs httpx. Run: pip install 'adafuse-llm[client]'"
+        ) from missing
+    return Connection(url, api_key, timeout)
+
+
+def _check_url(url: str) -> str:
+    """Return an address without a slash at the end.
+
+    Raises:
+        InvalidInputError: it is not the address of a server.
+    """
+    example = "pass an address such as http://127.0.0.1:8000"
+    if not isinstance(url, str):
+        raise InvalidInputError(f"url must be text; got {type(url).__name__}: {example}")
+    try:
+        parts = urlsplit(url)
+        is_usable = parts.scheme in ("http", "https") and bool(parts.hostname)
+        has_name = "@" in parts.netloc
+        _ = parts.port
+    except ValueError:
+        is_usable = has_name = False
+    if has_name:
+        raise InvalidInputError("url must have no user name or password: pass api_key=... instead")
+    if not is_usable or parts.query or parts.fragment or not url.isascii():
+        raise InvalidInputError(f"url must begin with http:// or https://; got {url!r}: {example}")
+    return url.rstrip("/")
+
+
+def _check_key(key: str | None) -> str | None:
+    """Return a key without whitespace around it; None for an empty one.
+
+    Raises:
+        InvalidInputError: it cannot be sent.
+    """
+    key = (key or "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise InvalidInputError("api_key must consist of printable ASCII characters")
+    return key or None

@@ -1,0 +1,268 @@
+"""The JSON that `RemoteEngine` and the server exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from adafuse_llm import errors
+from adafuse_llm.errors import AdaFuseError, MemberError
+from adafuse_llm.results import Generation, MemberInfo, PassCost, Round, StreamEvent
+from adafuse_llm.text.conversation import Conversation, check_conversation
+
+PROTOCOL: Final = 1
+"""Version of these forms. The server and its clients need the same one."""
+
+ROOT = "/adafuse/v1"
+INFO = f"{ROOT}/info"
+STREAM = f"{ROOT}/stream"
+CANCEL = f"{ROOT}/cancel"
+SCORE = f"{ROOT}/score"
+CHECK = f"{ROOT}/check"
+TOKENS = f"{ROOT}/tokens"
+
+KINDS: dict[str, type[AdaFuseError]] = {name: getattr(errors, name) for name in errors.__all__}
+"""The errors that a client raises as the server did, by name."""
+
+
+class _Form(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Input(_Form):
+    """A prompt, or a conversation. Use `of` to create one.
+
+    Attributes:
+        prompt: the prompt.
+        messages: the checked messages of a conversation.
+        tools: name, description and parameters of each tool of the conversation.
+        tool_choice: as in `Conversation`.
+        instructions: as in `Conversation`.
+        continues: as in `Conversation`.
+    """
+
+    prompt: str | None = None
+    messages: tuple[dict[str, Any], ...] | None = None
+    tools: tuple[dict[str, Any], ...] = ()
+    tool_choice: str = "auto"
+    instructions: str = ""
+    continues: bool = False
+
+    @classmethod
+    def of(cls, prompt: str | None, conversation: Conversation | None) -> Input:
+        """Return the form of a prompt or of a conversation."""
+        if conversation is None:
+            return cls(prompt=prompt)
+        return cls(
+            messages=tuple(map(dict, conversation.messages)),
+            tools=tuple(map(dict, map(vars, conversation.tools))),
+            tool_choice=conversation.tool_choice,
+            instructions=conversation.instructions,
+            continues=conversation.continues,
+        )
+
+    @property
+    def characters(self) -> int:
+        """Size of the prompt, or of the conversation."""
+        conversation = self.conversation()
+        if conversation is None:
+            return len(self.prompt or "")
+        return sum(map(len, conversation.texts()))
+
+    def conversation(self) -> Conversation | None:
+        """Return the checked conversation, or None.
+
+        Raises:
+            InvalidInputError: the conversation has an invalid form.
+        """
+        if self.messages is None:
+            return None
+        conversation = check_conversation(
+            self.messages, self.tools, self.tool_choice, instructions=self.instructions
+        )
+        return replace(conversation, continues=True) if self.continues else conversation
+
+
+class _Request(_Form):
+    """What all requests have.
+
+    Attributes:
+        strategy: name of the strategy; None for the server's.
+        options: options of `AdaFuseConfig`.
+    """
+
+    strategy: str | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class StreamRequest(_Request):
+    """A request to decode.
+
+    Attributes:
+        inputs: at least one prompt or conversation.
+        is_batch: whether errors name the input by its index.
+        is_cancelled: whether the caller has cancelled the request already.
+        timeout: maximum seconds.
+    """
+
+    inputs: tuple[Input, ...]
+    is_batch: bool = False
+    is_cancelled: bool = False
+    timeout: float | None = Field(default=None, gt=0)
+
+
+class ScoreRequest(_Request):
+    """A request to score texts."""
+
+    input: Input
+    continuations: tuple[str, ...] = Field(min_length=1)
+    stops: bool = False
+    timeout: float | None = Field(default=None, gt=0)
+
+
+class CheckRequest(_Request):
+    """A request to check whether options can be enforced."""
+
+
+class TokensRequest(_Request):
+    """A request for the tokens of a whole prompt (`input`) or of a text inside a prompt."""
+
+    input: Input | None = None
+    text: str | None = None
+
+
+class CancelRequest(_Form):
+    """A request to end a stream, which has the text so far."""
+
+    stream: str
+
+
+class Tokens(_Form):
+    """Tokens by member."""
+
+    tokens: dict[str, list[int]]
+
+
+class Done(_Form):
+    """The answer to a request without a result."""
+
+
+class Info(_Form):
+    """What a client needs to know about the server's engine."""
+
+    protocol: Literal[1]
+    members: tuple[MemberInfo, ...]
+    strategy: str
+    config: dict[str, Any]
+    can_enforce: bool
+    pass_costs: dict[str, PassCost] = Field(default_factory=dict)
+
+
+class Head(_Form):
+    """The first line of a stream: all inputs are checked and encoded.
+
+    Attributes:
+        stream: id of the stream, for `CancelRequest`.
+        size: number of the responses.
+        members: names of the server's members.
+    """
+
+    stream: str
+    size: int
+    members: tuple[str, ...]
+
+
+class Failure(_Form):
+    """An error.
+
+    Attributes:
+        kind: name of its class in `adafuse_llm.errors`; empty for an error of the server.
+        message: its message.
+        member: the member that failed, if one did.
+        reason: why it failed.
+    """
+
+    kind: str = ""
+    message: str = ""
+    member: str | None = None
+    reason: str = ""
+
+    @classmethod
+    def of(cls, error: AdaFuseError, clean: Callable[[str], str]) -> Failure:
+        """Return the form of an error.
+
+        Args:
+            error: the error.
+            clean: removes from its texts what clients should not see.
+        """
+        kind = next(each.__name__ for each in type(error).__mro__ if each.__name__ in KINDS)
+        if isinstance(error, MemberError):
+            return cls(kind=kind, member=error.member, reason=clean(error.reason))
+        return cls(kind=kind, message=clean(str(error)))
+
+    def error(self) -> AdaFuseError | None:
+        """Return the error; None if it has no class here."""
+        kind = KINDS.get(self.kind)
+        if kind is None:
+            return None
+        if issubclass(kind, MemberError):
+            return kind(self.member or "", self.reason)
+        return kind(self.message)
+
+
+class Line(_Form):
+    """Every further line of a stream: an event of a response, or the error that ended the stream.
+
+    Attributes:
+        index: number of the response.
+        event: its next event.
+        failure: the error.
+    """
+
+    index: int = 0
+    event: StreamEvent | None = None
+    failure: Failure | None = None
+
+
+class Events:
+    """Packs or unpacks the events of a stream.
+
+    The generation in the last event of a response travels without the rounds of earlier events.
+    """
+
+    def __init__(self) -> None:
+        self._rounds: dict[int, tuple[Round, ...]] = {}
+
+    def pack(self, index: int, event: StreamEvent) -> Line:
+        """Return the line for an event."""
+        return Line(index=index, event=self._with_rounds(index, event, _without))
+
+    def unpack(self, index: int, event: StreamEvent) -> StreamEvent:
+        """Return the event of a line."""
+        return self._with_rounds(index, event, _with)
+
+    def _with_rounds(
+        self,
+        index: int,
+        event: StreamEvent,
+        change: Callable[[Generation, tuple[Round, ...]], tuple[Round, ...]],
+    ) -> StreamEvent:
+        rounds = self._rounds.get(index, ())
+        if event.round is not None:
+            rounds = self._rounds[index] = (*rounds, event.round)
+        if event.generation is None:
+            return event
+        changed = {"rounds": change(event.generation, rounds)}
+        generation = event.generation.model_copy(update=changed)
+        return event.model_copy(update={"generation": generation})
+
+
+def _without(generation: Generation, sent: tuple[Round, ...]) -> tuple[Round, ...]:
+    return generation.rounds[len(sent) :]
+
+
+def _with(generation: Generation, received: tuple[Round, ...]) -> tuple[Round, ...]:
+    return (*received, *generation.rounds)

@@ -1,0 +1,262 @@
+"""The routes of `RemoteEngine`, which give everything that an engine gives."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from adafuse_llm.client import wire
+from adafuse_llm.engine import AdaFuseEngine
+from adafuse_llm.errors import AdaFuseError, EngineClosedError, InvalidInputError
+from adafuse_llm.results import Scores
+from adafuse_llm.serving.errors import ApiError, api_error, invalid, without_paths
+from adafuse_llm.serving.http import (
+    JSON,
+    JSON_LINES,
+    StreamResponse,
+    read_object,
+    unless_disconnected,
+)
+from adafuse_llm.serving.service import Events, Service
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Form = TypeVar("Form", bound=BaseModel)
+
+Handler = Callable[[Service, Request], Awaitable[Response]]
+
+
+def routes(service: Service) -> list[Route]:
+    """Return the routes of `RemoteEngine`."""
+    streams = _Streams()
+    posts: dict[str, Handler] = {
+        wire.STREAM: streams.open,
+        wire.CANCEL: streams.cancel,
+        wire.SCORE: _score,
+        wire.CHECK: _check,
+        wire.TOKENS: _tokens,
+    }
+    return [
+        Route(wire.INFO, partial(_answer, service, _info), methods=["GET"]),
+        *(
+            Route(path, partial(_answer, service, handle), methods=["POST"])
+            for path, handle in posts.items()
+        ),
+    ]
+
+
+async def _answer(service: Service, handle: Handler, request: Request) -> Response:
+    """Return the response of a handler. Errors have the form that clients raise them from."""
+    try:
+        return await handle(service, request)
+    except (ApiError, AdaFuseError) as error:  # the client raises it
+        described = api_error(error)
+        failure = _failure(error)
+        kind = {"adafuse": failure.model_dump(exclude_defaults=True)} if failure.kind else {}
+        return JSONResponse({**described.body, **kind}, described.status, described.headers)
+
+
+def _failure(error: Exception) -> wire.Failure:
+    """Return the form of an error."""
+    if not isinstance(error, AdaFuseError) or isinstance(error, EngineClosedError):
+        return wire.Failure(message=api_error(error).message)
+    return wire.Failure.of(error, str if isinstance(error, InvalidInputError) else without_paths)
+
+
+async def _read(request: Request, kind: type[Form]) -> Form:
+    """Return the body of a request.
+
+    Raises:
+        ApiError: it has another form.
+    """
+    body = await read_object(request)
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        name = ".".join(map(str, problem["loc"]))
+        raise invalid(f"field {name!r}: {problem['msg']}", name) from None
+
+
+def _written(form: BaseModel) -> Response:
+    return Response(form.model_dump_json(), media_type=JSON)
+
+
+async def _info(service: Service, request: Request) -> Response:
+    engine = service.view(request.query_params.get("strategy"))
+    return _written(
+        wire.Info(
+            protocol=wire.PROTOCOL,
+            members=engine.member_info,
+            strategy=engine.strategy.name,
+            config=engine.config.model_dump(exclude_defaults=True),
+            can_enforce=engine.can_enforce,
+            pass_costs=engine.pass_costs,
+        )
+    )
+
+
+async def _check(service: Service, request: Request) -> Response:
+    asked = await _read(request, wire.CheckRequest)
+    engine = service.view(asked.strategy)
+    options = _limited(service, engine, asked.options)
+    await _work(service, request, wire.CHECK, lambda _: engine.check_grammar(**options))
+    return _written(wire.Done())
+
+
+async def _tokens(service: Service, request: Request) -> Response:
+    asked = await _read(request, wire.TokensRequest)
+    engine = service.view(asked.strategy)
+    given, text = asked.input, asked.text or ""
+    options = _limited(service, engine, asked.options, () if given is None else (given,), text)
+
+    def count(_: float | None) -> dict[str, list[int]]:
+        if given is None:
+            return engine.encode_text(text, **options)
+        return engine.encode_prompt(given.prompt, messages=given.conversation(), **options)
+
+    return _written(wire.Tokens(tokens=await _work(service, request, wire.TOKENS, count)))
+
+
+async def _score(service: Service, request: Request) -> Response:
+    asked = await _read(request, wire.ScoreRequest)
+    engine = service.view(asked.strategy)
+    options = _limited(service, engine, asked.options, (asked.input,), *asked.continuations)
+
+    def score(timeout: float | None) -> Scores:
+        return engine.score(
+            asked.input.prompt,
+            asked.continuations,
+            messages=asked.input.conversation(),
+            stops=asked.stops,
+            timeout=timeout,
+            **options,
+        )
+
+    return _written(await _work(service, request, wire.SCORE, score, asked.timeout))
+
+
+def _limited(
+    service: Service,
+    engine: AdaFuseEngine,
+    options: dict[str, Any],
+    inputs: Sequence[wire.Input] = (),
+    *texts: str,
+) -> Any:
+    """Return the options of a request within the limits of the server.
+
+    Raises:
+        ApiError: a limit is exceeded.
+        InvalidOptionError: an option is unknown or out of range.
+    """
+    characters = max((each.characters for each in inputs), default=0) + sum(map(len, texts))
+    return service.check_limits(engine, options, inputs=max(len(inputs), 1), characters=characters)
+
+
+async def _work(
+    service: Service,
+    request: Request,
+    route: str,
+    work: Callable[[float | None], T],
+    timeout: float | None = None,
+) -> T:
+    """Return the result of some work in a thread, to which the time limit is passed."""
+    async with service.counting(route, f"request {request.state.request_id}"):
+        limit = service.time_limit(timeout)
+        return await unless_disconnected(request.receive, asyncio.to_thread(work, limit))
+
+
+class _Streams:
+    """The streams that run, which clients can cancel."""
+
+    def __init__(self) -> None:
+        self._cancels: dict[str, threading.Event] = {}
+
+    async def open(self, service: Service, request: Request) -> Response:
+        """Start a stream. Its inputs are checked before the response begins."""
+        asked = await _read(request, wire.StreamRequest)
+        lines = self._lines(service, asked, f"request {request.state.request_id}")
+        first = await unless_disconnected(request.receive, anext(lines))
+        return StreamResponse(
+            lines, first, media_type=JSON_LINES, send_timeout=service.config.send_timeout
+        )
+
+    async def cancel(self, _: Service, request: Request) -> Response:
+        """End a stream. Nothing happens if it has ended."""
+        asked = await _read(request, wire.CancelRequest)
+        if (cancel := self._cancels.get(asked.stream)) is not None:
+            cancel.set()
+        return _written(wire.Done())
+
+    async def _lines(
+        self, service: Service, asked: wire.StreamRequest, name: str
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the lines of a stream.
+
+        Before the first line, an error is raised. Then it is the last line.
+        """
+        stream = uuid.uuid4().hex
+        begun = False
+
+        async def start(cancel: threading.Event, timeout: float | None) -> Events:
+            if asked.is_cancelled:
+                cancel.set()
+            self._cancels[stream] = cancel
+            return await _open(service, asked, cancel, timeout)
+
+        try:
+            decoding = service.decoding(wire.STREAM, start, name=name, timeout=asked.timeout)
+            async with decoding as events:
+                begun = True
+                engine = service.view(asked.strategy)
+                size = len(asked.inputs) * engine.config.override(asked.options).n
+                yield _line(wire.Head(stream=stream, size=size, members=engine.members))
+                packed = wire.Events()
+                async for index, event in events:
+                    yield _line(packed.pack(index, event))
+        except Exception as error:
+            if not begun:
+                raise
+            if not isinstance(error, (ApiError, AdaFuseError)):
+                logger.exception("%s failed", name)
+            yield _line(wire.Line(failure=_failure(error)))
+        finally:
+            self._cancels.pop(stream, None)
+
+
+async def _open(
+    service: Service, asked: wire.StreamRequest, cancel: threading.Event, timeout: float | None
+) -> Events:
+    """Check and encode the inputs of a stream."""
+    engine = service.view(asked.strategy)
+    options = _limited(service, engine, asked.options, asked.inputs)
+    given = {**options, "cancel": cancel, "timeout": timeout}
+    checked = await asyncio.to_thread(lambda: [each.conversation() for each in asked.inputs])
+    conversations = [each for each in checked if each is not None]
+    prompts = [each.prompt or "" for each in asked.inputs if each.messages is None]
+    if conversations and prompts:
+        raise invalid("inputs must be prompts or conversations, not both", "inputs")
+    if asked.is_batch and conversations:
+        return await engine.open_stream_batch(messages=conversations, **given)
+    if asked.is_batch:
+        return await engine.open_stream_batch(prompts, **given)
+    if len(asked.inputs) != 1:
+        raise invalid("a request that is not a batch has one input", "inputs")
+    if conversations:
+        return await engine.open_stream(messages=conversations[0], **given)
+    return await engine.open_stream(prompts[0], **given)
+
+
+def _line(form: BaseModel) -> bytes:
+    return form.model_dump_json(exclude_defaults=True).encode() + b"\n"

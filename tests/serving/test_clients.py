@@ -1,0 +1,112 @@
+"""The clients that people use, against a server process: LangChain, LlamaIndex, curl."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+
+import pytest
+from langchain_core.exceptions import ContextOverflowError
+from langchain_openai import ChatOpenAI
+from llama_index.core.llms import ChatMessage
+from llama_index.llms.openai_like import OpenAILike
+from pydantic import BaseModel
+
+from adafuse_llm import AdaFuseEngine
+from tests.support.serving import server_process
+
+QUESTION = "What does a ticket cost if three cost 12 florins?"
+KEY = "key-of-the-tests"
+ROUNDS = {"adafuse": {"rounds": True}}
+
+
+class Answer(BaseModel):
+    florins: int
+
+
+@pytest.fixture(scope="module")
+def expected():
+    with AdaFuseEngine.from_embedded() as engine:
+        yield engine.generate(messages=[{"role": "user", "content": QUESTION}], max_new_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    keys = tmp_path_factory.mktemp("keys") / "keys.txt"
+    keys.write_text(f"{KEY}\n")
+    with server_process("--api-key-file", str(keys)) as (url, _):
+        yield url
+
+
+def chat_model(address, **options):
+    return ChatOpenAI(base_url=f"{address}/v1", api_key=KEY, model="adafuse", **options)
+
+
+def test_langchains_class_for_openai(address, expected):
+    chat = chat_model(address, max_tokens=24)
+    message = chat.invoke(QUESTION)
+    assert message.content == expected.text
+    assert message.usage_metadata["output_tokens"] > 0
+    assert "".join(chunk.text for chunk in chat.stream(QUESTION)) == expected.text
+    with pytest.raises(ContextOverflowError):
+        chat.invoke("mill " * 9000)
+
+
+def test_langchains_tools_and_objects_are_enforced(address):
+    def look_up(name: str) -> str:
+        """Look up a name in the handbook."""
+        return name
+
+    caller = chat_model(address).bind_tools([look_up], tool_choice="look_up")
+    (call,) = caller.invoke("Who was the architect of the Silesse Mill?").tool_calls
+    assert call["name"] == "look_up"
+    assert isinstance(call["args"]["name"], str)
+    for method in ("json_schema", "function_calling"):
+        answers = chat_model(address).with_structured_output(Answer, method=method)
+        assert isinstance(answers.invoke(QUESTION), Answer)
+
+
+def test_llama_indexs_class_keeps_the_rounds(address, expected):
+    llm = OpenAILike(
+        model="adafuse",
+        api_base=f"{address}/v1",
+        api_key=KEY,
+        is_chat_model=True,
+        is_function_calling_model=True,
+        context_window=4096,
+        max_tokens=24,
+        additional_kwargs={"extra_body": ROUNDS},
+    )
+    response = llm.chat([ChatMessage(role="user", content=QUESTION)])
+    assert response.message.content == expected.text
+    rounds = response.raw.choices[0].model_extra["adafuse"]["rounds"]
+    assert [each["text"] for each in rounds] == [each.text for each in expected.rounds]
+    chunks = list(llm.stream_chat([ChatMessage(role="user", content=QUESTION)]))
+    assert chunks[-1].message.content == expected.text
+    extras = [(chunk.raw.model_extra or {}).get("adafuse", {}) for chunk in chunks]
+    assert sum("round" in extra for extra in extras) == len(expected.rounds)
+    llm.max_tokens = 200
+    structured = llm.as_structured_llm(Answer).chat([ChatMessage(role="user", content=QUESTION)])
+    assert isinstance(structured.raw, Answer)
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
+def test_curl(address, expected):
+    def curl(path, *arguments, body=None):
+        data = [] if body is None else ["--json", json.dumps(body)]
+        command = ["curl", "-sS", "-N", "-w", "\n%{http_code}", *arguments, *data, address + path]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        text, _, status = done.stdout.rpartition("\n")
+        return int(status), text
+
+    key = ("-H", f"Authorization: Bearer {KEY}")
+    body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 24}
+    status, text = curl("/v1/chat/completions", *key, body=body)
+    assert (status, json.loads(text)["choices"][0]["message"]["content"]) == (200, expected.text)
+    status, text = curl("/v1/chat/completions", *key, body={**body, "stream": True})
+    assert text.rstrip().endswith("data: [DONE]")
+    assert curl("/v1/models", *key)[0] == 200
+    assert curl("/health")[0] == 200
+    status, text = curl("/v1/models", "-H", "Authorization: Bearer wrong")
+    assert (status, json.loads(text)["error"]["code"]) == (401, "invalid_api_key")
