@@ -40,7 +40,7 @@ HEBREW = "1874 הטחנה נוסדה על ידי עדה ברוק ליד הנהר
 ANSWERS: dict[str, tuple[str, ...]] = {
     "sum": ("The sum is 85 for sure.", "The total is 85 for sure.", "The result is 90, I think."),
     "nasty": (f"It is {SCRIPT} or {IMAGE} or so.", f"Is {IMAGE} or {SCRIPT} or so."),
-    "hebrew": (HEBREW, "1874 אחר"),
+    "hebrew": (HEBREW, HEBREW, "1874 אחר"),
     "long": ("\n".join(f"line {number}" for number in range(60)),),
     "think": ("<think>\nSo it is</think>\n\nNow it is done",),
     "m" * 200: ("n" * 200,),
@@ -169,10 +169,11 @@ class Tab:
         page.set_default_timeout(10_000)
         page.on("pageerror", lambda problem: self.problems.append(str(problem)))
         page.on("console", lambda message: self.problems.append(message.text))
-        page.on("request", lambda each: each.method == "POST" and self.note_body(each))
+        page.on("request", self.note_body)
 
     def note_body(self, request: sync_api.Request) -> None:
-        self.bodies.append(json.loads(request.post_data or ""))
+        if request.method == "POST":
+            self.bodies.append(request.post_data_json or {})
 
     def say(self, text: str, *, wait: bool = True) -> None:
         self.page.fill("#text", text)
@@ -252,6 +253,7 @@ def marks_of(rounds: tuple[Round, ...]) -> list[str]:
 # ---- Without a browser ----
 
 
+@pytest.mark.quick
 def test_only_the_own_script_and_style_may_run() -> None:
     response = TestClient(Starlette(routes=[page_route()])).get("/")
     policy = response.headers["content-security-policy"]
@@ -267,6 +269,7 @@ def test_only_the_own_script_and_style_may_run() -> None:
     assert response.headers["cache-control"] == "no-cache"
 
 
+@pytest.mark.quick
 def test_the_page_asks_for_nothing_from_elsewhere() -> None:
     addresses = set(re.findall(r"https?://[^'\" ]+", page()))
     assert addresses == {"http://www.w3.org/2000/svg"}
@@ -435,14 +438,17 @@ def test_a_click_opens_a_round(visit, engine) -> None:
     )
     tab.spans.nth(place).click()
     panel = tab.page.get_by_role("dialog", name=f"Round {place + 1}")
+    marks = {look.name: look.mark for look in looks(MEMBERS).values()}
     shown = panel.locator(".candidate").all_inner_texts()
-    order = sorted(done.candidates, key=lambda each: each.score)
+    order = sorted(done.candidates, key=lambda each: each.score or 0.0)
     for each, text in zip(order, shown, strict=True):
         numbers = [f"{value:.3f}" for value in (*each.nll.values(), each.score)]
         assert re.findall(r"\d\.\d{3}", text) == numbers
         assert json.dumps(each.text) in text or not each.text
         assert ("committed" in text) == (each is done.candidates[done.winner])
-        assert all(name in text for name in each.proposers)
+        proposers = [f"{marks[name]}\u00a0{name}" for name in each.proposers]
+        by_all = len(proposers) == len(MEMBERS)
+        assert f"proposed by {'all members' if by_all else ', '.join(proposers)}" in text
     for values in done.margins.values():
         assert ", ".join(f"{value:.2f}" for value in values) in panel.inner_text()
     tab.press("Previous round" if place else "Next round")
@@ -625,7 +631,7 @@ def test_the_page_asks_for_the_key(visit, front, engine) -> None:
     tab.page.reload()
     assert "right" not in tab.page.url
     tab.say("hebrew")
-    assert HEBREW.startswith(tab.answer[:4])
+    assert tab.answer == HEBREW
     front.app = create_app(engine, api_keys=["new"])
     tab.say("sum", wait=False)
     wrong.wait_for()
