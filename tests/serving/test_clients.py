@@ -74,6 +74,7 @@ def test_llama_indexs_class_keeps_the_rounds(address, expected):
         api_key=KEY,
         is_chat_model=True,
         is_function_calling_model=True,
+        temperature=0,
         context_window=4096,
         max_tokens=24,
         additional_kwargs={"extra_body": ROUNDS},
