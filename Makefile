@@ -14,19 +14,23 @@ QUESTION ?= What does a visit to the Silesse Mill cost?
 CASES ?= 100000
 SEED ?= 0
 JOBS ?= 1
+PORT ?= 8000
 WORKERS := -n logical --dist worksteal --maxprocesses
 
 export HF_HUB_OFFLINE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-cookbooks test-gguf test-slow test-lowest fuzz lint format docs build cookbooks bench soak clean
+.PHONY: help demo serve quick test test-cookbooks test-gguf test-slow test-lowest fuzz lint format docs build cookbooks bench soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 demo: $(DEMO) ## install the package, then answer a question about the shipped handbook with three small models
 	@$(BIN)/adafuse ask "$(QUESTION)" --max-words 1
+
+serve: $(DEMO) ## serve three small models in the form of OpenAI's API, with a page, at port 8000 (PORT=9000 to change it)
+	@$(BIN)/adafuse serve --port $(PORT)
 
 quick: $(SETUP) ## a subset of the tests in under a minute, for every commit
 	$(BIN)/python -m pytest -q -m quick $(WORKERS) 2
@@ -88,7 +92,7 @@ clean: ## remove the virtual environments, built files and caches
 $(DEMO): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (once; this installs torch and transformers)"
 	@$(call new_environment,$(VENV))
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[cli]'
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[cli,serve]'
 	@touch $@
 
 $(SETUP): $(DEMO) $(addsuffix /pyproject.toml,$(INTEGRATIONS))

@@ -34,7 +34,8 @@ class ServingConfig(Options):
     allowed_hosts: tuple[str, ...] = Field(
         default=(),
         description="Host names that requests may be sent to, without ports, such as "
-        "llm.example.org or *.example.org. Default: any.",
+        "llm.example.org or *.example.org. Default: any. If `adafuse serve` listens at a loopback "
+        "address, it allows localhost, 127.0.0.1, [::1] and these.",
     )
     cors_origins: tuple[str, ...] = Field(
         default=(),

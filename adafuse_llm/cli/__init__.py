@@ -4,6 +4,7 @@ ask       answer a question from documents and show how the ensemble decides
 generate  continue a prompt, or answer it as a chat message
 run       answer a test set and write one result per line; can be resumed
 eval      answer a benchmark, score it and compare systems
+serve     serve the ensemble to applications, in the form of OpenAI's API
 tune      find the best members and options, and test them against the best member alone
 report    summarize a run
 info      describe models and check whether they can work together
@@ -139,6 +140,15 @@ def _tune() -> Callable[..., None]:
     return command(tune.tune, refused=tune.REFUSED, **tune.OPEN)
 
 
+def _serve() -> Callable[..., None]:
+    from adafuse_llm.cli import serve
+    from adafuse_llm.cli.common import command
+
+    return command(
+        serve.serve, refused=serve.REFUSED, sections=("serving", "runtime"), **serve.DEFAULTS
+    )
+
+
 def _report() -> Callable[..., None]:
     from adafuse_llm.cli.common import command
     from adafuse_llm.cli.report import report
@@ -158,6 +168,7 @@ COMMANDS: Final[Mapping[str, Callable[[], Callable[..., None]]]] = {
     "generate": _generate,
     "run": _run,
     "eval": _eval,
+    "serve": _serve,
     "tune": _tune,
     "report": _report,
     "info": _info,

@@ -14,12 +14,12 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType, MappingProxyType
-from typing import Annotated, Any, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 import typer
 from rich.console import Console
@@ -47,14 +47,21 @@ from adafuse_llm import (
     StreamEvent,
 )
 from adafuse_llm.backends.gguf.files import is_gguf
-from adafuse_llm.config import CONSTRAINTS, GRAMMARS
+from adafuse_llm.config import CONSTRAINTS, GRAMMARS, Options
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import short_repr
 from adafuse_llm.evaluation.files import naming, read_text
 from adafuse_llm.loading.collection import resume_collection
-from adafuse_llm.loading.config_file import LOADING, ConfigFile, read_config, read_schema
+from adafuse_llm.loading.config_file import (
+    LOADING,
+    SECTIONS,
+    ConfigFile,
+    read_config,
+    read_schema,
+)
 from adafuse_llm.loading.specs import MemberSpec, as_spec, in_process
 from adafuse_llm.report.styles import printable
+from adafuse_llm.serving_config import ServerConfig
 from adafuse_llm.strategies.registry import NAMED
 
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
@@ -75,6 +82,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a full disk. Without a file's name, they are about standard output."""
 
 
+Section = TypeVar("Section", bound=Options)
+
+
 @dataclass(frozen=True)
 class Setup:
     """The values of the shared flags: members, loading settings, decoding options.
@@ -87,6 +97,8 @@ class Setup:
             otherwise from the file of --config, otherwise from the command's default. Options
             without a value are absent, and so are options that the command refuses.
         config: `options`, completed with the defaults of `AdaFuseConfig`.
+        runtime: how the engine runs requests.
+        serving: how the server runs.
     """
 
     models: tuple[str | Mapping[str, Any], ...]
@@ -100,6 +112,8 @@ class Setup:
     options: Mapping[str, Any]
     strategy: str
     config: AdaFuseConfig
+    runtime: RuntimeConfig
+    serving: ServerConfig
 
     @property
     def has_grammar(self) -> bool:
@@ -121,18 +135,31 @@ class Setup:
         return all(Path(path).resolve() in embedded for path in self.paths())
 
     @contextmanager
-    def engine(self, runtime: RuntimeConfig | None = None) -> Iterator[AdaFuseEngine]:
-        """Load the ensemble, and close it at the end."""
+    def engine(self, **runtime: Any) -> Iterator[AdaFuseEngine]:
+        """Load the ensemble, and close it at the end.
+
+        Args:
+            **runtime: options of `RuntimeConfig` that override `runtime`.
+        """
+        with self.quiet(), self.load(**runtime) as engine:
+            yield engine
+
+    def quiet(self) -> AbstractContextManager[None]:
+        """Silence the logs and warnings of libraries while models load and run."""
+        return _quiet(self.debug)
+
+    def load(self, **runtime: Any) -> AdaFuseEngine:
+        """Load the ensemble. The caller closes it.
+
+        Args:
+            **runtime: options of `RuntimeConfig` that override `runtime`.
+        """
         cores = os.cpu_count() or 1
         if self.threads is not None and self.threads > cores:
             raise InvalidInputError(
                 f"--threads must be at most {cores}, the number of CPU cores; got {self.threads}"
             )
         paths = self.paths()
-        with _quiet(self.debug), self._load(paths, runtime) as engine:
-            yield engine
-
-    def _load(self, paths: Sequence[str], runtime: RuntimeConfig | None) -> AdaFuseEngine:
         names = ", ".join(Path(path).name for path in paths)
         local = all(Path(path).exists() for path in paths)
         # downloads show their own progress bars
@@ -145,7 +172,7 @@ class Setup:
             engine = AdaFuseEngine.from_pretrained(
                 self.members(),
                 config=self.config,
-                runtime=runtime,
+                runtime=self.runtime.model_copy(update=runtime),
                 strategy=self.strategy,
                 dtype=self.dtype,
                 device_map=self.device_map,
@@ -194,6 +221,7 @@ def command(
     loading: bool = True,
     hidden: Container[str] = (),
     refused: Mapping[str, str] = MappingProxyType({}),
+    sections: Sequence[str] = (),
     **defaults: Any,
 ) -> Callable[..., None]:
     """Turn a function that takes a `Setup` and returns an exit code into a Typer command.
@@ -211,8 +239,9 @@ def command(
             their default.
         refused: options of `AdaFuseConfig` that the command allows only with their default, by name
             with the reason. The help does not list their flags.
-        **defaults: options of `AdaFuseConfig` with a different default in this command. None means
-            that the command chooses a value if the flag is absent.
+        sections: sections of configuration files (`SECTIONS`) whose options are flags.
+        **defaults: options with a different default in this command. None means that the command
+            chooses a value if the flag is absent.
     """
     own = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
@@ -222,6 +251,7 @@ def command(
     names = {parameter.name for parameter in own}
     parameters = [
         *own,
+        *(flag for name in sections for flag in _section_flags(name, defaults)),
         *(_member_flags(model=decoding) if loading else ()),
         *(flag for flag in _config_flags(defaults) if decoding and flag.name not in names),
         _CONTEXT,
@@ -240,7 +270,11 @@ def command(
         try:
             options = [name for name in AdaFuseConfig.model_fields if name not in names]
             setup = _setup(
-                values, options if decoding else (), refused, partial(_is_typed, context)
+                values,
+                options if decoding else (),
+                refused,
+                partial(_is_typed, context),
+                dict.fromkeys(sections, defaults),
             )
             if not loading:
                 resume_collection()
@@ -382,6 +416,12 @@ _PARSERS = {
 }
 """The options that need their own parser."""
 
+SINGULAR = {
+    "allowed_hosts": "allowed-host",
+    "cors_origins": "cors-origin",
+    "trusted_proxies": "trusted-proxy",
+}
+"""Flags of options with several values. A flag is repeated for each value."""
 
 _METAVARS = {bool: "", int: "N", float: "NUMBER", str: "TEXT", Path: "FILE"}
 
@@ -449,6 +489,21 @@ def _member_flags(*, model: bool) -> Iterator[inspect.Parameter]:
     yield _flag("trust_remote_code", bool, False, text, panel="Members")
 
 
+def _section_flags(section: str, defaults: Mapping[str, Any]) -> Iterator[inspect.Parameter]:
+    """Yield a flag for every option of a section of configuration files."""
+    for name, field in SECTIONS[section].model_fields.items():
+        kind, flag = field.annotation, name.replace("_", "-")
+        default, text = defaults.get(name, field.default), field.description or ""
+        if get_origin(kind) is tuple:
+            kind, default, flag = list[str], list(default), SINGULAR[name]
+            text += " Repeatable."
+        elif get_origin(kind) is Literal:
+            kind = str
+        elif kind is bool and default:
+            flag = f"{flag}/--no-{flag}"
+        yield _flag(name, kind, default, text, panel=section.capitalize(), flag=flag)
+
+
 def _flag(
     name: str,
     kind: Any,
@@ -475,6 +530,7 @@ def _setup(
     names: Sequence[str],
     refused: Mapping[str, str],
     is_typed: Callable[[str], bool],
+    sections: Mapping[str, Mapping[str, Any]],
 ) -> Setup:
     """Remove the shared flags from `values` and return them as a `Setup`.
 
@@ -486,6 +542,7 @@ def _setup(
         names: options of `AdaFuseConfig` that are shared flags of this command.
         refused: reasons for the options that the command refuses, as for `command`.
         is_typed: function that returns whether the user typed a flag.
+        sections: the command's defaults by section, for the sections whose options are flags.
     """
     path = values.pop("config", None)
     file = ConfigFile() if path is None else read_config(path)
@@ -514,7 +571,28 @@ def _setup(
         debug=values.pop("debug"),
         options=options,
         config=AdaFuseConfig(**options),
+        runtime=_section("runtime", file.runtime, values, is_typed, sections),
+        serving=_section("serving", file.serving, values, is_typed, sections),
     )
+
+
+def _section(
+    name: str,
+    given: Section,
+    values: dict[str, Any],
+    is_typed: Callable[[str], bool],
+    sections: Mapping[str, Mapping[str, Any]],
+) -> Section:
+    """Return a section of the file of --config, with the flags of its options.
+
+    Flags are removed from `values`. They override the file, which overrides the command's defaults.
+    """
+    if name not in sections:
+        return given
+    flags = {option: values.pop(option) for option in type(given).model_fields}
+    defaults = {option: each for option, each in sections[name].items() if option in flags}
+    typed = {option: value for option, value in flags.items() if is_typed(option)}
+    return type(given)(**{**defaults, **given.model_dump(include=given.model_fields_set), **typed})
 
 
 def _report(error: Exception, debug: bool) -> int:

@@ -17,7 +17,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidInputError, RuntimeConfig
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidInputError
 from adafuse_llm.cli.common import (
     FAILED,
     FILE,
@@ -198,7 +198,7 @@ def evaluate(
     found: dict[str, list[Record]] = {}
     try:
         with ExitStack() as stack, cancel_on_interrupt() as cancel:
-            engines = _Engines(setup, job.task, RuntimeConfig(max_requests=max_requests), stack)
+            engines = _Engines(setup, job.task, max_requests, stack)
             ensemble = System()
             found[ensemble.name] = _run(job, ensemble, output, engines.together, cancel)
             members = _members(found[ensemble.name], engines) if alone else ()
@@ -295,13 +295,13 @@ def prepare(
 class _Engines:
     """The engines for a task, created on first use."""
 
-    def __init__(self, setup: Setup, task: Task, runtime: RuntimeConfig, stack: ExitStack) -> None:
-        self._setup, self._task, self._runtime, self._stack = setup, task, runtime, stack
+    def __init__(self, setup: Setup, task: Task, max_requests: int, stack: ExitStack) -> None:
+        self._setup, self._task, self._most, self._stack = setup, task, max_requests, stack
 
     @cached_property
     def _together(self) -> AdaFuseEngine:
         with interruptible():
-            engine = self._stack.enter_context(self._setup.engine(self._runtime))
+            engine = self._stack.enter_context(self._setup.engine(max_requests=self._most))
         strategy = self._task.fitted(engine.strategy)
         if strategy is engine.strategy:
             return engine

@@ -15,7 +15,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from adafuse_llm import InvalidInputError, RuntimeConfig, __version__
+from adafuse_llm import InvalidInputError, __version__
 from adafuse_llm.cli.common import (
     FILE,
     INTERRUPTED,
@@ -160,7 +160,7 @@ def tune(
     with ExitStack() as stack:
         stack.enter_context(results.lock())
         known = [] if overwrite else results.done(identity, numbers)
-        engine = stack.enter_context(setup.engine(RuntimeConfig(max_requests=max_requests)))
+        engine = stack.enter_context(setup.engine(max_requests=max_requests))
         cancel = stack.enter_context(cancel_on_interrupt())
         progress = stack.enter_context(progress_bar())
         results.begin(identity, afresh=not known)

@@ -30,7 +30,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from pydantic import Field, field_validator
 
@@ -41,8 +41,6 @@ from adafuse_llm.loading.specs import MemberSpec, as_spec, in_process
 from adafuse_llm.serving_config import ServerConfig
 
 __all__ = ["ConfigFile", "read_config", "read_schema", "write_config"]
-
-Section = TypeVar("Section", bound=Options)
 
 
 class ConfigFile(Options):
@@ -112,7 +110,10 @@ MAX_DEPTH = 20
 LOADING = ("strategy", "dtype", "device_map", "revision", "processes")
 """Names that a file may set in addition to ``models`` and the options of `AdaFuseConfig`."""
 
-SECTIONS: Final = {"runtime": RuntimeConfig, "serving": ServerConfig}
+SECTIONS: Final[Mapping[str, type[Options]]] = {
+    "runtime": RuntimeConfig,
+    "serving": ServerConfig,
+}
 """Names of sections, which are mappings, with the classes of their contents."""
 
 
@@ -249,10 +250,8 @@ def _parse(path: str | PathLike[str], values: Any) -> ConfigFile:
         if values.get("json_schema") is not None:
             schema = _inline_schema(Path(path).parent, values["json_schema"])
             values = {**values, "json_schema": schema}
-        sections = {
-            name: _section(name, kind, values[name])
-            for name, kind in SECTIONS.items()
-            if values.get(name) is not None
+        sections: dict[str, Any] = {
+            name: _section(name, values[name]) for name in SECTIONS if values.get(name) is not None
         }
         file = ConfigFile(
             **{name: values[name] for name in values if name in own and name not in SECTIONS},
@@ -277,7 +276,7 @@ def _unknown(name: Any, allowed: Iterable[str]) -> InvalidOptionError:
     )
 
 
-def _section(name: str, kind: type[Section], values: Any) -> Section:
+def _section(name: str, values: Any) -> Options:
     """Return the contents of a section.
 
     Raises:
@@ -289,7 +288,7 @@ def _section(name: str, kind: type[Section], values: Any) -> Section:
             f"section {name!r} must contain names and values; got {short_repr(values)}"
         )
     try:
-        return kind(**{str(option): value for option, value in values.items()})
+        return SECTIONS[name](**{str(option): value for option, value in values.items()})
     except InvalidOptionError as error:
         raise InvalidOptionError(f"section {name!r}: {error}") from None
 

@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Final
 from urllib.parse import quote
 
@@ -23,12 +24,12 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from adafuse_llm.errors import short_repr
+from adafuse_llm.errors import InvalidOptionError, short_repr
 from adafuse_llm.serving.errors import ApiError, api_error, invalid
 from adafuse_llm.serving.http import error_response
 from adafuse_llm.serving_config import ServingConfig
 
-__all__ = ["middlewares"]
+__all__ = ["middlewares", "note_outcome", "request_id"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,9 @@ QUIET: Final = PROBES | {"/metrics"}
 
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """The request ids that clients may choose."""
+
+KEY: Final = re.compile("[!-~]+")
+"""An API key: visible ASCII characters."""
 
 HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\],\s]+)(?::\d*)?")
 """The header ``Host``: a name or address, and perhaps a port."""
@@ -62,7 +66,14 @@ def middlewares(config: ServingConfig, api_keys: Sequence[str] = ()) -> list[Mid
     Args:
         config: options of the server.
         api_keys: keys that clients may use. If there are none, clients need no key.
+
+    Raises:
+        InvalidOptionError: a key is empty, or has characters that a header cannot have.
     """
+    if isinstance(api_keys, str) or not all(map(KEY.fullmatch, api_keys)):
+        raise InvalidOptionError(
+            "API keys must be a list of texts of letters, digits and punctuation, without spaces"
+        )
     chosen = [Middleware(AccessLog)]
     if config.allowed_hosts:
         chosen.append(Middleware(HostCheck, allowed=config.allowed_hosts))
@@ -82,12 +93,26 @@ def middlewares(config: ServingConfig, api_keys: Sequence[str] = ()) -> list[Mid
     return chosen
 
 
+_CALL: ContextVar[_Call | None] = ContextVar("_CALL", default=None)
+"""The request that the current task serves."""
+
+
+def request_id() -> str:
+    """Return the id of the request that the current task serves; "-" if there is none."""
+    call = _CALL.get()
+    return "-" if call is None else call.id
+
+
+def note_outcome(outcome: str) -> None:
+    """Set the outcome that the access log has for the current request."""
+    if (call := _CALL.get()) is not None:
+        call.noted = outcome
+
+
 class AccessLog:
     """Gives every request an id, logs one line when it ends, and answers unexpected errors.
 
     A client can choose the id with the header ``X-Request-ID``. Every response has this header.
-    Applications find the id in ``scope["state"]["request_id"]``. If they set
-    ``scope["state"]["outcome"]``, the log has this word; otherwise, the status determines it.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -99,6 +124,7 @@ class AccessLog:
             await self.app(scope, receive, send)
             return
         call = _Call(scope, receive, send)
+        _CALL.set(call)
         try:
             await self.app(scope, call.receive, call.send)
         except Exception as error:
@@ -120,8 +146,7 @@ class _Call:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get("x-request-id", "")
         self.id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        self.state = scope.setdefault("state", {})
-        self.state["request_id"] = self.id
+        self.noted: str | None = None
         self.status = 0
         self.is_complete = self.has_left = self.is_broken = False
         self._scope = scope
@@ -148,8 +173,8 @@ class _Call:
         """What became of the request, as `Metrics.request` calls it."""
         if self.is_broken:
             return "failed"
-        if "outcome" in self.state:
-            return str(self.state["outcome"])
+        if self.noted is not None:
+            return self.noted
         if self.has_left or not self.is_complete:
             return "cancelled"
         if self.status in (408, 504):
@@ -192,11 +217,11 @@ class HostCheck:
             given = ", ".join(Headers(scope=scope).getlist("host"))
             if not self._is_allowed(given):
                 message = (
-                    f"The server does not accept the host {short_repr(given)}. The operator can "
+                    f"the server does not accept the host {short_repr(given)}. The operator can "
                     "allow it with allowed_hosts (--allowed-host)."
                 )
-                refusal = invalid(message, code="host_not_allowed")
-                await error_response(refusal)(scope, receive, send)
+                response = error_response(invalid(message, code="host_not_allowed"))
+                await response(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
@@ -232,7 +257,7 @@ class KeyCheck:
             header = Headers(scope=scope).get("authorization", "")
             scheme, _, key = header.partition(" ")
             if not self._is_valid(key.strip()) or scheme.lower() != "bearer":
-                problem = "The API key is not valid." if header else "The request has no API key."
+                problem = "the API key is not valid." if header else "the request has no API key."
                 message = f"{problem} Send the header 'Authorization: Bearer KEY'."
                 response = error_response(ApiError(401, message, code="invalid_api_key"))
                 response.headers["WWW-Authenticate"] = "Bearer"
@@ -277,7 +302,7 @@ class BodyLimit:
             return
         if self._logs_bodies and body.get("body"):
             text = json.dumps(body["body"].decode(errors="replace"))
-            logger.info("request=%s body=%s", scope.get("state", {}).get("request_id"), text)
+            logger.info("request=%s body=%s", request_id(), text)
         unread = [body]
 
         async def replay() -> Message:
@@ -317,7 +342,7 @@ class BodyLimit:
             await send(message)
 
         message = (
-            f"The body of the request is too large: at most {self._limit:,} bytes are allowed "
+            f"the body of the request is too large: at most {self._limit:,} bytes are allowed "
             "(max_body_bytes, --max-body-bytes). Send a shorter one."
         )
         response = error_response(ApiError(413, message, code="request_too_large"))

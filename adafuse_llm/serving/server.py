@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 import h11
 import uvicorn
@@ -22,6 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidInputError
+from adafuse_llm.serving.service import Service
 from adafuse_llm.serving_config import ServerConfig
 
 __all__ = ["listen", "run", "url_of"]
@@ -55,23 +56,6 @@ _PROBLEMS: Final = {
     errno.EACCES: "this port needs special rights. Choose a --port above 1023.",
     errno.EADDRNOTAVAIL: "this machine does not have the address. Choose another --host.",
 }
-
-
-class Service(Protocol):
-    """What the server needs of its service."""
-
-    @property
-    def engine(self) -> AdaFuseEngine | None:
-        """The engine; None until it is loaded."""
-        ...
-
-    def open(self, engine: AdaFuseEngine) -> None:
-        """Take an engine, and serve requests with it."""
-        ...
-
-    def begin_drain(self) -> None:
-        """Refuse new requests, and end the running ones after some time."""
-        ...
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -132,11 +116,12 @@ def run(
     Raises:
         AdaFuseError: the members cannot be loaded.
     """
-    server = _Server(_uvicorn_config(app, config), service, config)
+    loaded: list[AdaFuseEngine] = []
 
     def load_members() -> None:
         try:
             engine = load()
+            loaded.append(engine)
             service.open(engine)
             on_ready(engine)
         except BaseException as error:  # the main thread raises it
@@ -144,14 +129,15 @@ def run(
             server.should_exit = True
 
     loader = threading.Thread(target=load_members, name="adafuse load", daemon=True)
-    loader.start()
+    server = _Server(_uvicorn_config(app, config), service, config, on_start=loader.start)
     try:
         server.run([listener])
+        code = 130 if server.signal == signal.SIGINT else 0
+        still_run = [_close(engine) for engine in loaded]
+        if loader.is_alive() or any(still_run):
+            _leave(code)
         if server.failure is not None:
             raise server.failure
-        code = 130 if server.signal == signal.SIGINT else 0
-        if loader.is_alive() or _close(service.engine):
-            _leave(code)
         return code
     finally:
         server.watchdog.cancel()
@@ -172,10 +158,8 @@ def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
     )
 
 
-def _close(engine: AdaFuseEngine | None) -> bool:
+def _close(engine: AdaFuseEngine) -> bool:
     """Close an engine, and return whether a forward pass still runs."""
-    if engine is None:
-        return False
     engine.close(CLOSE_SECONDS)
     return bool(engine.scheduler.close(0))
 
@@ -190,6 +174,12 @@ def _leave(code: int) -> None:
 class _Server(uvicorn.Server):
     """A server that drains its service on a signal.
 
+    Args:
+        uvicorn_config: options of uvicorn.
+        service: the service.
+        config: options of the server.
+        on_start: function that is called when connections and signals are accepted.
+
     Attributes:
         signal: the signal that stops the server, or None.
         failure: the error that stops the server, or None.
@@ -197,12 +187,18 @@ class _Server(uvicorn.Server):
     """
 
     def __init__(
-        self, uvicorn_config: uvicorn.Config, service: Service, config: ServerConfig
+        self,
+        uvicorn_config: uvicorn.Config,
+        service: Service,
+        config: ServerConfig,
+        *,
+        on_start: Callable[[], None],
     ) -> None:
         super().__init__(uvicorn_config)
         self.signal: int | None = None
         self.failure: BaseException | None = None
         self._service = service
+        self._on_start = on_start
         self._send_timeout = config.send_timeout
         limit = config.drain_seconds + END_SECONDS + CLOSE_SECONDS + MARGIN_SECONDS
         self.watchdog = threading.Timer(limit, _give_up)
@@ -214,6 +210,11 @@ class _Server(uvicorn.Server):
             os._exit(128 + sig)
         self.signal = sig
         self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections."""
+        await super().startup(sockets)
+        self._on_start()
 
     async def on_tick(self, counter: int) -> bool:
         """Close connections whose clients are too slow."""

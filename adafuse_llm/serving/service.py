@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import AdaFuseError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.results import StreamEvent
+from adafuse_llm.serving.access import note_outcome, request_id
 from adafuse_llm.serving.errors import (
     BUSY,
     CONTEXT_CODE,
@@ -254,12 +255,13 @@ class Service:
         except BaseException as error:
             outcome = OUTCOMES[api_error(error).type]
             if isinstance(error, AdaFuseError) and outcome == OUTCOMES[FAILED]:
-                logger.error("%s failed: %s", name, error)
+                logger.error("request %s: %s failed: %s", request_id(), name, error)
             raise
         finally:
             with self._lock:
                 self._cancels.discard(cancel)
             self.metrics.request(route, outcome, time.perf_counter() - began)
+            note_outcome(outcome)
 
     async def _observed(self, events: Events, began: float) -> Events:
         """Yield events, and count their rounds."""

@@ -23,6 +23,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
+ADAFUSE = "from adafuse_llm.cli import main; main()"
+
 
 @pytest.fixture(scope="session", autouse=True)
 def offline():
@@ -108,16 +110,16 @@ def _heed_interrupts():
 
 @pytest.fixture
 def start():
-    """Start `adafuse` as a process of its own; whatever is left is killed."""
+    """Start `adafuse`, or other code, as a process of its own; whatever is left is killed."""
     processes = []
 
-    def call(*arguments, **options):
+    def call(*arguments, code=ADAFUSE, **options):
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
         process = subprocess.Popen(
             [
                 sys.executable,
                 "-c",
-                "from adafuse_llm.cli import main; main()",
+                code,
                 *map(str, arguments),
             ],
             cwd=ROOT,

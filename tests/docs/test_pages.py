@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,21 @@ from sybil.document import Document
 from sybil.example import Example
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
-from adafuse_llm import AdaFuseConfig, GrammarError
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, GrammarError
 from adafuse_llm.embedded import member_paths
+from adafuse_llm.serving import create_app
 from adafuse_llm.text.grammar import Grammar
 from tests.support.gguf_files import embedded_gguf
 from tests.support.paths import ROOT
+from tests.support.serving import served
 
 PAGES = sorted({ROOT / "README.md", *(ROOT / "docs").rglob("*.md")})
 MODEL = re.compile(r'"((?:[\w.-]+/)+[\w.-]+|model-\d)"')
 """How the pages name models: these become the embedded members."""
+
+
+SERVER = "http://127.0.0.1:8000"
+"""The address of the server in the pages."""
 
 
 def examples(page: Path) -> Document:
@@ -57,13 +65,27 @@ def needs_llama_cpp(block: Example) -> bool:
     return ".gguf" in block.parsed
 
 
+@contextmanager
+def addressed(page: Path, folder: Path) -> Iterator[Document]:
+    """The examples of a page, with the address of a running server where the page names one."""
+    text = page.read_text(encoding="utf-8")
+    if not any(SERVER in block.parsed for block in examples(page).examples()):
+        yield examples(page)
+        return
+    with AdaFuseEngine.from_embedded() as engine, served(create_app(engine)) as address:
+        copy = folder / page.name
+        copy.write_text(text.replace(SERVER, address), encoding="utf-8")
+        yield Sybil([PythonCodeBlockParser(), SkipParser()], path=str(folder)).parse(copy)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch) -> None:
     put_models(page, tmp_path)
     monkeypatch.chdir(tmp_path)
-    for block in examples(page).examples():
-        if not needs_llama_cpp(block):
-            block.evaluate()
+    with addressed(page, tmp_path) as document:
+        for block in document.examples():
+            if not needs_llama_cpp(block):
+                block.evaluate()
 
 
 @pytest.mark.gguf

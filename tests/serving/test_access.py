@@ -18,8 +18,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from adafuse_llm import InvalidOptionError
 from adafuse_llm.serving import ServingConfig
-from adafuse_llm.serving.access import middlewares
+from adafuse_llm.serving.access import middlewares, note_outcome, request_id
 
 pytestmark = pytest.mark.quick
 
@@ -29,15 +30,15 @@ LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 async def echo(request: Request) -> Response:
     body = await request.body()
-    return JSONResponse({"size": len(body), "id": request.state.request_id})
+    return JSONResponse({"size": len(body), "id": request_id()})
 
 
 async def fail(_: Request) -> Response:
     raise RuntimeError("secret path")
 
 
-async def late(request: Request) -> Response:
-    request.state.outcome = "timeout"
+async def late(_: Request) -> Response:
+    note_outcome("timeout")
     return Response(status_code=200)
 
 
@@ -102,7 +103,7 @@ async def test_an_unexpected_error_says_nothing_about_the_server(caplog) -> None
         failed = await http.get("/fail", headers={"X-Request-ID": "r1"})
         cut = await http.get("/broken", headers={"X-Request-ID": "r2"})
     assert failed.status_code == 500
-    assert error(failed)["type"] == "server_error"
+    assert error(failed)["code"] == "internal_error"
     assert "secret" not in failed.text
     assert failed.headers["x-request-id"] == "r1"
     assert (cut.status_code, cut.content) == (200, b"one")
@@ -141,6 +142,12 @@ async def test_a_request_needs_one_of_the_keys(given: dict[str, Any], expected: 
         assert error(response)["code"] == "invalid_api_key"
         assert response.headers["www-authenticate"] == "Bearer"
         assert "x-request-id" in response.headers
+
+
+@pytest.mark.parametrize("keys", ["key", ("",), ("a b",), ("k\u00e9y",), ("a\n",)])
+def test_keys_that_no_header_can_have_are_refused(keys: Any) -> None:
+    with pytest.raises(InvalidOptionError, match="without spaces"):
+        middlewares(ServingConfig(), keys)
 
 
 async def test_probes_and_the_page_need_no_key() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 import threading
@@ -27,21 +28,8 @@ from starlette.routing import Route
 from adafuse_llm.serving import server
 from adafuse_llm.serving.access import middlewares
 from adafuse_llm.serving.server import listen, run, url_of
+from adafuse_llm.serving.service import Service
 from adafuse_llm.serving_config import ServerConfig
-
-
-class Service:
-    """A service that remembers what the server tells it."""
-
-    def __init__(self) -> None:
-        self.engine: AdaFuseEngine | None = None
-        self.is_draining = threading.Event()
-
-    def open(self, engine: AdaFuseEngine) -> None:
-        self.engine = engine
-
-    def begin_drain(self) -> None:
-        self.is_draining.set()
 
 
 def small_engine() -> AdaFuseEngine:
@@ -54,7 +42,7 @@ class Running:
     server: server._Server
 
     def __init__(self, config: ServerConfig, load: Callable[[], AdaFuseEngine]) -> None:
-        self.service = Service()
+        self.service = Service(config)
         self.listener = listen("127.0.0.1", 0)
         self.address = self.listener.getsockname()
         self.url = url_of("127.0.0.1", self.listener)
@@ -65,7 +53,7 @@ class Running:
 
     def app(self) -> Starlette:
         async def health(_: Request) -> Response:
-            return JSONResponse({"ready": self.service.engine is not None})
+            return JSONResponse({"ready": self.service.is_ready})
 
         async def size(request: Request) -> Response:
             return JSONResponse(len(await request.body()))
@@ -80,7 +68,7 @@ class Running:
 
         async def drip(_: Request) -> Response:
             async def parts():
-                while not self.service.is_draining.is_set():
+                while self.service.is_ready:
                     yield b"x"
                     await asyncio.sleep(0.02)
                 yield b"end"
@@ -112,8 +100,8 @@ def running(load: Callable[[], AdaFuseEngine] = small_engine, **options: Any) ->
     made: list[server._Server] = []
 
     class Recorded(server._Server):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
+        def __init__(self, *given: Any, **options: Any) -> None:
+            super().__init__(*given, **options)
             made.append(self)
 
     try:
@@ -169,7 +157,6 @@ def test_the_server_answers_while_members_load_and_then_serves() -> None:
         assert "server" not in response.headers
         engine = each.service.engine
     assert each.result == 0
-    assert engine is not None
     assert engine.closed
 
 
@@ -182,13 +169,20 @@ def test_members_that_cannot_be_loaded_stop_the_server() -> None:
     assert isinstance(each.result, LoadError)
 
 
+@contextmanager
+def stream_of(each: Running) -> Iterator[httpx.Response]:
+    """A stream that ends when the server drains."""
+    assert each.ready.wait(20)
+    with httpx.stream("GET", f"{each.url}/drip", timeout=20) as stream:
+        yield stream
+
+
 def test_a_signal_drains_the_service_and_running_streams_end_properly() -> None:
-    with running() as each, httpx.stream("GET", f"{each.url}/drip", timeout=20) as stream:
+    with running() as each, stream_of(each) as stream:
         parts = stream.iter_raw()
         assert next(parts)
         each.server.handle_exit(signal.SIGTERM, None)
         rest = b"".join(parts)
-        assert each.service.is_draining.is_set()
     assert rest.endswith(b"end")
     assert each.result == 0
 
@@ -211,6 +205,15 @@ def test_an_address_with_colons_has_brackets_in_the_url() -> None:
         pytest.skip("this machine has no IPv6")
     with closing(listener):
         assert url_of("::1", listener) == f"http://[::1]:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(("proxies", "client"), [((), "127.0.0.1"), ("127.0.0.0/8", "192.0.2.7")])
+def test_only_trusted_proxies_name_the_client(caplog, proxies: Any, client: str) -> None:
+    caplog.set_level(logging.INFO, "adafuse_llm.serving.access")
+    with running(trusted_proxies=proxies) as each:
+        headers = {"X-Forwarded-For": "203.0.113.1, 192.0.2.7"}
+        httpx.post(f"{each.url}/size", content=b"x", headers=headers)
+    assert f" client={client} " in caplog.messages[0]
 
 
 def test_a_huge_body_is_refused_before_it_is_sent_in_full() -> None:

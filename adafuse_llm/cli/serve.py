@@ -1,0 +1,161 @@
+"""`adafuse serve`: serve the ensemble to applications, in the form of OpenAI's API."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from adafuse_llm import AdaFuseEngine, InvalidInputError, MissingDependencyError
+from adafuse_llm.cli.common import Setup
+from adafuse_llm.serving_config import ServerConfig
+
+DEFAULTS: dict[str, Any] = {"max_waiting": 256}
+"""Default options. Clients of a server can try again, so fewer requests wait than elsewhere."""
+
+REFUSED = {
+    "n": "a client asks for the number of responses in its request",
+    "continue_final_message": "a client sends the messages in its request",
+}
+"""Options that this command refuses, with the reason."""
+
+VARIABLE = "ADAFUSE_API_KEYS"
+"""Environment variable with API keys, separated by commas."""
+
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+"""Names of this machine for programs that run on it."""
+
+OPEN = (
+    "warning: everyone who can reach this address can use the server. Set API keys "
+    f"(--api-key-file or {VARIABLE}), or listen at 127.0.0.1"
+)
+"""What the command prints if other machines can use the server without a key."""
+
+
+def serve(setup: Setup) -> int:
+    """Serve the ensemble to applications, in the form of OpenAI's API.
+
+    The flags for decoding are the defaults of requests. The server listens at once, and answers
+    requests when the members are loaded. Ctrl-C or the signal SIGTERM stops it: running requests
+    may take --drain-seconds more, and then end with the text so far. A second Ctrl-C stops it
+    immediately.
+    """
+    try:
+        from adafuse_llm.serving.app import build_app
+        from adafuse_llm.serving.server import listen, run, url_of
+        from adafuse_llm.serving.service import Service
+    except ImportError as error:
+        raise MissingDependencyError(
+            f'adafuse serve needs {error.name}: pip install "adafuse-llm[cli,serve]"'
+        ) from error
+
+    config = _with_local_hosts(setup.serving)
+    keys = read_keys(config.api_key_file, os.environ)
+    service = Service(config)
+    app = build_app(service, keys)
+    listener = listen(config.host, config.port)
+    url = url_of(config.host, listener)
+    with closing(listener), _logging(config.log_level) as logger, ExitStack() as stack:
+        if not keys and not _is_loopback(config.host):
+            typer.echo(OPEN, err=True)
+        logger.info("listening at %s; the members are loading", url)
+
+        def load() -> AdaFuseEngine:
+            stack.enter_context(setup.quiet())
+            return setup.load()
+
+        def announce(engine: AdaFuseEngine) -> None:
+            page = "page /, " if config.page else ""
+            typer.echo(
+                f"adafuse serves {', '.join(engine.members)} at {url} ({page}API /v1, metrics "
+                "/metrics)"
+            )
+
+        return run(app, service, listener, load, config=config, on_ready=announce)
+
+
+def read_keys(path: str | None, environment: Mapping[str, str]) -> list[str]:
+    """Return the API keys of a file and of the environment.
+
+    A file has one key on each line. Empty lines and lines that begin with ``#`` do not count.
+
+    Raises:
+        InvalidInputError: the file cannot be read, it or the variable has no keys, or a key is not
+            usable.
+    """
+    from adafuse_llm.serving.access import KEY
+
+    sources = []
+    if path is not None:
+        lines = [line.strip() for line in _read(path).splitlines()]
+        found = [line for line in lines if line and not line.startswith("#")]
+        sources.append((f"API key file {path}", found))
+    if (text := environment.get(VARIABLE)) is not None:
+        sources.append((VARIABLE, [part.strip() for part in text.split(",") if part.strip()]))
+    for source, found in sources:
+        if not found:
+            raise InvalidInputError(
+                f"{source} has no keys. Write at least one, or remove it to serve without keys."
+            )
+        for number, key in enumerate(found, start=1):
+            if not KEY.fullmatch(key):
+                raise InvalidInputError(
+                    f"{source}: key {number} is not usable. A key has letters, digits and "
+                    "punctuation of ASCII, without spaces."
+                )
+    return [key for _, found in sources for key in found]
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InvalidInputError(f"API key file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(f"API key file {path} is not UTF-8 text") from error
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _with_local_hosts(config: ServerConfig) -> ServerConfig:
+    """Return the options with the names of this machine as allowed hosts.
+
+    This applies if only this machine can reach the server. Otherwise, a page of another site could
+    use it from a browser on this machine, under a name of its own that stands for 127.0.0.1.
+    """
+    if not _is_loopback(config.host):
+        return config
+    hosts = dict.fromkeys((*config.allowed_hosts, *LOOPBACK, config.host))
+    return config.model_copy(update={"allowed_hosts": tuple(hosts)})
+
+
+@contextmanager
+def _logging(level: str) -> Iterator[logging.Logger]:
+    """Send the log of this package to stderr, and the server's if it is important."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    levels = {"adafuse_llm": level.upper(), "uvicorn": "DEBUG" if level == "debug" else "WARNING"}
+    loggers = [logging.getLogger(name) for name in levels]
+    before = [(each.level, each.propagate) for each in loggers]
+    for each in loggers:
+        each.setLevel(levels[each.name])
+        each.addHandler(handler)
+        each.propagate = False
+    try:
+        yield logging.getLogger(__name__)
+    finally:
+        for each, (old, propagates) in zip(loggers, before, strict=True):
+            each.removeHandler(handler)
+            each.setLevel(old)
+            each.propagate = propagates

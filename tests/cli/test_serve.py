@@ -1,0 +1,292 @@
+"""`adafuse serve`: flags and files, keys, and the server as a process with its signals."""
+
+import json
+import re
+import signal
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from adafuse_llm import InvalidInputError, RuntimeConfig
+from adafuse_llm.cli import serve
+
+pytest.importorskip("starlette", reason="needs the extra [serve]")
+
+from adafuse_llm.serving import server
+
+STREAM = {"model": "adafuse", "prompt": "the mill", "max_tokens": 8000, "stream": True}
+
+
+@pytest.fixture
+def runs(monkeypatch, fakes):
+    """What the command runs, in place of a server. The members of the fakes are loaded."""
+    seen = []
+
+    def run(app, service, listener, load, *, config, on_ready):
+        seen.append({"app": app, "config": config, "port": listener.getsockname()[1]})
+        with load() as engine:
+            on_ready(engine)
+        return 0
+
+    monkeypatch.setattr(server, "run", run)
+    monkeypatch.delenv(serve.VARIABLE, raising=False)
+    return seen
+
+
+@pytest.mark.quick
+def test_flags_override_the_file_which_overrides_the_defaults(adafuse, runs, fakes, tmp_path):
+    config = tmp_path / "ensemble.yaml"
+    config.write_text(
+        "max_words: 2\nruntime: {max_requests: 3, drafting: false}\n"
+        "serving: {port: 0, served_model_name: town, max_choices: 5, allowed_hosts: [a.example]}\n"
+    )
+    flags = (
+        "--max-choices", 7, "--cors-origin", "https://a.example", "--cors-origin", "http://b:1",
+        "--no-page", "--cache-bytes", 1000, "--max-requests", 4, "--margin-threshold", 0.5,
+        "--request-timeout", 0, "--log-level", "error",
+    )  # fmt: skip
+    result = adafuse("serve", "--config", config, *flags)
+    assert result.exit_code == 0, result.output
+    used = runs[0]["config"]
+    assert (used.served_model_name, used.max_choices, used.page) == ("town", 7, False)
+    assert used.allowed_hosts == ("a.example", "localhost", "127.0.0.1", "[::1]")
+    assert used.cors_origins == ("https://a.example", "http://b:1")
+    assert used.request_timeout is None
+    assert used.max_body_bytes == 4 * 2**20
+    assert fakes[0]["runtime"] == RuntimeConfig(
+        max_requests=4, drafting=False, cache_bytes=1000, max_waiting=256
+    )
+    assert (fakes[0]["config"].max_words, fakes[0]["config"].margin_threshold) == (2, 0.5)
+    url = f"http://127.0.0.1:{runs[0]['port']}"
+    assert result.stdout == f"adafuse serves wren, heron at {url} (API /v1, metrics /metrics)\n"
+    assert result.stderr == ""
+
+
+@pytest.mark.quick
+def test_the_engine_of_other_commands_runs_as_the_file_says(adafuse, fakes, tmp_path):
+    config = tmp_path / "ensemble.yaml"
+    config.write_text("runtime: {max_waiting: 9}\nserving: {port: 1}\n")
+    assert adafuse("generate", "x:", "--config", config).exit_code == 0
+    assert fakes[0]["runtime"] == RuntimeConfig(max_waiting=9)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("host", "keys", "warns"),
+    [
+        ("0.0.0.0", None, True),
+        ("0.0.0.0", "k1,k2", False),
+        ("127.0.0.2", None, False),
+        ("localhost", None, False),
+    ],
+)
+def test_an_open_server_is_a_warning(adafuse, runs, monkeypatch, host, keys, warns):
+    if keys is not None:
+        monkeypatch.setenv(serve.VARIABLE, keys)
+    result = adafuse("serve", "--host", host, "--port", 0, "--log-level", "error")
+    assert result.exit_code == 0, result.output
+    assert ("everyone who can reach this address" in result.stderr) == warns
+    hosts = runs[0]["config"].allowed_hosts
+    assert hosts == (() if host == "0.0.0.0" else (*dict.fromkeys((*serve.LOOPBACK, host)),))
+
+
+@pytest.mark.quick
+def test_keys_come_from_a_file_and_the_environment(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("# for the wiki\nk1\n\n  k2\n")
+    assert serve.read_keys(str(file), {serve.VARIABLE: "k3, k4,"}) == ["k1", "k2", "k3", "k4"]
+    assert serve.read_keys(None, {}) == []
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("content", "variable", "says"),
+    [
+        (b"# none\n", None, "keys has no keys. Write at least one"),
+        (b"k1\nsecret two\n", None, "keys: key 2 is not usable"),
+        (b"\xff", None, "is not UTF-8 text"),
+        (b"k1", " , ", "ADAFUSE_API_KEYS has no keys"),
+        (b"k1", "s\u00e9cret", "ADAFUSE_API_KEYS: key 1 is not usable"),
+        (None, None, "keys: No such file or directory"),
+    ],
+)
+def test_keys_that_cannot_be_used_are_an_error_that_does_not_show_them(
+    tmp_path, content, variable, says
+):
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(InvalidInputError, match=re.escape(says)) as caught:
+        serve.read_keys(str(file), {} if variable is None else {serve.VARIABLE: variable})
+    assert "cret" not in str(caught.value)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--port", 70000], "option 'port': input should be less than or equal to 65535"),
+        (["--host", "192.0.2.1"], "this machine does not have the address"),
+        (["--cors-origin", "b"], "option 'cors_origins': each origin must have a scheme"),
+        (["--n", 2, "--temperature", 1], "option 'n': a client asks"),
+        (["--served-model-name", "wren"], "a member has the name 'wren', too"),
+    ],
+)
+def test_what_cannot_be_served_is_one_error(adafuse, fakes, flags, says):
+    result = adafuse("serve", "--port", 0, "--log-level", "error", *flags)
+    assert result.exit_code == 2, result.output
+    assert says in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_members_that_cannot_be_loaded_are_one_error(adafuse, tmp_path):
+    result = adafuse("serve", "--port", 0, "--log-level", "error", "--model", tmp_path)
+    assert result.exit_code == 2, result.output
+    assert str(tmp_path) in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.quick
+def test_a_missing_extra_is_named(adafuse, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("adafuse_llm.serving.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    result = adafuse("serve")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        'error: adafuse serve needs prometheus_client: pip install "adafuse-llm[cli,serve]"\n'
+    )
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.02)
+    return value
+
+
+def listening(process):
+    """Return the URL of a server that has begun to listen."""
+    found = re.search(r"listening at (\S+);", process.stderr.readline().decode())
+    assert found is not None
+    return found[1]
+
+
+def test_a_server_from_its_start_to_its_end(start, members, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("k1\nk2\n")
+    flags = ["--port", 0, "--api-key-file", keys, "--drain-seconds", 0.2]
+    process = start("serve", *members, *flags)
+    url = listening(process)
+    with httpx.Client(base_url=url, headers={"Authorization": "Bearer k2"}, timeout=60) as http:
+        assert http.get("/health").status_code == 200
+        early = http.post("/v1/completions", json=STREAM)
+        assert early.status_code == 503
+        assert "retry-after" in early.headers
+        assert http.get("/ready").status_code == 503
+        ready = process.stdout.readline().decode()
+        assert ready.startswith(f"adafuse serves otter, badger at {url} (")
+        assert http.get("/ready").status_code == 200
+        asked = {"model": "adafuse", "prompt": "the mill secret", "max_tokens": 4}
+        answer = http.post("/v1/completions", json=asked)
+        assert answer.json()["choices"][0]["finish_reason"] == "length"
+        assert httpx.get(f"{url}/v1/models").status_code == 401
+        rebound = http.get("/v1/models", headers={"Host": "evil.example"})
+        assert rebound.json()["error"]["code"] == "host_not_allowed"
+        assert http.post("/v1/completions", content=b"x" * 50_000_000).status_code == 413
+        metrics = http.get("/metrics").text
+        assert 'adafuse_requests_total{outcome="ok",route="/v1/completions"} 1.0' in metrics
+        assert re.search(r'adafuse_tokens_total\{kind="completion",member="otter"\} [1-9]', metrics)
+        with http.stream("POST", "/v1/completions", json=STREAM) as stream:
+            lines = stream.iter_lines()
+            first = next(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+    assert first.startswith("data: {")
+    assert rest[-1] == "data: [DONE]"
+    last = json.loads(rest[-2].removeprefix("data: "))
+    assert last["choices"][0]["finish_reason"] == "length"
+    assert last["adafuse"]["finish_reason"] == "cancelled"
+    _, log = process.communicate(timeout=30)
+    assert process.returncode == 0, log
+    assert b"path=/v1/completions status=200" in log
+    assert b"path=/v1/models status=401" in log
+    for secret in (b"k1", b"k2", b"secret", b"Traceback", b"WARNING", b"ERROR"):
+        assert secret not in log, log
+
+
+def test_a_second_signal_ends_the_server_at_once(start, members):
+    process = start("serve", *members, "--port", 0, "--drain-seconds", 300)
+    url = listening(process)
+    assert process.stdout.readline()
+    with httpx.stream("POST", f"{url}/v1/completions", json=STREAM, timeout=60) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        process.send_signal(signal.SIGINT)
+        wait_for(lambda: is_refused(url))
+        assert next(line for line in lines if line).startswith("data: {")  # it goes on
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=10) == 130
+        with pytest.raises(httpx.RemoteProtocolError):
+            list(lines)
+
+
+def is_refused(url):
+    try:
+        httpx.get(f"{url}/health")
+    except httpx.ConnectError:
+        return True
+    return False
+
+
+HANGING = """
+import sys, threading, time
+from adafuse_llm import AdaFuseEngine
+from adafuse_llm.backends import FakeBackend
+from adafuse_llm.serving import server
+from adafuse_llm.serving.app import build_app
+from adafuse_llm.serving.service import Service
+from adafuse_llm.serving_config import ServerConfig
+
+def hang(text):
+    print("hangs", flush=True)
+    time.sleep(1000)
+
+def load():
+    if sys.argv[1] == "load":
+        hang("")
+    return AdaFuseEngine([FakeBackend("wren", hang)])
+
+server.CLOSE_SECONDS = 0.5
+config = ServerConfig(port=0, drain_seconds=0)
+service = Service(config)
+listener = server.listen(config.host, config.port)
+print(server.url_of(config.host, listener), flush=True)
+ready = lambda _: print("ready", flush=True)
+sys.exit(server.run(build_app(service), service, listener, load, config=config, on_ready=ready))
+"""
+"""A server whose member hangs while it loads or in its first pass."""
+
+
+@pytest.mark.parametrize("when", ["load", "pass"])
+def test_a_member_that_hangs_does_not_keep_the_server_alive(start, when):
+    process = start(when, code=HANGING)
+    url = process.stdout.readline().decode().strip()
+    if when == "pass":
+        assert process.stdout.readline() == b"ready\n"
+        asked = {"model": "adafuse", "prompt": "x"}
+        with ThreadPoolExecutor() as pool:
+            call = pool.submit(httpx.post, f"{url}/v1/completions", json=asked, timeout=30)
+            assert process.stdout.readline() == b"hangs\n"
+            process.send_signal(signal.SIGTERM)
+            assert call.result().status_code == 503
+    else:
+        assert process.stdout.readline() == b"hangs\n"
+        process.send_signal(signal.SIGTERM)
+    _, log = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert (b"a forward pass still runs: 'wren'" in log) == (when == "pass")
