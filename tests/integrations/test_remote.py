@@ -83,7 +83,7 @@ async def langchain_calls(engine: Engine) -> list[Any]:
     tools = chat.bind_tools([get_weather])
     text = TextAdaFuse(engine=engine, top_logprobs=2)
     chunks = list(tools.stream("How is the weather?"))
-    drawn = {"temperature": 0.8, "seed": 2, "n": 2}
+    drawn: dict[str, Any] = {"temperature": 0.8, "seed": 2, "n": 2}
     return [
         chat.invoke("Hello"),
         await chat.ainvoke("Hello"),
