@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -53,13 +54,16 @@ class Writer(FakeBackend):
 
     Attributes:
         pace: seconds that a pass takes.
-        fails: whether passes fail once the answer has five words.
+        may_go_on: whether passes run that follow three words of an answer; others wait.
+        fails: whether these passes fail.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__(name, self.following)
         self.number = MEMBERS.index(name)
         self.pace = 0.0
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
         self.fails = False
 
     def evaluate(self, queries):
@@ -70,8 +74,10 @@ class Writer(FakeBackend):
         conversation, _, written = text.rpartition("Assistant:")
         answers = ANSWERS[conversation.rpartition("User: ")[2].strip()]
         written = written.removeprefix(" ")
-        if self.fails and len(written.split()) >= 3:
-            raise OSError("broken")
+        if len(written.split()) >= 3:
+            self.may_go_on.wait(20)
+            if self.fails:
+                raise OSError("broken")
         own = answers[min(self.number, len(answers) - 1)]
         odds = {own: 0.8} if own.startswith(written) else {}
         odds |= {each: 0.1 for each in answers if each != own and each.startswith(written)}
@@ -116,6 +122,7 @@ def front(site, engine, members) -> Iterator[Front]:
     site[0].app = create_app(engine)
     for member in members:
         member.pace, member.fails = 0.0, False
+        member.may_go_on.set()
 
 
 def refuse(front: Front, *errors: ApiError) -> None:
@@ -285,8 +292,8 @@ def test_the_page_can_be_left_out(engine) -> None:
 
 
 def test_an_answer_grows_span_by_span(visit, engine, members) -> None:
-    members[0].pace = 0.01
     expected = generated(engine, "sum")
+    members[0].may_go_on.clear()
     tab = visit()
     tab.say("sum", wait=False)
     tab.spans.first.wait_for()
@@ -294,6 +301,7 @@ def test_an_answer_grows_span_by_span(visit, engine, members) -> None:
     assert tab.answer != expected.text
     assert tab.page.locator("#stop").is_visible()
     assert tab.page.locator(".waiting").is_visible()
+    members[0].may_go_on.set()
     tab.finish()
     assert tab.answer == expected.text
     assert tab.marks == marks_of(expected.rounds)
@@ -332,11 +340,12 @@ def test_a_stopped_answer_stays(visit, front, engine, members) -> None:
     service = Service(ServingConfig())
     service.open(engine)
     front.app = build_app(service)
-    members[0].pace = 0.02
+    members[0].may_go_on.clear()
     tab = visit()
     tab.say("long", wait=False)
-    tab.spans.nth(1).wait_for()
+    tab.spans.first.wait_for()
     tab.press("Stop")
+    members[0].may_go_on.set()
     assert tab.note == "You stopped this answer."
     stopped = tab.answer
     assert ANSWERS["long"][0].startswith(stopped)
@@ -344,7 +353,6 @@ def test_a_stopped_answer_stays(visit, front, engine, members) -> None:
     while service.running:
         assert time.monotonic() < end, "the server still decodes"
         time.sleep(0.01)
-    members[0].pace = 0.0
     tab.say("sum")
     assert tab.bodies[1]["messages"][1] == {"role": "assistant", "content": stopped}
 
@@ -396,11 +404,12 @@ def test_a_reload_keeps_conversation_and_draft(visit, members) -> None:
     tab = visit()
     tab.say("sum")
     before = tab.marks
-    members[0].pace = 0.02
+    members[0].may_go_on.clear()
     tab.say("long", wait=False)
     tab.spans.first.wait_for()
     tab.page.fill("#text", "a draft")
     tab.page.reload()
+    members[0].may_go_on.set()
     assert tab.page.input_value("#text") == "a draft"
     assert tab.page.locator(".question").all_inner_texts() == ["sum", "long"]
     assert "lost" in tab.note
