@@ -29,7 +29,7 @@ from adafuse_llm.serving.errors import ApiError, api_error, invalid
 from adafuse_llm.serving.http import error_response
 from adafuse_llm.serving_config import ServingConfig
 
-__all__ = ["middlewares", "note_outcome"]
+__all__ = ["middlewares", "note_outcome", "request_id"]
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +97,12 @@ _CALL: ContextVar[_Call | None] = ContextVar("_CALL", default=None)
 """The request that the current task serves."""
 
 
+def request_id() -> str:
+    """Return the id of the request that the current task serves; "-" if there is none."""
+    call = _CALL.get()
+    return "-" if call is None else call.id
+
+
 def note_outcome(outcome: str) -> None:
     """Set the outcome that the access log has for the current request."""
     if (call := _CALL.get()) is not None:
@@ -107,7 +113,6 @@ class AccessLog:
     """Gives every request an id, logs one line when it ends, and answers unexpected errors.
 
     A client can choose the id with the header ``X-Request-ID``. Every response has this header.
-    Applications find the id in ``scope["state"]["request_id"]``.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -141,7 +146,6 @@ class _Call:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get("x-request-id", "")
         self.id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = self.id
         self.noted: str | None = None
         self.status = 0
         self.is_complete = self.has_left = self.is_broken = False
@@ -298,7 +302,7 @@ class BodyLimit:
             return
         if self._logs_bodies and body.get("body"):
             text = json.dumps(body["body"].decode(errors="replace"))
-            logger.info("request=%s body=%s", scope["state"]["request_id"], text)
+            logger.info("request=%s body=%s", request_id(), text)
         unread = [body]
 
         async def replay() -> Message:

@@ -19,6 +19,7 @@ from adafuse_llm.client import wire
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import AdaFuseError, EngineClosedError, InvalidInputError
 from adafuse_llm.results import Scores
+from adafuse_llm.serving.access import request_id
 from adafuse_llm.serving.errors import ApiError, api_error, invalid, without_paths
 from adafuse_llm.serving.http import (
     JSON,
@@ -172,7 +173,7 @@ async def _work(
     timeout: float | None = None,
 ) -> T:
     """Return the result of some work in a thread, to which the time limit is passed."""
-    async with service.counting(route, f"request {request.state.request_id}"):
+    async with service.counting(route):
         limit = service.time_limit(timeout)
         return await unless_disconnected(request.receive, asyncio.to_thread(work, limit))
 
@@ -185,8 +186,7 @@ class _Streams:
 
     async def open(self, service: Service, request: Request) -> Response:
         """Start a stream. Its inputs are checked before the response begins."""
-        asked = await _read(request, wire.StreamRequest)
-        lines = self._lines(service, asked, f"request {request.state.request_id}")
+        lines = self._lines(service, await _read(request, wire.StreamRequest))
         first = await unless_disconnected(request.receive, anext(lines))
         return StreamResponse(
             lines, first, media_type=JSON_LINES, send_timeout=service.config.send_timeout
@@ -200,7 +200,7 @@ class _Streams:
         return _written(wire.Done())
 
     async def _lines(
-        self, service: Service, asked: wire.StreamRequest, name: str
+        self, service: Service, asked: wire.StreamRequest
     ) -> AsyncGenerator[bytes, None]:
         """Yield the lines of a stream.
 
@@ -216,8 +216,7 @@ class _Streams:
             return await _open(service, asked, cancel, timeout)
 
         try:
-            decoding = service.decoding(wire.STREAM, start, name=name, timeout=asked.timeout)
-            async with decoding as events:
+            async with service.decoding(wire.STREAM, start, timeout=asked.timeout) as events:
                 begun = True
                 engine = service.view(asked.strategy)
                 size = len(asked.inputs) * engine.config.override(asked.options).n
@@ -229,7 +228,7 @@ class _Streams:
             if not begun:
                 raise
             if not isinstance(error, (ApiError, AdaFuseError)):
-                logger.exception("%s failed", name)
+                logger.exception("request %s failed", request_id())
             yield _line(wire.Line(failure=_failure(error)))
         finally:
             self._cancels.pop(stream, None)

@@ -18,6 +18,7 @@ from adafuse_llm.config import CONSTRAINTS, AdaFuseConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import AdaFuseError, InvalidOptionError, MissingDependencyError
 from adafuse_llm.results import Generation
+from adafuse_llm.serving.access import request_id
 from adafuse_llm.serving.errors import ApiError, invalid
 from adafuse_llm.serving.http import (
     DONE,
@@ -75,9 +76,8 @@ async def _complete(
 ) -> Response:
     """Answer a request for a chat completion or a completion."""
     asked = read(await read_object(request))
-    name = f"request {request.state.request_id}"
     try:
-        call = await asyncio.to_thread(_Call, service, asked, name)
+        call = await asyncio.to_thread(_Call, service, asked)
         if not asked.stream:
             response = await unless_disconnected(request.receive, call.response())
             return JSONResponse(response)
@@ -94,14 +94,13 @@ class _Call:
     Args:
         service: the service.
         asked: the request.
-        name: name of the request, for the log.
 
     Raises:
         ApiError: the request cannot be served.
         InvalidInputError: an option cannot be used.
     """
 
-    def __init__(self, service: Service, asked: ServedRequest, name: str) -> None:
+    def __init__(self, service: Service, asked: ServedRequest) -> None:
         engine, options = service.resolve(asked.model, asked.strategy, asked.options)
         options = service.check_limits(
             engine, options, inputs=len(asked.prompts) or 1, characters=asked.characters
@@ -109,7 +108,6 @@ class _Call:
         enforced, warnings = _constraint(engine, options, asked)
         is_chat = asked.conversation is not None
         self._service, self._asked, self._engine = service, asked, engine
-        self._name = name
         self._options = {**options, **enforced}
         self._route = CHAT if is_chat else COMPLETION
         self._writer = Writer(
@@ -129,7 +127,7 @@ class _Call:
     async def response(self) -> dict[str, Any]:
         """Return the whole response."""
         done: dict[int, Generation] = {}
-        async with self._service.decoding(self._route, self._start, name=self._name) as events:
+        async with self._service.decoding(self._route, self._start) as events:
             async for index, each in events:
                 if each.generation is not None:
                     done[index] = each.generation
@@ -151,14 +149,14 @@ class _Call:
             if not begun:
                 raise
             if not isinstance(error, (ApiError, AdaFuseError)):
-                logger.exception("%s failed", self._name)
+                logger.exception("request %s failed", request_id())
             yield event(self._asked.error(error).body)
             return
         yield DONE
 
     async def _chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         done: dict[int, Generation] = {}
-        async with self._service.decoding(self._route, self._start, name=self._name) as events:
+        async with self._service.decoding(self._route, self._start) as events:
             async for index, each in events:
                 for part in self._choices[index].chunks(each):
                     yield self._writer.chunk(part)

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import AdaFuseError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.results import StreamEvent
-from adafuse_llm.serving.access import note_outcome
+from adafuse_llm.serving.access import note_outcome, request_id
 from adafuse_llm.serving.errors import (
     BUSY,
     CONTEXT_CODE,
@@ -213,32 +213,30 @@ class Service:
 
     @asynccontextmanager
     async def decoding(
-        self, route: str, start: Open, *, name: str, timeout: float | None = None
+        self, route: str, start: Open, *, timeout: float | None = None
     ) -> AsyncIterator[Events]:
         """Run a decode, count it and its rounds, and end it with the server.
 
         Args:
             route: name of the route, for metrics.
             start: starts the decode.
-            name: name of the request, for the log.
             timeout: time limit of the request in seconds, if it has one of its own.
 
         Raises:
             ApiError: the server stops.
         """
         began = time.perf_counter()
-        async with self.counting(route, name) as cancel:
+        async with self.counting(route) as cancel:
             events = await start(cancel, self.time_limit(timeout))
             async with aclosing(self._observed(events, began)) as observed:
                 yield observed
 
     @asynccontextmanager
-    async def counting(self, route: str, name: str) -> AsyncIterator[threading.Event]:
+    async def counting(self, route: str) -> AsyncIterator[threading.Event]:
         """Count a request. Yield a flag that is set when the server ends the request.
 
         Args:
             route: name of the route, for metrics.
-            name: name of the request, for the log.
 
         Raises:
             ApiError: the server stops.
@@ -255,7 +253,7 @@ class Service:
         except BaseException as error:
             outcome = OUTCOMES[api_error(error).type]
             if isinstance(error, AdaFuseError) and outcome == OUTCOMES[FAILED]:
-                logger.error("%s failed: %s", name, error)
+                logger.error("request %s to %s failed: %s", request_id(), route, error)
             raise
         finally:
             with self._lock:

@@ -18,7 +18,7 @@ pytest.importorskip("starlette")
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from adafuse_llm import (
@@ -61,7 +61,7 @@ CALLED = [
     {"role": "tool", "tool_call_id": "1", "content": "a boat"},
 ]
 LONG = "x" * 2000
-KEY = "sk-secret-1"
+KEY, OTHER_KEY = "sk-secret-of-the-client", "sk-secret-of-the-server"
 
 
 def rule(shift: int) -> Callable[[str], dict[str, float]]:
@@ -518,6 +518,14 @@ def test_limits_of_the_server_are_errors_of_the_input(local: AdaFuseEngine) -> N
                 refused()
 
 
+def test_a_key_and_the_size_of_requests_are_those_of_the_server(local: AdaFuseEngine) -> None:
+    app = create_app(local, ServingConfig(max_body_bytes=2000), api_keys=[OTHER_KEY, KEY])
+    with served(app) as url, RemoteEngine(url, f" {KEY}\n") as remote:
+        assert remote.generate("x").text == local.generate("x").text
+        with pytest.raises(InvalidInputError, match=r"at most 2,000 bytes"):
+            remote.generate("x" * 3000)
+
+
 # Servers that cannot be used --------------------------------------------------------------------
 
 
@@ -533,19 +541,14 @@ async def nothing(_: Request) -> Response:
     return PlainTextResponse("no", 404)
 
 
-async def unauthorized(_: Request) -> Response:
-    error = {"message": "no", "type": "x", "param": None, "code": "invalid_api_key"}
-    return JSONResponse({"error": error}, 401)
-
-
 @pytest.mark.quick
 @pytest.mark.parametrize(
     ("app", "key", "says"),
     [
         (app_of(not_json), None, "answers in an unknown form"),
         (app_of(nothing), None, "answers with the status 404"),
-        (app_of(unauthorized), KEY, "refuses the key.*ADAFUSE_API_KEY"),
-        (app_of(unauthorized), None, "needs a key"),
+        (build_app(Service(ServingConfig()), [OTHER_KEY]), KEY, "refuses the key.*ADAFUSE_API_KEY"),
+        (build_app(Service(ServingConfig()), [OTHER_KEY]), None, "needs a key"),
         (build_app(Service(ServingConfig())), KEY, "the members are loading; try again later"),
     ],
 )

@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from adafuse_llm import InvalidOptionError
 from adafuse_llm.serving import ServingConfig
-from adafuse_llm.serving.access import middlewares, note_outcome
+from adafuse_llm.serving.access import middlewares, note_outcome, request_id
 
 pytestmark = pytest.mark.quick
 
@@ -30,7 +30,7 @@ LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 async def echo(request: Request) -> Response:
     body = await request.body()
-    return JSONResponse({"size": len(body), "id": request.state.request_id})
+    return JSONResponse({"size": len(body), "id": request_id()})
 
 
 async def fail(_: Request) -> Response:

@@ -11,7 +11,7 @@ from langchain_core.exceptions import ContextOverflowError
 from langchain_openai import ChatOpenAI
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 
 from adafuse_llm import AdaFuseEngine
 from tests.support.serving import server_process
@@ -40,7 +40,7 @@ def address(tmp_path_factory):
 
 
 def chat_model(address, **options):
-    return ChatOpenAI(base_url=f"{address}/v1", api_key=KEY, model="adafuse", **options)
+    return ChatOpenAI(base_url=f"{address}/v1", api_key=SecretStr(KEY), model="adafuse", **options)
 
 
 def test_langchains_class_for_openai(address, expected):
@@ -74,6 +74,7 @@ def test_llama_indexs_class_keeps_the_rounds(address, expected):
         api_key=KEY,
         is_chat_model=True,
         is_function_calling_model=True,
+        temperature=0,
         context_window=4096,
         max_tokens=24,
         additional_kwargs={"extra_body": ROUNDS},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -40,7 +41,7 @@ HEBREW = "1874 הטחנה נוסדה על ידי עדה ברוק ליד הנהר
 ANSWERS: dict[str, tuple[str, ...]] = {
     "sum": ("The sum is 85 for sure.", "The total is 85 for sure.", "The result is 90, I think."),
     "nasty": (f"It is {SCRIPT} or {IMAGE} or so.", f"Is {IMAGE} or {SCRIPT} or so."),
-    "hebrew": (HEBREW, "1874 אחר"),
+    "hebrew": (HEBREW, HEBREW, "1874 אחר"),
     "long": ("\n".join(f"line {number}" for number in range(60)),),
     "think": ("<think>\nSo it is</think>\n\nNow it is done",),
     "m" * 200: ("n" * 200,),
@@ -53,13 +54,16 @@ class Writer(FakeBackend):
 
     Attributes:
         pace: seconds that a pass takes.
-        fails: whether passes fail once the answer has five words.
+        may_go_on: whether passes run that follow three words of an answer; others wait.
+        fails: whether these passes fail.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__(name, self.following)
         self.number = MEMBERS.index(name)
         self.pace = 0.0
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
         self.fails = False
 
     def evaluate(self, queries):
@@ -70,8 +74,10 @@ class Writer(FakeBackend):
         conversation, _, written = text.rpartition("Assistant:")
         answers = ANSWERS[conversation.rpartition("User: ")[2].strip()]
         written = written.removeprefix(" ")
-        if self.fails and len(written.split()) >= 3:
-            raise OSError("broken")
+        if len(written.split()) >= 3:
+            self.may_go_on.wait(20)
+            if self.fails:
+                raise OSError("broken")
         own = answers[min(self.number, len(answers) - 1)]
         odds = {own: 0.8} if own.startswith(written) else {}
         odds |= {each: 0.1 for each in answers if each != own and each.startswith(written)}
@@ -116,6 +122,7 @@ def front(site, engine, members) -> Iterator[Front]:
     site[0].app = create_app(engine)
     for member in members:
         member.pace, member.fails = 0.0, False
+        member.may_go_on.set()
 
 
 def refuse(front: Front, *errors: ApiError) -> None:
@@ -169,10 +176,11 @@ class Tab:
         page.set_default_timeout(10_000)
         page.on("pageerror", lambda problem: self.problems.append(str(problem)))
         page.on("console", lambda message: self.problems.append(message.text))
-        page.on("request", lambda each: each.method == "POST" and self.note_body(each))
+        page.on("request", self.note_body)
 
     def note_body(self, request: sync_api.Request) -> None:
-        self.bodies.append(json.loads(request.post_data or ""))
+        if request.method == "POST":
+            self.bodies.append(request.post_data_json or {})
 
     def say(self, text: str, *, wait: bool = True) -> None:
         self.page.fill("#text", text)
@@ -252,6 +260,7 @@ def marks_of(rounds: tuple[Round, ...]) -> list[str]:
 # ---- Without a browser ----
 
 
+@pytest.mark.quick
 def test_only_the_own_script_and_style_may_run() -> None:
     response = TestClient(Starlette(routes=[page_route()])).get("/")
     policy = response.headers["content-security-policy"]
@@ -267,6 +276,7 @@ def test_only_the_own_script_and_style_may_run() -> None:
     assert response.headers["cache-control"] == "no-cache"
 
 
+@pytest.mark.quick
 def test_the_page_asks_for_nothing_from_elsewhere() -> None:
     addresses = set(re.findall(r"https?://[^'\" ]+", page()))
     assert addresses == {"http://www.w3.org/2000/svg"}
@@ -282,8 +292,8 @@ def test_the_page_can_be_left_out(engine) -> None:
 
 
 def test_an_answer_grows_span_by_span(visit, engine, members) -> None:
-    members[0].pace = 0.01
     expected = generated(engine, "sum")
+    members[0].may_go_on.clear()
     tab = visit()
     tab.say("sum", wait=False)
     tab.spans.first.wait_for()
@@ -291,6 +301,7 @@ def test_an_answer_grows_span_by_span(visit, engine, members) -> None:
     assert tab.answer != expected.text
     assert tab.page.locator("#stop").is_visible()
     assert tab.page.locator(".waiting").is_visible()
+    members[0].may_go_on.set()
     tab.finish()
     assert tab.answer == expected.text
     assert tab.marks == marks_of(expected.rounds)
@@ -329,11 +340,12 @@ def test_a_stopped_answer_stays(visit, front, engine, members) -> None:
     service = Service(ServingConfig())
     service.open(engine)
     front.app = build_app(service)
-    members[0].pace = 0.02
+    members[0].may_go_on.clear()
     tab = visit()
     tab.say("long", wait=False)
-    tab.spans.nth(1).wait_for()
+    tab.spans.first.wait_for()
     tab.press("Stop")
+    members[0].may_go_on.set()
     assert tab.note == "You stopped this answer."
     stopped = tab.answer
     assert ANSWERS["long"][0].startswith(stopped)
@@ -341,7 +353,6 @@ def test_a_stopped_answer_stays(visit, front, engine, members) -> None:
     while service.running:
         assert time.monotonic() < end, "the server still decodes"
         time.sleep(0.01)
-    members[0].pace = 0.0
     tab.say("sum")
     assert tab.bodies[1]["messages"][1] == {"role": "assistant", "content": stopped}
 
@@ -393,11 +404,12 @@ def test_a_reload_keeps_conversation_and_draft(visit, members) -> None:
     tab = visit()
     tab.say("sum")
     before = tab.marks
-    members[0].pace = 0.02
+    members[0].may_go_on.clear()
     tab.say("long", wait=False)
     tab.spans.first.wait_for()
     tab.page.fill("#text", "a draft")
     tab.page.reload()
+    members[0].may_go_on.set()
     assert tab.page.input_value("#text") == "a draft"
     assert tab.page.locator(".question").all_inner_texts() == ["sum", "long"]
     assert "lost" in tab.note
@@ -435,14 +447,17 @@ def test_a_click_opens_a_round(visit, engine) -> None:
     )
     tab.spans.nth(place).click()
     panel = tab.page.get_by_role("dialog", name=f"Round {place + 1}")
+    marks = {look.name: look.mark for look in looks(MEMBERS).values()}
     shown = panel.locator(".candidate").all_inner_texts()
-    order = sorted(done.candidates, key=lambda each: each.score)
+    order = sorted(done.candidates, key=lambda each: each.score or 0.0)
     for each, text in zip(order, shown, strict=True):
         numbers = [f"{value:.3f}" for value in (*each.nll.values(), each.score)]
         assert re.findall(r"\d\.\d{3}", text) == numbers
         assert json.dumps(each.text) in text or not each.text
         assert ("committed" in text) == (each is done.candidates[done.winner])
-        assert all(name in text for name in each.proposers)
+        proposers = [f"{marks[name]}\u00a0{name}" for name in each.proposers]
+        by_all = len(proposers) == len(MEMBERS)
+        assert f"proposed by {'all members' if by_all else ', '.join(proposers)}" in text
     for values in done.margins.values():
         assert ", ".join(f"{value:.2f}" for value in values) in panel.inner_text()
     tab.press("Previous round" if place else "Next round")
@@ -625,7 +640,7 @@ def test_the_page_asks_for_the_key(visit, front, engine) -> None:
     tab.page.reload()
     assert "right" not in tab.page.url
     tab.say("hebrew")
-    assert HEBREW.startswith(tab.answer[:4])
+    assert tab.answer == HEBREW
     front.app = create_app(engine, api_keys=["new"])
     tab.say("sum", wait=False)
     wrong.wait_for()

@@ -148,7 +148,7 @@ class EnsembleModel(Serializable):
     """Folders, GGUF files, hub ids or `MemberSpec` objects; or ``"embedded"`` for the small models
     that ship with adafuse-llm. Models with the same members share their weights."""
     engine: Engine | None = None
-    """An existing engine to use instead of `members`."""
+    """An existing engine to use instead of `members`, such as a `RemoteEngine`."""
     dtype: Any = "auto"
     """Dtype of the weights, such as ``"bfloat16"``."""
     device_map: str | None = None

@@ -14,12 +14,16 @@ from adafuse_llm import Engine
 MESSAGE_TOKENS = 3
 """Tokens for the markers of a message, as in LlamaIndex's counts."""
 
+MAX_SEEN = 1000
+"""Number of texts whose tokens are remembered."""
+
 
 class LongestTokenizer:
     """A tokenizer that encodes a text with the member that needs the most tokens for it.
 
-    Only the number of tokens is meaningful, because each member has its own ids. The class has no
-    method ``encode``, because LlamaIndex would call it instead of the object.
+    Only the number of tokens is meaningful, because each member has its own ids. The tokenizer
+    remembers texts, because LlamaIndex encodes the same ones many times to pack a prompt. It has no
+    method ``encode``, because LlamaIndex would call that method instead of the object.
 
     Args:
         engine: the engine.
@@ -29,10 +33,15 @@ class LongestTokenizer:
     def __init__(self, engine: Engine, members: Sequence[str]) -> None:
         self._engine = engine
         self._members = tuple(members)
+        self._seen: dict[str, list[int]] = {}
 
     def __call__(self, text: str) -> list[int]:
         """Return the tokens of a text, without special tokens."""
-        return max(self.by_member(text).values(), key=len)
+        if (tokens := self._seen.get(text)) is None:
+            if len(self._seen) >= MAX_SEEN:
+                self._seen.clear()
+            tokens = self._seen[text] = max(self.by_member(text).values(), key=len)
+        return [*tokens]
 
     def by_member(self, text: str) -> dict[str, list[int]]:
         """Return the tokens of a text by member, without special tokens."""

@@ -146,7 +146,8 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
     Args:
         members: folders, GGUF files, hub ids or `MemberSpec` objects; an empty list for the three
             small models that ship with adafuse-llm.
-        engine: an existing engine to use instead of `members` and the options for loading them.
+        engine: an existing engine, such as a `RemoteEngine`, to use instead of `members` and the
+            options for loading them.
         dtype, device_map, revision, trust_remote_code: as for `AdaFuseEngine.from_pretrained`.
         runtime: settings of the engine's scheduler and caches.
         context_window, is_chat_model: values of the same names in `metadata`, for LlamaIndex. They

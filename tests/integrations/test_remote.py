@@ -1,0 +1,147 @@
+"""The adapters give the same with the members of a server as with members of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypedDict
+
+import pytest
+
+pytest.importorskip("starlette")
+
+from langchain_core.exceptions import ContextOverflowError
+from langchain_core.messages import AIMessage, HumanMessage
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.prompts import PromptTemplate
+from llama_index.core.tools import FunctionTool
+from llama_index.llms.adafuse import AdaFuseLLM, AdaFuseLLMError
+from pydantic import BaseModel
+
+from adafuse_llm import AdaFuseEngine, Engine, RemoteEngine, ServerError
+from adafuse_llm.serving import create_app
+from langchain_adafuse import AdaFuseLLM as TextAdaFuse
+from langchain_adafuse import ChatAdaFuse, RoundCallbackHandler
+from langchain_adafuse.errors import CallTimeoutError
+from tests.support.instruction_follower import answer
+from tests.support.llama_calls import PATHS, ask, recorded
+from tests.support.scripted import scripted_engine
+from tests.support.serving import served
+
+LEFT_OUT = (
+    *("load_duration", "prompt_eval_duration", "eval_duration", "total_duration"),
+    *("elapsed", "seconds", "id", "run_id"),
+    *("cached_tokens", "cache_read", "forward_passes", "tokens_processed"),
+)
+"""Times, ids, and costs that depend on earlier requests."""
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[AdaFuseEngine]:
+    with scripted_engine(answer, max_words=2) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def remote(local: AdaFuseEngine) -> Iterator[RemoteEngine]:
+    with served(create_app(local)) as url, RemoteEngine(url) as engine:
+        yield engine
+
+
+def timeless(value: Any) -> Any:
+    """A value without what differs between equal calls, with rounded numbers."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump()
+    if isinstance(value, dict):
+        return {key: timeless(each) for key, each in value.items() if key not in LEFT_OUT}
+    if isinstance(value, (list, tuple)):
+        return [timeless(each) for each in value]
+    return round(value, 4) if isinstance(value, float) else value
+
+
+class Joke(BaseModel):
+    """A joke."""
+
+    setup: str
+    punchline: str
+
+
+class Weather(TypedDict):
+    """A place."""
+
+    location: str
+
+
+def get_weather(location: str) -> str:
+    """Tells the weather at a location."""
+    return f"It rains in {location}."
+
+
+async def langchain_calls(engine: Engine) -> list[Any]:
+    """What a LangChain application gets."""
+    rounds = RoundCallbackHandler()
+    chat = ChatAdaFuse(engine=engine, round_detail="full", callbacks=[rounds])
+    tools = chat.bind_tools([get_weather])
+    text = TextAdaFuse(engine=engine, top_logprobs=2)
+    chunks = list(tools.stream("How is the weather?"))
+    drawn: dict[str, Any] = {"temperature": 0.8, "seed": 2, "n": 2}
+    return [
+        chat.invoke("Hello"),
+        await chat.ainvoke("Hello"),
+        [chunk async for chunk in chat.astream("Hello")],
+        chunks,
+        tools.invoke("How is the weather?").tool_calls,
+        chat.with_structured_output(Joke).invoke("Tell a joke. Reply in JSON."),
+        chat.with_structured_output(Weather).invoke("Any weather?"),
+        chat.generate([[HumanMessage("Hello")]], **drawn).generations,
+        text.generate(["Hello. Answer:", "Well? Answer:"]).generations,
+        (await text.agenerate(["Hello. Answer:"], **drawn)).generations,
+        chat.get_num_tokens_from_messages([AIMessage("Hello")], tools=[get_weather]),
+        chat.get_token_ids("Hello there"),
+        (chat.profile, chat.model_name, rounds.rounds),
+    ]
+
+
+async def test_langchain_models_give_the_same(local: AdaFuseEngine, remote: RemoteEngine) -> None:
+    assert timeless(await langchain_calls(remote)) == timeless(await langchain_calls(local))
+
+
+async def llama_index_calls(engine: Engine) -> list[Any]:
+    """What a LlamaIndex application gets."""
+    llm = AdaFuseLLM(engine=engine)
+    tool = FunctionTool.from_defaults(get_weather)
+    with recorded() as record:
+        said = [await ask(llm, path, "Hello") for path in PATHS]
+    helper = llm.prompt_helper()
+    return [
+        [(each.texts, each.deltas, [raw.model_dump() for raw in each.raws]) for each in said],
+        [event.class_name() for event in record.handler.events],
+        llm.predict_and_call([tool], "How is the weather?").response,
+        (await llm.achat_with_tools([tool], "How is the weather?")).message.content,
+        llm.structured_predict(Joke, PromptTemplate("Tell a joke in JSON.")),
+        llm.metadata.model_dump(),
+        len(llm.tokenizer("How is the weather?")),
+        helper.context_window,
+    ]
+
+
+async def test_llama_index_gives_the_same(local: AdaFuseEngine, remote: RemoteEngine) -> None:
+    assert timeless(await llama_index_calls(remote)) == timeless(await llama_index_calls(local))
+
+
+def test_errors_of_a_server_are_those_of_the_frameworks(remote: RemoteEngine) -> None:
+    with pytest.raises(ContextOverflowError, match="context window"):
+        ChatAdaFuse(engine=remote).invoke("word " * 9000)
+    with pytest.raises(AdaFuseLLMError, match="context window"):
+        AdaFuseLLM(engine=remote).chat([ChatMessage("word " * 9000)])
+    with pytest.raises(CallTimeoutError):
+        ChatAdaFuse(engine=remote, timeout=1e-6).invoke("Hello")
+
+
+def test_a_server_that_is_gone_is_a_connection_error(local: AdaFuseEngine) -> None:
+    with served(create_app(local)) as url:
+        engine = RemoteEngine(url)
+        chat, llm = ChatAdaFuse(engine=engine), AdaFuseLLM(engine=engine)
+    for call in (lambda: chat.invoke("Hello"), lambda: llm.complete("Hello")):
+        with pytest.raises(ServerError, match="does not answer"):
+            call()
+    engine.close()
