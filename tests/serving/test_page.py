@@ -409,7 +409,6 @@ def test_a_reload_keeps_conversation_and_draft(visit, members) -> None:
     tab.spans.first.wait_for()
     tab.page.fill("#text", "a draft")
     tab.page.reload()
-    members[0].may_go_on.set()
     assert tab.page.input_value("#text") == "a draft"
     assert tab.page.locator(".question").all_inner_texts() == ["sum", "long"]
     assert "lost" in tab.note
@@ -418,6 +417,7 @@ def test_a_reload_keeps_conversation_and_draft(visit, members) -> None:
     assert tab.round.locator(".candidate").count()
     tab.press("Send again")
     tab.press("Stop")
+    members[0].may_go_on.set()
     assert tab.page.locator(".question").all_inner_texts() == ["sum", "long"]
 
 
