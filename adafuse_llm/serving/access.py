@@ -347,6 +347,7 @@ class BodyLimit:
         )
         response = error_response(ApiError(413, message, code="request_too_large"))
         response.headers["Connection"] = "close"
+        note_outcome("refused")  # also if the client leaves during the rest
         await response(scope, receive, hold_end)
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(_discard(receive), DISCARD_SECONDS)

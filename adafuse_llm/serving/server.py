@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import math
@@ -242,6 +243,12 @@ class _Connection(H11Protocol):
     _owed: Literal["head", "body"] | None = None
     _owed_since = _unsent_since = math.inf
     _unsent = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a new connection. IPv4 clients of an IPv6 socket have their IPv4 addresses."""
+        super().connection_made(transport)
+        if self.client is not None:
+            self.client = (self.client[0].removeprefix("::ffff:"), self.client[1])
 
     def data_received(self, data: bytes) -> None:
         """Take in data from the client."""

@@ -43,9 +43,9 @@ class Running:
 
     def __init__(self, config: ServerConfig, load: Callable[[], AdaFuseEngine]) -> None:
         self.service = Service(config)
-        self.listener = listen("127.0.0.1", 0)
+        self.listener = listen(config.host, 0)
         self.address = self.listener.getsockname()
-        self.url = url_of("127.0.0.1", self.listener)
+        self.url = url_of(config.host, self.listener)
         self.ready = threading.Event()
         self.result: Any = None
         self._config, self._load = config, load
@@ -198,13 +198,19 @@ def test_a_busy_port_and_an_unknown_address_are_clear_errors() -> None:
         listen("no.such.host.invalid", 0)
 
 
-def test_an_address_with_colons_has_brackets_in_the_url() -> None:
+def test_an_ipv6_server_also_serves_ipv4_clients(caplog) -> None:
+    caplog.set_level(logging.INFO, "adafuse_llm.serving.access")
     try:
-        listener = listen("::1", 0)
+        listen("::", 0).close()
     except InvalidInputError:
         pytest.skip("this machine has no IPv6")
-    with closing(listener):
-        assert url_of("::1", listener) == f"http://[::1]:{listener.getsockname()[1]}"
+    with running(host="::") as each:
+        port = each.listener.getsockname()[1]
+        assert each.url == f"http://[::]:{port}"
+        for host in ("127.0.0.1", "[::1]"):
+            assert httpx.post(f"http://{host}:{port}/size", content=b"x").json() == 1
+    clients = [message.split()[1] for message in caplog.messages]
+    assert clients == ["client=127.0.0.1", "client=::1"]
 
 
 @pytest.mark.parametrize(("proxies", "client"), [((), "127.0.0.1"), ("127.0.0.0/8", "192.0.2.7")])
@@ -216,7 +222,8 @@ def test_only_trusted_proxies_name_the_client(caplog, proxies: Any, client: str)
     assert f" client={client} " in caplog.messages[0]
 
 
-def test_a_huge_body_is_refused_before_it_is_sent_in_full() -> None:
+def test_a_huge_body_is_refused_before_it_is_sent_in_full(caplog) -> None:
+    caplog.set_level(logging.INFO, "adafuse_llm.serving.access")
     with running() as each:
         whole = httpx.post(f"{each.url}/size", content=b"x" * 50_000_000, timeout=30)
         assert whole.status_code == 413
@@ -225,7 +232,10 @@ def test_a_huge_body_is_refused_before_it_is_sent_in_full() -> None:
         head = b"POST /size HTTP/1.1\r\nHost: x\r\nContent-Length: 50000000\r\n\r\n"
         with connected(each.address, head) as client:
             assert client.recv(65536).startswith(b"HTTP/1.1 413 ")
+        wait_for(lambda: len(caplog.messages) == 2)
         assert httpx.get(f"{each.url}/health").status_code == 200
+    for message in caplog.messages[:2]:
+        assert message.endswith("outcome=refused")
 
 
 @pytest.mark.parametrize(
