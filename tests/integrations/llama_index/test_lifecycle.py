@@ -413,11 +413,13 @@ async def test_a_task_that_is_cancelled_stops_within_a_round(path, keep):
         llm = AdaFuseLLM(engine=engine)
         with recorded() if keep else threading.Lock():
             task = asyncio.create_task(ask(llm, path, prompt_of(path, "Count!")))
-            await asyncio.sleep(0.05)
+            member = engine.backends[1]
+            while not member.passes:
+                await asyncio.sleep(0.005)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert 0 < settled(engine.backends[1]) < 60
+            assert settled(member) < 60
 
 
 @pytest.mark.parametrize("path", ["astream_complete", "astream_chat"])
