@@ -413,7 +413,7 @@ async def test_a_task_that_is_cancelled_stops_within_a_round(path, keep):
         llm = AdaFuseLLM(engine=engine)
         with recorded() if keep else threading.Lock():
             task = asyncio.create_task(ask(llm, path, prompt_of(path, "Count!")))
-            member = engine.backends[1]
+            member: Any = engine.backends[1]
             while not member.passes:
                 await asyncio.sleep(0.005)
             task.cancel()
