@@ -51,6 +51,7 @@ from adafuse_llm.errors import (
     QueueFullError,
     RequestTimeoutError,
     ServerError,
+    ServerNotReadyError,
     UnsupportedModelError,
 )
 from adafuse_llm.interface import Engine
@@ -107,5 +108,6 @@ __all__ = [  # noqa: RUF022  grouped by use
     "QueueFullError",
     "RequestTimeoutError",
     "ServerError",
+    "ServerNotReadyError",
     "UnsupportedModelError",
 ]

@@ -16,6 +16,7 @@
     ├── QueueFullError(RuntimeError)              too many requests wait
     ├── EngineClosedError(RuntimeError)           the engine is closed
     ├── ServerError(ConnectionError)              a server cannot be used
+    │   └── ServerNotReadyError                   a server does not answer or is not ready
     └── MissingDependencyError(ImportError)       an optional package is not installed
 
 A message states what is wrong, what is allowed, what was given and what to do.
@@ -44,6 +45,7 @@ __all__ = [
     "QueueFullError",
     "RequestTimeoutError",
     "ServerError",
+    "ServerNotReadyError",
     "UnsupportedModelError",
 ]
 
@@ -122,6 +124,13 @@ class EngineClosedError(AdaFuseError, RuntimeError):
 
 class ServerError(AdaFuseError, ConnectionError):
     """The server of a `RemoteEngine` cannot be reached, refuses the key, or stopped or failed."""
+
+
+class ServerNotReadyError(ServerError):
+    """The server of a `RemoteEngine` does not answer, loads its members or stops.
+
+    The same request can succeed later.
+    """
 
 
 class MissingDependencyError(AdaFuseError, ImportError):

@@ -30,6 +30,7 @@ def test_every_error_is_one_of_ours_and_of_the_fitting_standard_type() -> None:
         "CacheMemoryError": ValueError,
         "UnsupportedModelError": OSError,
         "InvalidOptionError": ValueError,
+        "ServerNotReadyError": ConnectionError,
     }
     for name, kind in standard.items():
         error = getattr(adafuse_llm, name)

@@ -27,6 +27,7 @@ from adafuse_llm.errors import (
     QueueFullError,
     RequestTimeoutError,
     ServerError,
+    ServerNotReadyError,
 )
 from adafuse_llm.forks import after_fork
 from adafuse_llm.interface import Decode, Outcome
@@ -52,6 +53,9 @@ KEEP_ALIVE: list[tuple[int, int, int]] = [
 
 INVALID = (400, 413, 415, 422)
 """Status codes for requests that cannot be used."""
+
+NOT_READY = (502, 503)
+"""Status codes of a server that is not ready, or of a proxy whose server does not answer."""
 
 BY_STATUS: dict[int, type[AdaFuseError]] = {429: QueueFullError, 504: RequestTimeoutError}
 """Classes of errors by status code."""
@@ -250,6 +254,10 @@ class Connection:
             failure = wire.Failure.model_validate(body.get("adafuse", {}))
             message, code, param = (body["error"][key] for key in ("message", "code", "param"))
         except (ValueError, TypeError, KeyError, AttributeError):
+            if answer.status_code in NOT_READY:
+                return self._not_ready(
+                    f"answers with the status {answer.status_code}. Try again later"
+                )
             return self._error(
                 f"answers with the status {answer.status_code}. Check that it is the address of "
                 "'adafuse serve', without a path such as /v1"
@@ -258,21 +266,33 @@ class Connection:
             return error
         if (kind := _kind(answer.status_code, code, param)) is not None:
             return kind(message)
-        if answer.status_code == httpx.codes.UNAUTHORIZED:
+        return self._refusal(answer.status_code, message)
+
+    def _refusal(self, status: int, message: str) -> ServerError:
+        """Return the error for a request that the server did not take."""
+        if status in NOT_READY:
+            return self._not_ready(f"is not ready: {message}")
+        if status == httpx.codes.UNAUTHORIZED:
             reason = "needs a key" if self._api_key is None else "refuses the key"
             return self._error(f"{reason}. Pass api_key=..., or set ADAFUSE_API_KEY")
         return self._error(f"refuses the request: {message}")
 
     def _error(self, reason: str) -> ServerError:
-        return ServerError(f"the server at {self._url} {reason}")
+        return ServerError(self._named(reason))
+
+    def _not_ready(self, reason: str) -> ServerNotReadyError:
+        return ServerNotReadyError(self._named(reason))
+
+    def _named(self, reason: str) -> str:
+        return f"the server at {self._url} {reason}"
 
     @contextlib.contextmanager
     def _naming_server(self) -> Iterator[None]:
         """Raise errors of the connection as errors that name the server."""
         try:
             yield
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise self._error(
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ReadTimeout) as error:
+            raise self._not_ready(
                 f"does not answer ({_described(error)}). Start it with 'adafuse serve', or check "
                 "the address"
             ) from error

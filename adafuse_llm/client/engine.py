@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from adafuse_llm.errors import (
     InvalidOptionError,
     MissingDependencyError,
     ServerError,
+    ServerNotReadyError,
 )
 from adafuse_llm.interface import (
     Call,
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "ADAFUSE_API_KEY"
 """Environment variable with the key for the server."""
 
+READY_SECONDS = 0.25
+"""Seconds between two questions whether the server is ready."""
+
 
 class RemoteEngine(Engine):
     """An engine whose members are on a server (``adafuse serve``).
@@ -56,6 +61,9 @@ class RemoteEngine(Engine):
     when the first event is requested. The seconds of ``timeout`` count from then on, and the server
     can have a shorter limit of its own.
 
+    While the server loads its members, or does not answer, requests raise `ServerNotReadyError`.
+    With `ready_timeout`, creating the engine waits until the server is ready.
+
     A pickled engine has no key; the process that loads it reads the key from the environment.
 
     Args:
@@ -65,11 +73,14 @@ class RemoteEngine(Engine):
         on_round: function that the engine calls with every round of every request, as for
             `AdaFuseEngine`.
         connect_timeout: maximum seconds to connect to the server.
+        ready_timeout: seconds to wait here until the server is ready; 0 to raise an error at once.
 
     Raises:
-        ServerError: the server does not answer, refuses the key or still loads its members.
+        ServerNotReadyError: the server does not answer, or still loads its members.
+        ServerError: the server refuses the key, or cannot be used for another reason.
         InvalidInputError: `url` or `api_key` cannot be used.
-        InvalidOptionError: the strategy is unknown, or `connect_timeout` is not a positive number.
+        InvalidOptionError: the strategy is unknown, `connect_timeout` is not a positive number, or
+            `ready_timeout` is a negative one.
         MissingDependencyError: the extra ``client`` is not installed.
     """
 
@@ -81,27 +92,45 @@ class RemoteEngine(Engine):
         strategy: str | None = None,
         on_round: RoundObserver | None = None,
         connect_timeout: float = 10.0,
+        ready_timeout: float = 0.0,
     ) -> None:
         super().__init__(on_round)
         self.url = _check_url(url)
         self._strategy = strategy
         self._connect_timeout = connect_timeout
+        self._ready_timeout = ready_timeout
         key = _check_key(os.environ.get(KEY_VARIABLE) if api_key is None else api_key)
-        if not (
-            isinstance(connect_timeout, (int, float))
-            and 0 < connect_timeout <= threading.TIMEOUT_MAX
-        ):
+        if not _is_time(connect_timeout) or connect_timeout == 0:
             raise InvalidOptionError(
                 f"connect_timeout must be a positive number of seconds; got {connect_timeout!r}"
             )
+        if not _is_time(ready_timeout):
+            raise InvalidOptionError(
+                f"ready_timeout must be a number of seconds of at least 0; got {ready_timeout!r}"
+            )
         self._connection = _connect(self.url, key, connect_timeout)
         try:
-            self._info = self._ask()
+            self._info = self._ask_once_ready(ready_timeout)
         except BaseException:
             self._connection.close()
             raise
         self.members = tuple(each.name for each in self._info.members)
         self.config = AdaFuseConfig(**self._info.config)
+
+    def _ask_once_ready(self, seconds: float) -> wire.Info:
+        """Like `_ask`, but wait for a server that is not ready.
+
+        Args:
+            seconds: how long to wait.
+        """
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                return self._ask()
+            except ServerNotReadyError:
+                if (rest := end - time.monotonic()) <= 0:
+                    raise
+                time.sleep(min(READY_SECONDS, rest))
 
     def _ask(self) -> wire.Info:
         """Ask the server for its members, options and abilities."""
@@ -201,6 +230,7 @@ class RemoteEngine(Engine):
             strategy=self._strategy,
             on_round=self._on_round,
             connect_timeout=self._connect_timeout,
+            ready_timeout=self._ready_timeout,
         )
         return create, (self.url,)
 
@@ -293,7 +323,19 @@ def _check_url(url: str) -> str:
         raise InvalidInputError("url must have no user name or password: pass api_key=... instead")
     if not is_usable or parts.query or parts.fragment or not url.isascii():
         raise InvalidInputError(f"url must begin with http:// or https://; got {url!r}: {example}")
-    return url.rstrip("/")
+    url = url.rstrip("/")
+    for path in (wire.ROOT, "/v1"):
+        if url.endswith(path):
+            raise InvalidInputError(
+                f"url must be the address of the server without the path of a protocol; got "
+                f"{url!r}: leave out {path}"
+            )
+    return url
+
+
+def _is_time(seconds: float) -> bool:
+    """Return whether a value is a number of seconds that threads can wait."""
+    return isinstance(seconds, (int, float)) and 0 <= seconds <= threading.TIMEOUT_MAX
 
 
 def _check_key(key: str | None) -> str | None:

@@ -17,7 +17,12 @@ from starlette.routing import Route
 
 from adafuse_llm.client import wire
 from adafuse_llm.engine import AdaFuseEngine
-from adafuse_llm.errors import AdaFuseError, EngineClosedError, InvalidInputError
+from adafuse_llm.errors import (
+    AdaFuseError,
+    EngineClosedError,
+    InvalidInputError,
+    QueueFullError,
+)
 from adafuse_llm.results import Scores
 from adafuse_llm.serving.access import request_id
 from adafuse_llm.serving.errors import ApiError, api_error, invalid, without_paths
@@ -72,6 +77,8 @@ def _failure(error: Exception) -> wire.Failure:
     """Return the form of an error."""
     if not isinstance(error, AdaFuseError) or isinstance(error, EngineClosedError):
         return wire.Failure(message=api_error(error).message)
+    if isinstance(error, QueueFullError):  # its message names an option that clients do not have
+        error = QueueFullError(api_error(error).message)
     return wire.Failure.of(error, str if isinstance(error, InvalidInputError) else without_paths)
 
 
@@ -162,7 +169,13 @@ def _limited(
         InvalidOptionError: an option is unknown or out of range.
     """
     characters = max((each.characters for each in inputs), default=0) + sum(map(len, texts))
-    return service.check_limits(engine, options, inputs=max(len(inputs), 1), characters=characters)
+    return service.check_limits(
+        engine,
+        options,
+        inputs=max(len(inputs), 1),
+        characters=characters,
+        length_option="max_new_tokens",
+    )
 
 
 async def _work(

@@ -166,7 +166,13 @@ class Service:
     # Requests ----------------------------------------------------------------------------------
 
     def check_limits(
-        self, engine: AdaFuseEngine, options: Mapping[str, Any], *, inputs: int, characters: int
+        self,
+        engine: AdaFuseEngine,
+        options: Mapping[str, Any],
+        *,
+        inputs: int,
+        characters: int,
+        length_option: str = "max_tokens",
     ) -> dict[str, Any]:
         """Check a request against the limits of the server.
 
@@ -175,6 +181,7 @@ class Service:
             options: options of the request.
             inputs: number of prompts or conversations.
             characters: size of the largest one.
+            length_option: the client's name for ``max_new_tokens``.
 
         Returns:
             The options, with the server's limit of tokens if they have none.
@@ -201,8 +208,9 @@ class Service:
             return {**options}
         if "max_new_tokens" in options:
             raise invalid(
-                f"max_tokens must be at most {highest} on this server; got {config.max_new_tokens}",
-                "max_tokens",
+                f"{length_option} must be at most {highest} on this server; got "
+                f"{config.max_new_tokens}",
+                length_option,
             )
         return {**options, "max_new_tokens": highest}
 

@@ -37,6 +37,7 @@ from adafuse_llm import (
     Round,
     RuntimeConfig,
     ServerError,
+    ServerNotReadyError,
     StreamEvent,
     Tool,
 )
@@ -440,11 +441,8 @@ def test_a_full_queue_is_an_error() -> None:
         closing(remote.stream("x", max_new_tokens=10**6)) as stream,
     ):
         next(stream)
-        with pytest.raises(QueueFullError) as found:
+        with pytest.raises(QueueFullError, match=r"^the server is busy: .* Try again later"):
             remote.generate("x")
-        with pytest.raises(QueueFullError) as expected:
-            engine.generate("x")
-        assert str(found.value) == str(expected.value)
 
 
 def test_threads_and_event_loops_share_an_engine(
@@ -510,12 +508,13 @@ def test_limits_of_the_server_are_errors_of_the_input(local: AdaFuseEngine) -> N
         for refused in (
             lambda: remote.generate(LONG),
             lambda: remote.generate_batch(["x"] * 3),
-            lambda: remote.generate("x", max_new_tokens=6),
             lambda: remote.encode_text(LONG),
             lambda: remote.score("x", ["a" * 15, "b" * 15]),
         ):
             with pytest.raises(InvalidInputError, match="this server"):
                 refused()
+        with pytest.raises(InvalidOptionError, match=r"^max_new_tokens must be at most 5"):
+            remote.generate("x", max_new_tokens=6)
 
 
 def test_a_key_and_the_size_of_requests_are_those_of_the_server(local: AdaFuseEngine) -> None:
@@ -541,22 +540,38 @@ async def nothing(_: Request) -> Response:
     return PlainTextResponse("no", 404)
 
 
+async def nobody_behind(_: Request) -> Response:
+    return PlainTextResponse("bad gateway", 502)
+
+
 @pytest.mark.quick
 @pytest.mark.parametrize(
-    ("app", "key", "says"),
+    ("app", "key", "kind", "says"),
     [
-        (app_of(not_json), None, "answers in an unknown form"),
-        (app_of(nothing), None, "answers with the status 404"),
-        (build_app(Service(ServingConfig()), [OTHER_KEY]), KEY, "refuses the key.*ADAFUSE_API_KEY"),
-        (build_app(Service(ServingConfig()), [OTHER_KEY]), None, "needs a key"),
-        (build_app(Service(ServingConfig())), KEY, "the members are loading; try again later"),
+        (app_of(not_json), None, ServerError, "answers in an unknown form"),
+        (app_of(nothing), None, ServerError, "answers with the status 404"),
+        (app_of(nobody_behind), None, ServerNotReadyError, "answers with the status 502"),
+        (
+            build_app(Service(ServingConfig()), [OTHER_KEY]),
+            KEY,
+            ServerError,
+            "refuses the key.*ADAFUSE_API_KEY",
+        ),
+        (build_app(Service(ServingConfig()), [OTHER_KEY]), None, ServerError, "needs a key"),
+        (
+            build_app(Service(ServingConfig())),
+            KEY,
+            ServerNotReadyError,
+            "is not ready: the members are loading; try again later",
+        ),
     ],
 )
 def test_a_server_that_cannot_be_used_is_an_error_at_once(
-    app: Starlette, key: str | None, says: str
+    app: Starlette, key: str | None, kind: type[ServerError], says: str
 ) -> None:
     with served(app) as url, pytest.raises(ServerError, match=says) as found:
         RemoteEngine(url, key)
+    assert type(found.value) is kind
     assert url in str(found.value)
     assert KEY not in str(found.value)
 
@@ -565,8 +580,28 @@ def test_a_server_that_cannot_be_used_is_an_error_at_once(
 def test_a_server_that_is_not_there_is_an_error_at_once() -> None:
     with served(app_of(nothing)) as url:
         pass
-    with pytest.raises(ConnectionError, match=f"{url} does not answer"):
+    with pytest.raises(ServerNotReadyError, match=f"{url} does not answer"):
         RemoteEngine(url)
+
+
+def test_an_engine_can_wait_for_a_server(local: AdaFuseEngine) -> None:
+    with served(app_of(nothing)) as url:
+        pass
+    began = time.monotonic()
+    with pytest.raises(ServerNotReadyError, match="does not answer"):
+        RemoteEngine(url, ready_timeout=0.3)
+    assert time.monotonic() - began >= 0.3
+
+    service = Service(ServingConfig())
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(RemoteEngine, url, ready_timeout=30)
+        time.sleep(0.1)
+        with served(build_app(service), port=int(url.rpartition(":")[2])):
+            time.sleep(0.3)
+            assert not waiting.done()
+            service.open(local)
+            with waiting.result(10) as engine:
+                assert engine.members == local.members
 
 
 @pytest.mark.quick
@@ -578,6 +613,8 @@ def test_a_server_that_is_not_there_is_an_error_at_once() -> None:
         (("http://a:b@c",), "no user name"),
         (("http://c:99999999",), "must begin with http://"),
         ((5,), "must be text"),
+        (("http://c/v1/",), "leave out /v1$"),
+        (("http://c/adafuse/v1",), "leave out /adafuse/v1$"),
         (("http://c", "k\ney"), "printable"),
     ],
 )
@@ -586,6 +623,16 @@ def test_addresses_and_keys_that_cannot_be_used_are_refused(
 ) -> None:
     with pytest.raises(InvalidInputError, match=says):
         RemoteEngine(*arguments)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("connect_timeout", 0), ("ready_timeout", -1), ("ready_timeout", "1")],
+)
+def test_times_that_cannot_be_waited_are_refused(option: str, value: Any) -> None:
+    with pytest.raises(InvalidOptionError, match=option):
+        RemoteEngine("http://127.0.0.1:1", **{option: value})
 
 
 def test_a_server_that_dies_in_mid_stream_is_an_error_until_it_is_back(
@@ -638,7 +685,7 @@ def test_a_server_that_stops_ends_streams_with_an_error(slow_engine: AdaFuseEngi
         app.state.service.begin_drain()
         with pytest.raises(ServerError, match="stopped before the response was complete"):
             list(stream)
-        with pytest.raises(ServerError, match="the server stops"):
+        with pytest.raises(ServerNotReadyError, match="the server stops"):
             engine.generate("x")
 
 
