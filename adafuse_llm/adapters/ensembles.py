@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from adafuse_llm import __version__
+from adafuse_llm.adapters.options import USE_SERVER
 from adafuse_llm.backends.stored import stored_byte_tokens, stored_chat_template
 from adafuse_llm.backends.windows import stored_window
 from adafuse_llm.config import RuntimeConfig
@@ -201,6 +202,19 @@ class Ensemble:
             device_map=self.device_map,
             trust_remote_code=self.trust_remote_code,
             revision=self.revision,
+        )
+
+
+def check_engine(engine: object) -> None:
+    """Check that an object is an engine or None.
+
+    Raises:
+        InvalidInputError: it is something else, such as the address of a server.
+    """
+    if engine is not None and not isinstance(engine, Engine):
+        raise InvalidInputError(
+            f"engine must be an AdaFuseEngine or a RemoteEngine; got {type(engine).__name__}: "
+            f"{USE_SERVER}"
         )
 
 

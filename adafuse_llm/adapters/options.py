@@ -30,6 +30,13 @@ CHOOSES_MODELS = ("llm", "model", "model_id", "model_name")
 """Options of other providers that name the model. They are never dropped, because another model
 would respond."""
 
+CHOOSES_SERVER = ("api_base", "base_url", "openai_api_base")
+"""Options of other providers that name the server. They are never dropped, because local members
+would respond."""
+
+USE_SERVER = "to use a server, pass engine=RemoteEngine(url) (from adafuse_llm)"
+"""What to do with the address of a server."""
+
 MEMBER_SETTINGS = {
     "cache_type": "cache_type",
     "context": "context",
@@ -86,7 +93,7 @@ def _refusals(why: str, *names: str, **neutral: Any) -> dict[str, Refusal]:
 
 
 NOT_BUILT = "is not built"
-NO_SERVER = "has no meaning here, because the members run in this process and not on a server"
+NO_SERVER = "has no meaning here, because this class does not connect to a server"
 NESTED = "is not built: pass each option in it as a keyword argument of its own"
 TOKENIZERS = "has no meaning here, because every member uses its own tokenizer"
 JSON_FORM = "is not built: pass json_schema, or request structured output from the framework"
@@ -119,13 +126,12 @@ REFUSED: dict[str, Refusal] = {
     ),
     **_refusals(
         NO_SERVER,
-        *("api_base", "api_version", "async_client", "async_client_kwargs", "async_http_client"),
-        *("async_openai_client", "base_url", "client", "client_kwargs", "default_headers"),
-        *("default_query", "disabled_params", "extra_headers", "extra_query", "http_async_client"),
-        *("http_client", "http_socket_options", "openai_api_base", "openai_api_key"),
-        *("openai_client", "openai_organization", "openai_proxy", "organization"),
-        *("root_async_client", "root_client", "safety_identifier", "service_tier"),
-        *("stream_chunk_timeout", "sync_client_kwargs", "user"),
+        *("api_version", "async_client", "async_client_kwargs", "async_http_client"),
+        *("async_openai_client", "client", "client_kwargs", "default_headers", "default_query"),
+        *("disabled_params", "extra_headers", "extra_query", "http_async_client", "http_client"),
+        *("http_socket_options", "openai_api_key", "openai_client", "openai_organization"),
+        *("openai_proxy", "organization", "root_async_client", "root_client", "safety_identifier"),
+        *("service_tier", "stream_chunk_timeout", "sync_client_kwargs", "user"),
         include_response_headers=False,
         use_responses_api=False,
     ),
@@ -263,12 +269,14 @@ def _check_other_provider(
     Raises:
         InvalidOptionError: the keyword is unknown or refused.
     """
+    if keyword in CHOOSES_SERVER and value:
+        raise InvalidOptionError(f"option {keyword!r} does not exist here: {USE_SERVER}")
     if keyword in CHOOSES_MODELS and value is not None:
         raise InvalidOptionError(
             f"option {keyword!r} does not exist here: pass members=[...], a list of folders, hub "
             "ids or MemberSpec objects, to load models, and use=[...] to choose among them"
         )
-    if keyword in (*NO_EFFECT, *CHOOSES_MODELS):
+    if keyword in (*NO_EFFECT, *CHOOSES_MODELS, *CHOOSES_SERVER):
         return
     if (refusal := REFUSED.get(keyword)) is None:
         raise InvalidOptionError(f"unknown option {keyword!r}.{_advice(keyword, options)}")

@@ -111,7 +111,7 @@ def test_c14_an_unknown_option_names_at_most_three_options_like_it():
         ("frequency_penalty", 0.5, "is not built; leave it out"),
         ("repeat_penalty", 1.1, "is not built; leave it out"),
         ("logit_bias", {5: -100}, "is not built; leave it out"),
-        ("base_url", "http://localhost", "no meaning here, .* not on a server; leave it out"),
+        ("http_client", object(), "does not connect to a server; leave it out"),
         ("generate_kwargs", {"top_k": 5}, "each option in it as a keyword argument"),
         ("reasoning_effort", "low", "chat_template_kwargs"),
         ("format", "json", "pass json_schema"),
@@ -134,7 +134,13 @@ def test_an_option_of_another_provider_is_refused_by_name_or_dropped(keyword, va
 @pytest.mark.parametrize("unsupported", ["error", "warn"])
 def test_a_neutral_value_is_dropped_without_a_warning(unsupported):
     neutral = {name: value for name, each in REFUSED.items() for value in each.neutral}
-    neutral |= {"presence_penalty": 0.0, "logit_bias": {}, "extra_body": None, "api_key": "x"}
+    neutral |= {
+        "presence_penalty": 0.0,
+        "logit_bias": {},
+        "extra_body": None,
+        "api_key": "x",
+        "base_url": "",
+    }
     assert {"min_p", "repetition_penalty", "repeat_penalty", "frequency_penalty"} <= {*neutral}
     warnings: list[str] = []
     assert not check_option_names(neutral, unsupported=unsupported, warn=warnings.append)
@@ -147,10 +153,11 @@ def test_a_neutral_value_is_dropped_without_a_warning(unsupported):
         ({"frequency_penalties": 1}, "unknown option 'frequency_penalties'"),
         ({"max_word": 1}, "'max_words'"),
         ({"model_name": "gpt-4o"}, "'model_name' does not exist here: pass members="),
+        ({"base_url": "http://a"}, "'base_url' does not exist here: .*engine=RemoteEngine"),
         ({"top_k": 2, "num_return_sequences": 2, "n": 3}, "are the same option"),
     ],
 )
-def test_a_typo_or_a_model_is_never_dropped(given, message):
+def test_a_typo_a_model_or_a_server_is_never_dropped(given, message):
     for unsupported in ("error", "warn"):
         with pytest.raises(InvalidOptionError, match=message):
             check_option_names(given, unsupported=unsupported, warn=pytest.fail)

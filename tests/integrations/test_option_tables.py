@@ -14,7 +14,13 @@ from llama_index.llms.adafuse.errors import AdaFuseLLMError
 from pydantic import BaseModel
 
 from adafuse_llm import AdaFuseEngine, InvalidOptionError
-from adafuse_llm.adapters.options import ALIASES, CHOOSES_MODELS, NO_EFFECT, REFUSED
+from adafuse_llm.adapters.options import (
+    ALIASES,
+    CHOOSES_MODELS,
+    CHOOSES_SERVER,
+    NO_EFFECT,
+    REFUSED,
+)
 from adafuse_llm.backends import FakeBackend
 from langchain_adafuse import ChatAdaFuse
 from tests.support.paths import ROOT
@@ -203,7 +209,9 @@ def test_refused_options_are_errors_that_name_them_or_are_dropped(name, caplog):
     for row in tables()[name]:
         if not row.refused:
             continue
-        named = "members" if row.here == "always refused" else f"^option '{row.option}'"
+        named = f"^option '{row.option}'"
+        if row.here == "always refused":
+            named = "engine=RemoteEngine" if row.option in CHOOSES_SERVER else "members"
         for use in ours.uses(row):
             caplog.clear()
             with pytest.raises(InvalidOptionError, match=named):
@@ -225,7 +233,7 @@ def test_every_option_that_the_code_treats_specially_is_on_the_page():
         **ALIASES
     }
     assert {*REFUSED} == shown["refused"]
-    assert {*CHOOSES_MODELS} == shown["always refused"]
+    assert {*CHOOSES_MODELS, *CHOOSES_SERVER} == shown["always refused"]
     assert {*NO_EFFECT} == shown["no effect"] - {"stream"}
 
 

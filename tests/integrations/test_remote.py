@@ -17,7 +17,7 @@ from llama_index.core.tools import FunctionTool
 from llama_index.llms.adafuse import AdaFuseLLM, AdaFuseLLMError
 from pydantic import BaseModel
 
-from adafuse_llm import AdaFuseEngine, Engine, RemoteEngine, ServerError
+from adafuse_llm import AdaFuseEngine, Engine, InvalidInputError, RemoteEngine, ServerError
 from adafuse_llm.serving import create_app
 from langchain_adafuse import AdaFuseLLM as TextAdaFuse
 from langchain_adafuse import ChatAdaFuse, RoundCallbackHandler
@@ -145,3 +145,14 @@ def test_a_server_that_is_gone_is_a_connection_error(local: AdaFuseEngine) -> No
         with pytest.raises(ServerError, match="does not answer"):
             call()
     engine.close()
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("model", [ChatAdaFuse, TextAdaFuse, AdaFuseLLM])
+@pytest.mark.parametrize("option", ["engine", "base_url", "api_base"])
+def test_an_address_is_an_error_that_names_the_engine_for_servers(
+    model: type[Any], option: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=r"pass engine=RemoteEngine\(url\)") as found:
+        model(**{option: "http://127.0.0.1:8000/v1"}, unsupported="warn")
+    assert "\n" not in str(found.value)

@@ -41,7 +41,7 @@ from adafuse_llm import (
     RuntimeConfig,
     StreamEvent,
 )
-from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
+from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
 from adafuse_llm.adapters.options import ALIASES, Unsupported, check_option_names
 from adafuse_llm.config import CONSTRAINTS, Options, explain
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest
@@ -203,7 +203,8 @@ class EnsembleModel(Serializable):
     """Time limit of a call in seconds, excluding loading. A longer call raises `CallTimeoutError`,
     which has the response so far."""
     max_retries: int | None = None
-    """Has no effect: a call uses no network, so a failed call would fail again."""
+    """Has no effect: a failed call is not repeated. LangChain's `with_retry` repeats calls, such as
+    those that a server refuses because it is busy."""
     streaming: bool | None = None
     round_detail: RoundDetail = "summary"
     """What messages contain about the rounds: ``"summary"`` for a summary of all rounds (rounds
@@ -246,6 +247,7 @@ class EnsembleModel(Serializable):
         )
         checked = {name: value for name, value in checked.items() if name not in ACCEPTED}
         checked = _with_plain_schema(checked)
+        check_engine(checked.get("engine"))
         if checked.get("engine") is None and not checked.get("members"):
             paths = os.environ.get(MEMBERS_VARIABLE, "").split(",")
             checked["members"] = [path.strip() for path in paths if path.strip()]

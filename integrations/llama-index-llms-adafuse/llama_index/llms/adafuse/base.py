@@ -69,7 +69,7 @@ from adafuse_llm import (
     RuntimeConfig,
 )
 from adafuse_llm.adapters.conversation import to_conversation, to_messages
-from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
+from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
 from adafuse_llm.adapters.options import Unsupported, check_option_names
 from adafuse_llm.adapters.schema import close_objects
 from adafuse_llm.config import CONSTRAINTS, DecodeOptions
@@ -294,6 +294,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
             warn=warnings.append,
         )
         config = AdaFuseConfig(**options)
+        check_engine(engine)
         if (members is None) == (engine is None):
             raise InvalidInputError(
                 "pass either members=[...] (folders, hub ids or MemberSpec) or engine=...; "
