@@ -108,8 +108,8 @@ def test_keys_come_from_a_file_and_the_environment(tmp_path):
         (b"# none\n", None, "keys has no keys. Write at least one"),
         (b"k1\nsecret two\n", None, "keys: key 2 is not usable"),
         (b"\xff", None, "is not UTF-8 text"),
-        (b"k1", " , ", "ADAFUSE_API_KEYS has no keys"),
-        (b"k1", "s\u00e9cret", "ADAFUSE_API_KEYS: key 1 is not usable"),
+        (b"k1", " , ", "ADAFUSE_SERVER_KEYS has no keys"),
+        (b"k1", "s\u00e9cret", "ADAFUSE_SERVER_KEYS: key 1 is not usable"),
         (None, None, "keys: No such file or directory"),
     ],
 )
