@@ -92,7 +92,7 @@ clean: ## remove the virtual environments, built files and caches
 $(DEMO): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (once; this installs torch and transformers)"
 	@$(call new_environment,$(VENV))
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[cli,serve]'
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[cli,grammar,serve]'
 	@touch $@
 
 $(SETUP): $(DEMO) $(addsuffix /pyproject.toml,$(INTEGRATIONS))

@@ -34,8 +34,8 @@ class ServingConfig(Options):
     allowed_hosts: tuple[str, ...] = Field(
         default=(),
         description="Host names that requests may be sent to, without ports, such as "
-        "llm.example.org or *.example.org. Default: any. If `adafuse serve` listens at a loopback "
-        "address, it allows localhost, 127.0.0.1, [::1] and these.",
+        "llm.example.org or *.example.org. `adafuse serve` at a loopback address, such as its "
+        "default 127.0.0.1, also allows localhost, 127.0.0.1 and [::1]. Default elsewhere: any.",
     )
     cors_origins: tuple[str, ...] = Field(
         default=(),
@@ -137,7 +137,7 @@ class ServerConfig(ServingConfig):
         default=None,
         min_length=1,
         description="Text file with the API keys, one on each line. Clients need one of them. The "
-        "variable ADAFUSE_API_KEYS can also hold keys, separated by commas.",
+        "variable ADAFUSE_SERVER_KEYS can also hold keys, separated by commas.",
     )
     trusted_proxies: tuple[str, ...] = Field(
         default=(),

@@ -25,7 +25,7 @@ REFUSED = {
 }
 """Options that this command refuses, with the reason."""
 
-VARIABLE = "ADAFUSE_API_KEYS"
+VARIABLE = "ADAFUSE_SERVER_KEYS"
 """Environment variable with API keys, separated by commas."""
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -36,6 +36,13 @@ OPEN = (
     f"(--api-key-file or {VARIABLE}), or listen at 127.0.0.1"
 )
 """What the command prints if other machines can use the server without a key."""
+
+
+NOT_ENFORCED = (
+    "warning: tools and JSON are described to the members, but not enforced. This needs the extra "
+    'grammar (pip install "adafuse-llm[grammar]"), and members and a strategy that support it'
+)
+"""What the command prints if responses cannot be made to fit a schema."""
 
 
 def serve(setup: Setup) -> int:
@@ -76,6 +83,8 @@ def serve(setup: Setup) -> int:
                 f"adafuse serves {', '.join(engine.members)} at {url} ({page}API /v1, metrics "
                 "/metrics)"
             )
+            if not engine.can_enforce:
+                typer.echo(NOT_ENFORCED, err=True)
 
         return run(app, service, listener, load, config=config, on_ready=announce)
 

@@ -13,7 +13,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import Final
@@ -40,7 +40,8 @@ OPEN: Final = PROBES | {"/"}
 """Paths that need no key."""
 
 QUIET: Final = PROBES | {"/metrics"}
-"""Paths that are requested every few seconds. The log has their successes at level DEBUG only."""
+"""Paths that are requested every few seconds. The log has successes at level DEBUG only, and all
+requests of probes."""
 
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """The request ids that clients may choose."""
@@ -60,12 +61,24 @@ DISCARD_SECONDS: Final = 5.0
 clients read the answer only after they have sent the whole body."""
 
 
-def middlewares(config: ServingConfig, api_keys: Sequence[str] = ()) -> list[Middleware]:
+Count = Callable[[str, str, float], object]
+"""A function that counts a request: its path, its outcome, and its seconds."""
+
+
+def middlewares(
+    config: ServingConfig,
+    api_keys: Sequence[str] = (),
+    *,
+    count: Count = lambda *_: None,
+    counted: Container[str] = (),
+) -> list[Middleware]:
     """Return the middlewares of the server, the outermost first.
 
     Args:
         config: options of the server.
         api_keys: keys that clients may use. If there are none, clients need no key.
+        count: function that counts requests when they end.
+        counted: the paths whose requests are counted.
 
     Raises:
         InvalidOptionError: a key is empty, or has characters that a header cannot have.
@@ -74,7 +87,7 @@ def middlewares(config: ServingConfig, api_keys: Sequence[str] = ()) -> list[Mid
         raise InvalidOptionError(
             "API keys must be a list of texts of letters, digits and punctuation, without spaces"
         )
-    chosen = [Middleware(AccessLog)]
+    chosen = [Middleware(AccessLog, count=count, counted=counted)]
     if config.allowed_hosts:
         chosen.append(Middleware(HostCheck, allowed=config.allowed_hosts))
     if config.cors_origins:
@@ -104,7 +117,7 @@ def request_id() -> str:
 
 
 def note_outcome(outcome: str) -> None:
-    """Set the outcome that the access log has for the current request."""
+    """Set the outcome that the access log and the metrics have for the current request."""
     if (call := _CALL.get()) is not None:
         call.noted = outcome
 
@@ -113,10 +126,17 @@ class AccessLog:
     """Gives every request an id, logs one line when it ends, and answers unexpected errors.
 
     A client can choose the id with the header ``X-Request-ID``. Every response has this header.
+
+    Args:
+        app: the application.
+        count: function that counts requests when they end.
+        counted: the paths whose requests are counted.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, count: Count, counted: Container[str]) -> None:
         self.app = app
+        self._count = count
+        self._counted = counted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
@@ -138,6 +158,8 @@ class AccessLog:
             raise
         finally:
             call.log()
+            if scope["path"] in self._counted:
+                self._count(scope["path"], call.outcome, call.seconds)
 
 
 class _Call:
@@ -169,6 +191,11 @@ class _Call:
         await self._send(message)
 
     @property
+    def seconds(self) -> float:
+        """Seconds since the request arrived."""
+        return time.perf_counter() - self._started
+
+    @property
     def outcome(self) -> str:
         """What became of the request, as `Metrics.request` calls it."""
         if self.is_broken:
@@ -184,7 +211,8 @@ class _Call:
         return "failed" if self.status >= 500 else "refused" if self.status >= 400 else "ok"
 
     def log(self) -> None:
-        is_quiet = self._scope["path"] in QUIET and self.outcome == "ok"
+        path = self._scope["path"]
+        is_quiet = path in PROBES or (path in QUIET and self.outcome == "ok")
         client = self._scope.get("client")
         logger.log(
             logging.DEBUG if is_quiet else logging.INFO,
@@ -192,9 +220,9 @@ class _Call:
             self.id,
             client[0] if client else "-",
             self._scope["method"],
-            quote(self._scope["path"][:MAX_PATH]),
+            quote(path[:MAX_PATH]),
             self.status or "-",
-            (time.perf_counter() - self._started) * 1000,
+            self.seconds * 1000,
             self.outcome,
         )
 

@@ -24,14 +24,17 @@ CLIENT_CLOSED = 499
 
 def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
     """Return the application of a service, whose engine may come later."""
+    work = [*openai_routes.routes(service), *native.routes(service)]
+    counted = frozenset(route.path for route in work if "POST" in (route.methods or ()))
     app = Starlette(
-        middleware=middlewares(service.config, api_keys),
+        middleware=middlewares(
+            service.config, api_keys, count=service.metrics.request, counted=counted
+        ),
         routes=[
             Route("/health", _health, methods=["GET"]),
             Route("/ready", partial(_ready, service), methods=["GET"]),
             Route("/metrics", partial(_metrics, service), methods=["GET"]),
-            *openai_routes.routes(service),
-            *native.routes(service),
+            *work,
             *([page_route()] if service.config.page else []),
         ],
         exception_handlers={
@@ -66,7 +69,9 @@ async def _failed(_: Request, error: Exception) -> Response:
 async def _unknown(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "the application registers it for these"
     message = {
-        404: f"there is no address {request.url.path[:200]!r}; see GET /v1/models",
+        404: f"there is no address {request.url.path[:200]!r} here. OpenAI's clients need a base "
+        "address that ends in /v1, and RemoteEngine one without it. The server has "
+        "/v1/chat/completions, /v1/completions and /v1/models.",
         405: f"{request.url.path} does not take the method {request.method}",
     }.get(error.status_code, error.detail)
     return error_response(ApiError(error.status_code, message, code="not_found"))

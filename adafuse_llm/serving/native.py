@@ -119,7 +119,7 @@ async def _check(service: Service, request: Request) -> Response:
     asked = await _read(request, wire.CheckRequest)
     engine = service.view(asked.strategy)
     options = _limited(service, engine, asked.options)
-    await _work(service, request, wire.CHECK, lambda _: engine.check_grammar(**options))
+    await _work(service, request, lambda _: engine.check_grammar(**options))
     return _written(wire.Done())
 
 
@@ -134,7 +134,7 @@ async def _tokens(service: Service, request: Request) -> Response:
             return engine.encode_text(text, **options)
         return engine.encode_prompt(given.prompt, messages=given.conversation(), **options)
 
-    return _written(wire.Tokens(tokens=await _work(service, request, wire.TOKENS, count)))
+    return _written(wire.Tokens(tokens=await _work(service, request, count)))
 
 
 async def _score(service: Service, request: Request) -> Response:
@@ -152,7 +152,7 @@ async def _score(service: Service, request: Request) -> Response:
             **options,
         )
 
-    return _written(await _work(service, request, wire.SCORE, score, asked.timeout))
+    return _written(await _work(service, request, score, asked.timeout))
 
 
 def _limited(
@@ -181,12 +181,11 @@ def _limited(
 async def _work(
     service: Service,
     request: Request,
-    route: str,
     work: Callable[[float | None], T],
     timeout: float | None = None,
 ) -> T:
     """Return the result of some work in a thread, to which the time limit is passed."""
-    async with service.counting(route):
+    async with service.running_until_stopped():
         limit = service.time_limit(timeout)
         return await unless_disconnected(request.receive, asyncio.to_thread(work, limit))
 
@@ -229,7 +228,7 @@ class _Streams:
             return await _open(service, asked, cancel, timeout)
 
         try:
-            async with service.decoding(wire.STREAM, start, timeout=asked.timeout) as events:
+            async with service.decoding(start, timeout=asked.timeout) as events:
                 begun = True
                 engine = service.view(asked.strategy)
                 size = len(asked.inputs) * engine.config.override(asked.options).n

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from adafuse_llm.adapters.conversation import Turn, to_conversation
 from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_tool_choice
@@ -71,6 +71,13 @@ class _Extension(BaseModel):
     strategy: str | None = None
     rounds: bool = False
     enforce: bool | Literal["auto"] = "auto"
+
+    @field_validator("enforce", mode="before")
+    @classmethod
+    def _true_false_or_auto(cls, value: object) -> object:
+        if value != "auto" and not isinstance(value, bool):
+            raise ValueError("the value must be true, false or 'auto'")
+        return value
 
 
 class _Common(_Body):
@@ -263,7 +270,8 @@ def _parse(kind: type[Body], body: dict[str, Any]) -> Body:
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False)[0]
         name = ".".join(str(part) for part in problem["loc"] if not _is_type(part))
-        message = problem["msg"][:1].lower() + problem["msg"][1:]
+        message = problem["msg"].removeprefix("Value error, ")
+        message = message[:1].lower() + message[1:]
         shown = "" if problem["type"] == "missing" else f"; got {short_repr(problem['input'])}"
         raise invalid(f"{name}: {message}{shown}", name) from None
 

@@ -109,7 +109,6 @@ class _Call:
         is_chat = asked.conversation is not None
         self._service, self._asked, self._engine = service, asked, engine
         self._options = {**options, **enforced}
-        self._route = CHAT if is_chat else COMPLETION
         self._writer = Writer(
             asked.model or service.config.served_model_name,
             is_chat=is_chat,
@@ -127,7 +126,7 @@ class _Call:
     async def response(self) -> dict[str, Any]:
         """Return the whole response."""
         done: dict[int, Generation] = {}
-        async with self._service.decoding(self._route, self._start) as events:
+        async with self._service.decoding(self._start) as events:
             async for index, each in events:
                 if each.generation is not None:
                     done[index] = each.generation
@@ -156,7 +155,7 @@ class _Call:
 
     async def _chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         done: dict[int, Generation] = {}
-        async with self._service.decoding(self._route, self._start) as events:
+        async with self._service.decoding(self._start) as events:
             async for index, each in events:
                 for part in self._choices[index].chunks(each):
                     yield self._writer.chunk(part)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -29,6 +30,7 @@ from adafuse_llm.serving.errors import (
 )
 from adafuse_llm.serving.metrics import Metrics
 from adafuse_llm.serving_config import ServingConfig
+from adafuse_llm.strategies.registry import NAMED
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,19 @@ OUTCOMES = {INVALID: "refused", BUSY: "busy", LATE: "timeout", FAILED: "failed"}
 Events = AsyncGenerator[tuple[int, StreamEvent], None]
 Open = Callable[[threading.Event, float | None], Awaitable[Events]]
 """Starts a decode with a flag that cancels it and a time limit, and returns its events."""
+
+
+@dataclass
+class RunningCall:
+    """A request that runs.
+
+    Attributes:
+        cancel: flag that is set when the server ends the request.
+        outcome: what became of it, as the access log and the metrics call it.
+    """
+
+    cancel: threading.Event = field(default_factory=threading.Event)
+    outcome: str = "ok"
 
 
 class Service:
@@ -116,8 +131,12 @@ class Service:
                 self._views.clear()
             try:
                 self._views[strategy] = engine.with_strategy(strategy)
-            except InvalidOptionError as error:
-                raise invalid(str(error), "adafuse.strategy") from error
+            except InvalidOptionError:
+                raise invalid(
+                    f"there is no strategy {short_repr(strategy)}.{nearest(strategy, NAMED)} "
+                    f"Strategies: {', '.join(NAMED)}.",
+                    "adafuse.strategy",
+                ) from None
         return self._views[strategy]
 
     def resolve(
@@ -134,18 +153,28 @@ class Service:
         Raises:
             ApiError: there is no such model or strategy, or the model contradicts the option
                 ``use``.
+            InvalidOptionError: an option is unknown or out of range.
         """
         if model is None or model == self.config.served_model_name:
-            return self.view(strategy), {**options}
+            engine = self.view(strategy)
+            members = engine.config.override(options).use or engine.members
+            if strategy == SINGLE and len(members) > 1:
+                raise invalid(
+                    f"the strategy {SINGLE!r} decodes with one member. Ask the model "
+                    f"{members[0]!r}, for example, or name one member in adafuse.use.",
+                    "adafuse.strategy",
+                )
+            return engine, {**options}
         self.check_model(model)
+        engine = self.view(strategy or SINGLE)
         used = options.get("use")
-        if used is not None and list(used) != [model]:
+        if used is not None and engine.config.override(options).use != (model,):
             raise invalid(
                 f"the model {model!r} is one member, so adafuse.use cannot name others; got "
                 f"{short_repr(used)}. Leave one of them out.",
                 "adafuse.use",
             )
-        return self.view(strategy or SINGLE), {**options, "use": (model,)}
+        return engine, {**options, "use": (model,)}
 
     def check_model(self, model: str) -> None:
         """Check that a model exists.
@@ -220,13 +249,10 @@ class Service:
         return min(limits, default=None)
 
     @asynccontextmanager
-    async def decoding(
-        self, route: str, start: Open, *, timeout: float | None = None
-    ) -> AsyncIterator[Events]:
-        """Run a decode, count it and its rounds, and end it with the server.
+    async def decoding(self, start: Open, *, timeout: float | None = None) -> AsyncIterator[Events]:
+        """Run a decode, count its rounds, and end it with the server.
 
         Args:
-            route: name of the route, for metrics.
             start: starts the decode.
             timeout: time limit of the request in seconds, if it has one of its own.
 
@@ -234,42 +260,36 @@ class Service:
             ApiError: the server stops.
         """
         began = time.perf_counter()
-        async with self.counting(route) as cancel:
-            events = await start(cancel, self.time_limit(timeout))
-            async with aclosing(self._observed(events, began)) as observed:
+        async with self.running_until_stopped() as call:
+            events = await start(call.cancel, self.time_limit(timeout))
+            async with aclosing(self._observed(events, began, call)) as observed:
                 yield observed
 
     @asynccontextmanager
-    async def counting(self, route: str) -> AsyncIterator[threading.Event]:
-        """Count a request. Yield a flag that is set when the server ends the request.
-
-        Args:
-            route: name of the route, for metrics.
+    async def running_until_stopped(self) -> AsyncIterator[RunningCall]:
+        """Register a request, so that the server can end it, and note its outcome.
 
         Raises:
             ApiError: the server stops.
         """
-        cancel = threading.Event()
-        began = time.perf_counter()
-        outcome = "ok"
+        call = RunningCall()
         try:
-            self._register(cancel)
-            yield cancel
+            self._register(call.cancel)
+            yield call
         except (asyncio.CancelledError, GeneratorExit, ClientDisconnect):
-            outcome = "cancelled"
+            call.outcome = "cancelled"
             raise
         except BaseException as error:
-            outcome = OUTCOMES[api_error(error).type]
-            if isinstance(error, AdaFuseError) and outcome == OUTCOMES[FAILED]:
-                logger.error("request %s to %s failed: %s", request_id(), route, error)
+            call.outcome = OUTCOMES[api_error(error).type]
+            if isinstance(error, AdaFuseError) and call.outcome == OUTCOMES[FAILED]:
+                logger.error("request %s failed: %s", request_id(), error)
             raise
         finally:
             with self._lock:
-                self._cancels.discard(cancel)
-            self.metrics.request(route, outcome, time.perf_counter() - began)
-            note_outcome(outcome)
+                self._cancels.discard(call.cancel)
+            note_outcome(call.outcome)
 
-    async def _observed(self, events: Events, began: float) -> Events:
+    async def _observed(self, events: Events, began: float, call: RunningCall) -> Events:
         """Yield events, and count their rounds."""
         has_text = False
         async with aclosing(events):
@@ -280,8 +300,10 @@ class Service:
                     has_text = True
                     self.metrics.first_text(time.perf_counter() - began)
                 if (generation := event.generation) is not None:
-                    if self._cancelled and generation.finish_reason == "cancelled" and not has_text:
-                        raise not_ready("the server stops")
+                    if self._cancelled and generation.finish_reason == "cancelled":
+                        if not has_text:
+                            raise not_ready("the server stops")
+                        call.outcome = "stopped"
                     self.metrics.generation(generation)
                 yield index, event
 
@@ -304,6 +326,11 @@ class Service:
             if self._stops:
                 return
             self._stops = True
+        logger.info(
+            "the server stops: %d requests may take %g seconds more",
+            self.running,
+            self.config.drain_seconds,
+        )
         timer = threading.Timer(self.config.drain_seconds, self.cancel_all)
         timer.daemon = True
         timer.start()
