@@ -294,7 +294,7 @@ class AdaFuseConfig(Options):
         if isinstance(schema, str):
             try:
                 schema = json.loads(schema)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"the text is not JSON ({error})") from None
         if schema is not None and not isinstance(schema, Mapping):
             raise ValueError(

@@ -184,12 +184,21 @@ class _ShortRepr(reprlib.Repr):
 
 _SHORT_REPR = _ShortRepr()
 MAX_SHOWN = 200
+MAX_NAMES = 50
+MAX_NAME = 100
 
 
 def short_repr(value: object) -> str:
     """Return `repr(value)` for an error message, shortened to at most `MAX_SHOWN` characters."""
     text = _SHORT_REPR.repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
+
+
+def short_list(names: Iterable[str]) -> str:
+    """Return names for an error message: all of a few, or the first of many."""
+    shown = [each if len(each) <= MAX_NAME else f"{each[:MAX_NAME]}..." for each in names]
+    more = f" and {len(shown) - MAX_NAMES} more" if len(shown) > MAX_NAMES else ""
+    return (", ".join(shown[:MAX_NAMES]) or "none") + more
 
 
 def nearest(name: str, allowed: Iterable[str], *, limit: int = 1, similarity: float = 0.6) -> str:
@@ -203,5 +212,7 @@ def nearest(name: str, allowed: Iterable[str], *, limit: int = 1, similarity: fl
         limit: maximum number of names in the result.
         similarity: lowest similarity, from 0 to 1 (`difflib.get_close_matches`).
     """
+    if len(name) > MAX_NAME:
+        return ""
     close = difflib.get_close_matches(name, list(allowed), n=limit, cutoff=similarity)
     return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""

@@ -9,7 +9,13 @@ from typing import Any
 from adafuse_llm.adapters.schema import close_objects
 from adafuse_llm.adapters.structured import schema_instructions
 from adafuse_llm.adapters.tool_grammar import tool_grammar
-from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
+from adafuse_llm.errors import (
+    InvalidInputError,
+    InvalidOptionError,
+    nearest,
+    short_list,
+    short_repr,
+)
 from adafuse_llm.text.chat import Tool
 
 ONE_CALL = "A reply can have at most one call."
@@ -105,7 +111,7 @@ def to_tool_choice(choice: str | bool | Mapping[str, Any] | None, names: Sequenc
     allowed = ("auto", "none", "required", *names)
     if not isinstance(resolved, str) or resolved not in allowed:
         raise InvalidInputError(
-            f"tool_choice must be 'any', a bool, or one of {', '.join(allowed)}; got "
+            f"tool_choice must be 'any', a bool, or one of {short_list(allowed)}; got "
             f"{short_repr(choice)}.{nearest(str(resolved), allowed)}"
         )
     return resolved

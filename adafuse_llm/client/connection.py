@@ -51,6 +51,9 @@ KEEP_ALIVE: list[tuple[int, int, int]] = [
 ]
 """Socket options that detect within half a minute that the machine of the server is gone."""
 
+MAX_LINE_BYTES = 64 * 2**20
+"""Maximum bytes of a line of a stream. The longest lines have all rounds of a response."""
+
 INVALID = (400, 413, 415, 422)
 """Status codes for requests that cannot be used."""
 
@@ -193,6 +196,8 @@ class Connection:
                     raise self._failure(answer)
                 lines = _lines(answer)
                 head = self._parsed(await anext(lines, b""), wire.Head)
+                if bool(head.size) != bool(body.inputs) or head.size % (len(body.inputs) or 1):
+                    raise self._unknown_form()
             except BaseException:
                 await answer.aclose()
                 raise
@@ -211,7 +216,7 @@ class Connection:
         cancel: CancelEvent | None,
     ) -> None:
         """Deliver the events of a stream until it ends."""
-        packed = wire.Events()
+        packed, unfinished = wire.Events(), set(range(events.unfinished))
         try:
             with self._naming_server():
                 async for text in lines:
@@ -219,7 +224,11 @@ class Connection:
                     if line.event is None:
                         failure = line.failure or wire.Failure()
                         raise failure.error() or self._error(f"failed: {failure.message}")
+                    if line.index not in unfinished:
+                        raise self._unknown_form()
                     event = packed.unpack(line.index, line.event)
+                    if event.generation is not None:
+                        unfinished.remove(line.index)
                     if _is_cancelled(event) and (cancel is None or not cancel.is_set()):
                         raise self._error("stopped before the response was complete")
                     events.deliver(line.index, event)
@@ -242,10 +251,13 @@ class Connection:
         try:
             return kind.model_validate_json(text)
         except ValidationError as error:
-            raise self._error(
-                "answers in an unknown form. It must be 'adafuse serve' of the version that is "
-                "installed here"
-            ) from error
+            raise self._unknown_form() from error
+
+    def _unknown_form(self) -> ServerError:
+        return self._error(
+            "answers in an unknown form. It must be 'adafuse serve' of the version that is "
+            "installed here"
+        )
 
     def _failure(self, answer: httpx.Response) -> AdaFuseError:
         """Return the error that an answer describes."""
@@ -461,11 +473,15 @@ def _request(client: httpx.AsyncClient, path: str, body: BaseModel) -> httpx.Req
 
 async def _lines(answer: httpx.Response) -> AsyncGenerator[bytes, None]:
     """Yield the whole lines of an answer."""
-    rest = b""
+    rest = bytearray()
     async for part in answer.aiter_bytes():
-        *whole, rest = (rest + part).split(b"\n")
+        *whole, last = part.split(b"\n")
         for line in whole:
-            yield line
+            yield bytes(rest + line)
+            rest.clear()
+        rest += last
+        if len(rest) > MAX_LINE_BYTES:
+            raise httpx.ReadError(f"a line has more than {MAX_LINE_BYTES:,} bytes")
 
 
 def _is_cancelled(event: Outcome) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from adafuse_llm import errors
-from adafuse_llm.errors import AdaFuseError, MemberError
+from adafuse_llm.errors import AdaFuseError, InvalidInputError, MemberError
 from adafuse_llm.results import Generation, MemberInfo, PassCost, Round, StreamEvent
 from adafuse_llm.text.conversation import Conversation, check_conversation
 
@@ -70,7 +70,7 @@ class Input(_Form):
         conversation = self.conversation()
         if conversation is None:
             return len(self.prompt or "")
-        return sum(map(len, conversation.texts()))
+        return conversation.characters
 
     def conversation(self) -> Conversation | None:
         """Return the checked conversation, or None.
@@ -78,6 +78,8 @@ class Input(_Form):
         Raises:
             InvalidInputError: the conversation has an invalid form.
         """
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidInputError("an input has either a prompt or messages")
         if self.messages is None:
             return None
         conversation = check_conversation(

@@ -40,8 +40,8 @@ UNEXPECTED = (
 )
 """Message about an error that only the server's log describes."""
 
-MAX_MESSAGE = 500
-"""Maximum characters of the message about a failure of the server."""
+MAX_MESSAGE, MAX_PARAM = 2000, 100
+"""Maximum characters of a message, and of the name of a field."""
 
 _OPTION = re.compile(r"(?:unknown )?option '(\w+)'")
 _PATH = re.compile(r"(?:\b[A-Za-z]:)?(?:[\\/][\w.@+~-]+){2,}[\\/]?")
@@ -81,8 +81,14 @@ class ApiError(Exception):
     @property
     def body(self) -> dict[str, Any]:
         """The error as JSON data."""
-        fields = ("message", "type", "param", "code")
-        return {"error": {name: getattr(self, name) for name in fields}}
+        return {
+            "error": {
+                "message": _sendable(self.message, MAX_MESSAGE),
+                "type": self.type,
+                "param": None if self.param is None else _sendable(self.param, MAX_PARAM),
+                "code": self.code,
+            }
+        }
 
     @property
     def headers(self) -> dict[str, str]:
@@ -128,7 +134,12 @@ def option_of(error: BaseException) -> str | None:
 
 def without_paths(text: str) -> str:
     """Return a message of the server without paths, in one short line."""
-    return _PATH.sub("[path]", " ".join(text.split()))[:MAX_MESSAGE]
+    return _PATH.sub("[path]", " ".join(text.split()))
+
+
+def _sendable(text: str, size: int) -> str:
+    """Return a text that can be sent: not too long, and valid Unicode."""
+    return text[:size].encode("utf-8", "backslashreplace").decode()
 
 
 def _busy(_: BaseException) -> ApiError:

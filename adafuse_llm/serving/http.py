@@ -16,6 +16,10 @@ from adafuse_llm.adapters.reply import read_json
 from adafuse_llm.serving.errors import ApiError, invalid
 
 T = TypeVar("T")
+R = TypeVar("R")
+
+LARGE = 32_768
+"""Size of an input from which on work on it could hold up other requests."""
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -43,6 +47,23 @@ async def read_object(request: Request) -> dict[str, Any]:
             code="unsupported_media_type",
         )
     body = await request.body()
+    return await unless_slow(len(body), _object, body)
+
+
+async def unless_slow(size: int, work: Callable[[T], R], argument: T) -> R:
+    """Return the result of some work on an input; if the input is large, do it in a thread.
+
+    Args:
+        size: size of the input, in bytes or characters.
+        work: the work.
+        argument: its argument.
+    """
+    if size < LARGE:
+        return work(argument)
+    return await asyncio.to_thread(work, argument)
+
+
+def _object(body: bytes) -> dict[str, Any]:
     try:
         value = read_json(body.decode("utf-8"))
     except ValueError as error:  # JSON or UTF-8

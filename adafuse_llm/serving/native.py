@@ -33,7 +33,7 @@ from adafuse_llm.serving.http import (
     read_object,
     unless_disconnected,
 )
-from adafuse_llm.serving.service import Events, Service
+from adafuse_llm.serving.service import Events, Service, within
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ async def _info(service: Service, request: Request) -> Response:
 async def _check(service: Service, request: Request) -> Response:
     asked = await _read(request, wire.CheckRequest)
     engine = service.view(asked.strategy)
-    options = _limited(service, engine, asked.options)
+    options = await asyncio.to_thread(_limited, service, engine, asked.options)
     await _work(service, request, lambda _: engine.check_grammar(**options))
     return _written(wire.Done())
 
@@ -127,7 +127,9 @@ async def _tokens(service: Service, request: Request) -> Response:
     asked = await _read(request, wire.TokensRequest)
     engine = service.view(asked.strategy)
     given, text = asked.input, asked.text or ""
-    options = _limited(service, engine, asked.options, () if given is None else (given,), text)
+    options = await asyncio.to_thread(
+        _limited, service, engine, asked.options, () if given is None else (given,), text
+    )
 
     def count(_: float | None) -> dict[str, list[int]]:
         if given is None:
@@ -140,7 +142,9 @@ async def _tokens(service: Service, request: Request) -> Response:
 async def _score(service: Service, request: Request) -> Response:
     asked = await _read(request, wire.ScoreRequest)
     engine = service.view(asked.strategy)
-    options = _limited(service, engine, asked.options, (asked.input,), *asked.continuations)
+    options = await asyncio.to_thread(
+        _limited, service, engine, asked.options, (asked.input,), *asked.continuations
+    )
 
     def score(timeout: float | None) -> Scores:
         return engine.score(
@@ -187,7 +191,8 @@ async def _work(
     """Return the result of some work in a thread, to which the time limit is passed."""
     async with service.running_until_stopped():
         limit = service.time_limit(timeout)
-        return await unless_disconnected(request.receive, asyncio.to_thread(work, limit))
+        done = within(limit, asyncio.to_thread(work, limit))
+        return await unless_disconnected(request.receive, done)
 
 
 class _Streams:
@@ -251,7 +256,7 @@ async def _open(
 ) -> Events:
     """Check and encode the inputs of a stream."""
     engine = service.view(asked.strategy)
-    options = _limited(service, engine, asked.options, asked.inputs)
+    options = await asyncio.to_thread(_limited, service, engine, asked.options, asked.inputs)
     given = {**options, "cancel": cancel, "timeout": timeout}
     checked = await asyncio.to_thread(lambda: [each.conversation() for each in asked.inputs])
     conversations = [each for each in checked if each is not None]

@@ -145,7 +145,7 @@ class ServedRequest:
         """Size of the largest prompt, or of the conversation."""
         if self.conversation is None:
             return max(map(len, self.prompts))
-        return sum(map(len, self.conversation.texts()))
+        return self.conversation.characters
 
     def error(self, error: BaseException) -> ApiError:
         """Return an error of the engine, with the name of the field in the request."""

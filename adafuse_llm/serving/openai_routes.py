@@ -26,6 +26,7 @@ from adafuse_llm.serving.http import (
     event,
     read_object,
     unless_disconnected,
+    unless_slow,
 )
 from adafuse_llm.serving.openai_requests import ServedRequest, read_chat, read_completion
 from adafuse_llm.serving.openai_responses import (
@@ -35,7 +36,7 @@ from adafuse_llm.serving.openai_responses import (
     Writer,
     model_object,
 )
-from adafuse_llm.serving.service import SINGLE, Events, Service
+from adafuse_llm.serving.service import SINGLE, Events, Service, within
 
 logger = logging.getLogger(__name__)
 
@@ -75,9 +76,11 @@ async def _complete(
     service: Service, read: Callable[[dict[str, Any]], ServedRequest], request: Request
 ) -> Response:
     """Answer a request for a chat completion or a completion."""
-    asked = read(await read_object(request))
+    body = await read_object(request)
+    asked = await unless_slow(len(await request.body()), read, body)
     try:
-        call = await asyncio.to_thread(_Call, service, asked)
+        checked = within(service.time_limit(), asyncio.to_thread(_Call, service, asked))
+        call = await unless_disconnected(request.receive, checked)
         if not asked.stream:
             response = await unless_disconnected(request.receive, call.response())
             return JSONResponse(response)

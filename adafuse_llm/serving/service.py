@@ -9,12 +9,18 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 
 from adafuse_llm.engine import AdaFuseEngine
-from adafuse_llm.errors import AdaFuseError, InvalidOptionError, nearest, short_repr
+from adafuse_llm.errors import (
+    AdaFuseError,
+    InvalidOptionError,
+    RequestTimeoutError,
+    nearest,
+    short_repr,
+)
 from adafuse_llm.results import StreamEvent
 from adafuse_llm.serving.access import note_outcome, request_id
 from adafuse_llm.serving.errors import (
@@ -37,15 +43,43 @@ logger = logging.getLogger(__name__)
 SINGLE = "single"
 """The strategy of a member alone."""
 
+TOKEN_CHARACTERS = 16
+"""Characters of a prompt for each token of the context window, above which it is refused at once.
+Tokens have three to five characters on average."""
+
 MAX_VIEWS = 32
 """Maximum number of strategies that the server keeps ready."""
 
 OUTCOMES = {INVALID: "refused", BUSY: "busy", LATE: "timeout", FAILED: "failed"}
 """Outcomes of requests that end with an error, by its type."""
 
+T = TypeVar("T")
 Events = AsyncGenerator[tuple[int, StreamEvent], None]
 Open = Callable[[threading.Event, float | None], Awaitable[Events]]
 """Starts a decode with a flag that cancels it and a time limit, and returns its events."""
+
+
+def _most_characters(engine: AdaFuseEngine) -> int | None:
+    """Return the size above which a prompt is refused without encoding it; None for no limit."""
+    window = engine.context_window
+    return None if window is None else window * TOKEN_CHARACTERS
+
+
+async def within(seconds: float | None, work: Awaitable[T]) -> T:
+    """Return the result of work that comes before a decode.
+
+    Raises:
+        RequestTimeoutError: it takes longer than `seconds`.
+    """
+    try:
+        return await asyncio.wait_for(work, seconds)
+    except RequestTimeoutError:
+        raise
+    except asyncio.TimeoutError:
+        raise RequestTimeoutError(
+            f"the request was stopped after {seconds:g} seconds, before it could start. Shorten "
+            "the prompt, or try again later."
+        ) from None
 
 
 @dataclass
@@ -220,10 +254,10 @@ class Service:
             InvalidOptionError: an option is unknown or out of range.
         """
         config, limits = engine.config.override(options), self.config
-        if limits.max_prompt_characters is not None and characters > limits.max_prompt_characters:
+        most = limits.max_prompt_characters or _most_characters(engine)
+        if most is not None and characters > most:
             raise invalid(
-                f"the prompt has {characters} characters; this server allows "
-                f"{limits.max_prompt_characters}. Shorten it.",
+                f"the prompt has {characters} characters; this server allows {most}. Shorten it.",
                 code=CONTEXT_CODE,
             )
         if inputs * config.n > limits.max_choices:
@@ -261,7 +295,8 @@ class Service:
         """
         began = time.perf_counter()
         async with self.running_until_stopped() as call:
-            events = await start(call.cancel, self.time_limit(timeout))
+            limit = self.time_limit(timeout)
+            events = await within(limit, start(call.cancel, limit))
             async with aclosing(self._observed(events, began, call)) as observed:
                 yield observed
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from adafuse_llm.errors import InvalidInputError, nearest
+from adafuse_llm.errors import InvalidInputError, nearest, short_repr
 from adafuse_llm.text.words import check_text
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -123,7 +123,8 @@ def check_role(role: Any, what: str) -> str:
     known = _ALIASES.get(role, role) if isinstance(role, str) else role
     if not isinstance(known, str) or known not in ROLES:
         raise InvalidInputError(
-            f"{what} has role {known!r}; allowed: {', '.join(ROLES)}.{nearest(str(known), ROLES)}"
+            f"{what} has role {short_repr(known)}; allowed: {', '.join(ROLES)}."
+            f"{nearest(str(known), ROLES)}"
         )
     return known
 

@@ -531,11 +531,10 @@ class TokenizerCodec:
         try:
             return run_within(RENDER_SECONDS, lambda: render(fit(messages, render)))
         except TimeoutError as error:
-            path = getattr(self._tokenizer, "name_or_path", "")
             raise InvalidInputError(
-                f"the chat template{f' of {path!r}' if path else ''} was stopped, because it "
-                f"rendered these messages for more than {RENDER_SECONDS:g} seconds. Check the "
-                "template for endless loops, or use another member."
+                "the chat template was stopped, because it rendered these messages for more than "
+                f"{RENDER_SECONDS:g} seconds. Send fewer messages, check the template for endless "
+                "loops, or use another member."
             ) from error
 
     def _render(

@@ -30,7 +30,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from adafuse_llm.errors import InvalidInputError, nearest, short_repr
+from adafuse_llm.errors import InvalidInputError, nearest, short_list, short_repr
 from adafuse_llm.reasoning import REASONING_OPENS
 from adafuse_llm.text.chat import Message, Tool, check_any_text, check_content, check_message
 from adafuse_llm.text.words import check_text
@@ -65,6 +65,12 @@ ONLY_THIS_FORM = (
 AUTO = "Call a tool only where it helps; otherwise, answer directly."
 REQUIRED = "This time, your reply must call at least one tool."
 NAMED = "This time, your reply must call the tool {name}."
+
+MARK_CHARACTERS = 16
+"""Characters that count for the marks of a chat template around a message or a tool."""
+
+MAX_DEPTH = 100
+"""Maximum number of lists and objects inside each other, in arguments and in schemas of tools."""
 
 TextMap = Callable[[str], str]
 
@@ -176,6 +182,12 @@ class Conversation:
             return ""
         sentences = {"auto": AUTO, "required": REQUIRED}
         return sentences.get(self.tool_choice) or NAMED.format(name=self.tool_choice)
+
+    @property
+    def characters(self) -> int:
+        """Size of all texts that members read, and of the marks around them, about."""
+        parts = len(self.messages) + len(self.tools)
+        return sum(map(len, self.texts())) + MARK_CHARACTERS * parts
 
     def texts(self) -> list[str]:
         """Return all texts that members read, except keywords and ids."""
@@ -400,9 +412,9 @@ def check_results(messages: Iterable[ChatMessage]) -> None:
         ids |= dict.fromkeys(call["id"] for call in message.get("tool_calls", ()))
         if message["role"] == "tool" and (key := message.get("tool_call_id")) not in ids:
             raise InvalidInputError(
-                f"message {number} is the result of a call with id {key!r}, but no earlier "
-                "assistant message has a call with that id. Ids of earlier calls: "
-                f"{', '.join(map(repr, ids)) or 'none'}"
+                f"message {number} is the result of a call with id {short_repr(key)}, but no "
+                "earlier assistant message has a call with that id. Ids of earlier calls: "
+                f"{short_list(ids)}"
             )
 
 
@@ -456,7 +468,7 @@ def _check_tool_choice(tools: Sequence[Tool], choice: Any) -> None:
     if choice not in (*TOOL_CHOICES, *names):
         raise InvalidInputError(
             f"tool_choice must be {', '.join(TOOL_CHOICES)} or the name of a tool "
-            f"({', '.join(names) or 'no tools given'}); got {choice!r}."
+            f"({short_list(names)}); got {short_repr(choice)}."
             f"{nearest(str(choice), [*TOOL_CHOICES, *names])}"
         )
     if choice == "required" and not tools:
@@ -489,7 +501,23 @@ def _plain_json(value: Mapping[str, Any], label: str) -> dict[str, Any]:
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInputError(f"{label} cannot be written as JSON: {error}") from error
     check_text(text, label)
+    _check_depth(plain, label)
     return plain
+
+
+def _check_depth(value: Any, label: str) -> None:
+    """Check that JSON data is not nested deeper than `MAX_DEPTH`."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        parts = [each for each in level if isinstance(each, (dict, list))]
+        level = [
+            part for each in parts for part in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return
+    raise InvalidInputError(
+        f"{label} has more than {MAX_DEPTH} lists and objects inside each other. Use fewer levels."
+    )
 
 
 def _to_plain(value: Any) -> Any:

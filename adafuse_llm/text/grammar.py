@@ -71,6 +71,9 @@ MAX_CHARACTER_BYTES = 4
 CACHED_GRAMMARS = 64
 """Number of compiled grammars that are kept, for each member and for texts."""
 
+CACHED_CHARACTERS = 1_000_000
+"""Characters of all grammars that are kept compiled. Each takes up to about 70 bytes then."""
+
 JSON_CHARACTERS = '{}[]":, -0123456789truefalsn'
 
 _HEADER = re.compile(r"\s*%llguidance\s*(\{[^\n]*\})")
@@ -165,7 +168,8 @@ class Grammar:
             if source is not None:
                 llguidance()  # without it, a grammar that is already compiled is an error, too
                 text = source if isinstance(source, str) else json.dumps(source, ensure_ascii=False)
-                return _grammar(option, text)
+                known = _grammar if len(text) < CACHED_CHARACTERS // 10 else _grammar.__wrapped__
+                return known(option, text)
         return None
 
     def text(self) -> GrammarText:
@@ -593,13 +597,21 @@ class GrammarVocabulary:
                     reason = _reason(known.get_error(), grammar.option)
                     raise GrammarError(f"option {grammar.option!r}, member {self.name!r}: {reason}")
                 self._matchers[lark] = known
-                if len(self._matchers) > CACHED_GRAMMARS:
-                    self._matchers.popitem(last=False)
+                self._forget_old()
             self._matchers.move_to_end(lark)
             state = known.deep_copy()
         consumed = state.consume_tokens(self.encode(begun)) if begun else True
         assert consumed, f"the grammar does not allow {begun!r}"
         return state
+
+    def _forget_old(self) -> None:
+        """Drop the grammars whose last use is the longest ago, until the rest is small enough."""
+        size = sum(map(len, self._matchers))
+        while len(self._matchers) > 1 and (
+            len(self._matchers) > CACHED_GRAMMARS or size > CACHED_CHARACTERS
+        ):
+            lark, _ = self._matchers.popitem(last=False)
+            size -= len(lark)
 
     def _check_characters(self, grammar: Grammar) -> None:
         """Check that the member has tokens for the grammar's literal characters."""

@@ -677,6 +677,37 @@ def test_a_server_that_dies_in_mid_stream_is_an_error_until_it_is_back(
     engine.close()
 
 
+@pytest.mark.parametrize(("size", "indices"), [(0, ()), (2, (0, 0)), (1, (7,)), (1, (-1,))])
+def test_a_stream_of_a_wrong_shape_is_an_error(
+    local: AdaFuseEngine, size: int, indices: tuple[int, ...]
+) -> None:
+    whole = StreamEvent(text="a", round=None, generation=local.generate("x"))
+    wrong = [wire.Head(stream="1", size=size, members=local.members).model_dump_json()]
+    wrong += [wire.Events().pack(index, whole).model_dump_json() for index in indices]
+
+    async def info(_: Request) -> Response:
+        known = wire.Info(
+            protocol=wire.PROTOCOL,
+            members=local.member_info,
+            strategy="adafuse",
+            config={},
+            can_enforce=False,
+            pass_costs={},
+        )
+        return PlainTextResponse(known.model_dump_json())
+
+    async def stream(_: Request) -> Response:
+        return PlainTextResponse("\n".join([*wrong, ""]))
+
+    app = Starlette(routes=[Route(wire.INFO, info), Route(wire.STREAM, stream, methods=["POST"])])
+    with (
+        served(app) as url,
+        RemoteEngine(url) as engine,
+        pytest.raises(ServerError, match="unknown form"),
+    ):
+        engine.generate("x")
+
+
 def test_a_server_that_stops_ends_streams_with_an_error(slow_engine: AdaFuseEngine) -> None:
     app = create_app(slow_engine, ServingConfig(drain_seconds=0))
     with served(app) as url, RemoteEngine(url) as engine:

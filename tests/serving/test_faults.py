@@ -20,6 +20,7 @@ from adafuse_llm.serving.service import Service
 from tests.support.serving import served
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
+JSON = "application/json"
 ENDLESS = {"prompt": "x", "max_tokens": 100_000, "stream": True, "adafuse": {"max_words": 1}}
 SECRET = "the-colour-of-the-door"
 
@@ -210,18 +211,23 @@ def test_requests_wait_for_the_members():
 @pytest.mark.parametrize(
     ("status", "content", "kind"),
     [
-        (400, b"", "application/json"),
-        (400, b"{", "application/json"),
-        (400, b"[]", "application/json"),
-        (400, b'{"prompt": NaN}', "application/json"),
-        (400, b"\xff\xfe{}", "application/json"),
-        (400, b"[" * 100_000, "application/json"),
+        (400, b"", JSON),
+        (400, b"{", JSON),
+        (400, b"[]", JSON),
+        (400, b'{"prompt": NaN}', JSON),
+        (400, b"\xff\xfe{}", JSON),
+        (400, b"[" * 100_000, JSON),
         (400, b"{}", "application/json; charset=utf-8"),
-        (400, b'{"prompt": [1, 2]}', "application/json"),
-        (400, b'{"prompt": []}', "application/json"),
-        (400, b'{"prompt": "\\ud800"}', "application/json"),
-        (400, b'{"prompt": ""}', "application/json"),
-        (400, b'{"prompt": "x", "seed": 1e400}', "application/json"),
+        (400, b'{"prompt": [1, 2]}', JSON),
+        (400, b'{"prompt": []}', JSON),
+        (400, b'{"prompt": "\\ud800"}', JSON),
+        (400, b'{"prompt": ""}', JSON),
+        (400, b'{"prompt": "x", "seed": 1e400}', JSON),
+        (400, b'{"prompt": "x", "\\ud800": 1}', JSON),
+        (400, b'{"prompt": "x", "adafuse": {"\\ud800": 1}}', JSON),
+        (400, b'{"prompt": "x", "%s": 1}' % (b"field" * 50_000), JSON),
+        (404, b'{"prompt": "x", "model": "%s"}' % (b"name" * 50_000), JSON),
+        (400, b'{"prompt": "x", "adafuse": {"json_schema": "%s"}}' % (b"[" * 9999), JSON),
         (415, b'{"prompt": "x"}', "text/plain"),
         (415, b"prompt=x", "application/x-www-form-urlencoded"),
     ],
@@ -230,12 +236,59 @@ def test_a_body_that_is_no_request_is_refused(plain, status, content, kind):
     response = httpx.post(plain + COMPLETE, content=content, headers={"Content-Type": kind})
     assert response.status_code == status
     assert error_of(response)["type"] == "invalid_request_error"
+    assert len(response.text) < 3000
 
 
 @pytest.fixture(scope="module")
 def plain():
     with serve(Member()) as url:
         yield url
+
+
+def test_deep_or_many_parts_of_a_chat_are_refused(plain):
+    def chat(**fields):
+        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, **fields}
+        return httpx.post(plain + CHAT, json=body)
+
+    deep: dict[str, object] = {}
+    for _ in range(500):
+        deep = {"a": deep}
+    function = {"name": "f", "parameters": deep}
+    refused = [
+        chat(tools=[{"type": "function", "function": function}]),
+        chat(messages=[{"role": "usr" * 100_000, "content": "x"}]),
+        chat(
+            tools=[{"type": "function", "function": {"name": f"t{n}"}} for n in range(5000)],
+            tool_choice={"type": "function", "function": {"name": "f"}},
+        ),
+    ]
+    assert [each.status_code for each in refused] == [400] * 3
+    assert all(len(each.text) < 3000 for each in refused)
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded():
+    member = FakeBackend("small", words, context_window=100)
+    empty = [{"role": "user", "content": ""}] * 200
+    with serve(member) as url:
+        long = httpx.post(url + COMPLETE, json={"prompt": "x" * 1601})
+        many = httpx.post(url + CHAT, json={"messages": [*empty, {"role": "user", "content": "x"}]})
+    for response in (long, many):
+        assert error_of(response)["code"] == "context_length_exceeded"
+        assert "this server allows 1600" in response.text
+
+
+def test_the_time_limit_counts_before_the_decode(monkeypatch):
+    engine = AdaFuseEngine([Member()])
+    free = threading.Event()
+    monkeypatch.setattr(engine, "check_grammar", lambda **_: free.wait(20))
+    body = {
+        "messages": [{"role": "user", "content": "x"}],
+        "response_format": {"type": "json_object"},
+    }
+    with served(create_app(engine, ServingConfig(request_timeout=0.2))) as url:
+        response = httpx.post(url + CHAT, json=body)
+        free.set()
+    assert response.status_code == 504
 
 
 def test_an_unknown_address_or_method_has_an_error_in_the_same_form(plain):
