@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from playwright import sync_api
@@ -18,9 +20,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Candidate, Generation, Round
 from adafuse_llm.backends import FakeBackend
-from adafuse_llm.errors import ContextWindowError, MemberError
+from adafuse_llm.errors import MemberError
 from adafuse_llm.report.styles import COLORS, looks, owner, shared
-from adafuse_llm.serving import ServingConfig, create_app
+from adafuse_llm.serving import ServingConfig, create_app, errors
 from adafuse_llm.serving.app import build_app
 from adafuse_llm.serving.errors import ApiError, api_error
 from adafuse_llm.serving.http import error_response
@@ -37,12 +39,15 @@ IMAGE = "<img src=x onerror=\"document.title='hurt'\">"
 SCRIPT = "<script>document.title='hurt'</script>"
 MEMBERS = ("wren", "heron", IMAGE)
 HEBREW = "1874 הטחנה נוסדה על ידי עדה ברוק ליד הנהר"
+Scheme = Literal["light", "dark"]
+PATIENCE = 20
+"""Seconds after which a member fails that waits for a test."""
 
 ANSWERS: dict[str, tuple[str, ...]] = {
-    "sum": ("The sum is 85 for sure.", "The total is 85 for sure.", "The result is 90, I think."),
+    "sum": ("The sum is 85 for sure.", "The sum is 90 for sure.", "The result is 90, I think."),
     "nasty": (f"It is {SCRIPT} or {IMAGE} or so.", f"Is {IMAGE} or {SCRIPT} or so."),
     "hebrew": (HEBREW, HEBREW, "1874 אחר"),
-    "long": ("\n".join(f"line {number}" for number in range(60)),),
+    "long": ("\n".join(f"line {number}" for number in range(12)),),
     "think": ("<think>\nSo it is</think>\n\nNow it is done",),
     "m" * 200: ("n" * 200,),
 }
@@ -53,7 +58,6 @@ class Writer(FakeBackend):
     """A member that writes its own answer as long as the text allows it, else another one.
 
     Attributes:
-        pace: seconds that a pass takes.
         may_go_on: whether passes run that follow three words of an answer; others wait.
         fails: whether these passes fail.
     """
@@ -61,21 +65,21 @@ class Writer(FakeBackend):
     def __init__(self, name: str) -> None:
         super().__init__(name, self.following)
         self.number = MEMBERS.index(name)
-        self.pace = 0.0
         self.may_go_on = threading.Event()
+        self.reset()
+
+    def reset(self) -> None:
         self.may_go_on.set()
         self.fails = False
-
-    def evaluate(self, queries):
-        time.sleep(self.pace)
-        return super().evaluate(queries)
+        self.context_window = None
 
     def following(self, text: str) -> dict[str, float]:
         conversation, _, written = text.rpartition("Assistant:")
         answers = ANSWERS[conversation.rpartition("User: ")[2].strip()]
         written = written.removeprefix(" ")
         if len(written.split()) >= 3:
-            self.may_go_on.wait(20)
+            if not self.may_go_on.wait(PATIENCE):
+                raise TimeoutError("no test let the member go on")
             if self.fails:
                 raise OSError("broken")
         own = answers[min(self.number, len(answers) - 1)]
@@ -121,13 +125,12 @@ def front(site, engine, members) -> Iterator[Front]:
     yield site[0]
     site[0].app = create_app(engine)
     for member in members:
-        member.pace, member.fails = 0.0, False
-        member.may_go_on.set()
+        member.reset()
 
 
-def refuse(front: Front, *errors: ApiError) -> None:
+def refuse(front: Front, *refusals: ApiError) -> None:
     """Answer the next requests for chat completions with errors."""
-    app, left = front.app, list(errors)
+    app, left = front.app, list(refusals)
 
     async def refused(scope: Scope, receive: Receive, send: Send) -> None:
         if scope.get("method") == "POST" and left:
@@ -138,21 +141,28 @@ def refuse(front: Front, *errors: ApiError) -> None:
     front.app = refused
 
 
-def cut(front: Front, parts: int) -> None:
-    """Cut the next response after some parts of its body."""
-    app, left = front.app, parts
+def hold(front: Front, parts: int, *, cut: bool = False) -> threading.Event:
+    """Hold the next response after some parts of its body until the returned event is set.
 
-    async def broken(scope: Scope, receive: Receive, send: Send) -> None:
+    Then the response goes on, or the connection is cut. Browsers drop what arrives together with a
+    cut, so a test sets the event when the page has shown these parts.
+    """
+    app, left, may_go_on = front.app, parts, threading.Event()
+
+    async def held(scope: Scope, receive: Receive, send: Send) -> None:
         async def put(message: Message) -> None:
             nonlocal left
             left -= message["type"] == "http.response.body"
-            if left < 0:
+            if left < 0 and not await asyncio.to_thread(may_go_on.wait, PATIENCE):
+                raise TimeoutError("no test let the response go on")
+            if left < 0 and cut:
                 raise ConnectionError("cut on purpose")
             await send(message)
 
         await app(scope, receive, put if scope.get("method") == "POST" else send)
 
-    front.app = broken
+    front.app = held
+    return may_go_on
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +177,7 @@ def browser() -> Iterator[sync_api.Browser]:
 
 
 class Tab:
-    """The page in a tab of a browser."""
+    """The page in a tab of a browser, with what happened there since the last visit began."""
 
     def __init__(self, page: sync_api.Page) -> None:
         self.page = page
@@ -177,6 +187,19 @@ class Tab:
         page.on("pageerror", lambda problem: self.problems.append(str(problem)))
         page.on("console", lambda message: self.problems.append(message.text))
         page.on("request", self.note_body)
+
+    def open(self, address: str, width: int, height: int, scheme: Scheme) -> None:
+        """Show the page as a new visitor sees it."""
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.page.emulate_media(color_scheme=scheme)
+        self.problems.clear()
+        self.bodies.clear()
+        self.page.goto(address)
+
+    def leave(self) -> None:
+        """Leave the page without a trace."""
+        self.page.evaluate("stored.set = () => true; sessionStorage.clear()")
+        self.page.goto("about:blank")
 
     def note_body(self, request: sync_api.Request) -> None:
         if request.method == "POST":
@@ -211,6 +234,10 @@ class Tab:
         return self.page.locator(".note").last.inner_text()
 
     @property
+    def facts(self) -> str:
+        return self.page.locator("article").last.locator(".foot").inner_text()
+
+    @property
     def round(self) -> sync_api.Locator:
         return self.page.locator("#round")
 
@@ -223,38 +250,35 @@ class Tab:
         return self.page.evaluate("document.documentElement.scrollWidth > innerWidth")
 
 
-@pytest.fixture
-def visit(browser, site, front) -> Iterator[Callable[..., Tab]]:
-    """Open the page in a tab of its own; afterwards, the tab has reported no problem."""
-    tabs: list[Tab] = []
+@pytest.fixture(scope="module")
+def tab(browser) -> Tab:
+    return Tab(browser.new_page())
 
-    def opened(**options: Any) -> Tab:
-        size = {"width": 1100, "height": 700}
-        context = browser.new_context(**{"viewport": size, **options})
-        tabs.append(Tab(context.new_page()))
-        tabs[-1].page.goto(site[1])
-        return tabs[-1]
+
+@pytest.fixture
+def visit(tab, site, front) -> Iterator[Callable[..., Tab]]:
+    """Open the page; afterwards, it has reported no problem."""
+
+    def opened(width: int = 1100, height: int = 700, scheme: Scheme = "light") -> Tab:
+        tab.open(site[1], width, height, scheme)
+        return tab
 
     yield opened
-    for tab in tabs:
-        tab.page.context.close()
-        network = "Failed to load resource"  # refusals and cut connections, which tests want
-        assert [each for each in tab.problems if network not in each] == []
+    tab.leave()
+    network = "Failed to load resource"  # refusals and cut connections, which tests want
+    assert [each for each in tab.problems if network not in each] == []
 
 
 def generated(engine: AdaFuseEngine, question: str, **options: Any) -> Generation:
     return engine.generate(messages=[{"role": "user", "content": question}], **options)
 
 
-def marks_of(rounds: tuple[Round, ...]) -> list[str]:
-    """The marks of the spans with text: those of the proposers, the surest first."""
+def mark_of(done: Round) -> str:
+    """The marks of a span: those of the proposers, in the order of the members."""
+    joint, proposers = shared(done), done.candidates[done.winner].proposers
     marks = {look.name: look.mark for look in looks(MEMBERS).values()}
-    found = []
-    for done in filter(lambda each: each.text, rounds):
-        winner, joint = done.candidates[done.winner], shared(done)
-        names = sorted(winner.proposers, key=lambda name: winner.nll[name])
-        found.append(joint.mark if joint else "".join(marks[name] for name in names))
-    return found
+    authors = proposers or (owner(done, MEMBERS),)
+    return joint.mark if joint else "".join(marks[name] for name in MEMBERS if name in authors)
 
 
 # ---- Without a browser ----
@@ -304,12 +328,19 @@ def test_an_answer_grows_span_by_span(visit, engine, members) -> None:
     members[0].may_go_on.set()
     tab.finish()
     assert tab.answer == expected.text
-    assert tab.marks == marks_of(expected.rounds)
-    assert len(set(tab.marks)) > 1
-    facts = tab.page.locator(".foot").inner_text()
-    assert f"adafuse: {len(expected.rounds)} rounds" in facts
-    assert f"{len(expected.text)} tokens" in facts
-    assert "ended by the winner" in facts
+    marks = [mark_of(done) for done in expected.rounds if done.text]
+    assert tab.marks == marks
+    assert f"adafuse: {len(expected.rounds)} rounds" in tab.facts
+    assert f"{len(expected.text)} tokens" in tab.facts
+    assert "ended by the winner" in tab.facts
+    numbers = Counter("".join(marks))
+    assert len(marks) < numbers.total(), "no span has several marks"
+    assert dict(re.findall(r"([●■▲=]) (\d+)", tab.facts)) == {
+        mark: str(number) for mark, number in numbers.items()
+    }
+    together = sum("●" in each and len(each) > 1 for each in marks)
+    title = f"{numbers['●']} spans by wren ({together} together with other members)"
+    assert tab.page.locator(".foot").get_by_title(title, exact=True).count()
     assert tab.bodies == [
         {
             "model": "adafuse",
@@ -347,6 +378,7 @@ def test_a_stopped_answer_stays(visit, front, engine, members) -> None:
     tab.press("Stop")
     members[0].may_go_on.set()
     assert tab.note == "You stopped this answer."
+    assert tab.facts.splitlines()[-2].endswith(" s · stopped"), "the server sent no tokens"
     stopped = tab.answer
     assert ANSWERS["long"][0].startswith(stopped)
     end = time.monotonic() + 5
@@ -369,7 +401,7 @@ def test_models_members_and_options_can_be_chosen(visit, engine) -> None:
     assert (tab.bodies[0]["max_tokens"], tab.bodies[0]["temperature"]) == (12, 0)
     expected = generated(engine, "sum", use=("wren", IMAGE), max_new_tokens=12)
     assert tab.answer == expected.text
-    assert "adafuse without heron" in page.locator(".foot").inner_text()
+    assert "adafuse without heron" in tab.facts
     page.get_by_label("wren").uncheck()
     assert page.locator("#members input:checked").is_disabled(), "one member has to decode"
     page.get_by_label("Model").select_option("heron")
@@ -421,14 +453,19 @@ def test_a_reload_keeps_conversation_and_draft(visit, members) -> None:
     assert tab.page.locator(".question").all_inner_texts() == ["sum", "long"]
 
 
-def test_the_view_follows_the_text_unless_the_reader_scrolls(visit) -> None:
-    tab = visit()
+def test_the_view_follows_the_text_unless_the_reader_scrolls(visit, front) -> None:
+    may_go_on = hold(front, 15)
+    tab = visit(height=400)
     log = tab.page.locator("#log")
     away = "e => e.scrollHeight - e.scrollTop - e.clientHeight"
     tab.say("long", wait=False)
-    tab.spans.nth(60).wait_for()
+    tab.spans.nth(11).wait_for()
+    assert log.evaluate("e => e.scrollTop") > 40
     assert log.evaluate(away) < 60
     log.evaluate("e => { e.scrollTop = 40; }")
+    tab.page.locator("#newest").wait_for()
+    assert tab.page.locator("#stop").is_visible()
+    may_go_on.set()
     tab.finish()
     assert log.evaluate("e => e.scrollTop") == 40
     tab.press("Newest text")
@@ -467,8 +504,22 @@ def test_a_click_opens_a_round(visit, engine) -> None:
     assert not tab.round.is_visible()
 
 
-def test_the_keyboard_reaches_every_round(visit) -> None:
-    tab = visit()
+def pixels_of_outline(tab: Tab) -> list[bytes]:
+    """Pixels of the open round as pictures: in its outline above and at the side, and inside."""
+    box = tab.round.bounding_box()
+    assert box is not None
+    left, top, width, height = box["x"], box["y"], box["width"], box["height"]
+    places = [
+        (left + width / 2, top + 1),
+        (left + 1, top + height / 2),
+        (left + width / 2, top + 5),
+    ]
+    return [tab.page.screenshot(clip={"x": x, "y": y, "width": 1, "height": 1}) for x, y in places]
+
+
+@pytest.mark.parametrize("width", [1100, 390])
+def test_the_keyboard_reaches_every_round(visit, width) -> None:
+    tab = visit(width)
     tab.say("sum")
     texts = tab.spans.all_text_contents()
     for _ in range(20):
@@ -478,6 +529,8 @@ def test_the_keyboard_reaches_every_round(visit) -> None:
     tab.page.keyboard.press("ArrowRight")
     tab.page.keyboard.press("Enter")
     assert tab.page.get_by_role("dialog", name="Round 2").is_visible()
+    top, side, inside = pixels_of_outline(tab)
+    assert top == side != inside
     tab.page.keyboard.press("Escape")
     assert not tab.round.is_visible()
     assert tab.focused == texts[1]
@@ -496,20 +549,44 @@ FORCED = Round(
 )
 
 
+JOINT = Round(
+    index=0,
+    candidates=(
+        Candidate(
+            text=" so",
+            stops=False,
+            proposers=("heron", "wren"),
+            nll={"wren": 0.9, "heron": 0.2, IMAGE: 2.0},
+            score=1.0,
+        ),
+    ),
+    winner=0,
+    text=" so",
+    margins=dict.fromkeys(MEMBERS, (0.5,)),
+    elapsed=0.1,
+)
+
+
 def test_rounds_belong_to_the_same_members_as_in_reports(visit, engine) -> None:
     tab = visit()
     choice = generated(engine, "sum", choices=ANSWERS["sum"][:2])
-    every = [FORCED, *choice.rounds]
+    every = [FORCED, JOINT, *choice.rounds]
     every += [each for name in ANSWERS for each in generated(engine, name).rounds]
-    script = "rounds => rounds.map(e => [sharedBy(e), authorsOf(e)[0], probabilitiesOf(e)])"
+    script = """rounds => rounds.map(e => {
+        const { mark, color } = lookOfRound(e);
+        return [sharedBy(e), ownerOf(e), probabilitiesOf(e), mark, color ?? null];
+    })"""
     found = tab.page.evaluate(script, [each.model_dump(mode="json") for each in every])
     names = {"all agree": "agreed", "forced by the grammar": "forced", "chosen by score": "chosen"}
-    assert {kind for kind, _, _ in found} == {None, *names.values()}
-    for each, (kind, author, probabilities) in zip(every, found, strict=True):
+    assert {kind for kind, *_ in found} == {None, *names.values()}
+    assert found[1][3:] == ["●■", "var(--color-1)"], "heron is surer than wren"
+    for each, (kind, author, probabilities, mark, color) in zip(every, found, strict=True):
         joint = shared(each)
         assert kind == (names[joint.name] if joint else None)
         if joint is None:
             assert author == owner(each, MEMBERS)
+            assert color == f"var(--color-{MEMBERS.index(author)})"
+        assert mark == mark_of(each)
         expected = choice_probabilities(each)
         assert probabilities == (pytest.approx(list(expected)) if expected else None)
     marks = tab.page.evaluate("names => names.map(name => lookOf(name).mark)", MEMBERS)
@@ -527,8 +604,9 @@ def test_tags_in_answers_and_names_stay_text(visit, engine) -> None:
     assert SCRIPT in expected.text
     assert IMAGE in expected.text
     for place, done in enumerate(each for each in expected.rounds if each.text):
-        tab.spans.nth(place).click()
-        assert json.dumps(done.text) in tab.round.inner_text()
+        if "<" in done.text:
+            tab.spans.nth(place).click()
+            assert json.dumps(done.text) in tab.round.inner_text()
     assert IMAGE in tab.page.locator("#members").inner_text()
     options = tab.page.get_by_label("Model").locator("option")
     assert options.nth(3).inner_text() == f"{IMAGE} alone"
@@ -539,7 +617,7 @@ def test_tags_in_answers_and_names_stay_text(visit, engine) -> None:
 
 
 def test_text_runs_in_its_own_direction(visit) -> None:
-    tab = visit(viewport={"width": 390, "height": 800})
+    tab = visit(390, 800)
     tab.say("hebrew")
     direction = "e => getComputedStyle(e).direction"
     assert tab.page.locator(".answer[role=group]").evaluate(direction) == "rtl"
@@ -555,22 +633,23 @@ def test_text_runs_in_its_own_direction(visit) -> None:
     assert tab.page.locator("#text").evaluate(direction) == "rtl"
 
 
-@pytest.mark.parametrize("ends", ["\n", "\r\n"])
-def test_events_are_read_wherever_the_stream_is_cut(visit, ends) -> None:
+def test_events_are_read_wherever_the_stream_is_cut(visit) -> None:
     lines = [": a comment", "data: one", "", "event: x", "data:two", "data: three", "", ""]
     script = """stream => Array.from({ length: stream.length }, (_, at) => {
         const seen = [], read = eventReader(data => seen.push(data));
         read(stream.slice(0, at)); read(stream.slice(at)); read("\\n");
         return seen.join("|");
     })"""
-    assert set(visit().page.evaluate(script, ends.join(lines))) == {"one|two\nthree"}
+    page = visit().page
+    for ends in ("\n", "\r\n"):
+        assert set(page.evaluate(script, ends.join(lines))) == {"one|two\nthree"}
 
 
 # ---- Looks ----
 
 
 def test_a_narrow_screen_needs_no_horizontal_scrolling(visit) -> None:
-    tab = visit(viewport={"width": 390, "height": 800})
+    tab = visit(390, 800)
     assert not tab.is_too_wide
     tab.say("m" * 200)
     tab.say("nasty")
@@ -599,18 +678,18 @@ def blended(color: str, paper: str = "#000000") -> str:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_spans_have_contrast(visit, scheme) -> None:
-    tab = visit(color_scheme=scheme)
-    tab.say("sum")
-    script = """(element, count) => Array.from({ length: 2 * count }, (_, number) => {
+    page = visit(scheme=scheme).page
+    script = """count => Array.from({ length: 2 * count }, (_, number) => {
+        const element = find("log").appendChild(make("span", { "data-mark": "●" }, "text"));
         element.style.setProperty("--member", `var(--color-${number % count})`);
         element.className = number < count ? "span" : "span open";
         const style = getComputedStyle(element);
         const mark = getComputedStyle(element, "::before").color;
         return [style.color, style.backgroundColor, style.borderBottomColor, mark];
     })"""
-    paper = blended(tab.page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    paper = blended(page.evaluate("getComputedStyle(document.body).backgroundColor"))
     assert paper == {"light": "#ffffff", "dark": "#15181c"}[scheme]
-    seen = tab.spans.first.evaluate(script, len(COLORS))
+    seen = page.evaluate(script, len(COLORS))
     assert len({line for _, _, line, _ in seen}) == len(COLORS)
     for text, tint, line, mark in seen:
         background = blended(tint, paper)
@@ -653,7 +732,8 @@ def test_the_page_asks_for_the_key(visit, front, engine) -> None:
     assert tab.answer == generated(engine, "sum").text
 
 
-def test_a_message_waits_until_the_members_are_loaded(visit, front, engine) -> None:
+def test_a_message_waits_until_the_members_are_loaded(visit, front, engine, monkeypatch) -> None:
+    monkeypatch.setattr(errors, "RETRY_SECONDS", 0)
     service = Service(ServingConfig())
     front.app = build_app(service)
     tab = visit()
@@ -674,13 +754,10 @@ def test_a_message_waits_until_the_members_are_loaded(visit, front, engine) -> N
 
 def test_a_refused_message_can_be_sent_again(visit, front, engine) -> None:
     busy = ApiError(429, "too many requests wait", retry_after=7)
-    long, broken = ContextWindowError("a prompt of 9000 tokens"), MemberError("wren", "broken")
-    refuse(front, busy, api_error(long), api_error(broken))
+    refuse(front, busy, api_error(MemberError("wren", "broken")))
     tab = visit()
     tab.say("sum")
     assert tab.note == "The server is busy. Send the message again in 7 s."
-    tab.press("Send again")
-    tab.page.get_by_text("too long for the members").wait_for()
     tab.press("Send again")
     tab.page.get_by_text("The server failed: member 'wren' failed: broken.").wait_for()
     tab.press("Send again")
@@ -692,15 +769,44 @@ def test_a_refused_message_can_be_sent_again(visit, front, engine) -> None:
     assert all(len(each["messages"]) == 1 for each in tab.bodies)
 
 
+def test_a_message_that_is_too_long_can_be_changed(visit, members, engine) -> None:
+    tab = visit()
+    members[0].context_window = 4
+    tab.say("hebrew")
+    words, detail = tab.note.splitlines()
+    assert words == "This message is too long for the members. Send a shorter one."
+    assert re.fullmatch(r"The prompt has \d+ tokens .* 4 tokens, including the response\.", detail)
+    main = tab.page.locator(".foot .main")
+    assert main.inner_text() == "Change the message"
+    tab.page.fill("#text", "sum")
+    main.click()
+    assert tab.page.input_value("#text") == "hebrew\nsum"
+    assert not tab.page.locator("article").count()
+    members[0].context_window = None
+    tab.say("hebrew")
+    members[0].context_window = 4
+    tab.say("sum")
+    assert tab.note.startswith("This conversation is too long for the members. Start a new one")
+    members[0].context_window = None
+    main.click()
+    tab.finish()
+    assert tab.answer == generated(engine, "sum").text
+    assert len(tab.bodies[-1]["messages"]) == 1
+
+
 @pytest.mark.parametrize("how", ["failed", "cut"])
 def test_an_answer_that_breaks_off_stays(visit, front, engine, members, how) -> None:
     whole = generated(engine, "sum").text
-    if how == "cut":
-        members[0].pace = 0.02  # the browser drops what arrives together with the end
-        cut(front, 4)
-    members[1].fails = how == "failed"
     tab = visit()
-    tab.say("sum")
+    if how == "failed":
+        members[1].fails = True
+        tab.say("sum")
+    else:
+        may_go_on = hold(front, 4, cut=True)
+        tab.say("sum", wait=False)
+        tab.spans.first.wait_for()
+        may_go_on.set()
+        tab.finish()
     assert ("The answer failed: " if how == "failed" else "The connection to") in tab.note
     assert whole.startswith(tab.answer)
     assert 0 < len(tab.answer) < len(whole)
