@@ -4,15 +4,16 @@
     python -m benchmarks.serving --clients 8 --seconds 5 --output serving.json
 
 The benchmark starts ``adafuse serve`` with the embedded members in a process of its own, on the
-loopback interface. It first asks every question once, one at a time. Then each client sends one
-random question after the other and reads the answer as a stream. One request in ten leaves after
-its first spans.
+loopback interface. Half of the requests are questions about the handbook, with passages; the others
+continue passages. It first sends every request once, one at a time. Then each client sends one
+random request after the other and reads the response as a stream. One request in ten leaves after
+one of its spans.
 
-Every answer must be the same as the one that was asked alone, and the beginning that a client has
-read before it left must be the beginning of that answer. No request may be lost: each one ends with
-``[DONE]``, or is one that left. The benchmark prints the time to the first text and to the end (p50
-and p95), the requests per second, and the resident memory of the server during the run. It exits
-with 1 if a text differs, or a request is lost or left running.
+Every response must be the same as the one that was asked for alone, and the beginning that a client
+has read before it left must be the beginning of that response. No request may be lost: each one ends
+with ``[DONE]``, or is one that left. The benchmark prints the time to the first text and to the end
+(p50 and p95), the responses per second, and the resident memory of the server during the run. It
+exits with 1 if a text differs, or a request is lost or left running.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
@@ -63,23 +64,42 @@ class Load:
     memory: list[int] = field(default_factory=list)
 
 
-def conversations(count: int) -> list[list[dict[str, str]]]:
-    """Return questions about the handbook, each with the passages that were found for it."""
-    index = Retriever(read_documents([handbook_path()]))
-    asked = [each.question for each in handbook_questions()][:count]
-    return [question_messages(question, index.search(question)) for question in asked]
+@dataclass(frozen=True)
+class Asked:
+    """A request: its path and its body."""
+
+    path: str
+    body: dict[str, Any]
 
 
-async def spans(
-    client: httpx.AsyncClient, messages: Sequence[dict[str, str]]
-) -> AsyncIterator[str]:
-    """Yield the texts of a streamed answer, and then ``[DONE]``.
+def requests_of_the_handbook() -> list[Asked]:
+    """Return questions with the passages that were found for them, and passages to continue."""
+    passages = read_documents([handbook_path()])
+    index = Retriever(passages)
+    options = {"max_tokens": MAX_TOKENS, "stream": True}
+    questions = [each.question for each in handbook_questions()][:QUESTIONS]
+    return [
+        *(
+            Asked(
+                "/v1/chat/completions",
+                {"messages": question_messages(question, index.search(question)), **options},
+            )
+            for question in questions
+        ),
+        *(
+            Asked("/v1/completions", {"prompt": " ".join(passage.text.split()[:40]), **options})
+            for passage in passages[:QUESTIONS]
+        ),
+    ]
+
+
+async def spans(client: httpx.AsyncClient, asked: Asked) -> AsyncGenerator[str, None]:
+    """Yield the texts of a streamed response, and then ``[DONE]``.
 
     Raises:
         RuntimeError: the server answers with an error, or the stream ends early.
     """
-    body = {"messages": messages, "max_tokens": MAX_TOKENS, "stream": True}
-    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+    async with client.stream("POST", asked.path, json=asked.body) as response:
         if response.status_code != 200:
             raise RuntimeError((await response.aread()).decode())
         async for line in response.aiter_lines():
@@ -91,13 +111,14 @@ async def spans(
                 chunk = json.loads(data)
                 if "error" in chunk:
                     raise RuntimeError(data)
-                yield chunk["choices"][0]["delta"].get("content", "")
+                (choice,) = chunk["choices"]
+                yield choice["text"] if "text" in choice else choice["delta"].get("content", "")
     raise RuntimeError("the stream ended without [DONE]")
 
 
 async def one_request(
     client: httpx.AsyncClient,
-    messages: Sequence[dict[str, str]],
+    asked: Asked,
     expected: str,
     load: Load,
     *,
@@ -105,7 +126,7 @@ async def one_request(
 ) -> None:
     """Send one request, and note what became of it."""
     began = time.perf_counter()
-    text, parts = "", spans(client, messages)
+    text, parts = "", spans(client, asked)
     number = 0
     try:
         async for part in parts:
@@ -124,28 +145,31 @@ async def one_request(
         load.counts["lost"] += 1
         print(f"lost: {type(error).__name__}: {error}", file=sys.stderr)
     finally:
-        await parts.aclose()  # type: ignore[attr-defined]
+        await parts.aclose()
 
 
 async def run(
     address: str, process: psutil.Process, clients: int, seconds: float, seed: int
 ) -> Load:
     """Ask every question alone, then with many clients at once."""
-    asked, load = conversations(QUESTIONS), Load()
+    asked, load = requests_of_the_handbook(), Load()
     limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
     async with httpx.AsyncClient(base_url=address, limits=limits, timeout=120) as client:
         alone = []
-        for messages in asked:
-            texts = [part async for part in spans(client, messages)]
-            alone.append("".join(texts[:-1]))
+        for each in asked:
+            texts = [part async for part in spans(client, each)]
+            alone.append([text for text in texts[:-1] if text])
         end = time.monotonic() + seconds
 
         async def one_client(number: int) -> None:
             draw = random.Random(seed * 1000 + number)
             while time.monotonic() < end:
                 chosen = draw.randrange(len(asked))
-                leaves = draw.randint(1, 2) if draw.random() < LEAVING else None
-                await one_request(client, asked[chosen], alone[chosen], load, leaves_after=leaves)
+                expected = alone[chosen]
+                leaves = draw.randint(1, len(expected)) if draw.random() < LEAVING else None
+                await one_request(
+                    client, asked[chosen], "".join(expected), load, leaves_after=leaves
+                )
 
         async def watch() -> None:
             while time.monotonic() < end:
