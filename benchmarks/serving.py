@@ -9,8 +9,8 @@ continue passages. It first sends every request once, one at a time. Then each c
 random request after the other and reads the response as a stream. One request in ten leaves after
 one of its spans.
 
-Every response must be the same as the one that was asked for alone, and the beginning that a client
-has read before it left must be the beginning of that response. No request may be lost: each one ends
+Every response must be the same as the one that was asked for alone, and what a client has read
+before it left must be the beginning of that response. No request may be lost: each one ends
 with ``[DONE]``, or is one that left. The benchmark prints the time to the first text and to the end
 (p50 and p95), the responses per second, and the resident memory of the server during the run. It
 exits with 1 if a text differs, or a request is lost or left running.
