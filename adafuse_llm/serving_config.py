@@ -49,7 +49,7 @@ class ServingConfig(Options):
         default=None,
         ge=1,
         description="Maximum characters of a prompt, or of all messages and tools of a chat. "
-        "Default: 16 for each token of the smallest context window.",
+        "Default: 16 for each token of the members' smallest context window.",
     )
     max_output_tokens: int | None = Field(
         default=None,

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 
+from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import (
     AdaFuseError,
@@ -59,10 +60,12 @@ Open = Callable[[threading.Event, float | None], Awaitable[Events]]
 """Starts a decode with a flag that cancels it and a time limit, and returns its events."""
 
 
-def _most_characters(engine: AdaFuseEngine) -> int | None:
+def _most_characters(engine: AdaFuseEngine, config: AdaFuseConfig) -> int | None:
     """Return the size above which a prompt is refused without encoding it; None for no limit."""
-    window = engine.context_window
-    return None if window is None else window * TOKEN_CHARACTERS
+    active = config.use or engine.members
+    windows = [each.context_window for each in engine.member_info if each.name in active]
+    known = [window for window in windows if window is not None]
+    return min(known) * TOKEN_CHARACTERS if known else None
 
 
 async def within(seconds: float | None, work: Awaitable[T]) -> T:
@@ -254,7 +257,7 @@ class Service:
             InvalidOptionError: an option is unknown or out of range.
         """
         config, limits = engine.config.override(options), self.config
-        most = limits.max_prompt_characters or _most_characters(engine)
+        most = limits.max_prompt_characters or _most_characters(engine, config)
         if most is not None and characters > most:
             raise invalid(
                 f"the prompt has {characters} characters; this server allows {most}. Shorten it.",

@@ -267,9 +267,11 @@ def test_deep_or_many_parts_of_a_chat_are_refused(plain):
 
 
 def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded():
-    member = FakeBackend("small", words, context_window=100)
+    members = [FakeBackend("small", words, context_window=100), FakeBackend("large", words)]
     empty = [{"role": "user", "content": ""}] * 200
-    with serve(member) as url:
+    with served(create_app(AdaFuseEngine(members))) as url:
+        large = {"prompt": "x" * 1601, "model": "large", "max_tokens": 2}
+        assert httpx.post(url + COMPLETE, json=large).status_code == 200
         long = httpx.post(url + COMPLETE, json={"prompt": "x" * 1601})
         many = httpx.post(url + CHAT, json={"messages": [*empty, {"role": "user", "content": "x"}]})
     for response in (long, many):
