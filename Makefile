@@ -6,6 +6,7 @@ INTEGRATIONS := integrations/langchain-adafuse integrations/llama-index-llms-ada
 PACKAGES := -e '.[cli,client,eval,grammar,serve,tune]' $(addprefix -e ,$(INTEGRATIONS))
 GROUPS := --group dev --group docs --group cookbooks
 DEMO := $(VENV)/.demo
+SERVE := $(VENV)/.serve
 SETUP := $(VENV)/.set-up
 GGUF := $(VENV)/.gguf
 LOWEST := .venv-lowest
@@ -29,7 +30,7 @@ help: ## list the targets
 demo: $(DEMO) ## install the package, then answer a question about the shipped handbook with three small models
 	@$(BIN)/adafuse ask "$(QUESTION)" --max-words 1
 
-serve: $(DEMO) ## serve three small models in the form of OpenAI's API, with a page, at port 8000 (PORT=9000 to change it)
+serve: $(SERVE) ## serve three small models in the form of OpenAI's API, with a page, at port 8000 (PORT=9000 to change it)
 	@$(BIN)/adafuse serve --port $(PORT)
 
 quick: $(SETUP) ## a subset of the tests in under a minute, for every commit
@@ -88,10 +89,15 @@ soak: $(SETUP) ## half an hour of mixed, cancelled and failing requests; texts m
 clean: ## remove the virtual environments, built files and caches
 	rm -rf $(VENV) $(LOWEST) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache site docs/cookbooks jupyter_execute
 
-# Two steps: what the demo runs, then what tests, linters and documentation need.
+# Steps: what the demo runs; what the server needs; what tests, linters and documentation need.
 $(DEMO): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (once; this installs torch and transformers)"
 	@$(call new_environment,$(VENV))
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[cli]'
+	@touch $@
+
+$(SERVE): $(DEMO)
+	@echo "adding to $(VENV) what the server needs (once)"
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[cli,grammar,serve]'
 	@touch $@
 

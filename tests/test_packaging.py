@@ -89,6 +89,7 @@ def test_s13_the_first_command_installs_only_what_it_needs(tmp_path: Path) -> No
         return [line for line in lines if "--upgrade" not in line]
 
     (demo,) = installs("demo")
-    assert demo.endswith("-e '.[cli,serve]'")
+    assert demo.endswith("-e '.[cli]'")
+    assert installs("serve") == [demo, demo.replace("cli", "cli,grammar,serve")]
     assert installs("test")[0] == demo
     assert "--group dev" in installs("test")[1]

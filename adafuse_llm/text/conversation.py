@@ -414,7 +414,7 @@ def check_results(messages: Iterable[ChatMessage]) -> None:
             raise InvalidInputError(
                 f"message {number} is the result of a call with id {short_repr(key)}, but no "
                 "earlier assistant message has a call with that id. Ids of earlier calls: "
-                f"{short_list(ids)}"
+                f"{short_list(map(repr, ids))}"
             )
 
 
@@ -468,7 +468,7 @@ def _check_tool_choice(tools: Sequence[Tool], choice: Any) -> None:
     if choice not in (*TOOL_CHOICES, *names):
         raise InvalidInputError(
             f"tool_choice must be {', '.join(TOOL_CHOICES)} or the name of a tool "
-            f"({short_list(names)}); got {short_repr(choice)}."
+            f"({short_list(names) if names else 'no tools given'}); got {short_repr(choice)}."
             f"{nearest(str(choice), [*TOOL_CHOICES, *names])}"
         )
     if choice == "required" and not tools:
