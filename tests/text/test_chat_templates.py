@@ -215,9 +215,7 @@ def test_e5_an_endless_template_is_stopped(monkeypatch):
     monkeypatch.setattr(codec, "RENDER_SECONDS", 0.3)
     endless, before = endless_codec(), set(threading.enumerate())
     started = time.monotonic()
-    with pytest.raises(
-        InvalidInputError, match=r"was stopped.*more than 0.3 seconds.*loops"
-    ):
+    with pytest.raises(InvalidInputError, match=r"was stopped.*more than 0.3 seconds.*loops"):
         endless.encode_messages(turns("u", "loop {}"))
     assert time.monotonic() - started < 5
     for thread in set(threading.enumerate()) - before:
