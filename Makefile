@@ -9,6 +9,7 @@ DEMO := $(VENV)/.demo
 SERVE := $(VENV)/.serve
 SETUP := $(VENV)/.set-up
 GGUF := $(VENV)/.gguf
+RAY := $(VENV)/.ray
 LOWEST := .venv-lowest
 LOWEST_TORCH ?= 2.13.0
 QUESTION ?= What does a visit to the Silesse Mill cost?
@@ -22,7 +23,7 @@ export HF_HUB_OFFLINE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve quick test test-cookbooks test-gguf test-slow test-lowest fuzz lint format docs build cookbooks bench soak clean
+.PHONY: help demo serve quick test test-cookbooks test-gguf test-ray test-slow test-lowest fuzz lint format docs build cookbooks bench soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -36,7 +37,7 @@ serve: $(SERVE) ## serve three small models in the form of OpenAI's API, with a 
 quick: $(SETUP) ## a subset of the tests in under a minute, for every commit
 	$(BIN)/python -m pytest -q -m quick $(WORKERS) 2
 
-test: $(SETUP) ## all tests except the slow ones, the cookbooks and those of GGUF members
+test: $(SETUP) ## all tests except the slow ones, the cookbooks, and those of GGUF members and of Ray
 	$(BIN)/python -m pytest $(WORKERS) 4
 
 test-cookbooks: $(SETUP) ## run the cookbooks (not the one with GGUF members), and compare their outputs with the stored ones
@@ -44,6 +45,9 @@ test-cookbooks: $(SETUP) ## run the cookbooks (not the one with GGUF members), a
 
 test-gguf: $(GGUF) ## the tests of GGUF members and their cookbook; compiles llama.cpp first, once, in some 12 minutes
 	$(BIN)/python -m pytest -q --gguf -m gguf $(WORKERS) 2
+
+test-ray: $(RAY) ## the tests of members and servers on several machines, which Ray connects; needs Linux
+	$(BIN)/python -m tests.support.loopback $(BIN)/python -m pytest -q --ray -m ray
 
 test-slow: $(SETUP) ## the slow tests: soaks, loads, clusters and long sweeps
 	$(BIN)/python -m pytest -m slow
@@ -109,6 +113,11 @@ $(SETUP): $(DEMO) $(addsuffix /pyproject.toml,$(INTEGRATIONS))
 $(GGUF): $(SETUP)
 	@echo "adding llama.cpp to $(VENV) (once; compiling it takes some 12 minutes)"
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[gguf]'
+	@touch $@
+
+$(RAY): $(SETUP)
+	@echo "adding Ray to $(VENV) (once)"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[ray]'
 	@touch $@
 
 # torch is not in constraints-lowest.txt: its lowest version has CPU builds only on PyTorch's own

@@ -17,6 +17,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from tests.support import compare
+from tests.support.loopback import is_loopback_only
 
 torch.set_num_threads(1)
 
@@ -32,11 +33,14 @@ settings.load_profile("adafuse")
 
 COOKBOOKS_NOT_RUN = "make test-cookbooks runs it"
 GGUF_NOT_RUN = "make test-gguf runs it"
+RAY_NOT_RUN = "make test-ray runs it"
+RAY_CANNOT_RUN = "this machine allows no network namespace (unshare -rn)"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cookbooks", action="store_true", help="run the cookbooks, too")
     parser.addoption("--gguf", action="store_true", help="run the tests of GGUF members, too")
+    parser.addoption("--ray", action="store_true", help="run the tests of Ray, too")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -45,6 +49,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=COOKBOOKS_NOT_RUN))
         if item.get_closest_marker("gguf") and not config.getoption("--gguf"):
             item.add_marker(pytest.mark.skip(reason=GGUF_NOT_RUN))
+        if item.get_closest_marker("ray") and not config.getoption("--ray"):
+            item.add_marker(pytest.mark.skip(reason=RAY_NOT_RUN))
+        elif item.get_closest_marker("ray") and not is_loopback_only():
+            item.add_marker(pytest.mark.skip(reason=RAY_CANNOT_RUN))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -70,6 +78,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(
             f"{gguf} tests of GGUF members were not run: make test-gguf runs them"
         )
+    for reason in (RAY_NOT_RUN, RAY_CANNOT_RUN):
+        if ray := sum(reason in str(report.longrepr) for report in skipped):
+            terminalreporter.write_line(f"{ray} tests of Ray were not run: {reason}")
     standard = Counter(
         outcome
         for outcome in ("passed", "skipped", "failed", "xfailed", "xpassed", "error")
