@@ -143,7 +143,7 @@ def find_tokenizer(plan: GGUFPlan) -> Any:
     with a warning. The chat template of the file applies if the tokenizer has none.
     """
     path = plan.path
-    if not any((path.parent / each).is_file() for each in TOKENIZER_FILES):
+    if not has_tokenizer(plan):
         return None
     from transformers import AutoTokenizer
 
@@ -162,6 +162,11 @@ def find_tokenizer(plan: GGUFPlan) -> Any:
         reason,
     )
     return None
+
+
+def has_tokenizer(plan: GGUFPlan) -> bool:
+    """Return whether a Hugging Face tokenizer is in the folder of a GGUF file."""
+    return any((plan.path.parent / each).is_file() for each in TOKENIZER_FILES)
 
 
 def _difference(tokenizer: Any, tokens: Sequence[str]) -> str | None:

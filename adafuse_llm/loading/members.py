@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from adafuse_llm.backends.base import Backend
-from adafuse_llm.backends.remote import MemberText
-from adafuse_llm.errors import InvalidInputError, short_repr
-from adafuse_llm.loading.gguf import (
-    GGUFPlan,
-    is_gguf_member,
-    load_gguf,
-    load_gguf_text,
-    plan_gguf,
-)
-from adafuse_llm.loading.huggingface import (
-    HuggingFacePlan,
-    check_dtype,
-    load_huggingface,
-    load_huggingface_text,
-    plan_huggingface,
-)
+from adafuse_llm.errors import InvalidInputError, MissingDependencyError, short_repr
+from adafuse_llm.loading.plans import Plan, is_on_cpu, load_plan, load_text, plan_members
 from adafuse_llm.loading.processes import ProcessLoading, ProcessPlan, share_of_threads
-from adafuse_llm.loading.specs import MemberSpec, as_spec, check_kind, member_names
+from adafuse_llm.loading.specs import MemberSpec, as_spec, member_names
 
 if TYPE_CHECKING:
     import torch
-
-
-Plan: TypeAlias = GGUFPlan | HuggingFacePlan
 
 
 def load_members(
@@ -43,8 +26,9 @@ def load_members(
 ) -> tuple[list[Backend], dict[str, float] | None]:
     """Load members in order.
 
-    All options and files are checked before any weights are loaded. `dtype`, `device_map` and
-    `trust_remote_code` do not apply to GGUF members.
+    All options and files are checked before any weights are loaded; the files of members in Ray
+    actors are checked on the actors' machines. `dtype`, `device_map` and `trust_remote_code` do not
+    apply to GGUF members.
 
     Returns:
         The members; and their weights by name, or None if all weights are 1.
@@ -72,48 +56,53 @@ def load_members(
         "trust_remote_code": trust_remote_code,
         "revision": revision,
     }
-    loaded = _load_planned(_plan(specs, names, defaults))
+    loaded = _load_all(specs, names, defaults)
     weights = {name: float(spec.weight) for name, spec in zip(names, specs, strict=True)}
     return loaded, weights if set(weights.values()) != {1.0} else None
 
 
-def _plan(
+def _load_all(
     specs: Sequence[MemberSpec], names: Sequence[str], defaults: Mapping[str, Any]
-) -> list[Plan]:
-    """Check options and files of all members. Load no weights."""
-    check_dtype(defaults["dtype"])
-    revision = defaults["revision"]
-    of_gguf = [is_gguf_member(spec, revision) for spec in specs]
-    for spec, is_gguf in zip(specs, of_gguf, strict=True):
-        check_kind(spec, is_gguf=is_gguf)
-    members = list(zip(specs, names, of_gguf, strict=True))
-    gguf = {name: plan_gguf(spec, name, revision) for spec, name, is_gguf in members if is_gguf}
-    others = [(spec, name) for spec, name, is_gguf in members if not is_gguf]
-    planned = plan_huggingface([spec for spec, _ in others], [name for _, name in others], defaults)
-    plans: dict[str, Plan] = {**gguf, **{plan.name: plan for plan in planned}}
-    return [plans[name] for name in names]
+) -> list[Backend]:
+    """Load members in order. Members in processes and actors load side by side with all others."""
+    near = [i for i, spec in enumerate(specs) if spec.ray is None]
+    far = [i for i, spec in enumerate(specs) if spec.ray is not None]
+    plans = plan_members([specs[i] for i in near], [names[i] for i in near], defaults)
+    loaded: dict[int, Backend] = {}
+    with _in_actors([specs[i] for i in far], [names[i] for i in far], defaults) as loading:
+        loaded.update(zip(near, _load_planned(plans), strict=True))
+        loaded.update(zip(far, loading.members(), strict=True))
+    return [loaded[i] for i in range(len(specs))]
+
+
+def _in_actors(
+    specs: Sequence[MemberSpec], names: Sequence[str], defaults: Mapping[str, Any]
+) -> Any:
+    """Return the members that load in Ray actors.
+
+    Raises:
+        MissingDependencyError: Ray is not installed.
+    """
+    if not specs:
+        return ProcessLoading([])
+    try:
+        from adafuse_llm.loading.actors import ActorLoading
+    except ImportError as error:
+        raise MissingDependencyError(
+            f'members on other machines need {error.name}: pip install "adafuse-llm[ray]"'
+        ) from error
+    return ActorLoading(specs, names, defaults)
 
 
 def _load_planned(plans: Sequence[Plan]) -> list[Backend]:
-    """Load members in order. Members in processes load side by side with all others."""
+    """Load members into this process and into processes of their own, side by side."""
     in_processes = [plan for plan in plans if plan.spec.process]
-    lanes = sum(map(_is_on_cpu, in_processes)) + (len(in_processes) < len(plans))
+    lanes = sum(map(is_on_cpu, in_processes)) + (len(in_processes) < len(plans))
     share = share_of_threads(lanes)
     with ProcessLoading([_process_plan(plan, share) for plan in in_processes]) as loading:
-        here = [_load(plan) for plan in plans if not plan.spec.process]
+        here = [load_plan(plan) for plan in plans if not plan.spec.process]
         apart, together = iter(loading.members()), iter(here)
         return [next(apart) if plan.spec.process else next(together) for plan in plans]
-
-
-def _load(plan: Plan) -> Backend:
-    return load_gguf(plan) if isinstance(plan, GGUFPlan) else load_huggingface(plan)
-
-
-def _is_on_cpu(plan: Plan) -> bool:
-    """Return whether a member runs on the CPU, as far as is known before it is loaded."""
-    if isinstance(plan, GGUFPlan):
-        return plan.on_cpu
-    return (plan.spec.device or plan.setting["device_map"]) in (None, "cpu")
 
 
 def _process_plan(plan: Plan, share: int) -> ProcessPlan:
@@ -123,10 +112,6 @@ def _process_plan(plan: Plan, share: int) -> ProcessPlan:
         plan: the member.
         share: the member's share of the CPU's cores.
     """
-    if isinstance(plan, GGUFPlan):
-        make: Callable[[], Backend] = partial(load_gguf, plan)
-        text: Callable[[], MemberText] = partial(load_gguf_text, plan)
-    else:
-        make = partial(load_huggingface, plan)
-        text = partial(load_huggingface_text, plan)
-    return ProcessPlan(plan.name, make, text, plan.spec.threads, share)
+    return ProcessPlan(
+        plan.name, partial(load_plan, plan), partial(load_text, plan), plan.spec.threads, share
+    )

@@ -90,7 +90,7 @@ class ProcessLoading:
 
     def _end(self) -> None:
         for connector in self._connectors:
-            connector.stop()
+            connector.close()
         for channel in self._channels:
             channel.close()
 

@@ -14,6 +14,7 @@ from adafuse_llm.backends.gguf.header import CACHE_TYPES
 from adafuse_llm.config import MAX_WEIGHT
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.loading.quantization import is_quantization
+from adafuse_llm.loading.ray_options import RayOptions
 
 if TYPE_CHECKING:
     import torch
@@ -79,8 +80,12 @@ class MemberSpec:
         process: whether to run the member in a process of its own. Members in processes run at the
             same time as other members.
         threads: number of CPU threads for the member's passes, at most the number of CPU cores. It
-            needs ``process=True`` or a GGUF member, because other members share the threads of
-            torch.
+            needs ``process=True``, ``ray`` or a GGUF member, because other members share the
+            threads of torch.
+        ray: runs the member in an actor of a Ray cluster, on another machine or this one. It is a
+            mapping of the fields of `RayOptions`, such as ``{"num_gpus": 1}``; an empty mapping
+            stands for the defaults. The path is that on the actor's machine. The cluster's
+            machines need the same version of this package.
         file: GGUF file in the folder or hub repository, as a name or a pattern such as
             ``"*Q4_K_M.gguf"``. It is needed if there are several, or if transformers could load
             the folder, too.
@@ -112,6 +117,7 @@ class MemberSpec:
     allow_pickle: bool = False
     process: bool = False
     threads: int | None = None
+    ray: Mapping[str, Any] | None = None
     file: str | None = None
     context: int | None = None
     gpu_layers: int | None = None
@@ -132,6 +138,7 @@ class MemberSpec:
                 "device_map, not both"
             )
         _check_elsewhere(self)
+        _check_ray(self)
         cached = 0 if self.prefix_cache_bytes is None else self.prefix_cache_bytes
         if not isinstance(cached, int) or cached < 0:
             raise InvalidOptionError(
@@ -176,7 +183,7 @@ def check_kind(spec: MemberSpec, *, is_gguf: bool) -> None:
                 f"member {spec.path!r}: {name} is for GGUF members only, and this is a "
                 "transformers model. For a GGUF file in its folder, pass file='NAME.gguf', too."
             )
-    if spec.threads is not None and not spec.process:
+    if spec.threads is not None and not spec.process and spec.ray is None:
         raise InvalidOptionError(
             f"member {spec.path!r}: threads needs process=True or a GGUF member, because other "
             "members share the threads of torch. torch.set_num_threads(...) sets their number."
@@ -201,7 +208,7 @@ def _check_elsewhere(spec: MemberSpec) -> None:
     require(
         "threads",
         f"from 1 to {cores}, the number of CPU cores",
-        valid=spec.threads is None or spec.threads <= cores,
+        valid=spec.threads is None or spec.ray is not None or spec.threads <= cores,
     )
     require("process", "True or False", valid=isinstance(spec.process, bool))
     require(
@@ -218,6 +225,26 @@ def _check_elsewhere(spec: MemberSpec) -> None:
         _check_file(spec)
     if spec.file is not None or spec.path.lower().endswith(".gguf"):
         check_kind(spec, is_gguf=True)
+
+
+def _check_ray(spec: MemberSpec) -> None:
+    """Check the settings of a member in a Ray actor."""
+    if spec.ray is None:
+        return
+    if not isinstance(spec.ray, Mapping):
+        raise InvalidOptionError(
+            f"member {spec.path!r}: ray must be a mapping, such as {{'num_gpus': 1}}, or {{}} for "
+            f"the defaults; got {short_repr(spec.ray)}"
+        )
+    if spec.process:
+        raise InvalidOptionError(
+            f"member {spec.path!r}: pass process=True (a process on this machine) or ray (an actor "
+            "of a Ray cluster), not both"
+        )
+    try:
+        RayOptions(**{str(name): value for name, value in spec.ray.items()})
+    except InvalidOptionError as error:
+        raise InvalidOptionError(f"member {spec.path!r}: ray: {error}") from None
 
 
 def _check_file(spec: MemberSpec) -> None:
@@ -254,8 +281,15 @@ def as_spec(member: str | MemberSpec | os.PathLike[str] | Mapping[str, Any]) -> 
 
 
 def in_process(member: str | MemberSpec | Mapping[str, Any]) -> MemberSpec:
-    """Return a member as `as_spec` does, but in a process of its own."""
-    return replace(as_spec(member), process=True)
+    """Return a member as `as_spec` does, but in a process of its own, unless it has an actor."""
+    spec = as_spec(member)
+    return spec if spec.ray is not None else replace(spec, process=True)
+
+
+def in_cluster(member: str | MemberSpec | Mapping[str, Any], address: str) -> MemberSpec:
+    """Return a member as `as_spec` does, but in an actor of the Ray cluster at an address."""
+    spec = as_spec(member)
+    return replace(spec, process=False, ray={**(spec.ray or {}), "address": address})
 
 
 def _from_fields(values: Mapping[str, Any]) -> MemberSpec:

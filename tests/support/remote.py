@@ -137,6 +137,9 @@ class MemoryHosts:
         self.channels.append(MemoryChannel(self._make(), self._faults))
         return self.channels[-1]
 
+    def close(self) -> None:
+        pass
+
     def member(self, text: Backend) -> RemoteBackend:
         """The member of a first host, which shares the codec of `text`."""
         return join_host(text.name, BackendText(text), self, self())

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from adafuse_llm.errors import LoadError, UnsupportedModelError, short_repr
 
-__all__ = ["CACHE_TYPES", "GGUFFacts", "read_facts", "read_tokens"]
+__all__ = ["CACHE_TYPES", "GGUFFacts", "read_facts", "read_header", "read_tokens"]
 
 T = TypeVar("T")
 
@@ -283,6 +283,17 @@ def read_tokens(path: str | Path) -> list[str]:
     with _open(Path(path)) as data:
         reader = _Reader(data, tokens.position)
         return [reader.string() for _ in range(tokens.count)]
+
+
+def read_header(path: str | Path) -> tuple[bytes, int]:
+    """Return what is before the weights of a GGUF file, and the size of the file in bytes.
+
+    Raises:
+        LoadError: the file is missing, truncated or not a GGUF file.
+    """
+    header = _read_header(Path(path))
+    with _open(Path(path)) as data:
+        return data[: len(data) - header.weight_bytes], len(data)
 
 
 def _part_paths(path: Path, count: int) -> tuple[Path, ...]:

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, TypeVar
 from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.backends.remote.protocol import (
     Channel,
-    Connect,
+    Connector,
     Delta,
     Facts,
     HostDied,
@@ -66,7 +66,7 @@ class MemberText(Protocol):
         ...
 
 
-def join_host(name: str, text: MemberText, connect: Connect, channel: Channel) -> RemoteBackend:
+def join_host(name: str, text: MemberText, connect: Connector, channel: Channel) -> RemoteBackend:
     """Return the member of a host as soon as the host has loaded it.
 
     The member satisfies exactly those optional protocols that the host's backend satisfies.
@@ -248,7 +248,7 @@ class RemoteBackend:
     """
 
     def __init__(
-        self, name: str, text: MemberText, connect: Connect, session: _Session, facts: Facts
+        self, name: str, text: MemberText, connect: Connector, session: _Session, facts: Facts
     ) -> None:
         self.name = name
         self._text = text
@@ -301,6 +301,7 @@ class RemoteBackend:
         for channel in (session.channel if session else None, loading):
             if channel is not None:
                 channel.close()
+        self._connect.close()
 
     def _evaluate(self, session: _Session, queries: Sequence[NodeQuery]) -> list[NodeResult]:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from adafuse_llm.backends import base
@@ -54,10 +55,12 @@ class Host:
 
     Args:
         backend: the backend.
+        device: name of the device, if the backend's own name is that of another device elsewhere.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, *, device: str | None = None) -> None:
         self._backend = backend
+        self._device = device
         self._requests: dict[int, _HostedRequest] = {}
         self._handlers: Mapping[str, Callable[..., Any]] = {
             "evaluate": self._evaluate,
@@ -78,7 +81,10 @@ class Host:
 
     def greeting(self) -> Message:
         """Return the first message to the client."""
-        return DONE, facts_of(self._backend).encoded()
+        facts = facts_of(self._backend)
+        if self._device is not None and facts.device is not None:
+            facts = replace(facts, device=self._device)
+        return DONE, facts.encoded()
 
     def handle(self, message: Message) -> Message:
         """Return the reply to a message or a question."""

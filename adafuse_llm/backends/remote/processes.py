@@ -29,8 +29,7 @@ from typing import Any, Final
 
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.backends.remote.host import Host
-from adafuse_llm.backends.remote.protocol import HostDied, Message, encoded_error
-from adafuse_llm.errors import AdaFuseError, LoadError
+from adafuse_llm.backends.remote.protocol import HostDied, Message, encoded_load_error
 from adafuse_llm.forks import after_fork
 
 GRACE_SECONDS: Final = 2.0
@@ -84,7 +83,7 @@ class ProcessConnector:
         starting, self._started = self._started, None
         return starting.connect()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End a process that was started and has no channel yet."""
         if self._started is not None:
             self._started.stop()
@@ -348,12 +347,7 @@ def _load(task: bytes, hosts: list[Host]) -> Message:
         host = Host(make(*arguments))
         greeting = host.greeting()
     except BaseException as error:
-        if not isinstance(error, AdaFuseError):
-            reason = f"{type(error).__name__}: {error}"
-            wrapped = LoadError(f"member {name!r} cannot be loaded: {reason}")
-            wrapped.__cause__ = error
-            return encoded_error(name, wrapped)
-        return encoded_error(name, error)
+        return encoded_load_error(name, error)
     hosts.append(host)
     return greeting
 

@@ -24,13 +24,13 @@ A host answers the following questions at once, even while it evaluates:
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from adafuse_llm import errors
 from adafuse_llm.backends.base import NodeResult
-from adafuse_llm.errors import AdaFuseError, MemberError, as_member_error
+from adafuse_llm.errors import AdaFuseError, LoadError, MemberError, as_member_error
 from adafuse_llm.sampling import Draw
 from adafuse_llm.tree import Next
 
@@ -93,8 +93,21 @@ class Channel(Protocol):
         ...
 
 
-Connect = Callable[[], Channel]
-"""A function that starts a host and returns the channel to it. It raises `HostDied`."""
+class Connector(Protocol):
+    """Starts hosts of one member, one after the other."""
+
+    def __call__(self) -> Channel:
+        """Start a host, and return the channel to it.
+
+        Raises:
+            HostDied: the host ended before it could connect.
+            LoadError: the host cannot be started.
+        """
+        ...
+
+    def close(self) -> None:
+        """End a host that has no channel yet. No other one will be started."""
+        ...
 
 
 class Delta(NamedTuple):
@@ -211,6 +224,20 @@ def encoded_error(name: str, error: BaseException) -> Message:
     kind = next(c.__name__ for c in type(raised).__mro__ if c.__name__ in errors.__all__)
     member = (raised.member, raised.reason) if isinstance(raised, MemberError) else (str(raised),)
     return ERROR, kind, member, "".join(traceback.format_exception(error))
+
+
+def encoded_load_error(name: str, error: BaseException) -> Message:
+    """Return the first message of a host that cannot load its member.
+
+    Args:
+        name: the member's name.
+        error: any error.
+    """
+    if isinstance(error, AdaFuseError):
+        return encoded_error(name, error)
+    wrapped = LoadError(f"member {name!r} cannot be loaded: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return encoded_error(name, wrapped)
 
 
 def decoded_error(kind: str, arguments: Sequence[str], trace: str) -> AdaFuseError:

@@ -6,6 +6,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -389,7 +390,7 @@ def test_a_host_that_dies_before_it_has_loaded_is_a_load_error() -> None:
 
     dead: Any = Dead()
     with pytest.raises(LoadError, match="'x' cannot be loaded: its process 7 ended"):
-        join_host("x", BackendText(fake()), lambda: dead, dead)
+        join_host("x", BackendText(fake()), Mock(), dead)
 
 
 @pytest.mark.quick
