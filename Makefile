@@ -21,6 +21,8 @@ WORKERS := -n logical --dist worksteal --maxprocesses
 
 export HF_HUB_OFFLINE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start many processes; without bytecode, each would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve quick test test-cookbooks test-gguf test-ray test-slow test-lowest fuzz lint format docs build cookbooks bench soak clean

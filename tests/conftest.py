@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import shutil
 from collections import Counter
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -13,23 +16,17 @@ os.environ.pop("COLUMNS", None)  # which workers of pytest-xdist have
 os.environ["TERM"] = "dumb"  # rich keeps the codes of a style in the first colours it is shown in
 
 import pytest
-import torch
-from hypothesis import HealthCheck, settings
 
-from tests.support import compare
 from tests.support.loopback import is_loopback_only
+from tests.support.tally import TALLY
 
-torch.set_num_threads(1)
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
-settings.register_profile(
-    "adafuse",
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+CHROMIUM_FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update"),
 )
-settings.load_profile("adafuse")
-
 
 COOKBOOKS_NOT_RUN = "make test-cookbooks runs it"
 GGUF_NOT_RUN = "make test-gguf runs it"
@@ -41,6 +38,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cookbooks", action="store_true", help="run the cookbooks, too")
     parser.addoption("--gguf", action="store_true", help="run the tests of GGUF members, too")
     parser.addoption("--ray", action="store_true", help="run the tests of Ray, too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("tx", None):  # else workers of pytest-xdist run the tests
+        set_up_libraries()
+
+
+def set_up_libraries() -> None:
+    """Let torch use one thread, and hypothesis always draw the same examples."""
+    import torch
+    from hypothesis import HealthCheck, settings
+
+    torch.set_num_threads(1)
+    settings.register_profile(
+        "adafuse",
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    )
+    settings.load_profile("adafuse")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -55,19 +73,51 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=RAY_CANNOT_RUN))
 
 
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over the million objects of imported libraries."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium, which the tests of a file share."""
+    api = pytest.importorskip("playwright.sync_api")
+    if (chromium := shutil.which("chromium")) is None:
+        pytest.skip("Chromium is not installed")
+    with api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=chromium, args=[*CHROMIUM_FLAGS])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def new_tab(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Open tabs with options of their own. They share no cookies, and are closed at the end."""
+    tabs: list[Page] = []
+
+    def call(**options: Any) -> Page:
+        tabs.append(browser.new_page(**options))
+        return tabs[-1]
+
+    yield call
+    for tab in tabs:
+        tab.close()
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workeroutput"):  # a worker of pytest-xdist
-        session.config.workeroutput["compared"] = dict(compare.TALLY)
+        session.config.workeroutput["compared"] = dict(TALLY)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    compare.TALLY.update(getattr(node, "workeroutput", {}).get("compared", {}))
+    TALLY.update(getattr(node, "workeroutput", {}).get("compared", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if compare.TALLY:
-        compared = ", ".join(f"{count} {what}" for what, count in compare.TALLY.items())
+    if TALLY:
+        compared = ", ".join(f"{count} {what}" for what, count in TALLY.items())
         terminalreporter.write_line(f"compared with the reference: {compared}")
     skipped = terminalreporter.getreports("skipped")
     if cookbooks := sum(COOKBOOKS_NOT_RUN in str(report.longrepr) for report in skipped):

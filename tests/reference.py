@@ -96,9 +96,9 @@ class ReferenceMember:
     ) -> list[int]:
         """The `count` likeliest next tokens, ties to the lower id; only `allowed` ones."""
         row = self.logits(ids)
-        choice = range(len(row)) if allowed is None else allowed
-        chosen = sorted(choice, key=lambda token: (-row[token], token))
-        return [int(token) for token in chosen[:count]]
+        choice = np.arange(len(row)) if allowed is None else np.sort(np.asarray(allowed, int))
+        order = np.argsort(-row[choice], kind="stable")
+        return [int(token) for token in choice[order[:count]]]
 
     def greedy(self, ids: Sequence[int], allowed: Sequence[int] | None = None) -> int:
         return self.likeliest(ids, 1, allowed)[0]

@@ -150,6 +150,7 @@ def run(
 def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
+        loop="asyncio",  # by default, uvicorn takes uvloop where another package installed it
         http=_Connection,
         ws="none",
         log_config=None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import io
 import re
-import shutil
 
 import pytest
 from rich.console import Console
@@ -234,26 +233,26 @@ def test_s3_a_trace_of_eight_members_fits_80_columns(crowd):
     assert "all" in shown.split()
 
 
-@pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium is not installed")
+EXTENTS = """cells => cells.filter(cell => cell.getClientRects().length).map(cell => {
+  const box = cell.getBoundingClientRect();
+  return [box.left, box.right];
+})"""
+"""The left and right ends of all visible cells."""
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 860, 1280])
-def test_s3_nothing_is_cut_off_for_eight_members(crowd, tmp_path, scheme, width):
-    api = pytest.importorskip("playwright.sync_api")
+def test_s3_nothing_is_cut_off_for_eight_members(new_tab, crowd, tmp_path, scheme, width):
     path = crowd.to_html(tmp_path / "report.html")
-    with api.sync_playwright() as playwright:
-        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
-        tab = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 800})
-        tab.goto(path.as_uri())
-        tab.locator(".span").first.focus()
-        wide = "e => e.filter(e => e.scrollWidth > e.clientWidth).length"
-        assert tab.locator("html, .scroll, .card, .legend, .bars").evaluate_all(wide) == 0
-        cells = tab.locator(".card:visible td, .card:visible li, .legend li, .stack td")
-        boxes = [cells.nth(at).bounding_box() for at in range(cells.count())]
-        browser.close()
-    seen = [box for box in boxes if box is not None]
+    tab = new_tab(color_scheme=scheme, viewport={"width": width, "height": 800})
+    tab.goto(path.as_uri())
+    tab.locator(".span").first.focus()
+    wide = "e => e.filter(e => e.scrollWidth > e.clientWidth).length"
+    assert tab.locator("html, .scroll, .card, .legend, .bars").evaluate_all(wide) == 0
+    cells = tab.locator(".card:visible td, .card:visible li, .legend li, .stack td")
+    seen = cells.evaluate_all(EXTENTS)
     assert len(seen) > len(NAMES)
-    assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in seen)
+    assert all(left >= 0 and right <= width for left, right in seen)
 
 
 def test_s10_the_colors_of_members_have_a_contrast_of_3_to_1():
@@ -281,21 +280,13 @@ def test_s10_a_long_answer_has_charts_of_few_points():
     assert f'title="mean of rounds 1 to 3: {sum(seconds) / 3:.3f} s"' in made
 
 
-@pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium is not installed")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_s5_a_fragment_follows_the_theme_of_its_site(generation, scheme):
-    api = pytest.importorskip("playwright.sync_api")
-    with api.sync_playwright() as playwright:
-        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
-        tab = browser.new_page(color_scheme=scheme)
-        papers = {}
-        for theme in ("light", "dark", "auto"):
-            tab.set_content(f'<body data-theme="{theme}">{fragment(generation)}</body>')
-            papers[theme] = tab.locator(".adafuse").evaluate(
-                "e => getComputedStyle(e).backgroundColor"
-            )
-        browser.close()
+def test_s5_a_fragment_follows_the_theme_of_its_site(new_tab, generation, scheme):
+    tab = new_tab(color_scheme=scheme)
+    papers = {}
+    for theme in ("light", "dark", "auto"):
+        tab.set_content(f'<body data-theme="{theme}">{fragment(generation)}</body>')
+        papers[theme] = tab.locator(".adafuse").evaluate("e => getComputedStyle(e).backgroundColor")
     assert papers["light"] == "rgb(255, 255, 255)"
     assert papers["dark"] == "rgb(21, 24, 28)"
     assert papers["auto"] == papers[scheme]
@@ -304,9 +295,7 @@ def test_s5_a_fragment_follows_the_theme_of_its_site(generation, scheme):
 HEBREW = "1874 הטחנה נוסדה על ידי עדה ברוק ליד הנהר"
 
 
-@pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium is not installed")
-def test_s4_text_runs_in_its_own_direction(tmp_path):
-    api = pytest.importorskip("playwright.sync_api")
+def test_s4_text_runs_in_its_own_direction(new_tab, tmp_path):
     generation = AdaFuseEngine([writes("one", HEBREW), writes("two", HEBREW)]).generate(
         ">", max_words=1
     )
@@ -325,60 +314,51 @@ def test_s4_text_runs_in_its_own_direction(tmp_path):
     ]
     run.write_text(run_page(answers, title="Run"))
     direction = "e => e.map(e => getComputedStyle(e).direction)"
-    with api.sync_playwright() as playwright:
-        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
-        tab = browser.new_page(viewport={"width": 390, "height": 800})
-        tab.goto(path.as_uri())
-        texts = tab.locator("h1, .answer, .sources .quiet")
-        assert texts.evaluate_all(direction) == ["rtl"] * 3
-        assert tab.locator(".card, .card table").first.evaluate_all(direction) == ["ltr"]
-        first, second = (tab.locator(".span").nth(at).bounding_box() for at in (0, 1))
-        assert first is not None
-        assert second is not None
-        assert first["x"] > second["x"]
-        tab.goto(run.as_uri())
-        assert tab.locator(".stack td div").evaluate_all(direction) == ["rtl", "ltr", "rtl"]
-        browser.close()
+    tab = new_tab(viewport={"width": 390, "height": 800})
+    tab.goto(path.as_uri())
+    texts = tab.locator("h1, .answer, .sources .quiet")
+    assert texts.evaluate_all(direction) == ["rtl"] * 3
+    assert tab.locator(".card, .card table").first.evaluate_all(direction) == ["ltr"]
+    first, second = (tab.locator(".span").nth(at).bounding_box() for at in (0, 1))
+    assert first is not None
+    assert second is not None
+    assert first["x"] > second["x"]
+    tab.goto(run.as_uri())
+    assert tab.locator(".stack td div").evaluate_all(direction) == ["rtl", "ltr", "rtl"]
 
 
-@pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium is not installed")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1100])
-def test_a_browser_opens_it_and_shows_candidates_on_focus(generation, tmp_path, scheme, width):
-    api = pytest.importorskip("playwright.sync_api")
+def test_a_browser_opens_it_and_shows_candidates_on_focus(
+    new_tab, generation, tmp_path, scheme, width
+):
     path = generation.to_html(tmp_path / "report.html")
-    flags = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-    flags += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
-        size = {"width": width, "height": 800}
-        tab = browser.new_page(color_scheme=scheme, viewport=size)
-        problems: list[str] = []
-        requests: list[str] = []
-        tab.on("console", lambda message: problems.append(message.text))
-        tab.on("pageerror", lambda error: problems.append(str(error)))
-        tab.on("request", lambda request: requests.append(request.url))
-        tab.goto(path.as_uri())
-        assert tab.locator(".answer").inner_text() == generation.text
-        assert not tab.locator(".card:visible").count()
-        tab.keyboard.press("Tab")
-        card = tab.locator(".card:visible")
-        assert card.count() == 1
-        rows = card.locator("tr")
-        assert rows.count() == 1 + len(generation.rounds[0].candidates)
-        assert "← committed" in card.inner_text()
-        box = card.bounding_box()
-        assert box is not None
-        assert box["x"] >= 0
-        assert box["x"] + box["width"] <= width
-        overflow = tab.evaluate("document.documentElement.scrollWidth > innerWidth")
-        assert not overflow, "the page is wider than the screen"
-        tab.locator(".span").nth(1).focus()
-        assert "Round 2" in tab.locator(".card:visible").inner_text()
-        assert problems == []
-        assert requests == [path.as_uri()]
-        browser.close()
+    size = {"width": width, "height": 800}
+    tab = new_tab(color_scheme=scheme, viewport=size)
+    problems: list[str] = []
+    requests: list[str] = []
+    tab.on("console", lambda message: problems.append(message.text))
+    tab.on("pageerror", lambda error: problems.append(str(error)))
+    tab.on("request", lambda request: requests.append(request.url))
+    tab.goto(path.as_uri())
+    assert tab.locator(".answer").inner_text() == generation.text
+    assert not tab.locator(".card:visible").count()
+    tab.keyboard.press("Tab")
+    card = tab.locator(".card:visible")
+    assert card.count() == 1
+    rows = card.locator("tr")
+    assert rows.count() == 1 + len(generation.rounds[0].candidates)
+    assert "← committed" in card.inner_text()
+    box = card.bounding_box()
+    assert box is not None
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= width
+    overflow = tab.evaluate("document.documentElement.scrollWidth > innerWidth")
+    assert not overflow, "the page is wider than the screen"
+    tab.locator(".span").nth(1).focus()
+    assert "Round 2" in tab.locator(".card:visible").inner_text()
+    assert problems == []
+    assert requests == [path.as_uri()]
 
 
 JUPYTER = """
@@ -388,17 +368,11 @@ JUPYTER = """
 """What a notebook's own style sheet says of the elements of an output."""
 
 
-@pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium is not installed")
-def test_a_notebook_shows_it_like_a_page(generation):
-    api = pytest.importorskip("playwright.sync_api")
-    with api.sync_playwright() as playwright:
-        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
-        tab = browser.new_page(viewport={"width": 1000, "height": 800})
-        sizes = []
-        for style in ("", JUPYTER):
-            tab.set_content(f'<style>{style}</style><div class="out">{fragment(generation)}</div>')
-            labels = tab.locator(".bars dt, .charts th")
-            sizes.append([labels.nth(at).bounding_box() for at in range(labels.count())])
-        browser.close()
+def test_a_notebook_shows_it_like_a_page(new_tab, generation):
+    tab = new_tab(viewport={"width": 1000, "height": 800})
+    sizes = []
+    for sheet in ("", JUPYTER):
+        tab.set_content(f'<style>{sheet}</style><div class="out">{fragment(generation)}</div>')
+        labels = tab.locator(".bars dt, .charts th")
+        sizes.append([labels.nth(at).bounding_box() for at in range(labels.count())])
     assert sizes[0] == sizes[1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shutil
 import threading
 import time
 from collections import Counter
@@ -31,9 +30,6 @@ from adafuse_llm.serving.service import Service
 from adafuse_llm.summary import choice_probabilities
 from tests.support.colors import contrast
 from tests.support.serving import served
-
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
-FLAGS += ["--disable-background-networking", "--disable-component-update"]
 
 IMAGE = "<img src=x onerror=\"document.title='hurt'\">"
 SCRIPT = "<script>document.title='hurt'</script>"
@@ -163,17 +159,6 @@ def hold(front: Front, parts: int, *, cut: bool = False) -> threading.Event:
 
     front.app = held
     return may_go_on
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[sync_api.Browser]:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("Chromium is not installed")
-    with sync_api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        yield found
-        found.close()
 
 
 class Tab:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,13 +10,10 @@ import pytest
 from adafuse_llm import Generation, Round
 from tests.reference import Options, ReferenceGeneration, ReferenceRound, decode
 from tests.support.models import SINGLE_PRECISION, Recipe, engine, reference
+from tests.support.tally import TALLY
 
 TOLERANCE = 1e-6
 SINGLE_TOLERANCE = 2e-5
-
-
-TALLY: Counter[str] = Counter()
-"""How much has been compared so far."""
 
 
 def check(

@@ -1,6 +1,5 @@
 """Suites: rows, jobs, tables and claims from records written by hand; tiny real members."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -409,30 +408,22 @@ def test_the_stored_results_are_those_of_a_whole_suite():
         assert {len(row) for row in sheet.rows} == {len(sheet.columns)}
 
 
-@pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium is not installed")
-def test_a_browser_shows_every_label_of_the_stored_results(tmp_path):
-    api = pytest.importorskip("playwright.sync_api")
+def test_a_browser_shows_every_label_of_the_stored_results(new_tab, tmp_path):
     stored = Report.model_validate_json(STORED.read_text(encoding="utf-8"))
     path = tmp_path / "suite.html"
     path.write_text(suite_page(stored), encoding="utf-8")
-    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
-        for scheme in ("light", "dark"):
-            for width in (390, 1100):
-                size = {"width": width, "height": 900}
-                tab = browser.new_page(color_scheme=scheme, viewport=size)
-                problems: list[str] = []
-                tab.on("console", lambda message, problems=problems: problems.append(message.text))
-                tab.on("request", lambda request, problems=problems: problems.append(request.url))
-                tab.goto(path.as_uri())
-                assert problems == [path.as_uri()]
-                assert not tab.evaluate("document.documentElement.scrollWidth > innerWidth")
-                assert tab.evaluate(OVERLAPPING) == []
-                colours = tab.evaluate(COLOURS)
-                assert (colours["ink"] > colours["paper"]) == (scheme == "dark")
-                tab.close()
-        browser.close()
+    for scheme in ("light", "dark"):
+        for width in (390, 1100):
+            tab = new_tab(color_scheme=scheme, viewport={"width": width, "height": 900})
+            problems: list[str] = []
+            tab.on("console", lambda message, problems=problems: problems.append(message.text))
+            tab.on("request", lambda request, problems=problems: problems.append(request.url))
+            tab.goto(path.as_uri())
+            assert problems == [path.as_uri()]
+            assert not tab.evaluate("document.documentElement.scrollWidth > innerWidth")
+            assert tab.evaluate(OVERLAPPING) == []
+            colours = tab.evaluate(COLOURS)
+            assert (colours["ink"] > colours["paper"]) == (scheme == "dark")
 
 
 OVERLAPPING = """() => {
