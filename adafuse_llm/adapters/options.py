@@ -45,6 +45,7 @@ MEMBER_SETTINGS = {
     "gpu_layers": "gpu_layers",
     "process": "process",
     "processes": "process",  # of the command line
+    "ray": "ray",
     "threads": "threads",
     # of llama-cpp-python:
     "flash_attn": "flash_attention",
