@@ -161,4 +161,6 @@ class NodeMember:
         """Return the reply if the member cannot be loaded. It names this machine."""
         status, kind, arguments, trace = encoded_load_error(self._name, error)
         *rest, reason = arguments
-        return pack((status, kind, (*rest, f"on {ray.util.get_node_ip_address()}: {reason}"), trace))
+        return pack(
+            (status, kind, (*rest, f"on {ray.util.get_node_ip_address()}: {reason}"), trace)
+        )

@@ -96,7 +96,7 @@ class RayOptions(Options):
     def _check_resources(cls, resources: dict[str, float]) -> dict[str, float]:
         if reserved := {"CPU", "GPU", "memory", "object_store_memory"} & resources.keys():
             raise ValueError(
-                f"{min(reserved)} has an option of its own: num_cpus, num_gpus or memory"
+                f"it cannot contain {min(reserved)}; pass num_cpus, num_gpus or memory instead"
             )
         if any(amount <= 0 for amount in resources.values()):
             raise ValueError("every amount must be above 0")
