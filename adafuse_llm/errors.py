@@ -9,7 +9,8 @@
     ├── LoadError(OSError)                        a member cannot be loaded
     │   └── UnsupportedModelError                 a model cannot take part in an ensemble
     ├── MemberError(RuntimeError)                 a member failed while decoding
-    │   └── MemberOutOfMemoryError(MemoryError)   a member ran out of memory
+    │   ├── MemberOutOfMemoryError(MemoryError)   a member ran out of memory
+    │   └── MemberUnavailableError                a member cannot be started again
     ├── DecodingError(RuntimeError)               no candidate could be chosen
     ├── MalformedReplyError(ValueError)           no reply has the requested form
     ├── RequestTimeoutError(TimeoutError)         a request took longer than its timeout
@@ -41,6 +42,7 @@ __all__ = [
     "MalformedReplyError",
     "MemberError",
     "MemberOutOfMemoryError",
+    "MemberUnavailableError",
     "MissingDependencyError",
     "QueueFullError",
     "RequestTimeoutError",
@@ -100,6 +102,10 @@ class MemberError(AdaFuseError, RuntimeError):
 
 class MemberOutOfMemoryError(MemberError, MemoryError):
     """A member ran out of memory. The memory of the failed request has been freed."""
+
+
+class MemberUnavailableError(MemberError):
+    """The process or Ray actor of a member has ended, and it cannot be started again now."""
 
 
 class DecodingError(AdaFuseError, RuntimeError):

@@ -53,6 +53,7 @@ from adafuse_llm.decoding.member import Member, MemberQuery
 from adafuse_llm.errors import (
     AdaFuseError,
     EngineClosedError,
+    MemberUnavailableError,
     QueueFullError,
     RequestTimeoutError,
     as_member_error,
@@ -653,7 +654,7 @@ def _evaluate_batch(backend: Backend, queries: Sequence[MemberQuery]) -> list[Ad
 
     If the evaluation of several queries fails, each query is evaluated alone, so that only the
     faulty queries fail. If a single query with drafts fails, it is evaluated again without the
-    drafts, and its member stops drafting.
+    drafts, and its member stops drafting. If the member is not available, all queries fail at once.
     """
     failure: BaseException | None = None
     try:
@@ -669,6 +670,8 @@ def _evaluate_batch(backend: Backend, queries: Sequence[MemberQuery]) -> list[Ad
         failure = error
     if failure is None:
         return [None] * len(queries)
+    if isinstance(failure, MemberUnavailableError):
+        return [failure] * len(queries)
     if len(queries) > 1:
         return [_evaluate_batch(backend, [member_query])[0] for member_query in queries]
     if queries[0].drafts:

@@ -15,6 +15,7 @@ from adafuse_llm.errors import (
     InvalidOptionError,
     MemberError,
     MemberOutOfMemoryError,
+    MemberUnavailableError,
     MissingDependencyError,
     QueueFullError,
     RequestTimeoutError,
@@ -169,6 +170,7 @@ _DESCRIBED: Mapping[type[AdaFuseError], Callable[[BaseException], ApiError]] = {
     InvalidInputError: _invalid(),
     MissingDependencyError: _invalid("not_installed"),
     MemberOutOfMemoryError: _failed("member_out_of_memory"),
+    MemberUnavailableError: _failed("member_unavailable"),
     MemberError: _failed("member_failed"),
     AdaFuseError: _failed(),
 }

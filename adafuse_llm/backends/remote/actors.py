@@ -41,7 +41,10 @@ RETRY_SECONDS: Final = 5.0
 """Seconds to wait for an actor that could not be placed the last time."""
 
 POLL_SECONDS: Final = 1.0
-"""Seconds between two looks at the progress of an actor that loads."""
+"""Seconds between two looks at an actor that starts or loads."""
+
+MAX_FAILURES: Final = 3
+"""Number of actors that may end before they have started."""
 
 REPORT_SECONDS: Final = 5.0
 """Seconds between two log messages about the progress of an actor that loads."""
@@ -203,21 +206,18 @@ class Placement:
 
     def problem(self, index: int, seconds: float) -> str:
         """Return why the actor of a member could not start in time."""
-        nodes = placement_group_table(self._group)["bundles_to_node_id"]
-        chosen = next(
-            (
-                node["NodeManagerAddress"]
-                for node in ray.nodes()
-                if node["Alive"] and node["NodeID"] == nodes.get(index)
-            ),
-            None,
-        )
-        if chosen is None:
+        if (node := self.node(index)) is None:
             return self._problem([index], seconds)
         return (
-            f"its actor on {chosen} did not start within {seconds:g} seconds. The machine may be "
-            "busy; set a longer placement_timeout."
+            f"its actor on {node['NodeManagerAddress']} did not start within {seconds:g} seconds. "
+            "The machine may be busy; set a longer placement_timeout."
         )
+
+    def node(self, index: int) -> Mapping[str, Any] | None:
+        """Return the machine with the resources of a member; None while there is none."""
+        chosen = placement_group_table(self._group)["bundles_to_node_id"].get(index)
+        alive = (node for node in ray.nodes() if node["Alive"])
+        return next((node for node in alive if node["NodeID"] == chosen), None)
 
     def leave(self, index: int) -> None:
         """Free the resources if all other members have left, too."""
@@ -330,31 +330,60 @@ class ActorConnector:
                 f"member {self._name!r} runs in a Ray actor, and a forked process cannot use it. "
                 "Load the ensemble in the new process."
             )
-        self.start()
-        actor, self._started = self._started, None
         limit = self._limits.placement_timeout
         seconds = limit if self._was_placed else min(limit, RETRY_SECONDS)
         self._was_placed = False
+        deadline = time.monotonic() + seconds
+        failures = 0
+        while time.monotonic() < deadline:
+            node = self._placement.node(self._index)
+            if node is None:
+                time.sleep(POLL_SECONDS)
+                continue
+            try:
+                if (channel := self._started_on(node["NodeID"], deadline)) is not None:
+                    self._was_placed = True
+                    return channel
+            except RayError as error:
+                failures += 1
+                if failures == MAX_FAILURES:
+                    raise LoadError(
+                        f"member {self._name!r} cannot be loaded: its actor on "
+                        f"{node['NodeManagerAddress']} did not start ({_last_line(error)}). All "
+                        "machines of the cluster need the same version of adafuse-llm."
+                    ) from error
+                time.sleep(POLL_SECONDS)
+        raise LoadError(
+            f"member {self._name!r} cannot be loaded: "
+            f"{self._placement.problem(self._index, seconds)}"
+        )
+
+    def _started_on(self, node_id: str, deadline: float) -> ActorChannel | None:
+        """Wait for an actor, and return the channel to it.
+
+        Return None at the deadline, and if its resources are not on the machine any more: Ray can
+        leave an actor waiting for a machine that was lost.
+
+        Raises:
+            RayError: the actor ended.
+        """
+        self.start()
+        actor, self._started = self._started, None
         try:
-            where = ray.get(_question(actor.where), timeout=seconds)
-        except GetTimeoutError:
-            _kill(actor)
-            raise LoadError(
-                f"member {self._name!r} cannot be loaded: "
-                f"{self._placement.problem(self._index, seconds)}"
-            ) from None
-        except RayError as error:
-            _kill(actor)
-            raise LoadError(
-                f"member {self._name!r} cannot be loaded: its actor did not start "
-                f"({_last_line(error)}). adafuse-llm needs the same version on all machines of the "
-                "cluster."
-            ) from error
+            question = _question(actor.where)
+            while time.monotonic() < deadline:
+                if ray.wait([question], timeout=POLL_SECONDS)[0]:
+                    address, process = ray.get(question)
+                    host = f"actor {process} on {address}"
+                    return ActorChannel(self._name, actor, host, self._limits)
+                node = self._placement.node(self._index)
+                if node is None or node["NodeID"] != node_id:
+                    break
         except BaseException:
             _kill(actor)
             raise
-        self._was_placed = True
-        return ActorChannel(self._name, actor, f"actor {where[1]} on {where[0]}", self._limits)
+        _kill(actor)
+        return None
 
     def close(self) -> None:
         """End an actor that was started and has no channel yet, and free its resources."""

@@ -22,7 +22,7 @@ from adafuse_llm.backends.remote.protocol import (
     encoded_draw,
     value_of,
 )
-from adafuse_llm.errors import LoadError, MemberError
+from adafuse_llm.errors import LoadError, MemberError, MemberUnavailableError
 from adafuse_llm.forks import after_fork
 from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.tree import Node, TokenTree
@@ -348,20 +348,21 @@ class RemoteBackend:
         """Call a function with the running host. If the host ends, repeat it with a new one.
 
         Raises:
-            MemberError: the new host has ended, too, or cannot be started, or the member is closed.
+            MemberError: the new host has ended, too.
+            MemberUnavailableError: the new host cannot be started, or the member is closed.
             AdaFuseError: the host answered with an error.
         """
         try:
             return self._once(call)
         except HostDied as error:
             if error.is_closed:
-                raise MemberError(self.name, "it was closed") from error
+                raise MemberUnavailableError(self.name, "it was closed") from error
             self._warn(error)
         try:
             return self._once(call)
         except HostDied as error:
             if error.is_closed:
-                raise MemberError(self.name, "it was closed") from error
+                raise MemberUnavailableError(self.name, "it was closed") from error
             raise MemberError(
                 self.name, f"{error.reason}, after it had been started again for this pass"
             ) from error
@@ -385,12 +386,17 @@ class RemoteBackend:
             session = _Session(self._loading)
             facts = _greeted(session.channel)
         except LoadError as error:
-            raise MemberError(self.name, f"it could not be started again: {error}") from error
+            reason = str(error).removeprefix(f"member {self.name!r} cannot be loaded: ")
+            raise MemberUnavailableError(
+                self.name, f"it could not be started again: {reason}"
+            ) from error
         finally:
             self._loading = None
         if not facts.has_model_of(self._facts):
             session.channel.close()
-            raise MemberError(self.name, "its files have changed. Load the ensemble again")
+            raise MemberUnavailableError(
+                self.name, "its files have changed. Load the ensemble again"
+            )
         self._facts = facts
         self.restarts += 1
         return session
