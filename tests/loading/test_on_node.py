@@ -10,6 +10,7 @@ import pytest
 from adafuse_llm import MemberSpec
 from adafuse_llm.backends.remote.protocol import DONE
 from adafuse_llm.embedded import member_paths
+from adafuse_llm.loading.plans import load_plan
 
 pytestmark = pytest.mark.ray
 
@@ -25,13 +26,12 @@ def test_progress_shows_how_much_of_the_weights_is_loaded(
     from adafuse_llm.loading import on_node
 
     shown = []
-    load = on_node.load_plan
 
     def slow(plan: Any) -> Any:
         for _ in tqdm(range(4), desc="Loading weights"):
             shown.append(member.progress().rpartition(",")[0])
             time.sleep(0.15)  # a bar counts at most ten times a second
-        return load(plan)
+        return load_plan(plan)
 
     monkeypatch.setattr(on_node, "load_plan", slow)
     task = on_node.task_of(MemberSpec(str(member_paths()[0])), "wren", DEFAULTS, {"CPU": 1})
