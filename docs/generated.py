@@ -32,11 +32,12 @@ def fill(markdown: str) -> str:
 def configuration() -> str:
     """Return the options, with one table per model."""
     from adafuse_llm import AdaFuseConfig, RuntimeConfig
+    from adafuse_llm.loading.ray_options import RayOptions
     from adafuse_llm.serving_config import ServerConfig
 
     return "\n\n".join(
         f"## {model.__name__}\n\n{_summary(model)}\n\n{_options(model)}"
-        for model in (AdaFuseConfig, RuntimeConfig, ServerConfig)
+        for model in (AdaFuseConfig, RuntimeConfig, ServerConfig, RayOptions)
     )
 
 
@@ -50,7 +51,8 @@ def _options(model: type[BaseModel]) -> str:
         kind = re.sub(r"typing\.|<class '(\w+)'>", r"\1", str(field.annotation))
         bounds = ", ".join(_bounds(field.metadata))
         kind = f"`{kind}`{f' ({bounds})' if bounds else ''}".replace("|", "\\|")
-        rows.append(f"| `{name}` | {kind} | `{field.default!r}` | {field.description} |")
+        default = field.get_default(call_default_factory=True)
+        rows.append(f"| `{name}` | {kind} | `{default!r}` | {field.description} |")
     return "\n".join(rows)
 
 

@@ -176,11 +176,11 @@ class Ensemble:
                     trim_heap()
 
     def _read(
-        self, read: Callable[[str, str | None, str | None], T], names: Collection[str]
-    ) -> list[T]:
-        """Read a property of some members from their files."""
+        self, read: Callable[[str, str | None, str | None], T | None], names: Collection[str]
+    ) -> list[T | None]:
+        """Read a property of some members from their files, which None stands for elsewhere."""
         return [
-            read(spec.path, spec.revision or self.revision, spec.file)
+            read(spec.path, spec.revision or self.revision, spec.file) if spec.ray is None else None
             for spec in self._specs(names)
         ]
 
@@ -239,7 +239,7 @@ def fields_from_config(path: str | PathLike[str]) -> dict[str, Any]:
     fields = {name: getattr(file, name) for name in ("dtype", "device_map", "revision")}
     if file.runtime.model_fields_set:
         fields["runtime"] = file.runtime
-    if file.models or used or file.processes:
+    if file.models or used or file.processes or file.ray:
         specs = tuple(map(as_spec, file.members))
         by_name = dict(zip(member_names(specs), specs, strict=True))
         try:

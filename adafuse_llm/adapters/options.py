@@ -45,6 +45,7 @@ MEMBER_SETTINGS = {
     "gpu_layers": "gpu_layers",
     "process": "process",
     "processes": "process",  # of the command line
+    "ray": "ray",
     "threads": "threads",
     # of llama-cpp-python:
     "flash_attn": "flash_attention",
@@ -178,8 +179,8 @@ REFUSED: dict[str, Refusal] = {
         "MemberSpec(path=..., gpu_layers=...)"
     ),
     "num_thread": Refusal(
-        "is not built: call torch.set_num_threads, or for a GGUF member or a member in a process, "
-        "pass MemberSpec(path=..., threads=...)"
+        "is not built: call torch.set_num_threads, or for a GGUF member, or a member in a process "
+        "or a Ray actor, pass MemberSpec(path=..., threads=...)"
     ),
     "request_timeout": Refusal(
         "is not built under this name: the classes for LangChain have timeout"

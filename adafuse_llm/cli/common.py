@@ -33,6 +33,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.status import Status
 from rich.table import Column
 from rich.text import Text
 
@@ -54,12 +55,13 @@ from adafuse_llm.evaluation.files import naming, read_text
 from adafuse_llm.loading.collection import resume_collection
 from adafuse_llm.loading.config_file import (
     LOADING,
+    PLACES,
     SECTIONS,
     ConfigFile,
     read_config,
     read_schema,
 )
-from adafuse_llm.loading.specs import MemberSpec, as_spec, in_process
+from adafuse_llm.loading.specs import MemberSpec, as_spec, in_cluster, in_process
 from adafuse_llm.report.styles import printable
 from adafuse_llm.serving_config import ServerConfig
 from adafuse_llm.strategies.registry import NAMED
@@ -78,6 +80,9 @@ SMALL = 100_000_000
 """Number of parameters below which a member counts as small. With one thread, a small member loses
 little on an idle machine and gains much on a busy one, as `benchmarks/threads.py` measures."""
 
+ACTORS = "adafuse_llm.backends.remote.actors"
+"""The logger that reports how far members in Ray actors are. Importing its module needs Ray."""
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a full disk. Without a file's name, they are about standard output."""
 
@@ -90,6 +95,8 @@ class Setup:
     """The values of the shared flags: members, loading settings, decoding options.
 
     Attributes:
+        ray: address of the Ray cluster whose actors run all members. With None, only members with
+            `MemberSpec.ray` run in actors.
         threads: number of CPU threads for the members. None for one thread if all members are
             small (`SMALL`), and otherwise for PyTorch's default. Members always load with one
             thread then. The variable OMP_NUM_THREADS has precedence over None.
@@ -106,6 +113,7 @@ class Setup:
     device_map: str | None
     revision: str | None
     processes: bool
+    ray: str | None
     threads: int | None
     trust_remote_code: bool
     debug: bool
@@ -127,6 +135,11 @@ class Setup:
     def members(self) -> list[str | MemberSpec]:
         """Return what to load."""
         return [self._member(given) for given in self.models or map(str, member_paths())]
+
+    @property
+    def _here(self) -> list[MemberSpec]:
+        """The members that do not run in Ray actors. Their files are on this machine or the Hub."""
+        return [spec for spec in map(as_spec, self.members()) if spec.ray is None]
 
     @property
     def is_embedded(self) -> bool:
@@ -155,20 +168,21 @@ class Setup:
             **runtime: options of `RuntimeConfig` that override `runtime`.
         """
         cores = os.cpu_count() or 1
-        if self.threads is not None and self.threads > cores:
+        here = self._here
+        threads = self.threads if here else None  # actors have threads of their own
+        if threads is not None and threads > cores:
             raise InvalidInputError(
-                f"--threads must be at most {cores}, the number of CPU cores; got {self.threads}"
+                f"--threads must be at most {cores}, the number of CPU cores; got {threads}"
             )
-        paths = self.paths()
-        names = ", ".join(Path(path).name for path in paths)
-        local = all(Path(path).exists() for path in paths)
+        names = ", ".join(Path(path).name for path in self.paths())
+        local = all(Path(spec.path).exists() for spec in here)
         # downloads show their own progress bars
-        with stderr_console().status(f"loading {names}") if local else nullcontext():
+        with _loading(f"loading {names}") if local else nullcontext():
             import torch
 
             default = torch.get_num_threads()
-            if self.threads is not None or "OMP_NUM_THREADS" not in os.environ:
-                torch.set_num_threads(self.threads or 1)
+            if threads is not None or "OMP_NUM_THREADS" not in os.environ:
+                torch.set_num_threads(threads or 1)
             engine = AdaFuseEngine.from_pretrained(
                 self.members(),
                 config=self.config,
@@ -179,18 +193,29 @@ class Setup:
                 trust_remote_code=self.trust_remote_code,
                 revision=self.revision,
             )
-            if self.threads is None and not _are_small(engine):
+            if threads is None and not _are_small(engine):
                 torch.set_num_threads(default)
         resume_collection()
         return engine
 
     def _member(self, given: str | Mapping[str, Any]) -> str | MemberSpec:
         """Return a member. ``--threads`` sets the threads of members that have their own."""
-        spec = in_process(given) if self.processes else as_spec(given)
-        has_threads = spec.process or is_gguf(spec.path, spec.file, spec.revision or self.revision)
-        if self.threads is not None and spec.threads is None and has_threads:
+        spec = self._placed(given)
+        if self.threads is not None and spec.threads is None and self._has_threads(spec):
             return replace(spec, threads=self.threads)
-        return given if isinstance(given, str) and not self.processes else spec
+        return given if isinstance(given, str) and spec == MemberSpec(given) else spec
+
+    def _placed(self, given: str | Mapping[str, Any]) -> MemberSpec:
+        """Return a member with the place where it runs."""
+        if self.ray is not None:
+            return in_cluster(given, self.ray)
+        return in_process(given) if self.processes else as_spec(given)
+
+    def _has_threads(self, spec: MemberSpec) -> bool:
+        """Return whether a member has threads of its own."""
+        if spec.process or spec.ray is not None:
+            return True
+        return is_gguf(spec.path, spec.file, spec.revision or self.revision)
 
 
 class _PlainHelp:
@@ -233,7 +258,7 @@ def command(
         function: the function. Its other parameters become the flags of this command only. A
             parameter with the name of a shared flag takes its place.
         decoding: whether the command takes the options of `AdaFuseConfig`, and ``--model``,
-            ``--config`` and ``--processes``.
+            ``--config``, ``--processes`` and ``--ray``.
         loading: whether the command takes the flags for loading members.
         hidden: names of shared flags that the help does not list, because the command allows only
             their default.
@@ -480,6 +505,12 @@ def _member_flags(*, model: bool) -> Iterator[inspect.Parameter]:
     if model:
         text = "Run every member in a process of its own, so that members run at the same time."
         yield _flag("processes", bool, False, text, panel="Members")
+        text = (
+            "Run every member in a Ray actor of the cluster at this address: HOST:PORT of its head "
+            "node, or auto for the cluster that this machine belongs to. The members' paths are "
+            "those on the actors' machines."
+        )
+        yield _flag("ray", str | None, None, text, panel="Members", metavar="ADDRESS")
     text = (
         "Number of CPU threads for the members. Default: 1 if every member has fewer than "
         f"{SMALL / 1e6:.0f} million parameters, otherwise the default of PyTorch."
@@ -535,7 +566,8 @@ def _setup(
     """Remove the shared flags from `values` and return them as a `Setup`.
 
     A flag overrides the file of --config, which overrides the command's defaults. A flag for the
-    form of the response (`CONSTRAINTS`) also overrides the other options of this kind in the file.
+    form of the response (`CONSTRAINTS`) or for the place of members (`PLACES`) also overrides the
+    other options of this kind in the file.
 
     Args:
         values: values of all flags.
@@ -546,7 +578,8 @@ def _setup(
     """
     path = values.pop("config", None)
     file = ConfigFile() if path is None else read_config(path)
-    overridden = CONSTRAINTS if any(map(is_typed, CONSTRAINTS)) else ()
+    groups = (CONSTRAINTS, PLACES)
+    overridden = [name for group in groups if any(map(is_typed, group)) for name in group]
     options: dict[str, Any] = {}
     for name in names:
         given = values.pop(name)
@@ -562,7 +595,8 @@ def _setup(
     loading = {}
     for name in LOADING:
         given = values.pop(name, None)
-        loading[name] = given if is_typed(name) else getattr(file, name)
+        loading[name] = given if is_typed(name) or name in overridden else getattr(file, name)
+    ConfigFile(**{name: loading[name] for name in PLACES})  # checks the flags
     return Setup(
         models=models or file.models,
         **loading,
@@ -763,6 +797,41 @@ def progress_bar() -> Progress:
         speed_estimate_period=3600,  # in seconds; long, because a line may take minutes
         disable=not console.is_terminal,
     )
+
+
+@contextmanager
+def _loading(text: str) -> Iterator[None]:
+    """Show on stderr that members are loading, and how far those in Ray actors are.
+
+    If stderr is not a terminal, or if a log shows the progress already, show nothing of it.
+    """
+    console = stderr_console()
+    logger = logging.getLogger(ACTORS)
+    with console.status(text) as status:
+        if not console.is_terminal or logger.isEnabledFor(logging.INFO):
+            yield
+            return
+        handler = _StatusHandler(status)
+        before, logger.propagate = (logger.level, logger.propagate), False
+        logger.setLevel(logging.INFO)
+        logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+            logger.setLevel(before[0])
+            logger.propagate = before[1]
+
+
+class _StatusHandler(logging.Handler):
+    """Shows the latest message of a logger in a status line."""
+
+    def __init__(self, status: Status) -> None:
+        super().__init__()
+        self._status = status
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._status.update(one_line(record.getMessage()))
 
 
 def _are_small(engine: AdaFuseEngine) -> bool:

@@ -34,7 +34,7 @@ from adafuse_llm.evaluation.metrics import load_metric
 from adafuse_llm.evaluation.runner import Record
 from adafuse_llm.evaluation.tuning import Trial, Tuning, candidates, cheapest, divide, optimizer
 from adafuse_llm.loading.config_file import write_config
-from adafuse_llm.loading.specs import as_spec, member_names
+from adafuse_llm.loading.specs import absolute_path, as_spec, member_names
 from adafuse_llm.report.styles import printable
 
 OPEN: dict[str, Any] = dict.fromkeys(
@@ -255,6 +255,7 @@ def _file_options(setup: Setup, options: dict[str, Any]) -> dict[str, Any]:
             "device_map": setup.device_map,
             "revision": setup.revision,
             "processes": setup.processes or None,
+            "ray": setup.ray,
         }
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
     return {k: v for k, v in {**loading, **plain}.items() if v is not None}
@@ -262,8 +263,7 @@ def _file_options(setup: Setup, options: dict[str, Any]) -> dict[str, Any]:
 
 def _from_anywhere(model: str | Mapping[str, Any]) -> str | dict[str, Any]:
     """Return a model with an absolute path, if the path is that of a local folder or file."""
-    path = as_spec(model).path
-    path = str(Path(path).resolve()) if Path(path).exists() else path
+    path = absolute_path(model if isinstance(model, str) else model["path"])
     return path if isinstance(model, str) else {**model, "path": path}
 
 

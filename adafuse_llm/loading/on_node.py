@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import fields, replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Final
 
 import ray
@@ -20,7 +22,7 @@ from adafuse_llm.loading.collection import pause_collection, resume_collection
 from adafuse_llm.loading.gguf import is_gguf_member
 from adafuse_llm.loading.plans import Plan, load_plan, load_text, plan_members
 from adafuse_llm.loading.sent_text import sent_text
-from adafuse_llm.loading.specs import MemberSpec
+from adafuse_llm.loading.specs import MemberSpec, absolute_path, as_spec
 
 PACKAGE: Final = "adafuse-llm"
 
@@ -45,7 +47,7 @@ def task_of(
     return {
         "version": version(PACKAGE),
         "name": name,
-        "path": spec.path,
+        "path": absolute_path(spec.path),
         "spec": {
             **plain,
             "dtype": _dtype_name(spec.dtype),
@@ -74,7 +76,7 @@ class NodeMember:
         self._task = unpack(task)
         self._name: str = self._task["name"]
         self._began = time.monotonic()
-        self._phase = "it checks its files"
+        self._phase = "checks its files"
         self._bar: Any = None
         self._plan: Plan | None = None
         self._host: Host | None = None
@@ -84,7 +86,7 @@ class NodeMember:
         return ray.util.get_node_ip_address(), os.getpid()
 
     def progress(self) -> str:
-        """Return how far the member is. A question."""
+        """Return what the member does, and how far it is. A question."""
         bar, seconds = self._bar, time.monotonic() - self._began
         part = f" ({bar.n / bar.total:.0%})" if bar is not None and bar.total else ""
         return f"{self._phase}{part}, {seconds:.0f} s"
@@ -96,19 +98,19 @@ class NodeMember:
             load_text(self._plan)  # so that a tokenizer of the hub is here
             return pack((DONE, sent_text(self._plan)))
         except BaseException as error:
-            return pack(encoded_load_error(self._name, error))
+            return self._failure(error)
 
     def greet(self) -> bytes:
         """Load the member, and reply with the facts about it."""
         try:
             plan = self._plan if self._plan is not None else self._planned()
-            self._phase = "it loads its weights"
+            self._phase = "loads its weights"
             backend = self._load(plan)
-            self._phase = "it is loaded"
+            self._phase = "is loaded"
             self._host = Host(backend, device=f"the device of {self._name}")
             return pack(self._host.greeting())
         except BaseException as error:
-            return pack(encoded_load_error(self._name, error))
+            return self._failure(error)
 
     def handle(self, message: bytes) -> bytes:
         """Return the reply to a message."""
@@ -123,11 +125,11 @@ class NodeMember:
         task = self._task
         if task["version"] != (own := version(PACKAGE)):
             raise LoadError(
-                f"member {self._name!r} cannot be loaded: its machine "
-                f"({ray.util.get_node_ip_address()}) has {PACKAGE} {own}, and the engine's has "
-                f"{task['version']}. Install the same version on both."
+                f"member {self._name!r} cannot be loaded: its machine has {PACKAGE} {own}, and the "
+                f"engine's has {task['version']}. Install the same version on both."
             )
-        spec, defaults = MemberSpec(task["path"], **task["spec"], process=True), task["defaults"]
+        defaults = task["defaults"]
+        spec = as_spec(MemberSpec(task["path"], **task["spec"], process=True))
         is_placed = spec.device is not None or (spec.device_map or defaults["device_map"])
         if task["gpus"] and not is_placed and not is_gguf_member(spec, defaults["revision"]):
             one = task["gpus"] <= 1
@@ -138,17 +140,27 @@ class NodeMember:
         import torch
         from transformers.utils import logging
 
-        pause_collection()
         torch.set_num_threads(plan.spec.threads or max(1, int(self._task["cpus"])))
-        logging.set_tqdm_hook(self._watch)
-        try:
-            return load_plan(plan)
-        finally:
-            logging.set_tqdm_hook(None)
-            self._bar = None
-            resume_collection()
+        with ExitStack() as stack:
+            pause_collection()
+            stack.callback(resume_collection)
+            unseen = stack.enter_context(Path(os.devnull).open("w"))
 
-    def _watch(self, make: Any, arguments: Any, options: Mapping[str, Any]) -> Any:
-        """Keep a progress bar of transformers, to read it."""
-        self._bar = make(*arguments, **options)
-        return self._bar
+            def watch(make: Any, arguments: Any, options: Mapping[str, Any]) -> Any:
+                """Keep a progress bar of transformers, to read it. Do not print it."""
+                self._bar = make(*arguments, **{**options, "file": unseen})
+                return self._bar
+
+            stack.callback(logging.set_tqdm_hook, logging.set_tqdm_hook(watch))
+            try:
+                return load_plan(plan)
+            finally:
+                self._bar = None
+
+    def _failure(self, error: BaseException) -> bytes:
+        """Return the reply if the member cannot be loaded. It names this machine."""
+        status, kind, arguments, trace = encoded_load_error(self._name, error)
+        *rest, reason = arguments
+        return pack(
+            (status, kind, (*rest, f"on {ray.util.get_node_ip_address()}: {reason}"), trace)
+        )

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
 from pydantic import Field, field_validator
 
 from adafuse_llm.config import Options
 
 ADDRESS: Final = re.compile(r"auto|local|[\w.-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}")
+
+
+def check_address(address: Any) -> None:
+    """Check the address of a cluster.
+
+    Raises:
+        ValueError: this is not an address.
+    """
+    if not isinstance(address, str) or not ADDRESS.fullmatch(address):
+        raise ValueError(
+            "it must be HOST:PORT of the head node, such as 10.0.0.1:6379, or auto. The machine of "
+            "the engine must belong to the cluster, so ray:// is not possible"
+        )
 
 
 class RayOptions(Options):
@@ -67,11 +80,8 @@ class RayOptions(Options):
     @field_validator("address")
     @classmethod
     def _check_address(cls, address: str | None) -> str | None:
-        if address is not None and not ADDRESS.fullmatch(address):
-            raise ValueError(
-                "it must be HOST:PORT of the head node, such as 10.0.0.1:6379, or auto. The "
-                "machine of the engine must belong to the cluster, so ray:// is not possible"
-            )
+        if address is not None:
+            check_address(address)
         return address
 
     @field_validator("num_gpus")
@@ -86,7 +96,7 @@ class RayOptions(Options):
     def _check_resources(cls, resources: dict[str, float]) -> dict[str, float]:
         if reserved := {"CPU", "GPU", "memory", "object_store_memory"} & resources.keys():
             raise ValueError(
-                f"{min(reserved)} has an option of its own: num_cpus, num_gpus or memory"
+                f"it cannot contain {min(reserved)}; pass num_cpus, num_gpus or memory instead"
             )
         if any(amount <= 0 for amount in resources.values()):
             raise ValueError("every amount must be above 0")

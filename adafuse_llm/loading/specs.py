@@ -185,8 +185,9 @@ def check_kind(spec: MemberSpec, *, is_gguf: bool) -> None:
             )
     if spec.threads is not None and not spec.process and spec.ray is None:
         raise InvalidOptionError(
-            f"member {spec.path!r}: threads needs process=True or a GGUF member, because other "
-            "members share the threads of torch. torch.set_num_threads(...) sets their number."
+            f"member {spec.path!r}: threads needs process=True, ray or a GGUF member, because "
+            "other members share the threads of torch. torch.set_num_threads(...) sets their "
+            "number."
         )
 
 
@@ -268,13 +269,20 @@ def as_spec(member: str | MemberSpec | os.PathLike[str] | Mapping[str, Any]) -> 
         InvalidInputError: `member` is none of these.
         InvalidOptionError: a field is unknown or out of range.
     """
+    spec = _described(member)
+    if spec.path[:1] == "~" and spec.ray is None:  # the actor's machine has another home folder
+        return replace(spec, path=str(Path(spec.path).expanduser()))
+    return spec
+
+
+def _described(member: str | MemberSpec | os.PathLike[str] | Mapping[str, Any]) -> MemberSpec:
+    """Return a member as `as_spec` does, with the path as it was given."""
     if isinstance(member, (str, os.PathLike)):
-        member = MemberSpec(str(member))
-    elif isinstance(member, Mapping):
-        member = _from_fields(member)
+        return MemberSpec(str(member))
+    if isinstance(member, Mapping):
+        return _from_fields(member)
     if isinstance(member, MemberSpec):
-        path = member.path
-        return replace(member, path=str(Path(path).expanduser())) if path[:1] == "~" else member
+        return member
     raise InvalidInputError(
         f"a member must be a path, a hub id or a MemberSpec; got {short_repr(member)}"
     )
@@ -287,9 +295,20 @@ def in_process(member: str | MemberSpec | Mapping[str, Any]) -> MemberSpec:
 
 
 def in_cluster(member: str | MemberSpec | Mapping[str, Any], address: str) -> MemberSpec:
-    """Return a member as `as_spec` does, but in an actor of the Ray cluster at an address."""
-    spec = as_spec(member)
+    """Return a member as `as_spec` does, but in an actor of the Ray cluster at an address.
+
+    The member keeps its other options of Ray.
+    """
+    spec = _described(member)
     return replace(spec, process=False, ray={**(spec.ray or {}), "address": address})
+
+
+def absolute_path(path: str) -> str:
+    """Return an absolute path if the path is that of a folder or file on this machine.
+
+    Links in it are kept, because they may lead elsewhere on another machine.
+    """
+    return str(Path(path).absolute()) if Path(path).exists() else path
 
 
 def _from_fields(values: Mapping[str, Any]) -> MemberSpec:

@@ -21,6 +21,7 @@ from adafuse_llm import (
 from adafuse_llm.adapters import ensembles
 from adafuse_llm.adapters.ensembles import Ensemble, fields_from_config
 from adafuse_llm.backends import FakeBackend
+from adafuse_llm.embedded import member_paths
 from adafuse_llm.loading.config_file import write_config
 from adafuse_llm.loading.specs import as_spec
 from adafuse_llm.report.styles import owner
@@ -64,6 +65,18 @@ def test_the_window_of_gguf_members_is_known_before_they_are_loaded():
         assert ensemble.context_window(["a"]) == window
         assert ensemble.has_chat_templates(["a"]) is True
         assert ensemble.has_chat_templates(["a", "missing"]) is None
+
+
+@pytest.mark.quick
+def test_files_of_members_on_other_machines_are_not_read_here():
+    path = str(member_paths()[0])
+    far = Ensemble.of([{"path": path, "name": "far", "ray": {"num_gpus": 1}}, path])
+    assert far.context_window(["wren"])
+    assert (far.context_window(["far"]), far.has_chat_templates(["far"])) == (None, None)
+    assert not far.can_enforce()
+    assert far.identity != Ensemble.of([{"path": path, "name": "far"}, path]).identity
+    limited = Ensemble.of([{"path": "/elsewhere/m.gguf", "context": 500, "ray": {}}])
+    assert limited.context_window(["m"]) is None
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

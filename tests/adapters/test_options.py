@@ -56,6 +56,7 @@ def test_options_that_are_none():
         ("n_ctx", "'path': ..., 'context': ..."),
         ("processes", "'path': ..., 'process': ..."),
         ("model_path", "'path': ..."),
+        ("ray", "'path': ..., 'ray': ..."),
     ],
 )
 def test_an_unknown_option_can_be_a_setting_of_a_member(keyword, settings):

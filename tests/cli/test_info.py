@@ -75,9 +75,10 @@ def test_a_gguf_model_is_loaded_and_described(adafuse):
 
 
 def test_models_are_described_in_this_process_only(adafuse, models):
-    result = adafuse("info", models[0], "--processes")
-    assert result.exit_code == 2
-    assert "No such option: --processes" in result.output
+    for flags in (["--processes"], ["--ray", "auto"]):
+        result = adafuse("info", models[0], *flags)
+        assert result.exit_code == 2
+        assert f"No such option: {flags[0]}" in result.output
 
 
 def test_a_member_of_any_other_kind_is_described(adafuse):

@@ -7,7 +7,7 @@ import yaml
 
 from adafuse_llm import AdaFuseEngine, MemberOutOfMemoryError
 from adafuse_llm.evaluation import tuning
-from adafuse_llm.loading.config_file import read_config
+from adafuse_llm.loading.config_file import PLACES, read_config
 
 
 @pytest.fixture
@@ -71,6 +71,19 @@ def test_the_ensemble_is_kept_on_request(adafuse, job, tmp_path):
     assert found.models == ("org/wren", "org/heron")
     assert found.config.weights == {"wren": 0.5, "heron": 1.0}
     assert found.config.use is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "place"),
+    [([], {}), (["--processes"], {"processes": True}), (["--ray", "h:1"], {"ray": "h:1"})],
+)
+def test_the_file_says_where_members_run(adafuse, job, tmp_path, flags, place):
+    models = ["--model", "/far/wren", "--model", "org/heron"]
+    result = adafuse(*job, *models, *flags)
+    assert result.exit_code == 0, result.output
+    written = yaml.safe_load((tmp_path / "tuned.yaml").read_text())
+    assert written["models"] == ["/far/wren"]
+    assert {name: written[name] for name in PLACES if name in written} == place
 
 
 @pytest.mark.parametrize("weights", ["2,1", "1,1", "wren=2,heron=1", "wren=1,heron=1"])

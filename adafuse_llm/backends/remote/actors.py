@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
@@ -46,7 +47,7 @@ MAX_FAILURES: Final = 3
 """Number of actors that may end before they have started."""
 
 REPORT_SECONDS: Final = 5.0
-"""Seconds between two log messages about the same progress."""
+"""Seconds between two log messages about the progress of an actor that loads."""
 
 AUTHENTICATION: Final = "RAY_AUTH_MODE"
 """Environment variable that turns the authentication of Ray on (``token``) or off."""
@@ -182,7 +183,11 @@ class Placement:
         Raises:
             LoadError: they are not reserved in time.
         """
-        if not self._group.wait(seconds):
+        if self._group.wait(min(seconds, POLL_SECONDS)):
+            return
+        wanted = _wanted(self._names, self._bundles)
+        logger.info("Ray looks for machines with free resources for %s", wanted)
+        if not self._group.wait(max(0.0, seconds - POLL_SECONDS)):
             raise LoadError(
                 f"the ensemble cannot be loaded: {self._problem(range(len(self._names)), seconds)}"
             )
@@ -227,10 +232,8 @@ class Placement:
             for index in wanted
             if not any(_fits(self._bundles[index], node["Resources"]) for node in alive)
         ]
-        named = " and ".join(
-            f"{self._names[index]!r} ({_listed(self._bundles[index])})"
-            for index in lacking or wanted
-        )
+        short = lacking or wanted
+        named = _wanted([self._names[i] for i in short], [self._bundles[i] for i in short])
         machines = "; ".join(
             f"{node['NodeManagerAddress']} has {_totals(self._bundles, node['Resources'])}"
             for node in alive
@@ -255,6 +258,13 @@ def _remove_group(group: PlacementGroup, owner: int) -> None:
 
 def _fits(bundle: Mapping[str, float], resources: Mapping[str, float]) -> bool:
     return all(resources.get(key, 0) >= value for key, value in bundle.items())
+
+
+def _wanted(names: Sequence[str], bundles: Sequence[Mapping[str, float]]) -> str:
+    """Return members with the resources of their actors."""
+    return " and ".join(
+        f"{name!r} ({_listed(bundle)})" for name, bundle in zip(names, bundles, strict=True)
+    )
 
 
 def _listed(bundle: Mapping[str, float]) -> str:
@@ -448,10 +458,9 @@ class ActorChannel:
     def _greeting(self, greeting: Any) -> Message:
         """Wait until the host has loaded its backend, and log its progress meanwhile."""
         limit = self._limits.load_timeout
-        begin = logged = time.monotonic()
+        begin, logged = time.monotonic(), -math.inf
         with self._failures():
             progress = _question(self._actor.progress)
-            shown = ""
             while not ray.wait([greeting], timeout=POLL_SECONDS)[0]:
                 now = time.monotonic()
                 if now - begin > limit:
@@ -459,9 +468,9 @@ class ActorChannel:
                 if ray.wait([progress], timeout=0)[0]:
                     text = ray.get(progress)
                     progress = _question(self._actor.progress)
-                    if text != shown or now - logged >= REPORT_SECONDS:
-                        shown, logged = text, now
-                        logger.info("member %r, %s: %s", self._name, self._host, text)
+                    if now - logged >= REPORT_SECONDS:
+                        logged = now
+                        logger.info("member %r (%s) %s", self._name, self._host, text)
         return self._get(greeting, max(0.0, begin + limit - time.monotonic()), limit)
 
     def _get(self, reference: Any, seconds: float, limit: float | None = None) -> Message:

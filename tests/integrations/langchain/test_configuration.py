@@ -216,7 +216,11 @@ def test_a_time_limit_stops_the_decode(kind):
 
 @BOTH
 def test_copies_pickles_and_dumps_are_the_same_model(kind, obliging):
-    members = ["a/b", MemberSpec(path="c", weight=2.0, quantization_config={"bits": 4})]
+    members = [
+        "a/b",
+        MemberSpec(path="c", weight=2.0, quantization_config={"bits": 4}),
+        {"path": "d", "ray": {"num_gpus": 1, "resources": {"here": 0.5}}},
+    ]
     model = kind(
         members=members,
         runtime=RuntimeConfig(max_requests=2),
