@@ -452,13 +452,20 @@ def _kind(status: int, code: str | None, param: str | None) -> type[AdaFuseError
 async def _cancel_once_set(
     client: httpx.AsyncClient, stream: str, cancel: CancelEvent, events: _Events
 ) -> None:
-    """Ask the server to end a stream once an event is set."""
+    """Ask the server to end a stream once an event is set.
+
+    A server with replicas gives the request to any of them. So it is repeated until it has reached
+    the one with the stream.
+    """
     while not cancel.is_set():  # noqa: ASYNC110  # threads set the event
         await asyncio.sleep(CANCEL_SECONDS)
-    if not events.unfinished:
-        return
-    with contextlib.suppress(httpx.RequestError):  # the stream itself fails, too
-        await client.send(_request(client, wire.CANCEL, wire.CancelRequest(stream=stream)))
+    while events.unfinished:
+        request = _request(client, wire.CANCEL, wire.CancelRequest(stream=stream))
+        with contextlib.suppress(httpx.RequestError, ValidationError):  # the stream fails, too
+            answer = await client.send(request)
+            if wire.Cancelled.model_validate_json(answer.content).found:
+                return
+        await asyncio.sleep(CANCEL_SECONDS)
 
 
 def _request(client: httpx.AsyncClient, path: str, body: BaseModel) -> httpx.Request:

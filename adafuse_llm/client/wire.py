@@ -142,6 +142,17 @@ class CancelRequest(_Form):
     stream: str
 
 
+class Cancelled(_Form):
+    """The answer to `CancelRequest`.
+
+    Attributes:
+        found: whether the stream runs in the process that answers. Other replicas of a server do
+            not know it.
+    """
+
+    found: bool = True
+
+
 class Tokens(_Form):
     """Tokens by member."""
 

@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from adafuse_llm.errors import InvalidOptionError, short_repr
 from adafuse_llm.serving.errors import ApiError, api_error, invalid
 from adafuse_llm.serving.http import error_response
+from adafuse_llm.serving.settings import KEY
 from adafuse_llm.serving_config import ServingConfig
 
 __all__ = ["middlewares", "note_outcome", "request_id"]
@@ -45,9 +46,6 @@ requests of probes."""
 
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """The request ids that clients may choose."""
-
-KEY: Final = re.compile("[!-~]+")
-"""An API key: visible ASCII characters."""
 
 HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\],\s]+)(?::\d*)?")
 """The header ``Host``: a name or address, and perhaps a port."""

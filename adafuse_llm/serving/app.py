@@ -22,8 +22,16 @@ CLIENT_CLOSED = 499
 """Status code for the log if the client left before the response. Nobody receives it."""
 
 
-def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
-    """Return the application of a service, whose engine may come later."""
+def build_app(
+    service: Service, api_keys: Sequence[str] = (), *, has_metrics: bool = True
+) -> Starlette:
+    """Return the application of a service, whose engine may come later.
+
+    Args:
+        service: the service.
+        api_keys: keys of which every request needs one. Empty: no request needs a key.
+        has_metrics: whether the address ``/metrics`` exists.
+    """
     work = [*openai_routes.routes(service), *native.routes(service)]
     counted = frozenset(route.path for route in work if "POST" in (route.methods or ()))
     app = Starlette(
@@ -33,8 +41,8 @@ def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
         routes=[
             Route("/health", _health, methods=["GET"]),
             Route("/ready", partial(_ready, service), methods=["GET"]),
-            Route("/metrics", partial(_metrics, service), methods=["GET"]),
             *work,
+            *([Route("/metrics", partial(_metrics, service))] if has_metrics else []),
             *([page_route()] if service.config.page else []),
         ],
         exception_handlers={

@@ -210,11 +210,11 @@ class _Streams:
         )
 
     async def cancel(self, _: Service, request: Request) -> Response:
-        """End a stream. Nothing happens if it has ended."""
+        """End a stream. Nothing happens if it has ended, or runs in another replica."""
         asked = await _read(request, wire.CancelRequest)
         if (cancel := self._cancels.get(asked.stream)) is not None:
             cancel.set()
-        return _written(wire.Done())
+        return _written(wire.Cancelled(found=cancel is not None))
 
     async def _lines(
         self, service: Service, asked: wire.StreamRequest

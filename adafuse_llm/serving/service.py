@@ -108,12 +108,14 @@ class Service:
         config: options of the server.
         metrics: what the server counts.
         created: when the server started, in seconds since 1970.
+        failures: number of requests that have failed because of the server.
     """
 
     def __init__(self, config: ServingConfig) -> None:
         self.config = config
         self.metrics = Metrics(lambda: self._engine)
         self.created = int(time.time())
+        self.failures = 0
         self._engine: AdaFuseEngine | None = None
         self._views: dict[str, AdaFuseEngine] = {}
         self._cancels: set[threading.Event] = set()
@@ -319,8 +321,10 @@ class Service:
             raise
         except BaseException as error:
             call.outcome = OUTCOMES[api_error(error).type]
-            if isinstance(error, AdaFuseError) and call.outcome == OUTCOMES[FAILED]:
-                logger.error("request %s failed: %s", request_id(), error)
+            if call.outcome == OUTCOMES[FAILED]:
+                self.failures += 1
+                if isinstance(error, AdaFuseError):
+                    logger.error("request %s failed: %s", request_id(), error)
             raise
         finally:
             with self._lock:
