@@ -146,8 +146,8 @@ class Cancelled(_Form):
     """The answer to `CancelRequest`.
 
     Attributes:
-        found: whether the stream runs in the process that answers. Other replicas of a server do
-            not know it.
+        found: whether the server has found the stream. Behind a load balancer, another server may
+            have it.
     """
 
     found: bool = True

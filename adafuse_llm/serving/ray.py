@@ -65,6 +65,9 @@ CLOSE_SECONDS: Final = 5.0
 TRIAL_SECONDS: Final = 10.0
 """Maximum seconds of the trial after a request has failed. Ray waits 30 for a health check."""
 
+CANCEL_SECONDS: Final = 10.0
+"""Maximum seconds to find the replica with a stream."""
+
 EXPORT_SECONDS: Final = 5.0
 """Seconds between two copies of the metrics. Ray itself passes metrics on every ten seconds."""
 
@@ -181,9 +184,10 @@ class _Replica:
 
         _log_like_serve(file.serving.log_level)
         self._service = Service(file.serving)
+        self._service.cancel_elsewhere = self._cancel_elsewhere
         try:
             keys = read_keys(file.serving.api_key_file, os.environ)
-            self._asgi = build_app(self._service, keys, has_metrics=False)
+            self._asgi = build_app(self._service, keys, is_replica=True)
             self._engine = AdaFuseEngine.from_config(file)
             self._service.open(self._engine)
         except AdaFuseError as error:  # Ray Serve shows the traceback: only the last line helps
@@ -198,9 +202,23 @@ class _Replica:
         self._failures = 0
         self._export = _Export(self._service.metrics.collect)
 
-    def __serve_build_asgi_app__(self) -> Starlette:  # noqa: PLW3201  # Ray Serve's name
+    def __serve_build_asgi_app__(self) -> Starlette:  # Ray Serve's name
         """Return the application."""
         return self._asgi
+
+    def cancel_stream(self, stream: str) -> bool:
+        """End a stream of `RemoteEngine`, and return whether it runs here."""
+        return self._service.cancel_stream(stream)
+
+    async def _cancel_elsewhere(self, stream: str) -> bool:
+        """Let all replicas look for a stream. Ray Serve may send a request to any of them."""
+        from ray import serve
+
+        here = serve.get_replica_context()
+        handle = serve.get_deployment_handle(here.deployment, here.app_name)
+        asked = handle.broadcast("cancel_stream", stream)
+        found = await asked.results_async(timeout_s=CANCEL_SECONDS, return_exceptions=True)
+        return any(each is True for each in found)
 
     async def check_health(self) -> None:
         """Raise an error if the replica cannot serve requests.
