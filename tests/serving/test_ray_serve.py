@@ -19,8 +19,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import psutil
 import pytest
+import yaml
 
 from adafuse_llm import AdaFuseEngine, InvalidInputError, InvalidOptionError, RemoteEngine
+from tests.support.paths import ROOT
 
 httpx = pytest.importorskip("httpx", reason="needs the extra [client]")
 prometheus = pytest.importorskip("prometheus_client.parser", reason="needs the extra [serve]")
@@ -50,21 +52,13 @@ PATIENCE = {
     "RAY_metrics_report_interval_ms": "1000",
 }
 
-FILE = """
-proxy_location: HeadOnly
-http_options: {{host: 127.0.0.1, port: {port}}}
-applications:
-  - name: adafuse
-    import_path: adafuse_llm.serving.ray:app
-    route_prefix: /
-    args: {{config: {config}}}
-    deployments:
-      - name: adafuse
-        num_replicas: {replicas}
-        max_ongoing_requests: 6
-        health_check_period_s: 1
-        ray_actor_options: {{num_cpus: 1}}
-"""
+
+def guide_file() -> dict[str, Any]:
+    """The configuration file of Ray Serve in the guide."""
+    page = (ROOT / "docs" / "guides" / "replicas.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    values: dict[str, Any] = yaml.safe_load(block)
+    return values
 
 
 def wait_for(condition: Callable[[], T], seconds: float = 60) -> T:
@@ -93,10 +87,22 @@ class Served(NamedTuple):
     port: int
 
     def deploy(self, replicas: int, config: str = "ensemble.yaml") -> None:
-        """Deploy the application with the command that the guide shows."""
+        """Deploy the file of the guide, in the size of the cluster, as the guide shows."""
+        values = guide_file()
+        values |= {
+            "proxy_location": "HeadOnly",  # the nodes have the same address
+            "http_options": {"host": "127.0.0.1", "port": self.port},
+        }
+        (application,) = values["applications"]
+        application["args"]["config"] = str(self.folder / config)
+        application["deployments"][0] |= {
+            "num_replicas": replicas,
+            "max_ongoing_requests": MAX_ONGOING,
+            "health_check_period_s": 1,
+            "ray_actor_options": {"num_cpus": 1},
+        }
         file = self.folder / "serve.yaml"
-        args = {"port": self.port, "config": self.folder / config, "replicas": replicas}
-        file.write_text(FILE.format(**args))
+        file.write_text(yaml.safe_dump(values))
         command = ["-m", "ray.serve.scripts", "run", "--non-blocking", "--address", self.address]
         done = subprocess.run(
             [sys.executable, *command, str(file)], capture_output=True, text=True, check=False
@@ -268,13 +274,12 @@ def test_many_clients_receive_the_texts_of_one_engine_in_parts(served, expected)
 
 def test_ray_exports_the_metrics_of_both_replicas(served):
     requests = {"route": "/v1/completions", "outcome": "ok"}
-    counts = wait_for(
-        lambda: (
-            (found := exported("ray_adafuse_requests_total", **requests))
-            and sum(found.values()) == CLIENTS
-            and found
-        )
-    )
+
+    def completed() -> dict[str, float]:
+        return exported("ray_adafuse_requests_total", **requests)
+
+    wait_for(lambda: sum(completed().values()) == CLIENTS)
+    counts = completed()
     assert len(counts) == 2, "both replicas had requests"
     assert exported("ray_adafuse_ready") == dict.fromkeys(counts, 1)
     buckets = exported("ray_adafuse_request_seconds_bucket_total", le="+Inf")

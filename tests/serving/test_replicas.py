@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from adafuse_llm.serving import ray as replicas
 from adafuse_llm.serving.service import Service
 from adafuse_llm.serving_config import ServingConfig
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.quick
 
@@ -85,6 +87,21 @@ def test_limits_can_be_absent(tmp_path):
     chosen = replicas._deployment_options(replicas.ReplicaOptions(), file)
     assert chosen["max_queued_requests"] == -1
     assert chosen["graceful_shutdown_timeout_s"] == 86_430
+
+
+def test_the_file_of_the_guide_fits(tmp_path, caplog):
+    page = (ROOT / "docs" / "guides" / "replicas.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```text\n(models:.*?)```", page, re.DOTALL)
+    with caplog.at_level(logging.WARNING):
+        file = file_with(tmp_path, block)
+    assert file.models == ("/models/llama", "/models/mistral")
+    assert file.serving.api_key_file == "/etc/adafuse/keys"
+    assert not caplog.records
+    chosen = replicas._deployment_options(replicas.ReplicaOptions(max_replicas=4), file)
+    for name, value in {**chosen, **chosen["autoscaling_config"]}.items():
+        if name in ("max_ongoing_requests", "target_ongoing_requests", "max_queued_requests"):
+            (row,) = re.findall(rf"\| `{name}` \|.*\((\d+)\) \|", page)
+            assert int(row) == value
 
 
 def test_options_without_an_effect_are_warnings(tmp_path, caplog):
