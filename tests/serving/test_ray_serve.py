@@ -413,7 +413,7 @@ def test_problems_of_the_configuration_are_the_last_line_of_a_message(served):
 
     (served.folder / "lost.yaml").write_text(f"models: [{served.folder}/nothing]\n")
     served.deploy(2, "lost.yaml")
-    wait_for(lambda: "failed to start" in served.deployment().message)
+    wait_for(lambda: "LoadError" in served.deployment().message)
     line = last_line(served.deployment())
     assert line.startswith("adafuse_llm.errors.LoadError: ")
     assert f"{served.folder}/nothing" in line
