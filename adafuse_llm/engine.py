@@ -54,7 +54,7 @@ from adafuse_llm.interface import (
     running,
     with_tools,
 )
-from adafuse_llm.loading.config_file import read_config
+from adafuse_llm.loading.config_file import ConfigFile, read_config
 from adafuse_llm.results import MemberInfo, PassCost, Round, Scores
 from adafuse_llm.runtime.budget import CacheBudget
 from adafuse_llm.runtime.heap import trim_heap
@@ -227,7 +227,7 @@ class AdaFuseEngine(Engine):
     @classmethod
     def from_config(
         cls,
-        path: str | PathLike[str],
+        path: str | PathLike[str] | ConfigFile,
         *,
         runtime: RuntimeConfig | None = None,
         trust_remote_code: bool = False,
@@ -236,8 +236,8 @@ class AdaFuseEngine(Engine):
         """Load the ensemble that a configuration file describes.
 
         Args:
-            path: a YAML or JSON file, such as one that ``adafuse tune`` wrote. The module
-                :mod:`adafuse_llm.loading.config_file` describes its format.
+            path: a YAML or JSON file, such as one that ``adafuse tune`` wrote, or its contents. The
+                module :mod:`adafuse_llm.loading.config_file` describes its format.
             runtime: as for `from_pretrained`. The default is the section ``runtime`` of the file.
             trust_remote_code: as for `from_pretrained`; the file cannot set it.
             on_round: as for `from_pretrained`.
@@ -246,7 +246,7 @@ class AdaFuseEngine(Engine):
             InvalidInputError: the file does not exist, or its contents cannot be used.
             LoadError: a member cannot be loaded, or cannot take part in an ensemble.
         """
-        file = read_config(path)
+        file = path if isinstance(path, ConfigFile) else read_config(path)
         return cls.from_pretrained(
             file.members,
             config=file.config,

@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any
 
 import typer
 
-from adafuse_llm import AdaFuseEngine, InvalidInputError, MissingDependencyError
+from adafuse_llm import AdaFuseEngine, MissingDependencyError
 from adafuse_llm.cli.common import Setup
+from adafuse_llm.serving import settings
 from adafuse_llm.serving_config import ServerConfig
 
-DEFAULTS: dict[str, Any] = {"max_waiting": 256}
-"""Default options. Clients of a server can try again, so fewer requests wait than elsewhere."""
-
-REFUSED = {
-    "n": "a client asks for the number of responses in its request",
-    "continue_final_message": "a client sends the messages in its request",
-}
+REFUSED = settings.REFUSED
 """Options that this command refuses, with the reason."""
 
-VARIABLE = "ADAFUSE_SERVER_KEYS"
-"""Environment variable with API keys, separated by commas."""
+DEFAULTS: dict[str, Any] = {"max_waiting": settings.MAX_WAITING}
+"""Default options that differ from those of other commands."""
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 """Names of this machine for programs that run on it."""
 
 OPEN = (
     "warning: everyone who can reach this address can use the server. Set API keys "
-    f"(--api-key-file or {VARIABLE}), or listen at 127.0.0.1"
+    f"(--api-key-file or {settings.VARIABLE}), or listen at 127.0.0.1"
 )
 """What the command prints if other machines can use the server without a key."""
 
@@ -63,7 +57,7 @@ def serve(setup: Setup) -> int:
         ) from error
 
     config = _with_local_hosts(setup.serving)
-    keys = read_keys(config.api_key_file, os.environ)
+    keys = settings.read_keys(config.api_key_file, os.environ)
     service = Service(config)
     app = build_app(service, keys)
     listener = listen(config.host, config.port)
@@ -87,47 +81,6 @@ def serve(setup: Setup) -> int:
                 typer.echo(NOT_ENFORCED, err=True)
 
         return run(app, service, listener, load, config=config, on_ready=announce)
-
-
-def read_keys(path: str | None, environment: Mapping[str, str]) -> list[str]:
-    """Return the API keys of a file and of the environment.
-
-    A file has one key on each line. Empty lines and lines that begin with ``#`` do not count.
-
-    Raises:
-        InvalidInputError: the file cannot be read, it or the variable has no keys, or a key is not
-            usable.
-    """
-    from adafuse_llm.serving.access import KEY
-
-    sources = []
-    if path is not None:
-        lines = [line.strip() for line in _read(path).splitlines()]
-        found = [line for line in lines if line and not line.startswith("#")]
-        sources.append((f"API key file {path}", found))
-    if (text := environment.get(VARIABLE)) is not None:
-        sources.append((VARIABLE, [part.strip() for part in text.split(",") if part.strip()]))
-    for source, found in sources:
-        if not found:
-            raise InvalidInputError(
-                f"{source} has no keys. Write at least one, or remove it to serve without keys."
-            )
-        for number, key in enumerate(found, start=1):
-            if not KEY.fullmatch(key):
-                raise InvalidInputError(
-                    f"{source}: key {number} is not usable. A key has letters, digits and "
-                    "punctuation of ASCII, without spaces."
-                )
-    return [key for _, found in sources for key in found]
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InvalidInputError(f"API key file {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InvalidInputError(f"API key file {path} is not UTF-8 text") from error
 
 
 def _is_loopback(host: str) -> bool:

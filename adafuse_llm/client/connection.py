@@ -38,6 +38,9 @@ Form = TypeVar("Form", bound=BaseModel)
 CANCEL_SECONDS = 0.05
 """Seconds between two looks at the event that cancels a stream."""
 
+MAX_CANCEL_SECONDS = 2.0
+"""Maximum seconds between two requests to cancel a stream."""
+
 SEND_SECONDS = 60.0
 """Maximum seconds for the server to take a part of a request."""
 
@@ -452,13 +455,22 @@ def _kind(status: int, code: str | None, param: str | None) -> type[AdaFuseError
 async def _cancel_once_set(
     client: httpx.AsyncClient, stream: str, cancel: CancelEvent, events: _Events
 ) -> None:
-    """Ask the server to end a stream once an event is set."""
+    """Ask the server to end a stream once an event is set.
+
+    A load balancer may send the request to another server than the stream. So it is repeated until
+    it has reached the server of the stream.
+    """
     while not cancel.is_set():  # noqa: ASYNC110  # threads set the event
         await asyncio.sleep(CANCEL_SECONDS)
-    if not events.unfinished:
-        return
-    with contextlib.suppress(httpx.RequestError):  # the stream itself fails, too
-        await client.send(_request(client, wire.CANCEL, wire.CancelRequest(stream=stream)))
+    pause = CANCEL_SECONDS
+    while events.unfinished:
+        request = _request(client, wire.CANCEL, wire.CancelRequest(stream=stream))
+        with contextlib.suppress(httpx.RequestError, ValidationError):  # the stream fails, too
+            answer = await client.send(request)
+            if wire.Cancelled.model_validate_json(answer.content).found:
+                return
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, MAX_CANCEL_SECONDS)
 
 
 def _request(client: httpx.AsyncClient, path: str, body: BaseModel) -> httpx.Request:

@@ -142,6 +142,17 @@ class CancelRequest(_Form):
     stream: str
 
 
+class Cancelled(_Form):
+    """The answer to `CancelRequest`.
+
+    Attributes:
+        found: whether the server has found the stream. Behind a load balancer, another server may
+            have it.
+    """
+
+    found: bool = True
+
+
 class Tokens(_Form):
     """Tokens by member."""
 

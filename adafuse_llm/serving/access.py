@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from adafuse_llm.errors import InvalidOptionError, short_repr
 from adafuse_llm.serving.errors import ApiError, api_error, invalid
 from adafuse_llm.serving.http import error_response
+from adafuse_llm.serving.settings import KEY
 from adafuse_llm.serving_config import ServingConfig
 
 __all__ = ["middlewares", "note_outcome", "request_id"]
@@ -45,9 +46,6 @@ requests of probes."""
 
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """The request ids that clients may choose."""
-
-KEY: Final = re.compile("[!-~]+")
-"""An API key: visible ASCII characters."""
 
 HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\],\s]+)(?::\d*)?")
 """The header ``Host``: a name or address, and perhaps a port."""
@@ -71,6 +69,7 @@ def middlewares(
     *,
     count: Count = lambda *_: None,
     counted: Container[str] = (),
+    is_replica: bool = False,
 ) -> list[Middleware]:
     """Return the middlewares of the server, the outermost first.
 
@@ -79,6 +78,7 @@ def middlewares(
         api_keys: keys that clients may use. If there are none, clients need no key.
         count: function that counts requests when they end.
         counted: the paths whose requests are counted.
+        is_replica: as for `AccessLog`.
 
     Raises:
         InvalidOptionError: a key is empty, or has characters that a header cannot have.
@@ -87,7 +87,7 @@ def middlewares(
         raise InvalidOptionError(
             "API keys must be a list of texts of letters, digits and punctuation, without spaces"
         )
-    chosen = [Middleware(AccessLog, count=count, counted=counted)]
+    chosen = [Middleware(AccessLog, count=count, counted=counted, is_replica=is_replica)]
     if config.allowed_hosts:
         chosen.append(Middleware(HostCheck, allowed=config.allowed_hosts))
     if config.cors_origins:
@@ -131,19 +131,24 @@ class AccessLog:
         app: the application.
         count: function that counts requests when they end.
         counted: the paths whose requests are counted.
+        is_replica: whether Ray Serve passes the requests on. It adds the header itself, and cancels
+            a request whose client has left.
     """
 
-    def __init__(self, app: ASGIApp, count: Count, counted: Container[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, count: Count, counted: Container[str], *, is_replica: bool = False
+    ) -> None:
         self.app = app
         self._count = count
         self._counted = counted
+        self._is_replica = is_replica
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        call = _Call(scope, receive, send)
+        call = _Call(scope, receive, send, sends_id=not self._is_replica)
         _CALL.set(call)
         try:
             await self.app(scope, call.receive, call.send)
@@ -153,8 +158,11 @@ class AccessLog:
                 call.is_broken = True
                 raise
             await error_response(api_error(error))(scope, call.receive, call.send)
-        except BaseException:  # such as a cancellation at shutdown
-            call.is_broken = True
+        except BaseException as error:
+            if self._is_replica and isinstance(error, asyncio.CancelledError):
+                call.has_left = True
+            else:  # such as a cancellation at shutdown
+                call.is_broken = True
             raise
         finally:
             call.log()
@@ -165,7 +173,7 @@ class AccessLog:
 class _Call:
     """One request: its id, and what became of it."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, *, sends_id: bool) -> None:
         given = Headers(scope=scope).get("x-request-id", "")
         self.id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         self.noted: str | None = None
@@ -174,6 +182,7 @@ class _Call:
         self._scope = scope
         self._receive = receive
         self._send = send
+        self._sends_id = sends_id
         self._started = time.perf_counter()
 
     async def receive(self) -> Message:
@@ -185,7 +194,8 @@ class _Call:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            MutableHeaders(scope=message)["X-Request-ID"] = self.id
+            if self._sends_id:
+                MutableHeaders(scope=message)["X-Request-ID"] = self.id
         elif not message.get("more_body"):
             self.is_complete = True
         await self._send(message)

@@ -22,19 +22,33 @@ CLIENT_CLOSED = 499
 """Status code for the log if the client left before the response. Nobody receives it."""
 
 
-def build_app(service: Service, api_keys: Sequence[str] = ()) -> Starlette:
-    """Return the application of a service, whose engine may come later."""
+def build_app(
+    service: Service, api_keys: Sequence[str] = (), *, is_replica: bool = False
+) -> Starlette:
+    """Return the application of a service, whose engine may come later.
+
+    Args:
+        service: the service.
+        api_keys: keys of which every request needs one. Empty: no request needs a key.
+        is_replica: whether Ray Serve passes the requests on. It adds the header ``X-Request-ID``,
+            cancels a request whose client has left, and exports the metrics of all replicas. So
+            there is no address ``/metrics``.
+    """
     work = [*openai_routes.routes(service), *native.routes(service)]
     counted = frozenset(route.path for route in work if "POST" in (route.methods or ()))
     app = Starlette(
         middleware=middlewares(
-            service.config, api_keys, count=service.metrics.request, counted=counted
+            service.config,
+            api_keys,
+            count=service.metrics.request,
+            counted=counted,
+            is_replica=is_replica,
         ),
         routes=[
             Route("/health", _health, methods=["GET"]),
             Route("/ready", partial(_ready, service), methods=["GET"]),
-            Route("/metrics", partial(_metrics, service), methods=["GET"]),
             *work,
+            *([Route("/metrics", partial(_metrics, service))] if not is_replica else []),
             *([page_route()] if service.config.page else []),
         ],
         exception_handlers={

@@ -45,10 +45,9 @@ Handler = Callable[[Service, Request], Awaitable[Response]]
 
 def routes(service: Service) -> list[Route]:
     """Return the routes of `RemoteEngine`."""
-    streams = _Streams()
     posts: dict[str, Handler] = {
-        wire.STREAM: streams.open,
-        wire.CANCEL: streams.cancel,
+        wire.STREAM: _stream,
+        wire.CANCEL: _cancel,
         wire.SCORE: _score,
         wire.CHECK: _check,
         wire.TOKENS: _tokens,
@@ -195,60 +194,55 @@ async def _work(
         return await unless_disconnected(request.receive, done)
 
 
-class _Streams:
-    """The streams that run, which clients can cancel."""
+async def _stream(service: Service, request: Request) -> Response:
+    """Start a stream. Its inputs are checked before the response begins."""
+    lines = _lines(service, await _read(request, wire.StreamRequest))
+    first = await unless_disconnected(request.receive, anext(lines))
+    return StreamResponse(
+        lines, first, media_type=JSON_LINES, send_timeout=service.config.send_timeout
+    )
 
-    def __init__(self) -> None:
-        self._cancels: dict[str, threading.Event] = {}
 
-    async def open(self, service: Service, request: Request) -> Response:
-        """Start a stream. Its inputs are checked before the response begins."""
-        lines = self._lines(service, await _read(request, wire.StreamRequest))
-        first = await unless_disconnected(request.receive, anext(lines))
-        return StreamResponse(
-            lines, first, media_type=JSON_LINES, send_timeout=service.config.send_timeout
-        )
+async def _cancel(service: Service, request: Request) -> Response:
+    """End a stream. Nothing happens if it has ended."""
+    asked = await _read(request, wire.CancelRequest)
+    found = service.cancel_stream(asked.stream)
+    if not found and service.cancel_elsewhere is not None:
+        found = await service.cancel_elsewhere(asked.stream)
+    return _written(wire.Cancelled(found=found))
 
-    async def cancel(self, _: Service, request: Request) -> Response:
-        """End a stream. Nothing happens if it has ended."""
-        asked = await _read(request, wire.CancelRequest)
-        if (cancel := self._cancels.get(asked.stream)) is not None:
+
+async def _lines(service: Service, asked: wire.StreamRequest) -> AsyncGenerator[bytes, None]:
+    """Yield the lines of a stream.
+
+    Before the first line, an error is raised. Then it is the last line.
+    """
+    stream = uuid.uuid4().hex
+    begun = False
+
+    async def start(cancel: threading.Event, timeout: float | None) -> Events:
+        if asked.is_cancelled:
             cancel.set()
-        return _written(wire.Done())
+        service.streams[stream] = cancel
+        return await _open(service, asked, cancel, timeout)
 
-    async def _lines(
-        self, service: Service, asked: wire.StreamRequest
-    ) -> AsyncGenerator[bytes, None]:
-        """Yield the lines of a stream.
-
-        Before the first line, an error is raised. Then it is the last line.
-        """
-        stream = uuid.uuid4().hex
-        begun = False
-
-        async def start(cancel: threading.Event, timeout: float | None) -> Events:
-            if asked.is_cancelled:
-                cancel.set()
-            self._cancels[stream] = cancel
-            return await _open(service, asked, cancel, timeout)
-
-        try:
-            async with service.decoding(start, timeout=asked.timeout) as events:
-                begun = True
-                engine = service.view(asked.strategy)
-                size = len(asked.inputs) * engine.config.override(asked.options).n
-                yield _line(wire.Head(stream=stream, size=size, members=engine.members))
-                packed = wire.Events()
-                async for index, event in events:
-                    yield _line(packed.pack(index, event))
-        except Exception as error:
-            if not begun:
-                raise
-            if not isinstance(error, (ApiError, AdaFuseError)):
-                logger.exception("request %s failed", request_id())
-            yield _line(wire.Line(failure=_failure(error)))
-        finally:
-            self._cancels.pop(stream, None)
+    try:
+        async with service.decoding(start, timeout=asked.timeout) as events:
+            begun = True
+            engine = service.view(asked.strategy)
+            size = len(asked.inputs) * engine.config.override(asked.options).n
+            yield _line(wire.Head(stream=stream, size=size, members=engine.members))
+            packed = wire.Events()
+            async for index, event in events:
+                yield _line(packed.pack(index, event))
+    except Exception as error:
+        if not begun:
+            raise
+        if not isinstance(error, (ApiError, AdaFuseError)):
+            logger.exception("request %s failed", request_id())
+        yield _line(wire.Line(failure=_failure(error)))
+    finally:
+        service.streams.pop(stream, None)
 
 
 async def _open(

@@ -108,12 +108,19 @@ class Service:
         config: options of the server.
         metrics: what the server counts.
         created: when the server started, in seconds since 1970.
+        failures: number of requests that have failed because of the server.
+        streams: the flags that cancel the streams of `RemoteEngine`, by id.
+        cancel_elsewhere: function that cancels a stream of another replica, and returns whether one
+            has it; None for a server without replicas.
     """
 
     def __init__(self, config: ServingConfig) -> None:
         self.config = config
         self.metrics = Metrics(lambda: self._engine)
         self.created = int(time.time())
+        self.failures = 0
+        self.streams: dict[str, threading.Event] = {}
+        self.cancel_elsewhere: Callable[[str], Awaitable[bool]] | None = None
         self._engine: AdaFuseEngine | None = None
         self._views: dict[str, AdaFuseEngine] = {}
         self._cancels: set[threading.Event] = set()
@@ -319,8 +326,10 @@ class Service:
             raise
         except BaseException as error:
             call.outcome = OUTCOMES[api_error(error).type]
-            if isinstance(error, AdaFuseError) and call.outcome == OUTCOMES[FAILED]:
-                logger.error("request %s failed: %s", request_id(), error)
+            if call.outcome == OUTCOMES[FAILED]:
+                self.failures += 1
+                if isinstance(error, AdaFuseError):
+                    logger.error("request %s failed: %s", request_id(), error)
             raise
         finally:
             with self._lock:
@@ -344,6 +353,13 @@ class Service:
                         call.outcome = "stopped"
                     self.metrics.generation(generation)
                 yield index, event
+
+    def cancel_stream(self, stream: str) -> bool:
+        """End a stream of `RemoteEngine`, and return whether it runs here."""
+        cancel = self.streams.get(stream)
+        if cancel is not None:
+            cancel.set()
+        return cancel is not None
 
     def _register(self, cancel: threading.Event) -> None:
         with self._lock:

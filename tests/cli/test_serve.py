@@ -13,6 +13,7 @@ import pytest
 from adafuse_llm import InvalidInputError, RuntimeConfig
 from adafuse_llm.cli import serve
 from adafuse_llm.cli.serve import NOT_ENFORCED
+from adafuse_llm.serving.settings import VARIABLE, read_keys
 
 pytest.importorskip("starlette", reason="needs the extra [serve]")
 
@@ -33,7 +34,7 @@ def runs(monkeypatch, fakes):
         return 0
 
     monkeypatch.setattr(server, "run", run)
-    monkeypatch.delenv(serve.VARIABLE, raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
     return seen
 
 
@@ -86,7 +87,7 @@ def test_the_engine_of_other_commands_runs_as_the_file_says(adafuse, fakes, tmp_
 )
 def test_an_open_server_is_a_warning(adafuse, runs, monkeypatch, host, keys, warns):
     if keys is not None:
-        monkeypatch.setenv(serve.VARIABLE, keys)
+        monkeypatch.setenv(VARIABLE, keys)
     result = adafuse("serve", "--host", host, "--port", 0, "--log-level", "error")
     assert result.exit_code == 0, result.output
     assert ("everyone who can reach this address" in result.stderr) == warns
@@ -98,8 +99,8 @@ def test_an_open_server_is_a_warning(adafuse, runs, monkeypatch, host, keys, war
 def test_keys_come_from_a_file_and_the_environment(tmp_path):
     file = tmp_path / "keys"
     file.write_text("# for the wiki\nk1\n\n  k2\n")
-    assert serve.read_keys(str(file), {serve.VARIABLE: "k3, k4,"}) == ["k1", "k2", "k3", "k4"]
-    assert serve.read_keys(None, {}) == []
+    assert read_keys(str(file), {VARIABLE: "k3, k4,"}) == ["k1", "k2", "k3", "k4"]
+    assert read_keys(None, {}) == []
 
 
 @pytest.mark.quick
@@ -121,7 +122,7 @@ def test_keys_that_cannot_be_used_are_an_error_that_does_not_show_them(
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(InvalidInputError, match=re.escape(says)) as caught:
-        serve.read_keys(str(file), {} if variable is None else {serve.VARIABLE: variable})
+        read_keys(str(file), {} if variable is None else {VARIABLE: variable})
     assert "cret" not in str(caught.value)
 
 

@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from adafuse_llm import (
     AdaFuseConfig,
@@ -413,6 +414,29 @@ def test_an_event_cancels_at_once(slow_remote: RemoteEngine, way: str) -> None:
     assert time.monotonic() - times[0] < 0.5
     assert done.finish_reason == "cancelled"
     assert list(done.rounds) == rounds
+
+
+def test_an_event_cancels_a_stream_that_a_load_balancer_hides(slow_engine: AdaFuseEngine) -> None:
+    """Two servers behind a load balancer: the second one with the stream, and the first one."""
+    other = AdaFuseEngine([FakeBackend("slow", slow)])
+    apps = [create_app(other), create_app(slow_engine)]
+    cancels: list[int] = []
+
+    async def balance(scope: Scope, receive: Receive, send: Send) -> None:
+        is_cancel = scope["type"] == "http" and scope["path"] == wire.CANCEL
+        if is_cancel:
+            cancels.append(len(cancels))
+        await apps[0 if is_cancel and len(cancels) < 3 else 1](scope, receive, send)
+
+    cancel = threading.Event()
+    with other, served(balance) as url, RemoteEngine(url) as remote:
+        events = remote.stream("x", cancel=cancel)
+        next(events)
+        cancel.set()
+        *_, last = events
+    assert last.generation is not None
+    assert last.generation.finish_reason == "cancelled"
+    assert len(cancels) == 3
 
 
 def test_an_event_that_is_set_already_leaves_no_text(
