@@ -7,8 +7,8 @@ import pytest
 from benchmarks import fuzz as command
 from tests.support import fuzz
 
-CASES = 60
-MODEL_CASES = 3
+CASES = 40
+MODEL_CASES = 2
 
 
 @pytest.mark.parametrize("kind", fuzz.KINDS)

@@ -124,7 +124,7 @@ def is_cut(generation: Generation) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(prompt=PROMPTS, options=OPTIONS)
 @example(prompt="def f(x):\n    ", options={"max_new_tokens": 8})
 @example(prompt="def f(x):\n\t", options={"max_new_tokens": 8})
