@@ -31,6 +31,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from adafuse_llm.backends.remote.protocol import HostDied, Message, value_of
 from adafuse_llm.errors import LoadError
+from adafuse_llm.forks import after_fork
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,9 @@ REPORT_SECONDS: Final = 5.0
 
 AUTHENTICATION: Final = "RAY_AUTH_MODE"
 """Environment variable that turns the authentication of Ray on (``token``) or off."""
+
+_OF_PARENT: Final[list[Any]] = []
+"""What a forked child has of the channels of its parent."""
 
 UNITS: Final = {"CPU": "CPU", "GPU": "GPU", "memory": "bytes of memory"}
 
@@ -418,6 +422,12 @@ class ActorChannel:
         self._prepared = actor.prepare.remote()
         self._loaded: Any = actor.greet.remote()
         self._reply: Any = None
+        after_fork(self._renew)
+
+    def _renew(self) -> None:
+        """Keep what belongs to Ray in a forked child: freeing it would disturb the parent."""
+        if os.getpid() != self._owner:
+            _OF_PARENT.append((self._actor, self._prepared, self._loaded, self._reply))
 
     @property
     def host(self) -> str:
