@@ -122,13 +122,11 @@ def test_eight_threads_get_the_same_texts_as_one(apart: AdaFuseEngine) -> None:
 
 
 def test_a_framework_uses_members_on_nodes(nodes: Nodes, together: AdaFuseEngine) -> None:
-    model = ChatAdaFuse(
-        members=[{"path": WREN, "ray": {"num_cpus": 0.2, "resources": {"north": 1}}}, FINCH],
-        max_new_tokens=8,
-    )
-    assert model.invoke("What is 3 + 4?").content == (
-        ChatAdaFuse(engine=together, max_new_tokens=8).invoke("What is 3 + 4?").content
-    )
+    described: Any = [{"path": WREN, "ray": {"num_cpus": 0.2, "resources": {"north": 1}}}, FINCH]
+    model = ChatAdaFuse(members=described, max_new_tokens=8)
+    here = ChatAdaFuse(engine=together, max_new_tokens=8)
+    assert model.invoke("What is 3 + 4?").content == here.invoke("What is 3 + 4?").content
+    model.close()
 
 
 def test_a_killed_actor_is_replaced_within_the_request(apart: AdaFuseEngine, caplog: Any) -> None:
