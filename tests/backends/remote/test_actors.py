@@ -126,7 +126,7 @@ def test_a_framework_uses_members_on_nodes(nodes: Nodes, together: AdaFuseEngine
     model = ChatAdaFuse(members=described, max_new_tokens=8)
     here = ChatAdaFuse(engine=together, max_new_tokens=8)
     assert model.invoke("What is 3 + 4?").content == here.invoke("What is 3 + 4?").content
-    model.close()
+    model.engine.close()
 
 
 def test_a_killed_actor_is_replaced_within_the_request(apart: AdaFuseEngine, caplog: Any) -> None:
