@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from llama_index.llms.adafuse import AdaFuseLLM as LlamaIndexLLM
 
 from adafuse_llm import (
     AdaFuseEngine,
@@ -24,9 +25,9 @@ from adafuse_llm import (
 )
 from adafuse_llm.embedded import heldout_questions, member_paths
 from adafuse_llm.errors import EngineClosedError
-from langchain_adafuse import ChatAdaFuse
 from tests.support.forks import in_child
 from tests.support.gguf_files import embedded_gguf
+from tests.support.paths import ROOT
 from tests.support.ray_cluster import Nodes
 
 pytestmark = pytest.mark.ray
@@ -123,10 +124,10 @@ def test_eight_threads_get_the_same_texts_as_one(apart: AdaFuseEngine) -> None:
 
 def test_a_framework_uses_members_on_nodes(nodes: Nodes, together: AdaFuseEngine) -> None:
     described: Any = [{"path": WREN, "ray": {"num_cpus": 0.2, "resources": {"north": 1}}}, FINCH]
-    model = ChatAdaFuse(members=described, max_new_tokens=8)
-    here = ChatAdaFuse(engine=together, max_new_tokens=8)
-    assert model.invoke("What is 3 + 4?").content == here.invoke("What is 3 + 4?").content
-    model.engine.close()
+    llm = LlamaIndexLLM(members=described, max_new_tokens=8)
+    here = LlamaIndexLLM(engine=together, max_new_tokens=8)
+    with llm.engine:
+        assert llm.complete("What is 3 + 4?").text == here.complete("What is 3 + 4?").text
 
 
 def test_a_killed_actor_is_replaced_within_the_request(apart: AdaFuseEngine, caplog: Any) -> None:
@@ -247,7 +248,7 @@ def free(resource: str, seconds: float = 10.0, amount: float = 10.0) -> float:
             "'folder'.*neither|'folder'.*does not exist",
         ),
         (
-            MemberSpec("/tmp", name="x", ray={"resources": {"north": 1}}),
+            MemberSpec(str(ROOT / "docs"), name="x", ray={"resources": {"north": 1}}),
             r"'x' .*is not a model folder",
         ),
     ],
