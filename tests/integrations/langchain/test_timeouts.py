@@ -93,11 +93,11 @@ async def test_a_batch_keeps_all_texts(slow, is_async):
     assert third == fourth == " on"
     assert len(unfinished) == 2
     assert all(str(each).startswith(" on on on") for each in unfinished)
-    chat = ChatAdaFuse(engine=slow, timeout=0.3, max_new_tokens=100_000, temperature=1, n=2)
+    # long enough for two responses to differ, even on a busy machine
+    chat = ChatAdaFuse(engine=slow, timeout=1, max_new_tokens=100_000, temperature=1, n=2)
     with pytest.raises(CallTimeoutError) as caught:
         await chat.ainvoke("Go") if is_async else chat.invoke("Go")
-    assert len(caught.value.partials) == 2
-    assert all(text(each).startswith(" on") for each in caught.value.partials)
+    assert len({text(each) for each in caught.value.partials}) == 2
 
 
 def test_a_partial_message_has_the_calls_that_are_complete():
