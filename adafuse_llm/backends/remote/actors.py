@@ -47,6 +47,9 @@ POLL_SECONDS: Final = 1.0
 MAX_FAILURES: Final = 3
 """Number of actors that may end before they have started."""
 
+MAX_REASON: Final = 300
+"""Maximum number of characters of an error of Ray in an error of this package."""
+
 REPORT_SECONDS: Final = 5.0
 """Seconds between two log messages about the progress of an actor that loads."""
 
@@ -110,9 +113,9 @@ def connect(address: str | None) -> None:
         with _own_signals():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = " ".join(str(error).split())[:MAX_REASON].rstrip(" .") or type(error).__name__
         raise LoadError(
-            f"this program cannot join the Ray cluster at {address!r}: {reason} Start Ray on this "
+            f"this program cannot join the Ray cluster at {address!r}: {reason}. Start Ray on this "
             "machine: `ray start --head` for the first machine of a cluster, and `ray start "
             "--address=HOST:6379` for every other one. All need the same authentication token "
             "(RAY_AUTH_MODE, RAY_AUTH_TOKEN)."
