@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import secrets
 import signal
 import socket
 import subprocess
@@ -23,6 +22,7 @@ import yaml
 
 from adafuse_llm import AdaFuseEngine, InvalidInputError, InvalidOptionError, RemoteEngine
 from tests.support.paths import ROOT
+from tests.support.ray_cluster import SETTINGS  # Ray reads the token once in a process
 
 httpx = pytest.importorskip("httpx", reason="needs the extra [client]")
 prometheus = pytest.importorskip("prometheus_client.parser", reason="needs the extra [serve]")
@@ -46,9 +46,6 @@ PROMPTS = [
     for number in range(CLIENTS)
 ]
 PATIENCE = {
-    "RAY_health_check_period_ms": "500",
-    "RAY_health_check_failure_threshold": "3",
-    "RAY_health_check_initial_delay_ms": "500",
     "RAY_metrics_report_interval_ms": "1000",
 }
 
@@ -139,9 +136,8 @@ class Served(NamedTuple):
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Two nodes with one replica each, and a head with a proxy."""
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(20)}
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (PATIENCE | token).items():
+        for name, value in (SETTINGS | PATIENCE).items():
             patch.setenv(name, value)
         import ray
         from ray import serve
