@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.errors import InvalidInputError, MissingDependencyError, short_repr
+from adafuse_llm.loading.hosts import HostLoading
 from adafuse_llm.loading.plans import Plan, is_on_cpu, load_plan, load_text, plan_members
 from adafuse_llm.loading.processes import ProcessLoading, ProcessPlan, share_of_threads
 from adafuse_llm.loading.specs import MemberSpec, as_spec, member_names
@@ -77,7 +78,7 @@ def _load_all(
 
 def _in_actors(
     specs: Sequence[MemberSpec], names: Sequence[str], defaults: Mapping[str, Any]
-) -> Any:
+) -> HostLoading[Any]:
     """Return the members that load in Ray actors.
 
     Raises:

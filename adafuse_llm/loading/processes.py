@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-
-from typing_extensions import Self
 
 from adafuse_llm.backends.base import Backend
-from adafuse_llm.backends.remote import Channel, HostDied, MemberText, RemoteBackend, join_host
+from adafuse_llm.backends.remote import Channel, HostDied, MemberText
 from adafuse_llm.backends.remote.processes import ProcessConnector
 from adafuse_llm.errors import LoadError
 from adafuse_llm.loading.collection import pause_collection, resume_collection
+from adafuse_llm.loading.hosts import HostLoading
 
 
 @dataclass(frozen=True)
@@ -36,63 +34,31 @@ class ProcessPlan:
     share: int
 
 
-class ProcessLoading:
+class ProcessLoading(HostLoading[Channel]):
     """Members that load side by side in their processes.
-
-    It is a context manager that ends the processes if the block fails.
 
     Args:
         plans: the members.
     """
 
     def __init__(self, plans: Sequence[ProcessPlan]) -> None:
+        super().__init__([plan.name for plan in plans])
         self._plans = plans
-        bars = bool(plans) and _progress_bars()
-        self._connectors = [
+
+    def _start(self) -> None:
+        bars = bool(self._plans) and _progress_bars()
+        started = [
             ProcessConnector(plan.name, _make, plan.make, plan.threads, plan.share, bars)
-            for plan in plans
+            for plan in self._plans
         ]
-        self._channels: list[Channel] = []
-        self._members: list[RemoteBackend] = []
+        self._connectors.extend(started)
+        for connector in started:
+            connector.start()
+        for name, connector in zip(self._names, started, strict=True):
+            self._channels.append(_connected(name, connector))
 
-    def __enter__(self) -> Self:
-        try:
-            for connector in self._connectors:
-                connector.start()
-            for plan, connector in zip(self._plans, self._connectors, strict=True):
-                self._channels.append(_connected(plan.name, connector))
-        except BaseException:
-            self._end()
-            raise
-        return self
-
-    def members(self) -> list[RemoteBackend]:
-        """Wait until all members are loaded, and return them in order.
-
-        Raises:
-            LoadError: a member cannot be loaded.
-        """
-        texts = [plan.text() for plan in self._plans]  # while the processes load the weights
-        for plan, text, connector, channel in zip(
-            self._plans, texts, self._connectors, self._channels, strict=True
-        ):
-            self._members.append(join_host(plan.name, text, connector, channel))
-        return self._members
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is not None:
-            self._end()
-
-    def _end(self) -> None:
-        for connector in self._connectors:
-            connector.close()
-        for channel in self._channels:
-            channel.close()
+    def _texts(self) -> list[MemberText]:
+        return [plan.text() for plan in self._plans]
 
 
 def share_of_threads(lanes: int) -> int:

@@ -9,7 +9,11 @@ from pydantic import Field, field_validator
 
 from adafuse_llm.config import Options
 
-ADDRESS: Final = re.compile(r"auto|local|[\w.-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}")
+ADDRESS: Final = re.compile(r"auto|[\w.-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}")
+
+
+LEAST_CPU: Final = 0.001
+"""What a member without any resources reserves, because Ray has no empty reservations."""
 
 
 def check_address(address: Any) -> None:
@@ -112,4 +116,5 @@ class RayOptions(Options):
         cpus = self.num_cpus if self.num_cpus is not None else float(threads or 1)
         gpus = self.num_gpus if self.num_gpus is not None else float(has_gpus)
         amounts = {"CPU": cpus, "GPU": gpus, "memory": self.memory or 0, **self.resources}
-        return {name: amount for name, amount in amounts.items() if amount} or {"CPU": 0.001}
+        bundle = {name: amount for name, amount in amounts.items() if amount}
+        return bundle or {"CPU": LEAST_CPU}

@@ -1,7 +1,8 @@
 """Hosts in Ray actors, on any machine of a Ray cluster.
 
-Messages are encoded with msgpack. Every wait has a time limit: Ray itself would wait without an
-error for a machine that does not exist, and for one that does not come back.
+Messages are encoded with msgpack. Every wait for an actor has a time limit: Ray itself would wait
+without an error for a machine that does not exist, and for one that does not come back. Only
+questions to the head node have none, because Ray ends the program if the head node is lost.
 """
 
 from __future__ import annotations
@@ -133,7 +134,8 @@ def _own_signals() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if before is not None:  # None: the handler is not one of Python
+            signal.signal(signal.SIGTERM, before)
 
 
 def _check_cluster(address: str | None) -> None:
@@ -158,7 +160,7 @@ def _check_authentication(*, is_connected: bool = True) -> None:
     raise LoadError(
         "the Ray cluster has no authentication: everyone who can reach its ports can run code on "
         f"its machines. Set {AUTHENTICATION}=token and the same RAY_AUTH_TOKEN on all machines, "
-        f"before `ray start` and for this program. If the network is closed to others, set "
+        "before `ray start` and for this program. If the network is closed to others, set "
         f"{AUTHENTICATION}=disabled."
     )
 

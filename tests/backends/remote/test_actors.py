@@ -245,7 +245,7 @@ def free(resource: str, seconds: float = 10.0, amount: float = 10.0) -> float:
         ),
         (
             MemberSpec("/no/such/folder", ray={"resources": {"north": 1}}),
-            "'folder'.*neither|'folder'.*does not exist",
+            "'folder'.*the folder does not exist",
         ),
         (
             MemberSpec(str(ROOT / "docs"), name="x", ray={"resources": {"north": 1}}),
