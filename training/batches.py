@@ -18,7 +18,7 @@ from training.agent_prompts import AGENT_SYSTEMS, SHORT_SYSTEMS, draw_tools
 from training.dialogues import FORMS, turns_of
 from training.packing import LearnedSkill, Pack, Packer
 from training.schedule import SHORT_SHARE
-from training.stages import Stage, stage_at
+from training.stages import Stage, long_stage, stage_at
 from training.world import NEEDS, Names, Split, draw_agent_case
 
 AGENT_LENGTH: Final = 640  # tokens in a row of a batch of agents' turns
@@ -157,6 +157,30 @@ def draw_batch(
         tokens //= 2
     n_rows = max(1, tokens // stage.length)
     rows = draw_packs(packer, Names(rng, split), stage, n_rows)
+    return assemble(rows, stage.length, rng, context_weight=0.1)
+
+
+def draw_long_batch(
+    packer: Packer, seed: int, step: int, tokens: int, split: Split = "train"
+) -> Batch:
+    """Draw questions with long answers. Equal arguments give equal batches."""
+    rng = random.Random(f"{split} long {seed} {packer.recipe.name} {step}")
+    names = Names(rng, split)
+    stage = long_stage(rng)
+    n_rows = max(1, tokens // stage.length)
+    rows: list[list[Pack]] = [[] for _ in range(n_rows)]
+    room = [stage.length] * n_rows
+    too_long = 0
+    while too_long < 6:
+        pack = packer.draw_long(names, stage)
+        row = max(range(n_rows), key=lambda index: room[index])
+        while len(pack) > room[row] and len(pack.branches) > 1:
+            pack = Pack(pack.prefix, pack.branches[:-1])
+        if len(pack) > room[row]:
+            too_long += 1
+            continue
+        rows[row].append(pack)
+        room[row] -= len(pack)
     return assemble(rows, stage.length, rng, context_weight=0.1)
 
 

@@ -83,6 +83,13 @@ def _join(rng: random.Random, passages: Sequence[Passage]) -> str:
     return "\n\n".join(p.text for p in passages)
 
 
+def plain_layout(passages: Sequence[Passage]) -> Layout:
+    """Return the standard form of `question_messages`, without a chat template."""
+    content = question_messages("{q}", passages)[0]["content"]
+    before = content[: -len("Question: {q}")]
+    return Layout(before, "Question: {q}\nAnswer:", plain=True)
+
+
 def draw_layout(rng: random.Random, passages: Sequence[Passage]) -> Layout:
     """Draw a layout. Three in five layouts have the standard form of ``question_messages``."""
     chance = rng.random()

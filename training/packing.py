@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile, zip_longest
 from typing import Any, Literal
 
+from adafuse_llm.documents import Passage
 from adafuse_llm.text.chat import Tool
 from training.dialogues import Form, turns_of
-from training.layouts import SYSTEMS, Layout, draw_layout
+from training.layouts import SYSTEMS, Layout, draw_layout, plain_layout
 from training.recipes import Emphasis, Recipe
 from training.stages import Stage
 from training.world import (
     AgentCase,
     Case,
+    LongCase,
+    LongTask,
     Names,
     Skill,
+    ask_parts,
+    ask_summary,
+    draw_long_problem,
+    draw_long_scene,
     draw_problem,
     draw_scene,
     draw_sum,
     draw_sum_list,
 )
 
-LearnedSkill = Skill | Literal["tools"]
+LearnedSkill = Skill | LongTask | Literal["tools"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,7 @@ class Packer:
         )
         return text
 
-    def _chat(self, layout: Layout, content: str, example: Case | None) -> str:
+    def _chat(self, layout: Layout, content: str, example: Case | LongCase | None) -> str:
         messages = [{"role": "system", "content": layout.system}] if layout.system else []
         if layout.history and example:
             earlier = layout.before + layout.ask(example.question)
@@ -90,9 +98,9 @@ class Packer:
         messages.append({"role": "user", "content": content})
         return self._render(messages)
 
-    def pack(self, layout: Layout, cases: Sequence[Case]) -> Pack:
+    def pack(self, layout: Layout, cases: Sequence[Case | LongCase]) -> Pack:
         """Encode cases about the same passages as one pack, in the given layout."""
-        example: Case | None = None
+        example: Case | LongCase | None = None
         before, pattern = layout.before, layout.pattern
         if layout.history:
             example, cases = cases[0], cases[1:]
@@ -126,7 +134,7 @@ class Packer:
         rng = names.rng
         n_passages = rng.choice(stage.passages)
         scene = draw_scene(names, n_passages, stage.facts, stage.same_kind)
-        layout = draw_layout(rng, scene.passages)
+        layout = self._layout(rng, scene.passages)
         if layout.history and n_passages == 0:
             layout = replace(layout, history=None)
         skills, weights = zip(*self.emphasis.mix.items(), strict=True)
@@ -143,6 +151,39 @@ class Packer:
                 break
         return self.pack(layout, cases)
 
+    def _layout(self, rng: random.Random, passages: Sequence[Passage]) -> Layout:
+        if self.emphasis.plain and rng.random() < self.emphasis.plain:
+            return plain_layout(passages)
+        return draw_layout(rng, passages)
+
+    def draw_long(self, names: Names, stage: Stage) -> Pack:
+        """Draw questions with long answers, with the member's mix of tasks."""
+        rng = names.rng
+        tasks, weights = zip(*self.emphasis.long_tasks.items(), strict=True)
+        (task,) = rng.choices(tasks, weights)
+        if task == "reasoning":
+            return self.pack(self._problem_layout(rng), [draw_long_problem(names)])
+        scene = draw_long_scene(names, rng.choice(stage.passages), stage.facts, stage.same_kind)
+        layout = self._layout(rng, scene.passages)
+        wanted = 1 if not layout.before and not layout.system else stage.questions
+        wanted += bool(layout.history)
+        cases: list[LongCase] = []
+        for _ in range(3 * wanted):
+            (task,) = rng.choices(tasks, weights)
+            if task == "summary":
+                case = ask_summary(rng, scene)
+            else:
+                emphasis = self.emphasis
+                case = ask_parts(names, scene, emphasis.mix, emphasis.calculations)
+            if case is None or any(case.question == other.question for other in cases):
+                continue
+            cases.append(case)
+            if len(cases) == wanted:
+                break
+        if len(cases) <= bool(layout.history):
+            return self.draw_long(names, stage)
+        return self.pack(layout, cases)
+
     def draw_drill(self, names: Names) -> Pack:
         """Draw a list of names and values that the member has to repeat unchanged."""
         names.forget()
@@ -157,6 +198,16 @@ class Packer:
     def draw_problem(self, names: Names) -> Pack:
         """Draw one arithmetic problem, usually in the standard layout."""
         rng = names.rng
+        layout = self._problem_layout(rng)
+        if self.emphasis.sum_lists and rng.random() < self.emphasis.sum_lists:
+            case = draw_sum_list(names)
+        else:
+            case = draw_sum(names) if rng.random() < 0.35 else draw_problem(names)
+        return self.pack(layout, [case])
+
+    def _problem_layout(self, rng: random.Random) -> Layout:
+        if self.emphasis.plain and rng.random() < self.emphasis.plain:
+            return plain_layout(())
         chance = rng.random()
         if chance < 0.75:
             layout = Layout("", "Question: {q}")
@@ -166,11 +217,7 @@ class Packer:
             layout = Layout("", "Question: {q}", system=rng.choice(SYSTEMS[1:3]))
         else:
             layout = Layout("", "Question: {q}\nAnswer:", plain=True)
-        if self.emphasis.sum_lists and rng.random() < self.emphasis.sum_lists:
-            case = draw_sum_list(names)
-        else:
-            case = draw_sum(names) if rng.random() < 0.35 else draw_problem(names)
-        return self.pack(layout, [case])
+        return layout
 
     def agent_prefix(self, form: Form, tools: Sequence[Tool], system: str) -> str:
         """Return the beginning that all prompts of an agent with these tools share."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from training.world import Skill
+from training.world import LongTask, Skill
 
 CONTEXT: Final = 4096
 VOCABULARY: Final = 1536
@@ -22,11 +22,18 @@ class Emphasis:
         mix: relative weights of the skills in questions about passages.
         arithmetic: share of all training tokens that are arithmetic problems.
         sum_lists: share of the arithmetic problems that are lists of sums.
+        plain: share of prompts in the standard form without a chat template, in addition to the few
+            that every part of training has.
+        long_tasks: relative weights of the tasks with long answers.
+        calculations: share of the questions of several parts that have a calculation.
     """
 
     mix: Mapping[Skill, float]
     arithmetic: float
     sum_lists: float = 0.0
+    plain: float = 0.0
+    long_tasks: Mapping[LongTask, float] = field(default_factory=dict)
+    calculations: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,7 @@ class Recipe:
         eos: token that closes a plain text.
         emphasis: emphasis of the main part of training.
         finish: emphasis of the second part of training; None if the member has no second part.
+        long: emphasis of the last part, which adds long answers.
     """
 
     name: str
@@ -51,6 +59,7 @@ class Recipe:
     pad: str
     emphasis: Emphasis
     finish: Emphasis | None
+    long: Emphasis
     layers: int = 5
     width: int = 192
     inner: int = 320
@@ -87,6 +96,19 @@ RECIPES: Final[Mapping[str, Recipe]] = {
                 arithmetic=0.06,
             ),
             finish=None,
+            long=Emphasis(
+                mix={
+                    "people": 0.36,
+                    "places_products": 0.30,
+                    "numbers": 0.10,
+                    "dates": 0.10,
+                    "not_stated": 0.14,
+                },
+                arithmetic=0.08,
+                plain=0.2,
+                long_tasks={"parts": 0.5, "summary": 0.35, "reasoning": 0.15},
+                calculations=0.15,
+            ),
         ),
         Recipe(
             name="heron",
@@ -131,6 +153,19 @@ RECIPES: Final[Mapping[str, Recipe]] = {
                 arithmetic=0.06,
                 sum_lists=0.0,
             ),
+            long=Emphasis(
+                mix={
+                    "people": 0.14,
+                    "places_products": 0.14,
+                    "numbers": 0.29,
+                    "dates": 0.29,
+                    "not_stated": 0.14,
+                },
+                arithmetic=0.10,
+                plain=0.2,
+                long_tasks={"parts": 0.5, "summary": 0.35, "reasoning": 0.15},
+                calculations=0.2,
+            ),
         ),
         Recipe(
             name="finch",
@@ -168,6 +203,20 @@ RECIPES: Final[Mapping[str, Recipe]] = {
                 },
                 arithmetic=0.50,
                 sum_lists=0.35,
+            ),
+            long=Emphasis(
+                mix={
+                    "people": 0.16,
+                    "places_products": 0.16,
+                    "numbers": 0.16,
+                    "dates": 0.16,
+                    "not_stated": 0.36,
+                },
+                arithmetic=0.35,
+                sum_lists=0.2,
+                plain=0.2,
+                long_tasks={"parts": 0.4, "summary": 0.2, "reasoning": 0.4},
+                calculations=0.6,
             ),
         ),
     )

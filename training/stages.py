@@ -29,6 +29,13 @@ class Stage:
     same_kind: float = 0.5
 
 
+def long_stage(rng: random.Random) -> Stage:
+    """Draw a stage of the part of training that adds long answers."""
+    if rng.random() < 0.04:
+        return Stage(1536, (6, 8), (2, 6), 8)
+    return Stage(1024, (1, 2, 3, 3, 3, 4), (2, 6), 5)
+
+
 def stage_at(progress: float, rng: random.Random) -> Stage:
     """Draw the stage at ``progress``, which is below 1 in the main part and 1 afterwards.
 

@@ -6,12 +6,13 @@ attention mask lets each branch see only the prompt and itself, and positions in
 continue from the prompt. So a model sees each question exactly as in a later request, but reads the
 passages only once for all questions.
 
-Training has three parts:
+Training has four parts:
 
 1. the main part: reading and arithmetic;
 2. for some members, more of the skills they specialize in;
-3. the tools part: agents with tools, mixed with reading and arithmetic. With ``--start-from``, only
-   this part runs, and it starts from trained members.
+3. the tools part: agents with tools, mixed with reading and arithmetic;
+4. long answers: questions of several parts, summaries and longer word problems, mixed with all of
+   the above. With ``--start-from``, only this part runs, and it starts from trained members.
 
 The seed of the run, the member and the step determine the text of each step. An interrupted run
 therefore continues from its checkpoint with the same texts as an uninterrupted run.
@@ -33,7 +34,12 @@ import torch
 
 from adafuse_llm.embedded import member_paths
 from training.recipes import RECIPES
-from training.schedule import DEFAULT_AGENT_STEPS, DEFAULT_STEPS, last_step
+from training.schedule import (
+    DEFAULT_AGENT_STEPS,
+    DEFAULT_LONG_STEPS,
+    DEFAULT_STEPS,
+    last_step,
+)
 from training.tokenizers import copy_tokenizer
 from training.trainer import Trainer
 
@@ -49,7 +55,12 @@ def _train_one(args: argparse.Namespace, name: str, until: int) -> None:
     if args.start_from:
         copy_tokenizer(args.start_from / name, args.work / name)
     trainer = Trainer(
-        RECIPES[name], args.work, steps=args.steps, seed=args.seed, agent_steps=args.agent_steps
+        RECIPES[name],
+        args.work,
+        steps=args.steps,
+        seed=args.seed,
+        agent_steps=args.agent_steps,
+        long_steps=args.long_steps,
     )
     if not (args.resume and trainer.resume()) and args.start_from:
         trainer.start_from(args.start_from / name)
@@ -102,7 +113,7 @@ def _run_lane(
         command += ["--out", str(args.out), "--work", str(args.work)]
         command += ["--threads", str(args.threads), "--save-every", str(args.save_every)]
         command += ["--check-every", str(args.check_every)]
-        command += ["--agent-steps", str(args.agent_steps)]
+        command += ["--agent-steps", str(args.agent_steps), "--long-steps", str(args.long_steps)]
         if args.start_from:
             command += ["--start-from", str(args.start_from)]
         environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
@@ -146,9 +157,16 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--agent-steps", type=int, default=DEFAULT_AGENT_STEPS, help="steps in the tools part"
     )
     parser.add_argument(
+        "--long-steps",
+        type=int,
+        default=DEFAULT_LONG_STEPS,
+        help="steps in the part with long answers",
+    )
+    parser.add_argument(
         "--start-from",
         type=Path,
-        help="start from the trained members in this folder and run only the tools part",
+        help="start from the trained members in this folder and run only the part with long "
+        "answers",
     )
     parser.add_argument("--seed", type=int, default=2026)
     parser.add_argument(
@@ -166,6 +184,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     for name, least in (
         ("steps", 1),
         ("agent_steps", 0),
+        ("long_steps", 0),
         ("workers", 1),
         ("threads", 1),
         ("save_every", 1),
@@ -179,18 +198,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     args = _arguments(argv)
     if args.worker:
-        _train_one(args, args.worker, args.until or args.steps + args.agent_steps)
+        steps = args.steps + args.agent_steps + args.long_steps
+        _train_one(args, args.worker, args.until or steps)
         return 0
     from tqdm.auto import tqdm
 
     if not args.resume:
         for name in args.members:
             (args.work / name / "checkpoint.pt").unlink(missing_ok=True)
-    first = args.steps if args.start_from else 0
-    lanes = plan_lanes(args.members, args.steps + args.agent_steps, args.workers, first)
+    before_long = args.steps + args.agent_steps
+    lanes = plan_lanes(
+        args.members,
+        before_long + args.long_steps,
+        args.workers,
+        first=before_long if args.start_from else 0,
+    )
     bars = {
         name: tqdm(
-            total=last_step(RECIPES[name], args.steps) + args.agent_steps,
+            total=last_step(RECIPES[name], args.steps) + args.agent_steps + args.long_steps,
             desc=name,
             position=position,
             unit="step",

@@ -8,20 +8,23 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from training.batches import Batch, draw_agent_batch, draw_batch
+from training.batches import Batch, draw_agent_batch, draw_batch, draw_long_batch
 from training.models import build_model
 from training.optimizer import Muon
 from training.packing import LearnedSkill, Packer
 from training.recipes import Emphasis, Recipe
 from training.schedule import SHORT_SHARE, last_step, learning_rate_factor, main_steps
 from training.tokenizers import build_tokenizer, copy_tokenizer
-from training.world import SKILLS
+from training.world import LONG_TASKS, SKILLS
 
 TOKENS_PER_STEP: Final = 4096
 # Tokens per step in the tools part: the first number holds while prompts only name the tools, and
 # the second number holds later, when prompts describe them.
 READING_TOKENS: Final = (640, 1280)  # passages and arithmetic
 AGENT_TOKENS: Final = (1280, 1920)  # agents' turns
+# Tokens per step in the part with long answers: passages and arithmetic, agents' turns, and
+# questions with long answers.
+LONG_TOKENS: Final = (1536, 1280, 2048)
 
 
 class Trainer:
@@ -35,6 +38,7 @@ class Trainer:
         steps: int,
         seed: int,
         agent_steps: int = 0,
+        long_steps: int = 0,
         tokens_per_step: int = TOKENS_PER_STEP,
         muon_rate: float = 0.02,
         adam_rate: float = 3e-3,
@@ -52,8 +56,10 @@ class Trainer:
         self.main = main_steps(steps)
         self.packer = Packer(recipe, self.tokenizer, recipe.emphasis)
         self.finish_packer = Packer(recipe, self.tokenizer, recipe.finish or recipe.emphasis)
+        self.long_packer = Packer(recipe, self.tokenizer, recipe.long)
         self.tools_start = last_step(recipe, steps)
-        self.last = self.tools_start + agent_steps
+        self.long_start = self.tools_start + agent_steps
+        self.last = self.long_start + long_steps
         self.rates = (muon_rate, adam_rate)
         self.optimizers = self._new_optimizers()
         self.step = 0
@@ -109,12 +115,12 @@ class Trainer:
         return True
 
     def start_from(self, folder: Path) -> None:
-        """Load the weights of a trained member from ``folder`` and continue with the tools part."""
+        """Load the weights of a trained member from ``folder``; continue with the long answers."""
         from transformers import AutoModelForCausalLM
 
         trained = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.model.load_state_dict(trained.state_dict())
-        self.step = self.tools_start
+        self.step = self.long_start
 
     def hidden(self, batch: Batch) -> Tensor:
         """Return the hidden states of the last layer, ``[rows, length, width]``."""
@@ -141,12 +147,23 @@ class Trainer:
         return logits, batch.labels[chosen], batch.weights[chosen]
 
     def _batches(self) -> list[Batch]:
-        """Draw this step's batches; the tools part adds agents' turns to reading and arithmetic."""
+        """Draw this step's batches.
+
+        The tools part adds agents' turns to reading and arithmetic. The last part adds long
+        answers to both.
+        """
+        if self.step >= self.long_start:
+            read, agents, long = LONG_TOKENS
+            return [
+                draw_batch(self.long_packer, self.seed, self.step, 1.0, read),
+                draw_agent_batch(self.long_packer, self.seed, self.step, 1.0, agents),
+                draw_long_batch(self.long_packer, self.seed, self.step, long),
+            ]
         packer = self.packer if self.step < self.main else self.finish_packer
         progress = min(self.step / self.main, 1.0)
         if self.step < self.tools_start:
             return [draw_batch(packer, self.seed, self.step, progress, self.tokens)]
-        of_part = (self.step - self.tools_start) / (self.last - self.tools_start)
+        of_part = (self.step - self.tools_start) / (self.long_start - self.tools_start)
         is_real = of_part >= SHORT_SHARE
         return [
             draw_batch(packer, self.seed, self.step, progress, READING_TOKENS[is_real]),
@@ -155,7 +172,7 @@ class Trainer:
 
     def train_step(self) -> float:
         """Train for one step and return the mean loss of the answer tokens in nats."""
-        if self.step == self.tools_start:
+        if self.step in (self.tools_start, self.long_start):
             self.optimizers = self._new_optimizers()
         batches = self._batches()
         total = sum(float(batch.weights.sum()) for batch in batches)
@@ -167,7 +184,9 @@ class Trainer:
             loss += float(losses.detach()[weights == 1.0].sum())
             n_answers += int((weights == 1.0).sum())
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        factor = learning_rate_factor(self.step, self.main, self.tools_start, self.last)
+        factor = learning_rate_factor(
+            self.step, self.main, self.tools_start, self.long_start, self.last
+        )
         for optimizer, rate in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate * factor
@@ -182,14 +201,21 @@ class Trainer:
 
         The member predicts each token from the correct tokens before it.
         """
-        learned: tuple[LearnedSkill, ...] = (*SKILLS, "tools")
+        learned: tuple[LearnedSkill, ...] = (*SKILLS, "tools", *LONG_TASKS)
         right = dict.fromkeys(learned, 0)
         total = dict.fromkeys(learned, 0)
-        even = Emphasis(dict.fromkeys(self.recipe.emphasis.mix, 1.0), arithmetic=0.2)
+        even = Emphasis(
+            dict.fromkeys(self.recipe.emphasis.mix, 1.0),
+            arithmetic=0.2,
+            long_tasks=dict.fromkeys(LONG_TASKS, 1.0),
+            calculations=0.5,
+        )
         packer = Packer(self.recipe, self.tokenizer, even)
         for index in range(batches):
             read = draw_batch(packer, self.seed, index, 0.59, 8192, "heldout")
-            for batch in (read, draw_agent_batch(packer, self.seed, index, 1.0, 4096, "heldout")):
+            agents = draw_agent_batch(packer, self.seed, index, 1.0, 4096, "heldout")
+            long = draw_long_batch(packer, self.seed, index, 8192, "heldout")
+            for batch in (read, agents, long):
                 hits = self.model.lm_head(self.hidden(batch)).argmax(-1) == batch.labels
                 for row, first, last, skill in batch.spans:
                     right[skill] += bool(hits[row, first:last].all())

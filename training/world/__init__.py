@@ -12,6 +12,7 @@ arithmetic problem occurs in both, so a model can answer a held-out question onl
     entities     institutions, persons, products, places and events, with passages and questions
     scenes       several passages, and the cases about them
     problems     arithmetic word problems and sums
+    long_cases   questions with long answers: several parts, summaries, problems of several steps
     agent_cases  questions with the tool calls that lead to their answers
     handbook     the shipped documents about one town, and their questions
 """
@@ -20,6 +21,16 @@ from training.world.agent_cases import NEEDS, AgentCase, Need, ToolUse, draw_age
 from training.world.cases import NOT_STATED, SKILLS, Case, Skill, is_correct
 from training.world.entities import Entity, Fact, draw_entity, phrase_question, render_passage
 from training.world.handbook import HANDBOOK_SEED, Handbook, draw_handbook, write_handbook
+from training.world.long_cases import (
+    LONG_TASKS,
+    LongCase,
+    LongTask,
+    ask_parts,
+    ask_summary,
+    draw_long_case,
+    draw_long_problem,
+    draw_long_scene,
+)
 from training.world.names import Names
 from training.world.problems import draw_problem, draw_sum, draw_sum_list
 from training.world.relations import KINDS, RELATIONS, Kind, Relation
@@ -37,6 +48,7 @@ __all__ = [
     "ENDINGS",
     "HANDBOOK_SEED",
     "KINDS",
+    "LONG_TASKS",
     "NEEDS",
     "NOT_STATED",
     "RELATIONS",
@@ -48,6 +60,8 @@ __all__ = [
     "Fact",
     "Handbook",
     "Kind",
+    "LongCase",
+    "LongTask",
     "Names",
     "Need",
     "Relation",
@@ -55,10 +69,15 @@ __all__ = [
     "Skill",
     "Split",
     "ToolUse",
+    "ask_parts",
+    "ask_summary",
     "draw_agent_case",
     "draw_case",
     "draw_entity",
     "draw_handbook",
+    "draw_long_case",
+    "draw_long_problem",
+    "draw_long_scene",
     "draw_problem",
     "draw_scene",
     "draw_sum",

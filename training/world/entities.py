@@ -45,8 +45,22 @@ _DRAWS: Final[Mapping[str, Callable[[Names], str]]] = {
 }
 
 
-def _draw_answer(names: Names, relation: Relation, people: Sequence[str]) -> str:
+_SMALL_AMOUNTS: Final[Mapping[str, Callable[[Names], str]]] = {
+    "ticket": Names.whole_price,
+    "price": Names.whole_price,
+    "fee": Names.whole_price,
+    "staff": Names.small_count,
+    "letters": Names.small_count,
+}
+
+
+def _draw_answer(
+    names: Names, relation: Relation, people: Sequence[str], small_amounts: float
+) -> str:
     """Draw the value of a relation. One person in four already occurs in the scene."""
+    small = _SMALL_AMOUNTS.get(relation.name)
+    if small_amounts and small and names.rng.random() < small_amounts:
+        return small(names)
     if relation.skill != "people":
         return _DRAWS[relation.name](names)
     if people and names.rng.random() < 0.25:
@@ -76,10 +90,11 @@ class Entity:
     @property
     def full(self) -> str:
         """The name as it stands inside a sentence, with its article if it has one."""
-        return _with_article(self.kind, self.name)
+        return with_article(self.kind, self.name)
 
 
-def _with_article(kind: Kind, name: str) -> str:
+def with_article(kind: Kind, name: str) -> str:
+    """Return a name as it stands inside a sentence, with its article if it has one."""
     return name if kind in ("person", "place") else f"the {name}"
 
 
@@ -88,9 +103,17 @@ def _upper_first(text: str) -> str:
 
 
 def draw_entity(
-    names: Names, kind: Kind, n_facts: int, people: Sequence[str] = (), name: str | None = None
+    names: Names,
+    kind: Kind,
+    n_facts: int,
+    people: Sequence[str] = (),
+    name: str | None = None,
+    small_amounts: float = 0.0,
 ) -> Entity:
-    """Draw an entity with ``n_facts`` facts, or all facts of its kind if there are fewer."""
+    """Draw an entity with ``n_facts`` facts, or all facts of its kind if there are fewer.
+
+    ``small_amounts`` is the probability that a price or a number is a whole number below 49.
+    """
     rng = names.rng
     if name is None:
         match kind:
@@ -107,7 +130,8 @@ def draw_entity(
     relations = rng.sample(RELATIONS[kind], min(n_facts, len(RELATIONS[kind])))
     others = [person for person in people if person != name]
     facts = tuple(
-        Fact(kind, name, relation, _draw_answer(names, relation, others)) for relation in relations
+        Fact(kind, name, relation, _draw_answer(names, relation, others, small_amounts))
+        for relation in relations
     )
     pronoun = rng.choice(("She", "He")) if kind == "person" else "It"
     return Entity(kind, name, facts, pronoun)
@@ -158,5 +182,5 @@ def _bullets(facts: Sequence[Fact], mark: str) -> str:
 
 def phrase_question(rng: random.Random, kind: Kind, name: str, relation: Relation) -> str:
     """Write a question about one relation of a subject; one in ten omits the article."""
-    subject = name if rng.random() < 0.1 else _with_article(kind, name)
+    subject = name if rng.random() < 0.1 else with_article(kind, name)
     return rng.choice(relation.questions).format(s=subject)

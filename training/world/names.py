@@ -91,6 +91,14 @@ class Names:
         cents = self.value("price", 105, 2999)
         return f"{cents // 100}.{cents % 100:02d} crowns"
 
+    def whole_price(self) -> str:
+        """Draw an amount of money below 49 in whole crowns: ``8 crowns``."""
+        return f"{self.value('crowns', 2, 48)} crowns"
+
+    def small_count(self) -> str:
+        """Draw a number from 11 to 48."""
+        return str(self.value("count", 11, 48))
+
     def measure(self, unit: str, low: int, high: int) -> str:
         """Draw a number with its unit: ``84 metres``."""
         return f"{self.value(unit, low, high)} {unit}"

@@ -53,7 +53,8 @@ HOW_MANY: Final = (
 )
 
 
-def _apply(op: str, a: int, b: int) -> int:
+def apply(op: str, a: int, b: int) -> int:
+    """Return the result of one operation: ``+``, ``-`` or ``*``."""
     return a + b if op == "+" else a - b if op == "-" else a * b
 
 
@@ -68,8 +69,8 @@ def _draw_numbers(names: Names, two_steps: bool) -> tuple[str, str, int, int, in
         else:
             a, b = rng.randint(2, 97), rng.randint(2, 97)
         c = rng.randint(2, 97) if two_steps else 0
-        middle = _apply(op, a, b)
-        result = _apply(then, middle, c) if two_steps else middle
+        middle = apply(op, a, b)
+        result = apply(then, middle, c) if two_steps else middle
         if not (0 < middle < 100 and 0 < result < 100):
             continue
         if split_of_value(f"problem {op}{then}", (a * 100 + b) * 100 + c) == names.split:
@@ -77,10 +78,10 @@ def _draw_numbers(names: Names, two_steps: bool) -> tuple[str, str, int, int, in
 
 
 def _worked_out(op: str, then: str, a: int, b: int, c: int) -> str:
-    middle = result = _apply(op, a, b)
+    middle = result = apply(op, a, b)
     steps = [f"{a} {op} {b} = {middle}."]
     if then:
-        result = _apply(then, middle, c)
+        result = apply(then, middle, c)
         steps.append(f"{middle} {then} {c} = {result}.")
     return " ".join([*steps, f"The answer is {result}."])
 
@@ -113,5 +114,5 @@ def draw_sum_list(names: Names) -> Case:
     rng = names.rng
     drawn = [_draw_numbers(names, two_steps=False) for _ in range(rng.randint(3, 7))]
     expressions = "; ".join(f"{a} {op} {b}" for op, _, a, b, _ in drawn)
-    worked_out = "; ".join(f"{a} {op} {b} = {_apply(op, a, b)}" for op, _, a, b, _ in drawn)
+    worked_out = "; ".join(f"{a} {op} {b} = {apply(op, a, b)}" for op, _, a, b, _ in drawn)
     return Case(f"Work out: {expressions}", worked_out, "arithmetic")

@@ -49,12 +49,17 @@ class Scene:
 
 
 def draw_scene(
-    names: Names, n_passages: int, facts: tuple[int, int] = (2, 6), same_kind: float = 0.5
+    names: Names,
+    n_passages: int,
+    facts: tuple[int, int] = (2, 6),
+    same_kind: float = 0.5,
+    small_amounts: float = 0.0,
 ) -> Scene:
     """Draw ``n_passages`` passages, each about one entity.
 
     ``facts`` is the lowest and the highest number of facts of an entity. ``same_kind`` is the
-    probability that all entities are of the same kind.
+    probability that all entities are of the same kind, and ``small_amounts`` the probability that a
+    price or a number is small enough for a calculation below 100.
     """
     names.forget()
     rng = names.rng
@@ -63,7 +68,8 @@ def draw_scene(
     people: list[str] = []
     entities: list[Entity] = []
     for kind in kinds:
-        entity = draw_entity(names, kind, rng.randint(*facts), people)
+        n_facts = rng.randint(*facts)
+        entity = draw_entity(names, kind, n_facts, people, small_amounts=small_amounts)
         entities.append(entity)
         if kind == "person":
             people.append(entity.name)
