@@ -372,6 +372,18 @@ def test_beams_are_those_of_a_search_without_any_cache(
         assert_same(run(f"beam-{size}", recipes, prompt, **options), expected, TOLERANCE)
 
 
+def test_beams_of_a_member_in_the_path_form() -> None:
+    """It computes a part in float32, so only the decisions are compared."""
+    members = [reference(recipe) for recipe in RECURRENT]
+    expected = decode(members, PROMPTS[0], Options(max_new_tokens=12), propose=reference_beams(3))
+    got = run("beam-3", RECURRENT, PROMPTS[0], max_new_tokens=12)
+    assert [each.text for each in got.rounds] == [each.text for each in expected.rounds]
+    assert [[c.text for c in each.candidates] for each in got.rounds] == [
+        [c.text for c in each.candidates] for each in expected.rounds
+    ]
+    assert got.finish_reason == expected.finish_reason
+
+
 def test_beams_in_conversations_and_small_windows() -> None:
     chatting = (
         Recipe("llama", "bytelevel", seed=51, template=CHATML),
