@@ -341,6 +341,17 @@ def test_a_gate_that_decides_spares_the_others_their_passes() -> None:
     assert named.usage.forward_passes[gate] <= 3
 
 
+def test_a_gate_decides_only_above_its_threshold() -> None:
+    def member(name: str, chance: float) -> FakeBackend:
+        return FakeBackend(name, lambda _: {" a": chance, " b": 1 - chance}, [" a", " b"])
+
+    for chance, asked in ((0.5, 1), (0.51, 0)):
+        members = [member("gate", chance), member("other", 0.25)]
+        with AdaFuseEngine(members, strategy="gac-gated") as engine:
+            (only,) = engine.generate("So:", max_new_tokens=1).rounds
+        assert len(only.margins["other"]) == asked
+
+
 @pytest.mark.parametrize("strategy", ["unite", "gac"])
 def test_a_member_makes_one_pass_for_each_committed_token(strategy: str) -> None:
     with AdaFuseEngine(
@@ -736,7 +747,10 @@ def test_a_strategy_is_given_by_name_or_as_an_object() -> None:
         assert type(find_strategy(strategy.name)) is type(strategy)
     assert AdaFuseEngine(fakes).strategy.name == "adafuse"
     assert find_strategy("fixed-7").name == "fixed-7"
-    for wrong in ("unit", "fixed-0", "beam-0", "hypotheses-0", "beam", 3, UniTE):
+    assert find_strategy("deepen-0.30") == DeePEn(rate=0.3)
+    assert find_strategy("gac-gated-1") == GaC(threshold=1.0)
+    numbered = ("fixed-0", "beam-0", "hypotheses-0", "deepen-0", "gac-gated-2")
+    for wrong in (*numbered, "unit", "beam", "gac-0.5", "deepen--0.3", 3, UniTE):
         with pytest.raises(InvalidOptionError):
             find_strategy(wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidOptionError, match="Did you mean 'unite'"):
