@@ -35,8 +35,8 @@ class BeamSearch(Strategy):
     NLL are the same as in `AdaFuse`. The page "Strategies" lists the details that the paper leaves
     open.
 
-    Cost: about five passes per member for each committed word. A pass evaluates up to `num_beams`
-    tokens, or the words of the other members. There are no drafts.
+    Cost: at most about five passes per member for each committed word. A pass evaluates up to
+    `num_beams` tokens, or the words of the other members. There are no drafts.
 
     Args:
         num_beams: number of beams of a member.
