@@ -18,7 +18,7 @@ pool, candidate
     a candidate.
 fused score, F
     The weighted mean over members of a candidate's negative log-likelihood per token (equations
-    5, 6).
+    4, 5).
 round
     One iteration of Algorithm 1. The members propose spans and score all candidates. The candidate
     with the lowest F is committed: it becomes the next part of the response, and every member

@@ -36,8 +36,8 @@ class Candidate(_Result):
             whitespace before a reply to messages are not included.
         stops: whether the response ends after the span.
         proposers: names of the members that proposed the span, in member order.
-        nll: mean negative log-likelihood per token by member, in nats (equation 5).
-        score: fused score F, the weighted mean of ``nll`` (equation 6). None if no member could
+        nll: mean negative log-likelihood per token by member, in nats (equation 4).
+        score: fused score F, the weighted mean of ``nll`` (equation 5). None if no member could
             score the candidate; such a candidate cannot win.
     """
 
@@ -230,14 +230,14 @@ class ScoredText(_Result):
 
     Attributes:
         text: the given text.
-        nll: mean negative log-likelihood per token by member, in nats (equation 5). A member
+        nll: mean negative log-likelihood per token by member, in nats (equation 4). A member
             is absent if it cannot write exactly this text, or gives it a probability of 0.
         tokens: number of terms in the mean of each member. These are the text's tokens in the
             member's vocabulary, plus one if the end of the response is scored, too.
-        score: fused score F, the weighted mean of ``nll`` (equation 6). None if no member with a
+        score: fused score F, the weighted mean of ``nll`` (equation 5). None if no member with a
             positive weight can score the text.
         loglikelihood: weighted mean of the members' log-likelihoods of the whole text,
-            ``-nll * tokens``, in nats. This is equation 6 without the division by the number of
+            ``-nll * tokens``, in nats. This is equation 5 without the division by the number of
             tokens. Unlike F, it compares texts of different lengths by their probability. None if
             ``score`` is None.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from tests.reference_sampling import codes, draw, key
 
 UNFINISHED = "\ufffd"
 EXTRA_TOKENS = 3
+BEAM_TOKENS = 5
 
 
 @dataclass(frozen=True)
@@ -465,6 +466,61 @@ def propose(  # noqa: C901
     return [proposal(span, stops=False)], margins
 
 
+Propose = Callable[..., "tuple[list[Proposal], list[float]]"]
+"""`propose`, or a function with the same arguments."""
+
+
+def propose_beams(width: int) -> Propose:
+    """What a member proposes by a beam search in every round (the paper's Appendix F)."""
+
+    def propose(
+        member: ReferenceMember,
+        ids: Sequence[int],
+        options: Options,
+        opening: Opening,
+        *_: object,
+    ) -> tuple[list[Proposal], list[float]]:
+        if member.is_full(len(ids)):
+            return [Proposal((), opening.written(member, ids, ()), stops=False)], []
+        allow = allowance(member, ids, opening, None)
+        short = replace(options, max_word_tokens=BEAM_TOKENS)
+        proposals = []
+        for beam in beams(member, ids, width, allow):
+
+            def follow(word: Sequence[int], beam: Sequence[int] = beam) -> int:
+                on = beam[len(word) :]
+                return on[0] if on else member.greedy([*ids, *word], allow(word))
+
+            stops = beam[0] in member.end_ids
+            word = [] if stops else finish_word(member, ids, beam[0], short, follow)
+            proposals.append(Proposal(tuple(word), opening.written(member, ids, word), stops))
+        return proposals, [member.margin(ids, allow(()))]
+
+    return propose
+
+
+def beams(
+    member: ReferenceMember, ids: Sequence[int], width: int, allow: Allow
+) -> list[tuple[int, ...]]:
+    """The continuations of at most five tokens that a beam search ends with, the best first."""
+    kept: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    for _ in range(BEAM_TOKENS):
+        found = []
+        for total, tokens in kept:
+            here = [*ids, *tokens]
+            if set(tokens) & member.end_ids or member.is_full(len(here)):
+                found.append((total, tokens))
+                continue
+            allowed = allow(tokens)
+            among = math.log(member.mass(here, allowed))
+            found += [
+                (total + float(member.logprobs(here)[token]) - among, (*tokens, token))
+                for token in member.likeliest(here, width, allowed)
+            ]
+        kept = sorted(found, key=lambda each: -each[0])[:width]
+    return [tokens for _, tokens in kept]
+
+
 @dataclass
 class ReferenceCandidate:
     """`written` is what members commit, `text` what of it belongs to the response."""
@@ -595,7 +651,7 @@ def pool(
 def terms_of(
     member: ReferenceMember, ids: Sequence[int], tokens: Sequence[int], *, stops: bool
 ) -> list[float]:
-    """Negative log-likelihoods of a span's tokens and of its end, in nats (equation 5)."""
+    """Negative log-likelihoods of a span's tokens and of its end, in nats (equation 4)."""
     prefixes = [(*ids, *tokens[:at]) for at in range(len(tokens) + stops)]
     if any(prefix not in member._rows for prefix in prefixes):
         rows = member.forward([*ids, *tokens])
@@ -642,7 +698,7 @@ def score(
     weights: Sequence[float],
     form: Form | None = None,
 ) -> None:
-    """Fill in the candidates' scores (equation 6)."""
+    """Fill in the candidates' scores (equation 5)."""
     for candidate in candidates:
         total = share = 0.0
         for member, weight in zip(members, weights, strict=True):
@@ -726,6 +782,7 @@ def decode(
     options: Options,
     *,
     messages: Sequence[Mapping[str, Any]] | None = None,
+    propose: Propose = propose,
 ) -> ReferenceGeneration:
     """The whole response to a prompt or a conversation."""
     if options.choices is not None:

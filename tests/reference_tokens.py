@@ -163,7 +163,7 @@ def gac(threshold: float = math.inf) -> Choose:
         lacking = 0 if gate.name in opening.held else opening.spaces
         allowed = gate.continuing(own, lacking) if lacking else range(len(chances))
         highest = float(max(chances[list(allowed)]))
-        if highest / sum(chances[list(allowed)]) >= threshold and not opening.free:
+        if highest / sum(chances[list(allowed)]) > threshold and not opening.free:
             ((path, text, stops),) = offers(gate, own, 1, opening)
             firsts = dict.fromkeys(ids, text)
             offer = Offer(text, stops, firsts, {gate.name: path}, [gate.name], {}, highest)

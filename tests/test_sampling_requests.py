@@ -106,7 +106,9 @@ def test_a_score_draws_nothing() -> None:
         assert made.score("Say", [" a b"]).texts == drawing.score("Say", [" a b"]).texts
 
 
-@pytest.mark.parametrize("strategy", ["beam", "unite", "gac", "gac-gated", "deepen"])
+@pytest.mark.parametrize(
+    "strategy", ["beam-3", "hypotheses-3", "unite", "gac", "gac-gated", "deepen"]
+)
 @pytest.mark.parametrize(
     "option", [{"temperature": 0.5}, {"top_p": 0.5}, {"top_k": 5}, {"seed": 1}, {"n": 2}]
 )

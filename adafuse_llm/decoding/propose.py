@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from adafuse_llm.config import AdaFuseConfig
@@ -67,7 +67,7 @@ def branch(member: Member, start: Node, branches: int, config: AdaFuseConfig) ->
     first = {
         token: member.tree.child(start, token) for token in tokens if token not in member.end_ids
     }
-    last = yield from _finish_words(member, start, list(first.values()), config)
+    last = yield from finish_words(member, start, list(first.values()), config.max_word_tokens)
     ends = dict(zip(first, last, strict=True))
     return [
         Span(ends[token], stops=False) if token in ends else Span(start, stops=True)
@@ -75,20 +75,33 @@ def branch(member: Member, start: Node, branches: int, config: AdaFuseConfig) ->
     ]
 
 
-def _finish_words(
-    member: Member, start: Node, firsts: Sequence[Node], config: AdaFuseConfig
+def finish_words(
+    member: Member,
+    start: Node,
+    firsts: Sequence[Node],
+    limit: int,
+    follow: Callable[[int, Node], int] | None = None,
 ) -> Steps[list[Node]]:
-    """Grow one word from each first token, and return the last nodes. The words share passes."""
+    """Grow one word from each first token, and return the last nodes. The words share passes.
+
+    Args:
+        member: the member.
+        start: the node before the words.
+        firsts: the first node of each word.
+        limit: maximum number of tokens in a word.
+        follow: function that returns the token after a node, given the index of the word and its
+            last node, which is evaluated. Default: the token that the member writes.
+    """
     before = member.text(start)
     ends = list(firsts)
     texts = [words.added(before, member.text(end)) for end in ends]
     growing = list(range(len(ends)))
     while growing := [
-        i for i in growing if not _is_closed(member, start, ends[i], texts[i], config)
+        i for i in growing if not _is_closed(member, start, ends[i], texts[i], limit)
     ]:
         yield from member.evaluate(ends[i] for i in growing)
         for i in list(growing):
-            token = member.next(ends[i]).chosen
+            token = follow(i, ends[i]) if follow else member.next(ends[i]).chosen
             if token in member.end_ids:
                 growing.remove(i)
                 continue
@@ -101,7 +114,7 @@ def _finish_words(
     return ends
 
 
-def _is_closed(member: Member, start: Node, end: Node, word: str, config: AdaFuseConfig) -> bool:
+def _is_closed(member: Member, start: Node, end: Node, word: str, limit: int) -> bool:
     """Return whether the word between two nodes is complete, or has no room to grow."""
     size = end.length - start.length
-    return words.is_closed(word, size, config.max_word_tokens) or member.is_full(end)
+    return words.is_closed(word, size, limit) or member.is_full(end)

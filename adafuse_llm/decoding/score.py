@@ -51,7 +51,7 @@ class PoolCandidate:
         return member.tree.path(self.ends[member])[before:]
 
     def nll(self, member: Member) -> float:
-        """Return the mean negative log-likelihood per token in nats (equation 5).
+        """Return the mean negative log-likelihood per token in nats (equation 4).
 
         A candidate that stops has one more term: -log of the total probability of the
         end-of-sequence tokens. The mean is infinite if the member cannot score the candidate.
@@ -244,7 +244,7 @@ class Pool:
 
 
 def fuse(nll: Sequence[float], weights: Sequence[float]) -> float | None:
-    """Return the fused score F (equation 6): the weighted mean of the finite NLLs.
+    """Return the fused score F (equation 5): the weighted mean of the finite NLLs.
 
     Return None if no member with a finite NLL has a weight above 0.
     """

@@ -14,7 +14,7 @@ loglikelihood          asks for the log-likelihood of a continuation in nats
 loglikelihood_rolling  asks for the log-likelihood of a whole text in nats.
 
 The log-likelihood of the ensemble is the weighted mean of the members' log-likelihoods of the whole
-continuation, as in equation 6. It equals the logarithm of a weighted geometric mean of the members'
+continuation, as in equation 5. It equals the logarithm of a weighted geometric mean of the members'
 probabilities. The fused score F cannot be used, because it is a mean per token, and members split
 the same text into different numbers of tokens. Members that cannot write exactly this text are left
 out of the mean. If no member can write it, the log-likelihood is minus infinity.

@@ -242,10 +242,13 @@ def number(prediction: str, accepted: Iterable[str]) -> bool:
 
 
 def lenient_number(prediction: str, accepted: Iterable[str]) -> bool:
-    """Return whether an answer matches an accepted one by the paper's rule for numbers.
+    r"""Return whether an answer matches an accepted one by the paper's rule for numbers.
 
     The final numbers are written with two decimals and without a sign. They match if the
     digits of one contain those of the other, so 3 matches 13.
+
+    The authors' script reads the number in ``\boxed{``. From a response without it, the script
+    joins all digits to one number. This function always reads the final number.
     """
     digits = _digits(prediction)
     others = [_digits(each) for each in accepted]

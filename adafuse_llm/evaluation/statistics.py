@@ -104,8 +104,13 @@ class Comparison(BaseModel):
     @property
     def chance(self) -> str:
         """The p-value as text, such as ``p = 0.012``."""
-        shown = p_value(self.p_value)
-        return f"p {shown}" if shown.startswith("<") else f"p = {shown}"
+        return chance(self.p_value)
+
+
+def chance(value: float) -> str:
+    """Format a p-value as text, such as ``p = 0.012`` or ``p < 0.001``."""
+    shown = p_value(value)
+    return f"p {shown}" if shown.startswith("<") else f"p = {shown}"
 
 
 def p_value(value: float) -> str:

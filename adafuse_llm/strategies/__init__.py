@@ -17,6 +17,7 @@ from adafuse_llm.strategies.beam import BeamSearch
 from adafuse_llm.strategies.deepen import DeePEn
 from adafuse_llm.strategies.fixed import FixedWords
 from adafuse_llm.strategies.gac import GaC
+from adafuse_llm.strategies.hypotheses import HypothesisSearch
 from adafuse_llm.strategies.pair_ranker import PairRanker
 from adafuse_llm.strategies.registry import find_strategy
 from adafuse_llm.strategies.rerank import Ranker, Rerank
@@ -31,6 +32,7 @@ __all__ = [  # noqa: RUF022  grouped by use
     "DeePEn",
     "FixedWords",
     "GaC",
+    "HypothesisSearch",
     "MajorityVote",
     "PairRanker",
     "Rerank",

@@ -17,8 +17,8 @@ class AdaFuse(Strategy):
     """Adaptive ensembling of words (Algorithm 1 of arXiv 2601.06022), the default strategy.
 
     In a round, each member proposes up to M words. It stops at the first word of which it is not
-    confident, and proposes alternatives for this word. The score is the fused score F (equation 6).
-    The NLL is the mean in nats per token (equation 5).
+    confident, and proposes alternatives for this word. The score is the fused score F (equation 5).
+    The NLL is the mean in nats per token (equation 4).
 
     Cost: each member processes its own proposal and the other members' proposals. It keeps only the
     key/value rows of the winner. A unanimous round costs each member about one pass per token.

@@ -1,49 +1,45 @@
-"""AdaFuse with beam search, which keeps several hypotheses."""
+"""AdaFuse with a token-level beam search in every round (the paper's Appendix F)."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from typing_extensions import override
 
 from adafuse_llm.config import AdaFuseConfig
-from adafuse_llm.decoding.lockstep import in_lockstep, merge_queries
+from adafuse_llm.decoding.draft import NoDrafts
+from adafuse_llm.decoding.lockstep import in_lockstep
 from adafuse_llm.decoding.member import Member, Steps
-from adafuse_llm.decoding.propose import propose
-from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, choose_best, score, to_result
-from adafuse_llm.decoding.score import Pool, PoolCandidate
+from adafuse_llm.decoding.propose import Proposal, Span, finish_words
+from adafuse_llm.decoding.rounds import PlayRound, play_round
 from adafuse_llm.errors import InvalidOptionError
-from adafuse_llm.strategies.adafuse import branch_tokens
 from adafuse_llm.strategies.base import Strategy, StrategyContext
-from adafuse_llm.text.opening import Opening
 from adafuse_llm.tree import Node
 
 DEFAULT_BEAMS = 3
-"""Default number of hypotheses that beam search keeps."""
+"""Default number of beams of a member."""
+
+BEAM_TOKENS = 5
+"""Number of new tokens of a beam (Appendix F). It is also the longest word that a beam proposes."""
 
 
 @dataclass(frozen=True)
 class BeamSearch(Strategy):
-    """AdaFuse with beam search, which keeps `num_beams` hypotheses after a round instead of one.
+    """AdaFuse with a token-level beam search in every round (the paper's Appendix F and Figure 7).
 
-    This follows the beam-search variant of the paper's Appendix F (Figure 7). The paper's scoring
-    is not public. The page "Strategies" lists the choices of this implementation. In every round,
-    all members propose continuations of each hypothesis, as in Algorithm 1, and all members score
-    them. Continuations and finished answers are ranked by the mean of F over their rounds, and the
-    best `num_beams` of them are kept. With one beam, the result is the same as AdaFuse's.
+    In a round, each member runs a beam search of width `num_beams` for at most five new tokens.
+    Each beam is cut to its first word. These words are the member's candidates. All members score
+    them, and the word with the lowest F is committed, so a round has one word. The score and the
+    NLL are the same as in `AdaFuse`. The page "Strategies" lists the details that the paper leaves
+    open.
 
-    The result has one round, whose pool holds the answers that were kept. The score is the mean of
-    F over the rounds of the answer. The NLL is the mean of a member's NLL over these rounds. The
-    proposers are the members that proposed every part of the answer. A stream has one event.
-
-    Cost: `num_beams` times as many tokens as AdaFuse, minus the tokens that hypotheses share. All
-    hypotheses share the passes of a member. There are no drafts.
+    Cost: at most about five passes per member for each committed word. A pass evaluates up to
+    `num_beams` tokens, or the words of the other members. There are no drafts.
 
     Args:
-        num_beams: number of hypotheses to keep.
+        num_beams: number of beams of a member.
 
     Raises:
         InvalidOptionError: `num_beams` is not a whole number, or is less than one.
@@ -51,16 +47,7 @@ class BeamSearch(Strategy):
 
     num_beams: int = DEFAULT_BEAMS
 
-    options = frozenset(
-        {
-            "choices",
-            "margin_threshold",
-            "max_words",
-            "branching_factor",
-            "max_word_tokens",
-            "weights",
-        }
-    )
+    options = frozenset({"choices", "weights"})
 
     def __post_init__(self) -> None:
         if not isinstance(self.num_beams, int) or self.num_beams < 1:
@@ -72,163 +59,117 @@ class BeamSearch(Strategy):
     @property
     @override
     def name(self) -> str:
-        return "beam" if self.num_beams == DEFAULT_BEAMS else f"beam-{self.num_beams}"
+        return f"beam-{self.num_beams}"
 
     @override
     def top(self, config: AdaFuseConfig) -> int:
-        return max(2, config.branching_factor)
+        return max(2, self.num_beams)
 
     @override
     def max_extra_tokens(self, members: int, config: AdaFuseConfig) -> int:
-        return self.num_beams * (config.max_new_tokens + branch_tokens(members, config))
+        return members * self.num_beams * config.max_word_tokens
 
     @override
     def begin(self, context: StrategyContext) -> PlayRound:
-        return partial(self._play, context.members, context.config)
-
-    def _play(self, members: Sequence[Member], config: AdaFuseConfig) -> Steps[RoundOutcome]:
-        opening = members[0].opening
-        kept = [Hypothesis(starts={member: member.tree.root for member in members})]
-        while running := [
-            answer for answer in kept if not answer.is_done(members, config, opening)
-        ]:
-            done = [answer for answer in kept if answer not in running]
-            extended = yield from _extended(running, members, config, opening)
-            kept = self._best([*done, *extended], opening) or done
-            for member in members:
-                member.prune(answer.starts[member] for answer in kept if member in answer.starts)
-        pool = Pool(opening)
-        pool.candidates = [answer.candidate(opening) for answer in kept]
-        scored = [
-            to_result(candidate, members, [answer.nll(member) for member in members], answer.score)
-            for candidate, answer in zip(pool.candidates, kept, strict=True)
-        ]
-        best = kept[0].margins if kept else {}
-        margins = {m.name: tuple(best.get(m, ())) for m in members}
-        by_candidate = dict(zip(pool.candidates, kept, strict=True))
-        return choose_best(
-            pool, scored, margins, lambda candidate: by_candidate[candidate].prefixes(opening)
-        )
-
-    def _best(self, answers: Sequence[Hypothesis], opening: Opening) -> list[Hypothesis]:
-        """Return the best answers, the best first.
-
-        If several answers have the same text, only the best one is returned. If two scores are
-        equal, the earlier answer comes first.
-        """
-        best: dict[tuple[str, bool], Hypothesis] = {}
-        for answer in sorted(answers, key=lambda answer: answer.score):
-            best.setdefault((opening.key(answer.text), answer.stops), answer)
-        return list(best.values())[: self.num_beams]
+        members = context.members
+        return partial(play_round, members, context.config, _Beams(members, self.num_beams))
 
 
-@dataclass(frozen=True, eq=False)
-class Hypothesis:
-    """An answer that beam search has started or finished.
+class _Beams(NoDrafts):
+    """Has the members propose the first words of their beams, without drafts."""
+
+    def __init__(self, members: Sequence[Member], num_beams: int) -> None:
+        super().__init__(members)
+        self._num_beams = num_beams
+
+    @override
+    def propose(self, config: AdaFuseConfig) -> Steps[list[Proposal]]:
+        return in_lockstep([_propose(member, self._num_beams) for member in self._members])
+
+
+@dataclass(frozen=True, slots=True)
+class _Beam:
+    """A continuation of the committed text.
 
     Attributes:
-        text: the text so far, as its first proposers wrote it.
-        stops: whether the answer ends after the text.
-        starts: the last node in each member's tree. A member is missing if its context window has
-            no room for the text.
-        rounds: the candidate of each round.
-        pool: the pool of the last round.
-        fused: F of these candidates, in nats per token.
-        margins: margins at the start of each word, by member.
+        tokens: the tokens. The last one may be an end-of-sequence token.
+        node: the last node that is not an end-of-sequence token.
+        score: sum of the tokens' log-probabilities.
     """
 
-    text: str = ""
-    stops: bool = False
-    starts: dict[Member, Node] = field(default_factory=dict)
-    rounds: tuple[PoolCandidate, ...] = ()
-    pool: Pool | None = None
-    fused: tuple[float, ...] = ()
-    margins: dict[Member, tuple[float, ...]] = field(default_factory=dict)
+    tokens: tuple[int, ...]
+    node: Node
+    score: float
 
-    @property
-    def score(self) -> float:
-        """Mean F of the rounds; 0 before the first round."""
-        return math.fsum(self.fused) / len(self.fused) if self.fused else 0.0
 
-    def nll(self, member: Member) -> float:
-        """Return the mean of a member's NLL over the rounds that it can score, or infinity."""
-        finite = [nll for nll in (c.nll(member) for c in self.rounds) if math.isfinite(nll)]
-        return math.fsum(finite) / len(finite) if finite else math.inf
+def _propose(member: Member, num_beams: int) -> Steps[Proposal]:
+    """Propose the first words of a member's beams, the best beam first."""
+    root = member.tree.root
+    yield from member.evaluate([root])
+    if member.is_full(root):
+        return Proposal((Span(root, stops=False),), ())
+    beams = yield from _search(member, num_beams)
+    growing = [beam for beam in beams if beam.node is not root]
 
-    def is_done(self, members: Sequence[Member], config: AdaFuseConfig, opening: Opening) -> bool:
-        """Return whether the answer has ended, has a stop sequence, or is at a length limit."""
-        if not self.rounds:
-            return False
-        return (
-            self.stops
-            or any(stop in opening.shown(self.text) for stop in config.stop)
-            or any(m not in self.starts or m.is_full(self.starts[m]) for m in members)
-            or any(m.room(self.starts[m]) <= 0 for m in members)
-        )
+    def follow(index: int, end: Node) -> int:
+        """Return the next token of a beam, or the likeliest token after the whole beam."""
+        tokens, size = growing[index].tokens, end.length - root.length
+        return tokens[size] if size < len(tokens) else member.next(end).chosen
 
-    def candidate(self, opening: Opening) -> PoolCandidate:
-        """Return the answer as a candidate. Its proposers are those that proposed every part."""
-        candidate = PoolCandidate(self.text, opening.shown(self.text), self.stops)
-        candidate.proposers = [
-            member
-            for member in self.rounds[0].proposers
-            if all(member in part.proposers for part in self.rounds)
+    firsts = [member.tree.child(root, beam.tokens[0]) for beam in growing]
+    ends = iter((yield from finish_words(member, root, firsts, BEAM_TOKENS, follow)))
+    spans = [
+        Span(root, stops=True) if beam.node is root else Span(next(ends), stops=False)
+        for beam in beams
+    ]
+    return Proposal(tuple(spans), (member.next(root).margin,))
+
+
+def _search(member: Member, num_beams: int) -> Steps[list[_Beam]]:
+    """Return the beams with the highest sums of log-probabilities, the best beam first.
+
+    A beam that ends the response, or for which the context window has no more room, keeps its sum
+    and is not continued. If two sums are equal, the extension of the better beam comes first, and
+    then the likelier token.
+    """
+    beams = [_Beam((), member.tree.root, 0.0)]
+    for _ in range(BEAM_TOKENS):
+        running = [beam for beam in beams if not _is_done(member, beam)]
+        yield from member.evaluate(beam.node for beam in running)
+        found = [
+            (score, beam, token)
+            for beam in beams
+            for score, token in _extensions(member, beam, num_beams)
         ]
-        candidate.ends = dict(self.starts)
-        return candidate
-
-    def prefixes(self, opening: Opening) -> Iterator[PoolCandidate]:
-        """Yield the answers that end within the last round, the longest first."""
-        assert self.pool is not None, "an answer has at least one round"
-        last = self.rounds[-1]
-        before = self.text.removesuffix(last.text)
-        for prefix in self.pool.prefixes(last):
-            text = before + prefix.text
-            candidate = PoolCandidate(text, opening.shown(text), stops=False)
-            candidate.ends = prefix.ends
-            yield candidate
+        found.sort(key=lambda each: -each[0])
+        beams = [_extended(member, *each) for each in found[:num_beams]]
+    return beams
 
 
-def _extended(
-    answers: Sequence[Hypothesis],
-    members: Sequence[Member],
-    config: AdaFuseConfig,
-    opening: Opening,
-) -> Steps[list[Hypothesis]]:
-    """Continue the answers by one round, and return the new answers that have a score."""
-    pools = [Pool(opening.after(answer.text), answer.starts) for answer in answers]
-    proposals = yield from in_lockstep(
-        [
-            merge_queries(
-                member, [propose(member, config, answer.starts[member]) for answer in answers]
-            )
-            for member in members
-        ]
-    )
-    for member, own in zip(members, proposals, strict=True):
-        for pool, proposal in zip(pools, own, strict=True):
-            pool.add(member, proposal)
-    yield from in_lockstep(
-        [merge_queries(m, [pool.read(m, lambda _: False) for pool in pools]) for m in members]
-    )
-    extended = []
-    for place, (answer, pool) in enumerate(zip(answers, pools, strict=True)):
-        margins = {
-            member: (*answer.margins.get(member, ()), *own[place].margins)
-            for member, own in zip(members, proposals, strict=True)
-        }
-        for candidate in pool.candidates:
-            fused = score(candidate, members).score
-            if fused is not None:
-                extended.append(
-                    Hypothesis(
-                        text=answer.text + candidate.text,
-                        stops=candidate.stops,
-                        starts=candidate.ends,
-                        rounds=(*answer.rounds, candidate),
-                        pool=pool,
-                        fused=(*answer.fused, fused),
-                        margins=margins,
-                    )
-                )
-    return extended
+def _is_done(member: Member, beam: _Beam) -> bool:
+    """Return whether a beam ends the response, or the context window has no room after it."""
+    ends = bool(beam.tokens) and beam.tokens[-1] in member.end_ids
+    return ends or member.is_full(beam.node)
+
+
+def _extensions(member: Member, beam: _Beam, count: int) -> list[tuple[float, int | None]]:
+    """Return the likeliest next tokens of a beam, each with the sum of the longer beam.
+
+    The token is None if the beam is not continued.
+    """
+    if _is_done(member, beam):
+        return [(beam.score, None)]
+    summary = member.next(beam.node)
+    return [
+        (beam.score + logprob - summary.mass, token)
+        for token, logprob in zip(summary.tokens[:count], summary.logprobs, strict=False)
+    ]
+
+
+def _extended(member: Member, score: float, beam: _Beam, token: int | None) -> _Beam:
+    """Return a beam with one more token, or the same beam if there is no token."""
+    if token is None:
+        return beam
+    ends = token in member.end_ids
+    node = beam.node if ends else member.tree.child(beam.node, token)
+    return _Beam((*beam.tokens, token), node, score)

@@ -24,6 +24,9 @@ from adafuse_llm.strategies.token_level import (
     union,
 )
 
+EXAMPLE_RATE = 0.15
+"""Learning rate of the source's example."""
+
 
 @dataclass(frozen=True)
 class DeePEn(Strategy):
@@ -44,7 +47,8 @@ class DeePEn(Strategy):
     Args:
         main: name of the main member. Default: the first member that decodes.
         steps: number of steps of gradient descent.
-        rate: learning rate. The paper tunes it for each task.
+        rate: learning rate. The source tunes it for each task. The default is its example. Any
+            other rate is part of the name, as in ``deepen-0.3``.
 
     Raises:
         InvalidOptionError: `steps` is less than one, or `rate` is not positive.
@@ -52,9 +56,8 @@ class DeePEn(Strategy):
 
     main: str | None = None
     steps: int = 5
-    rate: float = 0.15
+    rate: float = EXAMPLE_RATE
 
-    name = "deepen"
     options = frozenset({*GRAMMARS, "weights"})
 
     def __post_init__(self) -> None:
@@ -62,6 +65,11 @@ class DeePEn(Strategy):
             raise InvalidOptionError(f"DeePEn(steps=...) must be 1 or more; got {self.steps!r}")
         if not 0 < self.rate < math.inf:
             raise InvalidOptionError(f"DeePEn(rate=...) must be above 0; got {self.rate!r}")
+
+    @property
+    @override
+    def name(self) -> str:
+        return "deepen" if self.rate == EXAMPLE_RATE else f"deepen-{self.rate:g}"
 
     @override
     def check(self, members: Sequence[Backend]) -> None:
@@ -75,14 +83,14 @@ class DeePEn(Strategy):
             member.name for member in members if not isinstance(member, SupportsAnchors)
         ]:
             raise InvalidInputError(
-                "strategy 'deepen' needs members with whole distributions and embeddings "
+                f"strategy {self.name!r} needs members with whole distributions and embeddings "
                 "(adafuse_llm.backends.SupportsAnchors), such as Hugging Face models. "
                 f"Leave out {', '.join(lacking)}, or choose another strategy."
             )
         if not _shared(members):
             raise InvalidInputError(
-                f"strategy 'deepen' needs tokens that all members share; {', '.join(names)} share "
-                "none. Choose other members, or another strategy."
+                f"strategy {self.name!r} needs tokens that all members share; {', '.join(names)} "
+                "share none. Choose other members, or another strategy."
             )
 
     @override

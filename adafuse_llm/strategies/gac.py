@@ -26,6 +26,9 @@ from adafuse_llm.strategies.token_level import (
     union,
 )
 
+GATED_THRESHOLD = 0.5
+"""Threshold of the name ``gac-gated``."""
+
 GROWTH = 4
 """Factor by which the number of listed tokens grows while the choice is not certain."""
 
@@ -39,7 +42,7 @@ class GaC(Strategy):
     member's tokenizer encodes it. If the encoding has several tokens, the text has probability zero
     for this member. The text with the highest average is committed.
 
-    With a threshold, one member is the gate. If the probability of its likeliest token reaches the
+    With a threshold, one member is the gate. If the probability of its likeliest token is above the
     threshold, the gate decides alone. The other members read the committed text in their next pass.
     All members decide the first word of a reply to messages, because each one begins a reply in its
     own way.
@@ -55,7 +58,8 @@ class GaC(Strategy):
     costs no pass.
 
     Args:
-        threshold: lowest probability at which the gate decides alone. None turns the gate off.
+        threshold: probability above which the gate decides alone. None turns the gate off. Any
+            threshold but 0.5 is part of the name, as in ``gac-gated-0.7``.
         gate: name of the gate. Default: the first member that decodes.
 
     Raises:
@@ -81,7 +85,10 @@ class GaC(Strategy):
     @property
     @override
     def name(self) -> str:
-        return "gac" if self.threshold is None else "gac-gated"
+        if self.threshold is None:
+            return "gac"
+        setting = "" if self.threshold == GATED_THRESHOLD else f"-{self.threshold:g}"
+        return f"gac-gated{setting}"
 
     @override
     def check(self, members: Sequence[Backend]) -> None:
@@ -107,7 +114,7 @@ class GaC(Strategy):
         if self.threshold is not None and not opening.is_reply:
             offered = yield from offer(gate, 1)
             likeliest = gate.next(gate.tree.root)
-            if math.exp(likeliest.logprobs[0] - likeliest.mass) >= self.threshold:
+            if math.exp(likeliest.logprobs[0] - likeliest.mass) > self.threshold:
                 return self._alone(members, gate, offered)
         proposals = yield from in_lockstep([offer(member, LISTED) for member in members])
         pool = union(members, proposals)

@@ -11,7 +11,8 @@ from adafuse_llm.strategies.base import Strategy
 from adafuse_llm.strategies.beam import BeamSearch
 from adafuse_llm.strategies.deepen import DeePEn
 from adafuse_llm.strategies.fixed import FixedWords
-from adafuse_llm.strategies.gac import GaC
+from adafuse_llm.strategies.gac import GATED_THRESHOLD, GaC
+from adafuse_llm.strategies.hypotheses import HypothesisSearch
 from adafuse_llm.strategies.rerank import Rerank
 from adafuse_llm.strategies.single import Single
 from adafuse_llm.strategies.sweetspan import SweetSpan
@@ -24,31 +25,47 @@ NAMED: Mapping[str, Callable[[], Strategy]] = {
     "fixed-1": lambda: FixedWords(1),
     "fixed-2": lambda: FixedWords(2),
     "fixed-3": lambda: FixedWords(3),
-    "beam": BeamSearch,
+    "beam-3": BeamSearch,
+    "hypotheses-3": HypothesisSearch,
     "unite": UniTE,
     "gac": GaC,
-    "gac-gated": lambda: GaC(threshold=0.5),
+    "gac-gated": lambda: GaC(threshold=GATED_THRESHOLD),
     "deepen": DeePEn,
     "sweetspan": SweetSpan,
     "rerank": Rerank,
     "vote": MajorityVote,
 }
-"""Strategies by name, each with the settings of its paper."""
+"""Strategies by name. Those of a paper have its settings."""
+
+_WITH_COUNT: Mapping[str, Callable[[int], Strategy]] = {
+    "fixed": FixedWords,
+    "beam": BeamSearch,
+    "hypotheses": HypothesisSearch,
+}
+"""Strategies whose names end in a whole number."""
+
+_WITH_SETTING: Mapping[str, Callable[[float], Strategy]] = {
+    "deepen": lambda rate: DeePEn(rate=rate),
+    "gac-gated": lambda threshold: GaC(threshold=threshold),
+}
+"""Strategies whose names may end in a decimal number."""
 
 
 def find_strategy(strategy: Strategy | str) -> Strategy:
     """Return the strategy with a given name. Return a strategy object unchanged.
 
-    The names ``fixed-N`` and ``beam-N`` allow any number N of up to three digits.
+    The names ``fixed-N``, ``beam-N`` and ``hypotheses-N`` allow any number N of up to three digits.
+    The names ``deepen-R`` and ``gac-gated-T`` set the learning rate R and the threshold T, such as
+    ``deepen-0.3``.
 
     Raises:
         InvalidOptionError: the name is unknown, or the object is not a strategy.
     """
     if isinstance(strategy, str):
-        if match := re.fullmatch(r"fixed-(\d{1,3})", strategy):
-            return FixedWords(int(match[1]))
-        if match := re.fullmatch(r"beam-(\d{1,3})", strategy):
-            return BeamSearch(int(match[1]))
+        if match := re.fullmatch(rf"({'|'.join(_WITH_COUNT)})-(\d{{1,3}})", strategy):
+            return _WITH_COUNT[match[1]](int(match[2]))
+        if match := re.fullmatch(rf"({'|'.join(_WITH_SETTING)})-(\d+(?:\.\d+)?)", strategy):
+            return _WITH_SETTING[match[1]](float(match[2]))
         if strategy in NAMED:
             return NAMED[strategy]()
     elif isinstance(strategy, Strategy) and not isinstance(strategy, type):

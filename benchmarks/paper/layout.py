@@ -339,7 +339,8 @@ def paper(members: Sequence[str], more: Sequence[Row] = ()) -> tuple[Part, ...]:
             name="figure-4",
             title="Figure 4: more branches, with the adaptive length on and off",
             about="B = 1 turns §3.3 off. With the adaptive length off, a round has one word "
-            "(M = 1).",
+            "(M = 1). The left panel of the paper's figure compares §3.3 on and off by data set: "
+            "here, B = 3 and B = 1 of each task.",
             rows=tuple(
                 Row(
                     name=f"B = {branches}, M = {words}",
@@ -381,13 +382,15 @@ def paper(members: Sequence[str], more: Sequence[Row] = ()) -> tuple[Part, ...]:
         Part(
             name="figure-7",
             title="Figure 7: the beam-search variant",
-            about="B = 3. The page Strategies describes how Appendix F is implemented.",
+            about="AdaFuse has B = 3. The rows of beams follow Appendix F of the paper. The rows "
+            "of hypotheses are this project's own variant, which keeps several partial answers "
+            "across rounds (B = 3). The page Strategies describes both.",
             rows=tuple(beams),
             reference=beams[0].name if beams else None,
-            axis="beams",
+            axis="beams, or hypotheses",
             absent={}
             if beams
-            else {"beam search": "the strategies beam-1, beam-2, … do not exist"},
+            else {"beam search": "the strategies beam-N and hypotheses-N do not exist"},
         ),
     ]
     if more:
@@ -418,17 +421,34 @@ def _subsets(members: Sequence[str]) -> Iterator[Row]:
 
 
 def _beams() -> list[Row]:
-    """Return the rows of beam search, or no rows if that strategy does not exist.
+    """Return the rows of Figure 7, or no rows if their strategies do not exist.
 
-    The row with one beam is AdaFuse itself.
+    The first row is AdaFuse, the reference. One hypothesis is AdaFuse itself.
     """
+    own = "hypotheses across rounds"
     wider = [
-        Row(name=count(width, "beam"), strategy=f"beam-{width}", at=float(width))
-        for width in WIDTHS
+        *(
+            Row(
+                name=f"{width} beams",
+                strategy=f"beam-{width}",
+                at=float(width),
+                series="beams in a round",
+            )
+            for width in WIDTHS
+        ),
+        *(
+            Row(
+                name=f"{width} hypotheses",
+                strategy=f"hypotheses-{width}",
+                at=float(width),
+                series=own,
+            )
+            for width in WIDTHS
+        ),
     ]
     try:
         for row in wider:
             settled(row)
     except InvalidOptionError:
         return []
-    return [BRANCHED.model_copy(update={"name": "1 beam (AdaFuse)", "at": 1.0}), *wider]
+    return [BRANCHED.model_copy(update={"name": "AdaFuse", "at": 1.0, "series": own}), *wider]

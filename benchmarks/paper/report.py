@@ -6,11 +6,18 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    computed_field,
+    model_validator,
+)
 
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.evaluation.runner import Evaluation, Record, compared, lost
-from adafuse_llm.evaluation.statistics import Comparison, Score, holm
+from adafuse_llm.evaluation.statistics import SIGNIFICANT, Comparison, Score, chance, holm
 from adafuse_llm.report.page import count
 from adafuse_llm.report.styles import owner
 from adafuse_llm.results import Round
@@ -19,6 +26,7 @@ from benchmarks.paper.layout import Kind, Part, Row, Suite
 from benchmarks.paper.run import WARM_UP, Answers, Work, question_count
 
 Rival = Literal["best member", "best peer", "reference"]
+Verdict = Literal["above", "not shown", "below", "failed"]
 
 
 class _Plain(BaseModel):
@@ -105,7 +113,6 @@ class Claim(_Plain):
             any, the claim has no comparison.
         comparison: the paired test.
         adjusted: the p-value, adjusted by Holm's method over the rivals of this row and task.
-        verdict: the result at p < 0.05, before the adjustment.
     """
 
     task: str
@@ -116,7 +123,24 @@ class Claim(_Plain):
     lost: tuple[int, int] = (0, 0)
     comparison: Comparison | None
     adjusted: float | None
-    verdict: Literal["above", "not shown", "below", "failed"]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_verdict(cls, data: Any) -> Any:
+        """Drop a stored verdict, because the p-values determine it."""
+        if isinstance(data, Mapping):
+            return {name: value for name, value in data.items() if name != "verdict"}
+        return data
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def verdict(self) -> Verdict:
+        """The result of the test at p < 0.05, where p is `adjusted`."""
+        if self.comparison is None or self.adjusted is None:
+            return "failed"
+        if self.adjusted >= SIGNIFICANT:
+            return "not shown"
+        return "above" if self.comparison.difference.value > 0 else "below"
 
 
 class Trace(_Plain):
@@ -369,7 +393,6 @@ def _claims(section: Section, task: str, line: Line, work: Work, answers: Answer
             lost=failed[rival.key],
             comparison=comparisons.get(rival.key),
             adjusted=adjusted.get(rival.key),
-            verdict=comparisons[rival.key].verdict if rival.key in comparisons else "failed",
         )
         for rival in rivals
     ]
@@ -418,7 +441,10 @@ def _with_owners(rounds: Sequence[Round], members: Sequence[str]) -> list[tuple[
 
 
 def verdicts(report: Report) -> list[str]:
-    """Return the results of the claims: a sentence per AdaFuse row, kind of rival and task."""
+    """Return the results of the claims: a sentence per AdaFuse row, kind of rival and task.
+
+    P-values are adjusted by Holm's method.
+    """
     sentences = []
     for task, ours in dict.fromkeys((claim.task, claim.ours) for claim in report.claims):
         where = f", {task}" if len(report.tasks) > 1 else ""
@@ -445,7 +471,7 @@ ABOVE, DEARER, UNSHOWN, BELOW, UNTESTED = OUTCOMES = (
     "below",
     "not compared with",
 )
-"""Texts of the possible results of a claim, at p < 0.05."""
+"""Texts of the possible results of a claim, at p < 0.05 after Holm's adjustment."""
 
 
 def _outcome(claim: Claim) -> str:
@@ -455,12 +481,12 @@ def _outcome(claim: Claim) -> str:
 
 
 def _described(claim: Claim) -> str:
-    comparison = claim.comparison
-    if comparison is None:
+    comparison, adjusted = claim.comparison, claim.adjusted
+    if comparison is None or adjusted is None:
         return f"{claim.theirs} ({count(sum(claim.lost), 'answer')} failed)"
     ours, theirs = claim.tokens
     share = 100 * (ours / theirs - 1) if theirs else 0.0
     return (
-        f"{claim.theirs} ({comparison.difference.value:+.1f} points, {comparison.chance}, "
+        f"{claim.theirs} ({comparison.difference.value:+.1f} points, Holm's {chance(adjusted)}, "
         f"{share:+.1f} % tokens)"
     )

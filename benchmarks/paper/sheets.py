@@ -201,9 +201,9 @@ def _claims(report: Report) -> Iterator[Sheet]:
                     for claim in claims
                     for comparison in [claim.comparison]
                 ),
-                f"{''.join(tests) or 'Paired tests, '}two-sided. Shown: at p < {SIGNIFICANT:g}. "
-                "Holm's p-value is adjusted for all rivals of a row. Tokens: per answer, of "
-                "AdaFuse and of the rival.",
+                f"{''.join(tests) or 'Paired tests, '}two-sided. Holm's p-value is "
+                "adjusted for all rivals of a row. Shown: at Holm's p < "
+                f"{SIGNIFICANT:g}. Tokens: per answer, of AdaFuse and of the rival.",
                 names=2,
             )
 

@@ -136,7 +136,7 @@ def recording() -> Iterator[_Recorder]:
         (Member, "evaluate", evaluated),
         (Member, "learn", learned),
         (Member, "commit", committed),
-        (propose, "_finish_words", recorder.name("grow", propose._finish_words)),
+        (propose, "finish_words", recorder.name("grow", propose.finish_words)),
         (draft, "propose", recorder.name("first", propose.propose)),
         (Pool, "read", recorder.name("score", Pool.read)),
         (draft.Drafts, "_run_ahead", recorder.name("ahead", draft.Drafts._run_ahead)),

@@ -18,7 +18,8 @@ STRATEGIES = (
     "sweetspan",
     "unite",
     "gac",
-    "beam",
+    "beam-3",
+    "hypotheses-3",
     "rerank",
     "vote",
 )
@@ -57,7 +58,8 @@ def test_e9_one_member_alone_writes_up_to_the_cap(cap: int) -> None:
         ("adafuse", ("bytelevel", "sentencepiece")),
         ("adafuse", ("gemma", "unigram")),
         ("deepen", ("bytelevel", "sentencepiece")),
-        ("beam-2", ("gemma", "sentencepiece")),
+        ("beam-2", ("sentencepiece", "gemma")),
+        ("hypotheses-2", ("gemma", "sentencepiece")),
         ("rerank", ("unigram", "bytelevel")),
     ],
 )

@@ -30,8 +30,8 @@ from tests.support.recorded import (
 from tests.support.tokenizers import LOSSLESS_KINDS, MORE_KINDS, REAL_KINDS, known_tokenizer
 
 KINDS = (*TOKENIZER_KINDS, *MORE_KINDS, *REAL_KINDS)
-SPANS = ("adafuse", "fixed-1", "fixed-3")
-STRATEGIES = (*SPANS, "sweetspan", "unite", "gac", "deepen", "beam", "rerank", "vote")
+SPANS = ("adafuse", "fixed-1", "fixed-3", "beam-3")
+STRATEGIES = (*SPANS, "sweetspan", "unite", "gac", "deepen", "hypotheses-3", "rerank", "vote")
 
 
 @functools.cache

@@ -28,6 +28,7 @@ from adafuse_llm.strategies import (
     DeePEn,
     FixedWords,
     GaC,
+    HypothesisSearch,
     MajorityVote,
     Rerank,
     Single,
@@ -40,6 +41,7 @@ from adafuse_llm.strategies.registry import NAMED
 from adafuse_llm.tree import Node, TokenTree
 from tests import reference_tokens
 from tests.reference import Options, begin, commit, decode, mean_nll, pool, propose, score
+from tests.reference import propose_beams as reference_beams
 from tests.support.compare import TOLERANCE, approximately, as_data, assert_same
 from tests.support.models import CHATML, STRICT, Recipe, backend, model, reference, tokenizer
 
@@ -339,6 +341,17 @@ def test_a_gate_that_decides_spares_the_others_their_passes() -> None:
     assert named.usage.forward_passes[gate] <= 3
 
 
+def test_a_gate_decides_only_above_its_threshold() -> None:
+    def member(name: str, chance: float) -> FakeBackend:
+        return FakeBackend(name, lambda _: {" a": chance, " b": 1 - chance}, [" a", " b"])
+
+    for chance, asked in ((0.5, 1), (0.51, 0)):
+        members = [member("gate", chance), member("other", 0.25)]
+        with AdaFuseEngine(members, strategy="gac-gated") as engine:
+            (only,) = engine.generate("So:", max_new_tokens=1).rounds
+        assert len(only.margins["other"]) == asked
+
+
 @pytest.mark.parametrize("strategy", ["unite", "gac"])
 def test_a_member_makes_one_pass_for_each_committed_token(strategy: str) -> None:
     with AdaFuseEngine(
@@ -350,13 +363,92 @@ def test_a_member_makes_one_pass_for_each_committed_token(strategy: str) -> None
     assert generation.usage.forward_passes == {"a": 4, "b": 4}
 
 
-# A beam ---------------------------------------------------------------------------------------
+# Beams ----------------------------------------------------------------------------------------
 
 
-def beams(
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("recipes", [PAIR, TRIPLE, LOSSY], ids=["pair", "triple", "lossy"])
+def test_beams_are_those_of_a_search_without_any_cache(
+    recipes: Sequence[Recipe], size: int
+) -> None:
+    for number, prompt in enumerate(PROMPTS):
+        options: dict[str, Any] = {"max_new_tokens": 12, "stop": ("e",) if number else ()}
+        options["weights"] = (1.5, 0.25, 1.0)[: len(recipes)] if number % 2 else None
+        expected = decode(
+            [reference(recipe) for recipe in recipes],
+            prompt,
+            Options(**options),
+            propose=reference_beams(size),
+        )
+        assert_same(run(f"beam-{size}", recipes, prompt, **options), expected, TOLERANCE)
+
+
+def test_beams_of_a_member_in_the_path_form() -> None:
+    """It computes a part in float32, so only the decisions are compared."""
+    members = [reference(recipe) for recipe in RECURRENT]
+    expected = decode(members, PROMPTS[0], Options(max_new_tokens=12), propose=reference_beams(3))
+    got = run("beam-3", RECURRENT, PROMPTS[0], max_new_tokens=12)
+    assert [each.text for each in got.rounds] == [each.text for each in expected.rounds]
+    assert [[c.text for c in each.candidates] for each in got.rounds] == [
+        [c.text for c in each.candidates] for each in expected.rounds
+    ]
+    assert got.finish_reason == expected.finish_reason
+
+
+def test_beams_in_conversations_and_small_windows() -> None:
+    chatting = (
+        Recipe("llama", "bytelevel", seed=51, template=CHATML),
+        Recipe("gpt2", "sentencepiece", seed=52, template=STRICT),
+    )
+    messages = [{"role": "user", "content": "Who keeps the light?"}]
+    room = len(tokenizer("sentencepiece").encode(PROMPTS[1])) + 7
+    small = Recipe("llama", "sentencepiece", seed=61, window=room)
+    cases: list[tuple[Sequence[Recipe], dict[str, Any]]] = [
+        (chatting, {"prompt": None, "messages": messages}),
+        ((PAIR[0], small), {"prompt": PROMPTS[1]}),
+    ]
+    for recipes, given in cases:
+        members = [reference(recipe) for recipe in recipes]
+        settings = Options(max_new_tokens=14)
+        expected = decode(members, options=settings, propose=reference_beams(3), **given)
+        assert_same(run("beam-3", recipes, max_new_tokens=14, **given), expected, TOLERANCE)
+
+
+@pytest.mark.quick
+def test_a_beam_is_cut_to_its_first_word_and_a_round_commits_one_word() -> None:
+    """The likeliest first token is in no beam that is left, so its word is no candidate."""
+    rule = {
+        "": {" a": 0.6, " bc": 0.4},
+        " a": {" c": 0.25, " d": 0.25, " e": 0.25, " f": 0.25},
+        " bc": {"d": 0.9, " x": 0.1},
+        " bcd": {" y": 1.0},
+    }
+    texts = [" a", " bc", "d", " c", " d", " e", " f", " x", " y"]
+    member = FakeBackend("one", lambda text: rule.get(text[3:], {END: 1.0}), texts)
+    with AdaFuseEngine([member], strategy="beam-2") as engine:
+        generation = engine.generate("So:")
+    assert [each.text for each in generation.rounds] == [" bcd", " y", ""]
+    first, second, last = (
+        [(each.text, each.stops) for each in one.candidates] for one in generation.rounds
+    )
+    assert first == [(" bcd", False), (" a", False)]
+    assert (second, last) == ([(" y", False)], [("", True)])
+
+
+def test_a_word_of_a_beam_has_at_most_five_tokens() -> None:
+    member = FakeBackend("one", lambda text: {"x": 1.0}, ["x"])
+    with AdaFuseEngine([member], strategy="beam-2") as engine:
+        generation = engine.generate("So:", max_new_tokens=12)
+    assert [each.text for each in generation.rounds] == ["xxxxx", "xxxxx", "xx"]
+
+
+# Hypotheses -----------------------------------------------------------------------------------
+
+
+def hypotheses(
     recipes: Sequence[Recipe], prompt: str, size: int, **options: Any
 ) -> list[tuple[str, bool, float]]:
-    """Answers a beam ends with, the best first: text, whether it stops, mean F of its rounds."""
+    """Answers it ends with, the best first: text, whether it stops, mean F of its rounds."""
     members = [reference(recipe) for recipe in recipes]
     settings = Options(**options)
     start, begun = begin(members, prompt, None)
@@ -390,12 +482,12 @@ def beams(
 
 
 @pytest.mark.parametrize("recipes", [PAIR, TRIPLE, LOSSY, RECURRENT], ids=len)
-def test_a_beam_of_one_decides_what_adafuse_decides(recipes: Sequence[Recipe]) -> None:
+def test_one_hypothesis_decides_what_adafuse_decides(recipes: Sequence[Recipe]) -> None:
     for prompt in PROMPTS[:2]:
         for others in ({"stop": ("e",)}, {"max_words": 1, "branching_factor": 2}):
             options: dict[str, Any] = {"max_new_tokens": 10, **others}
             usual = run("adafuse", recipes, prompt, drafting=False, **options)
-            (only,) = (narrow := run("beam-1", recipes, prompt, **options)).rounds
+            (only,) = (narrow := run("hypotheses-1", recipes, prompt, **options)).rounds
             assert (narrow.text, narrow.finish_reason) == (usual.text, usual.finish_reason)
             assert narrow.usage.completion_tokens == usual.usage.completion_tokens
             scores: list[Any] = [each.candidates[each.winner].score for each in usual.rounds]
@@ -405,9 +497,11 @@ def test_a_beam_of_one_decides_what_adafuse_decides(recipes: Sequence[Recipe]) -
                 assert margins == pytest.approx(before, abs=1e-9)
 
 
-@pytest.mark.parametrize("size", [2, 3, 1000], ids=lambda size: f"beam-{size}")
+@pytest.mark.parametrize("size", [2, 3, 1000], ids=lambda size: f"hypotheses-{size}")
 @pytest.mark.parametrize("recipes", [PAIR, TRIPLE], ids=len)
-def test_a_beam_is_that_of_a_search_without_any_cache(recipes: Sequence[Recipe], size: int) -> None:
+def test_hypotheses_are_those_of_a_search_without_any_cache(
+    recipes: Sequence[Recipe], size: int
+) -> None:
     """A thousand are more than there are: then it is every answer that rounds can reach."""
     options: dict[str, Any] = {
         "max_new_tokens": 4 if size == 1000 else 12,
@@ -415,8 +509,8 @@ def test_a_beam_is_that_of_a_search_without_any_cache(recipes: Sequence[Recipe],
         "branching_factor": 2,
     }
     for prompt in (PROMPTS[0], PROMPTS[1] + "  "):
-        expected = beams(recipes, prompt, size, **options)
-        (only,) = run(BeamSearch(size), recipes, prompt, **options).rounds
+        expected = hypotheses(recipes, prompt, size, **options)
+        (only,) = run(HypothesisSearch(size), recipes, prompt, **options).rounds
         found = [(each.text, each.stops, each.score) for each in only.candidates]
         assert [each[:2] for each in found] == [each[:2] for each in expected]
         assert [each[2] for each in found] == pytest.approx([e[2] for e in expected], abs=1e-6)
@@ -425,7 +519,7 @@ def test_a_beam_is_that_of_a_search_without_any_cache(recipes: Sequence[Recipe],
 
 def test_partial_answers_share_passes() -> None:
     one, six = (
-        run(BeamSearch(size), PAIR, PROMPTS[1], max_new_tokens=12, max_words=1).usage
+        run(HypothesisSearch(size), PAIR, PROMPTS[1], max_new_tokens=12, max_words=1).usage
         for size in (1, 6)
     )
     for name, passes in one.forward_passes.items():
@@ -434,7 +528,7 @@ def test_partial_answers_share_passes() -> None:
 
 
 @pytest.mark.parametrize("recipe", [PAIR[0], RECURRENT[0]], ids=lambda recipe: recipe.kind)
-def test_a_beam_drops_what_lost(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hypotheses_that_lost_are_dropped(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is live after a round: a line per hypothesis, and a round's candidates below each."""
     live = []
     prune = TokenTree.prune
@@ -458,7 +552,7 @@ def test_a_beam_drops_what_lost(recipe: Recipe, monkeypatch: pytest.MonkeyPatch)
         "branching_factor": 3,
         "max_word_tokens": 4,
     }
-    run(BeamSearch(2), [recipe], **options)
+    run(HypothesisSearch(2), [recipe], **options)
     assert len(live) > 8
     assert max(live) <= 1 + 2 * (48 + 4 + 3 * 4)
     assert all(kept <= nodes for kept, nodes in rows)
@@ -471,13 +565,15 @@ def test_who_proposed_every_part_of_an_answer_proposed_it() -> None:
     def member(name: str, known: dict[str, dict[str, float]]) -> FakeBackend:
         return FakeBackend(name, lambda text: known.get(text[3:], {END: 1.0}), [" a", " b"])
 
-    with AdaFuseEngine([member("one", rule), member("two", other)], strategy="beam-2") as engine:
+    with AdaFuseEngine(
+        [member("one", rule), member("two", other)], strategy="hypotheses-2"
+    ) as engine:
         (only,) = engine.generate("So:", max_words=1, branching_factor=1).rounds
     proposers = {each.text: each.proposers for each in only.candidates}
     assert proposers == {" a": ("one",), " a b": ("two",)}
 
 
-def test_a_beam_that_begins_with_space_alone_is_still_at_the_first_word() -> None:
+def test_a_hypothesis_that_begins_with_space_alone_is_still_at_the_first_word() -> None:
     """As AdaFuse: the second member's own leading space does not tell its word apart."""
     rules = [
         {"": {"\n": 1.0}, "\n": {"a": 0.9, "b": 0.1}},
@@ -498,13 +594,13 @@ def test_a_beam_that_begins_with_space_alone_is_still_at_the_first_word() -> Non
     with AdaFuseEngine(members, strategy="adafuse") as engine:
         usual = engine.generate(messages=question, **options)
     assert usual.rounds[1].candidates[0].proposers == ("a", "b")
-    with AdaFuseEngine(members, strategy="beam-1") as engine:
+    with AdaFuseEngine(members, strategy="hypotheses-1") as engine:
         (only,) = engine.generate(messages=question, **options).rounds
     assert (only.text, only.candidates[0].proposers) == (usual.text, ("a", "b"))
 
 
 @pytest.mark.quick
-def test_a_beam_finds_what_a_choice_in_every_round_misses() -> None:
+def test_hypotheses_find_what_a_choice_in_every_round_misses() -> None:
     after = {"": {" a": 0.6, " b": 0.4}, " a": {" c": 0.3, " d": 0.3, " e": 0.3}}
 
     def rule(text: str) -> dict[str, float]:
@@ -514,7 +610,7 @@ def test_a_beam_finds_what_a_choice_in_every_round_misses() -> None:
     fakes = [FakeBackend("one", rule, [" a", " b", " c", " d", " e", " z"])]
     with AdaFuseEngine(fakes, strategy="adafuse") as engine:
         assert engine.generate("So:", max_words=1).text == " a c"
-    with AdaFuseEngine(fakes, strategy=BeamSearch(2)) as engine:
+    with AdaFuseEngine(fakes, strategy=HypothesisSearch(2)) as engine:
         generation = engine.generate("So:", max_words=1)
         assert generation.text == " b z"
         (only,) = generation.rounds
@@ -635,18 +731,26 @@ def test_a_strategy_is_given_by_name_or_as_an_object() -> None:
     for strategy in (
         AdaFuse(),
         BeamSearch(2),
+        HypothesisSearch(2),
         Single(),
         FixedWords(7),
         UniTE(),
         GaC(),
         DeePEn(),
+        DeePEn(rate=0.3),
+        GaC(threshold=0.5),
+        GaC(threshold=0.7),
         Rerank(),
     ):
         assert AdaFuseEngine(fakes, strategy=strategy).strategy is strategy
+        assert find_strategy(strategy.name).name == strategy.name
         assert type(find_strategy(strategy.name)) is type(strategy)
     assert AdaFuseEngine(fakes).strategy.name == "adafuse"
     assert find_strategy("fixed-7").name == "fixed-7"
-    for wrong in ("unit", "fixed-0", "beam-0", 3, UniTE):
+    assert find_strategy("deepen-0.30") == DeePEn(rate=0.3)
+    assert find_strategy("gac-gated-1") == GaC(threshold=1.0)
+    numbered = ("fixed-0", "beam-0", "hypotheses-0", "deepen-0", "gac-gated-2")
+    for wrong in (*numbered, "unit", "beam", "gac-0.5", "deepen--0.3", 3, UniTE):
         with pytest.raises(InvalidOptionError):
             find_strategy(wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidOptionError, match="Did you mean 'unite'"):
@@ -660,6 +764,8 @@ def test_a_strategy_is_given_by_name_or_as_an_object() -> None:
         lambda: FixedWords(0),
         lambda: BeamSearch(0),
         lambda: BeamSearch(2.5),  # type: ignore[arg-type]
+        lambda: HypothesisSearch(0),
+        lambda: HypothesisSearch(2.5),  # type: ignore[arg-type]
         lambda: SweetSpan(words=0),
         lambda: SweetSpan(ratio=0.5),
         lambda: SweetSpan(ratio=math.nan),

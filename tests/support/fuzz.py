@@ -69,14 +69,14 @@ PARTS = (*PIECES, "def f(x):", "Answer:", "  \n", "\u05e9\u05dc\u05d5\u05dd", "\
 
 ROUND_BY_ROUND = (
     *("adafuse", "single", "fixed-1", "fixed-2", "fixed-3", "sweetspan"),
-    *("unite", "gac", "deepen"),
+    *("beam-2", "unite", "gac", "deepen"),
 )
 """Strategies in which a limit or a stop sequence changes nothing in the rounds before it."""
 
-SPANS = ("adafuse", "single", "fixed-1", "fixed-2", "fixed-3", "sweetspan")
+SPANS = ("adafuse", "single", "fixed-1", "fixed-2", "fixed-3", "sweetspan", "beam-2")
 """Strategies whose NLL is that of the whole span."""
 
-WHOLE = ("beam", "beam-2", "rerank", "vote")
+WHOLE = ("hypotheses-2", "hypotheses-3", "rerank", "vote")
 
 CHARACTERS = sorted({*"".join((*PIECES, *PARTS)), *string.printable})
 

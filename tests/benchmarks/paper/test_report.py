@@ -14,7 +14,7 @@ from adafuse_llm.evaluation.tasks import Question, load_task
 from adafuse_llm.report.charts import Bar, Point, Series, bar_chart, line_chart
 from benchmarks.paper.layout import PAPER_TASKS, Part, Row, Sizes, Suite, paper
 from benchmarks.paper.page import suite_charts, suite_page
-from benchmarks.paper.report import Report, make_report, verdicts
+from benchmarks.paper.report import Claim, Report, make_report, verdicts
 from benchmarks.paper.run import Job, Runner, Work, jobs_of, load_work
 from benchmarks.paper.sheets import Sheet, markdown, sheets
 from tests.support.models import CHATML, Recipe, backend
@@ -89,8 +89,8 @@ def report():
     return reported()
 
 
-def reported(**lost):
-    """The report, with as many lost answers of rows by their name."""
+def reported(*, unite=20, **lost):
+    """The report, with as many right answers of UniTE and lost answers of rows by their name."""
     questions = [Question(n, f"question {n}", ("yes",)) for n in range(1, 41)]
     work = Work(
         task=load_task("nq"),
@@ -110,7 +110,7 @@ def reported(**lost):
         Row(name="AdaFuse", kind="adafuse"),
     )
     part = Part(name="table-1", title="Table 1", about="About.", rows=rows, size="table")
-    right = {"one alone": 2, "UniTE": 20, "vote": 38, "AdaFuse": 38}
+    right = {"one alone": 2, "UniTE": unite, "vote": 38, "AdaFuse": 38}
     decoding = {"one alone": 5, "UniTE": 30, "vote": 5, "AdaFuse": 20}
     answers = {
         ("nq", row.key, False): [
@@ -211,15 +211,28 @@ def test_claims_say_above_whom_and_at_what_cost(report):
     member, peers = verdicts(report)
     assert member == (
         "AdaFuse and the best member: above, with more tokens than one alone "
-        "(+90.0 points, p < 0.001, +14.3 % tokens)."
+        "(+90.0 points, Holm's p < 0.001, +14.3 % tokens)."
     )
     assert peers == (
-        "AdaFuse and its peers: above, with no more tokens than UniTE (+45.0 points, p < 0.001, "
-        "-7.7 % tokens); not shown to differ from vote (+0.0 points, p = 1.000, +14.3 % tokens)."
+        "AdaFuse and its peers: above, with no more tokens than UniTE (+45.0 points, Holm's "
+        "p < 0.001, -7.7 % tokens); not shown to differ from vote (+0.0 points, Holm's p = 1.000, "
+        "+14.3 % tokens)."
     )
     first = report.claims[0]
     assert first.comparison.p_value == pytest.approx(2 / 2**36)
     assert first.adjusted == pytest.approx(3 * 2 / 2**36)
+
+
+def test_a_verdict_needs_a_low_p_value_after_the_adjustment_for_all_rivals():
+    report = reported(unite=32)
+    claim = next(claim for claim in report.claims if claim.theirs == "UniTE")
+    assert claim.comparison is not None
+    assert (claim.comparison.p_value, claim.adjusted) == pytest.approx((2 / 2**6, 2 * 2 / 2**6))
+    assert (claim.comparison.verdict, claim.verdict) == ("above", "not shown")
+    assert "not shown to differ from UniTE (+15.0 points, Holm's p = 0.062" in verdicts(report)[1]
+    stored = claim.model_dump() | {"verdict": "above"}  # as files from before have it
+    assert Claim.model_validate(stored) == claim
+    assert claim.model_dump()["verdict"] == "not shown"
 
 
 def test_what_a_strategy_cannot_is_left_out(report):
