@@ -5,7 +5,8 @@ They are for experiments, tests and cookbooks. ``MODEL_CARD.md`` describes what 
     member_paths()        folders of the three members, in standard Hugging Face format
     handbook_path()       folder of Markdown documents about a generated town
     handbook_questions()  questions about the handbook, with their answers
-    heldout_questions()   questions of six skills, with passages, that are not in the training data
+    heldout_questions()   questions with passages that are not in the training data: of six skills,
+                          or with long answers
     final_answer(text)    the answer in a member's reply
 
 Importing this package loads neither torch nor transformers.
@@ -17,13 +18,15 @@ import gzip
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, get_args
 
 from adafuse_llm.documents import Passage
-from adafuse_llm.errors import InvalidInputError
+from adafuse_llm.errors import InvalidInputError, nearest
 
 __all__ = [
+    "HELDOUT_KINDS",
     "HandbookQuestion",
+    "HeldoutKind",
     "HeldoutQuestion",
     "final_answer",
     "handbook_path",
@@ -35,7 +38,20 @@ __all__ = [
 _HERE: Final = Path(__file__).parent
 MEMBERS: Final = ("wren", "heron", "finch")
 HELDOUT: Final = _HERE / "heldout.jsonl.gz"
-"""File of the held-out questions. In a clone, ``python -m training.freeze`` writes this file."""
+HELDOUT_LONG: Final = _HERE / "heldout_long.jsonl.gz"
+"""Files of the held-out questions. In a clone, ``python -m training.freeze`` writes these files."""
+
+HeldoutKind = Literal["facts", "parts", "summary", "reasoning", "plain"]
+"""Kinds of held-out questions.
+
+    facts      questions about one fact, and word problems of one or two steps
+    parts      questions of two to four parts, answered in a sentence for each part
+    summary    requests for everything that the passages say about a subject
+    reasoning  word problems of three to five steps
+    plain      questions of all these kinds, to be asked without a chat template
+"""
+
+HELDOUT_KINDS: Final[tuple[HeldoutKind, ...]] = get_args(HeldoutKind)
 
 
 @dataclass(frozen=True)
@@ -55,8 +71,9 @@ class HandbookQuestion:
 class HeldoutQuestion:
     """A question that is not in the members' training data.
 
-    Exactly one of ``passages`` has the answer. Questions that need no passages, such as those in
-    arithmetic, have none.
+    ``skill`` is the skill that the question needs, or the kind of a question with a long answer.
+    ``passages`` hold the answer. Questions that need no passages, such as those in arithmetic, have
+    none.
     """
 
     question: str
@@ -81,24 +98,39 @@ def handbook_questions() -> tuple[HandbookQuestion, ...]:
     return tuple(HandbookQuestion(**json.loads(line)) for line in text.splitlines() if line)
 
 
-def heldout_questions(limit: int | None = None) -> tuple[HeldoutQuestion, ...]:
-    """Return the held-out questions, one of each skill in turn.
+def heldout_questions(
+    limit: int | None = None, kind: HeldoutKind = "facts"
+) -> tuple[HeldoutQuestion, ...]:
+    """Return the held-out questions of a kind. In ``facts`` and ``plain``, the skills take turns.
 
     The names, values and problems in them do not occur in the members' training data.
 
     Args:
         limit: number of questions to return, starting with the first. None for all.
+        kind: the kind of the questions.
 
     Raises:
-        InvalidInputError: `limit` is not positive, or higher than the number of questions.
+        InvalidInputError: `limit` is not positive, or higher than the number of questions; or there
+            is no such kind.
     """
-    lines = gzip.decompress(HELDOUT.read_bytes()).decode("utf-8").splitlines()
+    if kind not in HELDOUT_KINDS:
+        raise InvalidInputError(
+            f"there are no held-out questions of the kind {kind!r}.{nearest(kind, HELDOUT_KINDS)} "
+            f"Kinds: {', '.join(HELDOUT_KINDS)}."
+        )
+    file = HELDOUT if kind == "facts" else HELDOUT_LONG
+    found = map(json.loads, gzip.decompress(file.read_bytes()).decode("utf-8").splitlines())
+    lines = [line for line in found if line.pop("kind", "facts") == kind]
     if limit is not None and not 1 <= limit <= len(lines):
         raise InvalidInputError(
-            f"the package has {len(lines)} held-out questions; got a limit of {limit}. "
+            f"the package has {len(lines)} held-out questions{_of(kind)}; got a limit of {limit}. "
             f"Use a limit from 1 to {len(lines)}."
         )
-    return tuple(_heldout(**json.loads(line)) for line in lines[:limit])
+    return tuple(_heldout(**line) for line in lines[:limit])
+
+
+def _of(kind: HeldoutKind) -> str:
+    return "" if kind == "facts" else f" of the kind {kind!r}"
 
 
 def _heldout(

@@ -4,6 +4,8 @@
     f1              overlap of words after the same normalization
     verbatim        equality character by character
     number          equality of the final numbers
+    sentences       share of the accepted answer's sentences that the answer has
+    sentence_f1     overlap of the sentences of both answers
     lenient_match   the paper's match, which accepts answers with only some of the words
     lenient_number  the paper's match of numbers, which accepts only some of the digits
     spbleu, chrf    sacrebleu's metrics over the whole test set
@@ -36,6 +38,9 @@ __all__ = [
     "load_metric",
     "normalize",
     "number",
+    "sentence_f1",
+    "sentence_recall",
+    "sentences",
 ]
 
 Statistics = tuple[float, ...]
@@ -126,6 +131,45 @@ def _overlap(left: str, right: str) -> float:
 def verbatim(prediction: str, accepted: Iterable[str]) -> bool:
     """Return whether an answer equals an accepted one character by character."""
     return prediction in tuple(accepted)
+
+
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
+
+
+def sentences(text: str) -> list[str]:
+    """Return the sentences of a text, without surrounding whitespace and one final period.
+
+    A sentence ends with a period, an exclamation mark or a question mark before whitespace, or with
+    a line break.
+    """
+    found = (each.strip().removesuffix(".") for each in _SENTENCE_END.split(text))
+    return [each for each in found if each]
+
+
+def sentence_recall(prediction: str, accepted: Iterable[str]) -> float:
+    """Return the share of an accepted answer's sentences that the answer has, from 0 to 1.
+
+    The result is the highest value over the accepted answers. The answer may have the sentences in
+    any order, and other sentences as well.
+    """
+    return max((_shared_sentences(prediction, each)[0] for each in accepted), default=0.0)
+
+
+def sentence_f1(prediction: str, accepted: Iterable[str]) -> float:
+    """Return the harmonic mean of precision and recall of an answer's sentences, from 0 to 1.
+
+    The result is the highest value over the accepted answers.
+    """
+    return max((_shared_sentences(prediction, each)[1] for each in accepted), default=0.0)
+
+
+def _shared_sentences(prediction: str, accepted: str) -> tuple[float, float]:
+    """Return recall and F1 of the sentences of an answer."""
+    ours, theirs = sentences(prediction), sentences(accepted)
+    if not ours or not theirs:
+        return float(not theirs), float(ours == theirs)
+    shared = (Counter(ours) & Counter(theirs)).total()
+    return shared / len(theirs), 2 * shared / (len(ours) + len(theirs))
 
 
 def lenient_match(prediction: str, accepted: Iterable[str]) -> bool:
@@ -303,6 +347,8 @@ METRICS: Mapping[str, Callable[[], Metric]] = {
     "f1": lambda: MeanMetric("f1", f1, binary=False),
     "verbatim": lambda: MeanMetric("verbatim", verbatim),
     "number": lambda: MeanMetric("number", number),
+    "sentences": lambda: MeanMetric("sentences", sentence_recall, binary=False),
+    "sentence_f1": lambda: MeanMetric("sentence_f1", sentence_f1, binary=False),
     "lenient_match": lambda: MeanMetric("lenient_match", lenient_match),
     "lenient_number": lambda: MeanMetric("lenient_number", lenient_number),
     "spbleu": _spbleu,

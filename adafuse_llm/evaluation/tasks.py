@@ -4,9 +4,11 @@
     gsm8k                 word problems, solved step by step; equality of the final number
     flores_en_de, _de_en  translation; spBLEU and chrF
     embedded              held-out questions about the world of the embedded members
+    embedded_parts, embedded_summary, embedded_reasoning, embedded_plain
+                          such questions with long answers, and without a chat template
 
-All tasks except ``embedded`` read JSON Lines with ``question`` and ``answer``. An answer is a text
-or a list of accepted texts. These tasks have a header before every question: a text with
+All tasks except the embedded ones read JSON Lines with ``question`` and ``answer``. An answer is a
+text or a list of accepted texts. These tasks have a header before every question: a text with
 instructions and examples.
 """
 
@@ -18,7 +20,13 @@ from types import MappingProxyType
 from typing import Any
 
 from adafuse_llm.documents import Passage, question_messages
-from adafuse_llm.embedded import HeldoutQuestion, final_answer, heldout_questions
+from adafuse_llm.embedded import (
+    HELDOUT_KINDS,
+    HeldoutKind,
+    HeldoutQuestion,
+    final_answer,
+    heldout_questions,
+)
 from adafuse_llm.errors import InvalidInputError, nearest
 from adafuse_llm.evaluation.files import QUESTION_FORM, put, question_form, read_lines
 from adafuse_llm.evaluation.metrics import final_number
@@ -30,7 +38,7 @@ from adafuse_llm.strategies.vote import MajorityVote, plain
 __all__ = ["Question", "Task", "embedded_questions", "load_task"]
 
 EMBEDDED_QUESTIONS = 300
-"""Default number of embedded questions, 50 of each skill."""
+"""Default number of embedded questions: 50 of each skill, or all questions with long answers."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ class Question:
         text: the question.
         accepted: accepted answers, at least one.
         group: group of the question, such as a skill. None if the task has no groups.
-        passages: passages in the prompt, for ``embedded`` only.
+        passages: passages in the prompt, for embedded questions only.
     """
 
     number: int
@@ -75,7 +83,7 @@ class Task:
         read: function that extracts the answer from the text of a response.
         header: default text before every question.
         form: template of a question, with ``{question}``, for a header without examples.
-        reads_file: whether the questions come from a file.
+        kind: the kind of held-out questions. None if the questions come from a file.
     """
 
     name: str
@@ -85,7 +93,12 @@ class Task:
     read: Callable[[str], str]
     header: str = ""
     form: str = QUESTION_FORM
-    reads_file: bool = field(default=True)
+    kind: HeldoutKind | None = field(default=None)
+
+    @property
+    def reads_file(self) -> bool:
+        """Whether the questions come from a file."""
+        return self.kind is None
 
     def questions(self, data: bytes | None = None, limit: int | None = None) -> list[Question]:
         """Return the questions of the task, or the first `limit` of them.
@@ -93,16 +106,16 @@ class Task:
         Args:
             data: content of a JSON Lines file. None for a task that does not read a file.
             limit: largest number of questions. None stands for all questions of a file, or for
-                `EMBEDDED_QUESTIONS` in the task ``embedded``.
+                `EMBEDDED_QUESTIONS` in an embedded task.
 
         Raises:
-            InvalidInputError: the data are missing, not allowed or malformed, or ``embedded`` has
-                fewer questions than `limit`.
+            InvalidInputError: the data are missing, not allowed or malformed, or an embedded task
+                has fewer questions than `limit`.
         """
-        if not self.reads_file:
+        if self.kind is not None:
             if data is not None:
                 raise InvalidInputError(f"task {self.name!r} has its own questions: omit --data")
-            return embedded_questions(EMBEDDED_QUESTIONS if limit is None else limit)
+            return embedded_questions(EMBEDDED_QUESTIONS if limit is None else limit, self.kind)
         if data is None:
             raise InvalidInputError(
                 f"task {self.name!r} needs --data: a JSON Lines file with question and answer"
@@ -176,10 +189,14 @@ class Task:
             header: the text before the question.
             form: the template of a question.
             chat: whether to send the prompt as a user message, which every member reads in its own
-                chat template. ``embedded`` always sends messages.
+                chat template. Embedded questions are always messages, except those of
+                ``embedded_plain``, which are prompts.
         """
-        if not self.reads_file:
-            return {"messages": question_messages(question.text, question.passages)}
+        if self.kind is not None:
+            messages = question_messages(question.text, question.passages)
+            if self.kind == "plain":
+                return {"prompt": messages[0]["content"] + "\nAnswer:"}
+            return {"messages": messages}
         return put(header + form.replace("{question}", question.text), chat=chat)
 
 
@@ -201,15 +218,17 @@ def strategy_identity(name: str) -> dict[str, str]:
     return {"strategy": name, **({"votes": "answers as the task reads them"} if votes else {})}
 
 
-def embedded_questions(limit: int = EMBEDDED_QUESTIONS) -> list[Question]:
-    """Return the first held-out questions of the package, one of each skill in turn.
+def embedded_questions(
+    limit: int = EMBEDDED_QUESTIONS, kind: HeldoutKind = "facts"
+) -> list[Question]:
+    """Return the first held-out questions of a kind. The skills take turns.
 
     Their names, values and problems do not occur in the members' training data.
 
     Raises:
         InvalidInputError: `limit` is higher than the number of questions.
     """
-    questions = enumerate(heldout_questions(limit), 1)
+    questions = enumerate(heldout_questions(limit, kind), 1)
     return [Question.from_heldout(number, each) for number, each in questions]
 
 
@@ -234,6 +253,27 @@ def _short_answers(name: str, about: str) -> Task:
         metrics=("exact_match", "f1", "lenient_match"),
         options=MappingProxyType({"stop": _STOP, "max_new_tokens": 32}),
         read=first_line,
+    )
+
+
+_LONG: Mapping[HeldoutKind, tuple[str, tuple[str, ...]]] = {
+    "parts": ("questions of several parts", ("sentences", "verbatim", "sentence_f1")),
+    "summary": ("summaries", ("sentence_f1", "sentences", "verbatim")),
+    "reasoning": ("word problems of three to five steps", ("number", "sentences", "verbatim")),
+    "plain": ("questions without a chat template", ("sentence_f1", "verbatim")),
+}
+"""What the tasks with long answers ask, and their metrics."""
+
+
+def _long_answers(kind: HeldoutKind) -> Task:
+    about, metrics = _LONG[kind]
+    return Task(
+        name=f"embedded_{kind}",
+        about=f"{about}, held out, for the members that come with the package",
+        metrics=metrics,
+        options=MappingProxyType({"max_new_tokens": 200}),
+        read=str.strip,
+        kind=kind,
     )
 
 
@@ -268,8 +308,9 @@ _ALL: Sequence[Task] = (
         metrics=("verbatim", "exact_match", "f1"),
         options=MappingProxyType({"max_new_tokens": 64}),
         read=final_answer,
-        reads_file=False,
+        kind="facts",
     ),
+    *(_long_answers(kind) for kind in HELDOUT_KINDS if kind != "facts"),
 )
 
 TASKS: Mapping[str, Task] = MappingProxyType({task.name: task for task in _ALL})

@@ -1,8 +1,9 @@
 """The command that makes the paper's tables and figures. Run it in a clone of the repository.
 
 python -m benchmarks.paper --output results/embedded
+python -m benchmarks.paper --suite long
 python -m benchmarks.paper --data BENCHMARKS --model ONE --model TWO --output results/mine
-python -m benchmarks.paper benchmarks/paper/paper_8b.yaml --data BENCHMARKS --output results/8b
+python -m benchmarks.paper --suite benchmarks/paper/paper_8b.yaml --data BENCHMARKS
 """
 
 from __future__ import annotations

@@ -76,12 +76,15 @@ def run_suite(
     setup: Setup,
     *,
     suite: Annotated[
-        str, typer.Argument(help="The suite: paper, or the path of a YAML file.", metavar="SUITE")
+        str, typer.Option(help="paper, long, or the path of a YAML file.", metavar="NAME")
     ] = "paper",
     output: Annotated[
-        Path,
-        typer.Option(help="Folder for answers, suite.json and suite.html.", metavar="FOLDER"),
-    ],
+        Path | None,
+        typer.Option(
+            help="Folder for answers, suite.json and suite.html. Default: results/NAME.",
+            metavar="FOLDER",
+        ),
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -93,8 +96,8 @@ def run_suite(
     task: Annotated[
         str | None,
         typer.Option(
-            help="Run only this task: nq, squad, triviaqa, gsm8k, flores_en_de, flores_de_en or "
-            "embedded.",
+            help="Run only this task: nq, squad, triviaqa, gsm8k, flores_en_de, flores_de_en, "
+            "embedded, or one with long answers, such as embedded_parts.",
             metavar="NAME",
         ),
     ] = None,
@@ -117,7 +120,7 @@ def run_suite(
     ] = None,
     chat: Annotated[
         bool,
-        typer.Option("--chat", help="Send prompts as messages. The task embedded always does."),
+        typer.Option("--chat", help="Send prompts as messages. Embedded tasks choose themselves."),
     ] = False,
     html: Annotated[
         Path | None,
@@ -131,8 +134,9 @@ def run_suite(
 
     The command answers questions with single members, other strategies and AdaFuse. It tests
     whether AdaFuse scores higher. The questions are the embedded ones, or come from a folder of the
-    paper's benchmarks (--data). The output folder holds every answer, suite.json and suite.html.
-    Run the same command again to resume after an interruption, or to print the tables again.
+    paper's benchmarks (--data). The suite long asks embedded questions with long answers. The
+    output folder holds every answer, suite.json and suite.html. Run the same command again to
+    resume after an interruption, or to print the tables again.
 
     Exit codes: 0 all questions answered; 1 some failed; 2 nothing could be run; 130 interrupted. A
     failed answer counts as wrong. If the run caused the failure, for example because memory ran
@@ -153,6 +157,7 @@ def run_suite(
         typer.echo(f"{name} is left out: {reason}", err=True)
     with ExitStack() as stack, cancel_on_interrupt() as cancel:
         engine = _LazyEngine(setup, stack)
+        output = arguments.output
         notes = Notes(output)
         members = _members(notes, setup, engine)
         parts = parts_of(arguments.suite, members)
@@ -216,7 +221,7 @@ def _check_arguments(
     setup: Setup,
     *,
     name: str,
-    output: Path,
+    output: Path | None,
     data: Path | None,
     tasks: Sequence[str],
     metrics: Sequence[str],
@@ -240,6 +245,7 @@ def _check_arguments(
             )
     if setup.strategy != "adafuse":
         raise InvalidInputError("--strategy is not allowed, because the rows of a suite set it")
+    output = output or Path("results") / Path(name).stem
     if output.exists() and not output.is_dir():
         raise InvalidInputError(f"--output {output} must be a folder; it is a file")
     options = {

@@ -15,6 +15,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.embedded import HELDOUT_KINDS
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest
 from adafuse_llm.evaluation.metrics import METRICS
 from adafuse_llm.evaluation.tasks import TASKS
@@ -24,6 +25,9 @@ from adafuse_llm.strategies.registry import find_strategy
 
 PAPER_TASKS = ("nq", "squad", "triviaqa", "gsm8k", "flores_en_de", "flores_de_en")
 """Tasks of the paper's Table 1."""
+
+LONG_TASKS = tuple(f"embedded_{kind}" for kind in HELDOUT_KINDS if kind != "facts")
+"""Tasks of the suite ``long``."""
 
 ALL_SUBSETS = 3
 """Largest number of members for which Table 2 has every subset. With more members, it
@@ -169,19 +173,30 @@ class Suite(_Plain):
         return self.model_copy(update={"questions": Sizes(**sizes)})
 
 
+SUITES: Mapping[str, Suite] = {
+    "paper": Suite(),
+    "long": Suite(
+        tasks=LONG_TASKS,
+        questions=Sizes(table=300, sweep=300),
+        parts=("table-1",),
+    ),
+}
+"""Suites by name: the paper's tables and figures, and Table 1 on questions with long answers."""
+
+
 def load_suite(name: str) -> Suite:
-    """Load the suite ``paper``, or a suite from a YAML file.
+    """Load a suite of `SUITES`, or a suite from a YAML file.
 
     Raises:
         InvalidInputError: the suite does not exist, or the file is not a suite.
         InvalidOptionError: the strategy or an option of a row does not exist.
     """
-    if name == "paper":
-        return Suite()
+    if name in SUITES:
+        return SUITES[name]
     path = Path(name)
     if not path.is_file():
         raise InvalidInputError(
-            f"there is no suite {name!r}.{nearest(name, ['paper'])} Pass 'paper' or "
+            f"there is no suite {name!r}.{nearest(name, SUITES)} Pass {' or '.join(SUITES)}, or "
             "the path of a YAML file."
         )
     import yaml

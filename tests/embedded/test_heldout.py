@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -10,7 +11,15 @@ import pytest
 
 from adafuse_llm import InvalidInputError
 from adafuse_llm.documents import Passage
-from adafuse_llm.embedded import HeldoutQuestion, final_answer, heldout_questions
+from adafuse_llm.embedded import (
+    HELDOUT_KINDS,
+    HeldoutKind,
+    HeldoutQuestion,
+    final_answer,
+    heldout_questions,
+)
+
+_SKILLS = ("people", "places_products", "numbers", "dates", "arithmetic", "not_stated")
 
 
 @pytest.mark.quick
@@ -42,6 +51,29 @@ def test_reading_questions_come_with_three_passages_and_sums_with_none() -> None
         assert all(isinstance(passage, Passage) for passage in each.passages)
         text = " ".join(passage.text for passage in each.passages)
         assert (each.answer in text) == (each.skill not in {"arithmetic", "not_stated"})
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("kind", HELDOUT_KINDS[1:])
+def test_there_are_300_questions_of_each_kind_with_long_answers(kind: HeldoutKind) -> None:
+    questions = heldout_questions(kind=kind)
+    assert len(set(questions)) == 300
+    skills = {each.skill for each in questions}
+    assert skills == ({kind} if kind != "plain" else {*HELDOUT_KINDS[1:4], *_SKILLS})
+    assert heldout_questions(7, kind) == questions[:7]
+
+
+def test_passages_hold_the_sentences_of_long_answers() -> None:
+    for each in heldout_questions(40, "summary"):
+        passages = [passage.text for passage in each.passages]
+        values = re.findall(r"\d[\d.:]*\d|\d", each.answer)
+        assert len(passages) == 3
+        assert any(all(value in text for value in values) for text in passages)
+
+
+def test_an_unknown_kind_is_an_error_that_names_the_kinds() -> None:
+    with pytest.raises(InvalidInputError, match=r"Did you mean 'summary'.* Kinds: facts, parts"):
+        heldout_questions(kind="sumary")  # type: ignore[arg-type]
 
 
 @pytest.mark.quick

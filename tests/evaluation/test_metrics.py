@@ -21,6 +21,9 @@ from adafuse_llm.evaluation.metrics import (
     load_metric,
     normalize,
     number,
+    sentence_f1,
+    sentence_recall,
+    sentences,
     verbatim,
 )
 from tests.support.paths import BENCHMARKS
@@ -276,3 +279,41 @@ def test_the_final_numbers_of_gsm8k_equal_those_of_the_filter_of_lm_eval():
 def test_this_module_tests_every_metric_without_a_download():
     source = Path(__file__).read_text(encoding="utf-8")
     assert all(name in source for name in METRICS)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "It opened in 1870. It charges 4.35 crowns.",
+            ["It opened in 1870", "It charges 4.35 crowns"],
+        ),
+        ("12 + 7 = 19. The answer is 19", ["12 + 7 = 19", "The answer is 19"]),
+        ("- one\n- two\n\n", ["- one", "- two"]),
+        ("Who? Me!", ["Who?", "Me!"]),
+        (" . ", []),
+        ("", []),
+    ],
+)
+def test_sentences_end_before_whitespace(text, expected):
+    assert sentences(text) == expected
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("answer", "recall", "f1"),
+    [
+        ("A is B. It has C.", 1, 1),
+        ("It has C. A is B", 1, 1),
+        ("A is B.", 1 / 2, 2 / 3),
+        ("A is B. A is B. It has D.", 1 / 2, 2 / 5),
+        ("A is B. It has C. It has D.", 1, 4 / 5),
+        ("a is b.", 0, 0),
+        ("", 0, 0),
+    ],
+)
+def test_sentences_are_compared_in_any_order(answer, recall, f1):
+    accepted = ("Something else.", "A is B. It has C.")
+    assert sentence_recall(answer, accepted) == pytest.approx(recall)
+    assert sentence_f1(answer, accepted) == pytest.approx(f1)

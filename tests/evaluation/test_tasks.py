@@ -7,7 +7,8 @@ import json
 import pytest
 
 from adafuse_llm import AdaFuseConfig, InvalidInputError
-from adafuse_llm.evaluation.metrics import METRICS
+from adafuse_llm.embedded import HELDOUT_KINDS
+from adafuse_llm.evaluation.metrics import METRICS, load_metric
 from adafuse_llm.evaluation.tasks import TASKS, embedded_questions, load_task, strategy_identity
 from adafuse_llm.strategies import MajorityVote, find_strategy
 from benchmarks.paper.layout import OF_TASKS
@@ -33,6 +34,7 @@ def asked(name, question, header=None, template=None):
 def test_every_task_has_usable_options_and_known_metrics():
     assert list(TASKS) == [
         "nq", "squad", "triviaqa", "gsm8k", "flores_en_de", "flores_de_en", "embedded",
+        "embedded_parts", "embedded_summary", "embedded_reasoning", "embedded_plain",
     ]  # fmt: skip
     for task in TASKS.values():
         AdaFuseConfig(**task.options)
@@ -90,6 +92,23 @@ def test_a_prompt_is_sent_as_a_message_on_request():
     own = load_task("embedded")
     asked = own.questions(limit=1)[0]
     assert own.request(asked, "", "", chat=True) == own.request(asked, "", "")
+
+
+def test_questions_without_a_chat_template_are_prompts():
+    task = load_task("embedded_plain")
+    first = task.questions(limit=1)[0]
+    (message,) = load_task("embedded_parts").request(first, "", "")["messages"]
+    assert task.request(first, "", "", chat=True) == {"prompt": message["content"] + "\nAnswer:"}
+
+
+@pytest.mark.parametrize("kind", HELDOUT_KINDS)
+def test_an_accepted_answer_has_the_highest_scores(kind):
+    task = load_task("embedded" if kind == "facts" else f"embedded_{kind}")
+    metrics = [load_metric(name) for name in task.metrics]
+    for question in task.questions(limit=20):
+        for metric in metrics:
+            own = metric.statistics(task.read(f" {question.accepted[0]}\n"), question.accepted)
+            assert metric.score(own) == 100
 
 
 def test_answers_are_the_same_as_the_task_reads_them():
@@ -156,6 +175,8 @@ def test_what_a_task_does_not_take_is_refused():
         load_task("embedded").questions(b"{}")
     with pytest.raises(InvalidInputError, match="has 1800 held-out questions; got a limit of 1801"):
         load_task("embedded").questions(limit=1801)
+    with pytest.raises(InvalidInputError, match="has 300 held-out questions of the kind 'parts'"):
+        load_task("embedded_parts").questions(limit=301)
     with pytest.raises(InvalidInputError, match="omit --prompts"):
         load_task("embedded").header_and_form("x")
     with pytest.raises(InvalidInputError, match="must contain"):

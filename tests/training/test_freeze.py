@@ -8,15 +8,27 @@ from pathlib import Path
 
 import pytest
 
-from adafuse_llm.embedded import HELDOUT, heldout_questions
+from adafuse_llm.embedded import HELDOUT, HELDOUT_KINDS, HELDOUT_LONG, heldout_questions
 from training import freeze
-from training.freeze import QUESTIONS, as_lines, draw_questions
+from training.freeze import (
+    LONG_QUESTIONS,
+    QUESTIONS,
+    as_lines,
+    draw_long_questions,
+    draw_questions,
+)
 
 
 def test_the_shipped_questions_are_those_of_the_generator() -> None:
     drawn = list(islice(draw_questions(), QUESTIONS))
     assert gzip.decompress(HELDOUT.read_bytes()) == as_lines(drawn)
     assert heldout_questions() == tuple(drawn)
+    lines = b""
+    for kind in HELDOUT_KINDS[1:]:
+        long = list(islice(draw_long_questions(kind), LONG_QUESTIONS))
+        lines += as_lines(long, kind=kind)
+        assert heldout_questions(kind=kind) == tuple(long)
+    assert gzip.decompress(HELDOUT_LONG.read_bytes()) == lines
 
 
 def test_the_file_is_the_same_whenever_it_is_written(
@@ -25,6 +37,7 @@ def test_the_file_is_the_same_whenever_it_is_written(
     written = []
     for name, time in (("one.gz", 1.0e9), ("two.gz", 2.0e9)):
         monkeypatch.setattr(freeze, "HELDOUT", tmp_path / name)
+        monkeypatch.setattr(freeze, "HELDOUT_LONG", tmp_path / f"long-{name}")
         monkeypatch.setattr("time.time", lambda time=time: time)
         freeze.main()
         written.append((tmp_path / name).read_bytes())

@@ -18,7 +18,7 @@ from training.stages import Stage, stage_at
 from training.tokenizers import build_tokenizer, copy_tokenizer
 from training.train import main, plan_lanes
 from training.trainer import Trainer
-from training.world import SKILLS, Names
+from training.world import LONG_TASKS, SKILLS, Names
 
 
 def tiny(name: str) -> Recipe:
@@ -101,6 +101,7 @@ def test_a_pack_has_the_tokens_of_the_whole_text(tmp_path: Path, name: str) -> N
     names = Names(random.Random(8), "train")
     packs = [run.packer.draw_reading(names, Stage(640, (1, 3), (2, 6), 4)) for _ in range(15)]
     packs += [run.packer.draw_problem(names) for _ in range(15)]
+    packs += [run.long_packer.draw_long(names, Stage(1024, (1, 3), (2, 6), 4)) for _ in range(15)]
     for pack in packs:
         for branch in pack.branches:
             ids = pack.prefix + branch.ids
@@ -111,7 +112,8 @@ def test_a_pack_has_the_tokens_of_the_whole_text(tmp_path: Path, name: str) -> N
 @pytest.mark.quick
 def test_every_member_sees_every_skill_with_its_own_emphasis() -> None:
     for recipe in RECIPES.values():
-        for emphasis in filter(None, (recipe.emphasis, recipe.finish)):
+        assert set(recipe.long.long_tasks) == {*LONG_TASKS}
+        for emphasis in filter(None, (recipe.emphasis, recipe.finish, recipe.long)):
             assert sum(emphasis.mix.values()) == pytest.approx(1.0)
             assert min(emphasis.mix.values()) >= 0.05
             assert emphasis.arithmetic >= 0.05
@@ -152,7 +154,7 @@ def test_a_third_part_has_its_own_learning_rate_and_half_of_it_are_agents(tmp_pa
         tokenizer_scenes=60,
     )
     assert (run.tools_start, run.last) == (9, 15)
-    rates = [learning_rate_factor(step, 9, 9, 15) for step in range(9, 15)]
+    rates = [learning_rate_factor(step, 9, 9, 15, 15) for step in range(9, 15)]
     assert 0 < min(rates) <= max(rates) < 0.6
     assert {span[3] for batch in run._batches() for span in batch.spans} <= {*SKILLS}
     run.step = run.tools_start
@@ -170,14 +172,38 @@ def test_a_third_part_has_its_own_learning_rate_and_half_of_it_are_agents(tmp_pa
     assert run.step == 10
 
 
-def test_the_third_part_can_start_from_trained_members(tmp_path: Path) -> None:
+def test_the_last_part_has_long_answers_beside_what_was_learned_before(tmp_path: Path) -> None:
+    run = Trainer(
+        tiny("finch"),
+        tmp_path,
+        steps=11,
+        agent_steps=2,
+        long_steps=6,
+        seed=5,
+        tokenizer_scenes=60,
+    )
+    assert (run.tools_start, run.long_start, run.last) == (11, 13, 19)
+    rates = [learning_rate_factor(step, 9, 11, 13, 19) for step in range(13, 19)]
+    assert 0 < min(rates) <= max(rates) < 0.6
+    run.step = run.long_start
+    read, agents, long = ({span[3] for span in batch.spans} for batch in run._batches())
+    assert read <= {*SKILLS}
+    assert agents == {"tools"}
+    assert long <= {*LONG_TASKS}
+    assert "reasoning" in long
+    assert len(long) > 1
+    run.train_step()
+    assert run.step == 14
+
+
+def test_the_last_part_can_start_from_trained_members(tmp_path: Path) -> None:
     first = trainer(tmp_path / "first")
     first.train_step()
     first.export(tmp_path / "out")
     copy_tokenizer(tmp_path / "out" / "wren", tmp_path / "second" / "wren")
     second = trainer(tmp_path / "second")
     second.start_from(tmp_path / "out" / "wren")
-    assert second.step == second.tools_start
+    assert second.step == second.long_start
     for name, value in first.model.state_dict().items():
         torch.testing.assert_close(second.model.state_dict()[name], value)
 

@@ -112,7 +112,7 @@ def ask_parts(
         left = [fact for fact in facts if fact.relation.skill not in known]
         if not left:
             break
-        weights = [mix.get(fact.relation.skill, 0.0) for fact in left]
+        weights = [mix[fact.relation.skill] for fact in left]
         chosen += rng.choices(left, weights)
     if len(chosen) + len(sums) < 2:
         return None

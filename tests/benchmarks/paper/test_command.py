@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from adafuse_llm import AdaFuseEngine, MemberError, MemberOutOfMemoryError
+from adafuse_llm.evaluation.tasks import load_task
 from adafuse_llm.strategies.registry import NAMED
 from benchmarks.paper import command
 from tests.support.paths import ROOT
@@ -29,7 +30,7 @@ def data(tmp_path):
 
 @pytest.fixture
 def job(data, tmp_path, fakes):
-    return ["paper", "--data", data, "--output", tmp_path / "out", "--limit", 3]
+    return ["--data", data, "--output", tmp_path / "out", "--limit", 3]
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def short(job, tmp_path):
     """The same with two of the parts."""
     path = tmp_path / "short.yaml"
     path.write_text("parts: [table-2, figure-2]")
-    return [path, *job[1:]]
+    return ["--suite", path, *job]
 
 
 @pytest.fixture
@@ -143,7 +144,7 @@ def test_a_suite_of_a_file(paper, job, asked, tmp_path):
         "rows:\n- {name: two words, options: {max_words: 2}}\n"
         "- {name: of the future, strategy: crystal-ball, optional: true}\n"
     )
-    result = paper(path, *job[1:], "--json")
+    result = paper("--suite", path, *job, "--json")
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
     table, more = told["sections"]
@@ -227,12 +228,12 @@ def test_prompts_are_sent_as_messages_on_request(paper, short, tmp_path, monkeyp
         return real(self, prompt, **options)
 
     monkeypatch.setattr(AdaFuseEngine, "generate", generate)
-    short[0].write_text("chat: true\nparts: [figure-2]\n")
+    short[1].write_text("chat: true\nparts: [figure-2]\n")
     result = paper(*short[:-1], 1)
     assert result.exit_code == 0, result.output
     assert {each["role"] for each in asked} == {"user"}
     asked.clear()
-    short[0].write_text("parts: [figure-2]\n")
+    short[1].write_text("parts: [figure-2]\n")
     assert paper(*short[:-1], 1, "--chat").exit_code == 0
     assert not asked  # it is the same
     refused = paper(*short[:-1], 1)
@@ -292,7 +293,7 @@ def test_what_cannot_be_run_is_one_error_before_anything_is_loaded(
 def test_a_file_that_is_no_suite_is_one_error(paper, job, fakes, asked, tmp_path, text, message):
     path = tmp_path / "own.yaml"
     path.write_text(text)
-    result = paper(path, *job[1:])
+    result = paper("--suite", path, *job)
     assert result.exit_code == 2
     assert message in result.stderr
     assert "row 'x'" in message or not fakes
@@ -307,12 +308,25 @@ def test_a_member_that_there_is_not_is_an_error_before_a_question_is_asked(paper
 
 
 def test_without_a_suite_it_is_the_papers(paper, job, fakes):
-    assert paper(*job[1:]).stdout == paper(*job).stdout
+    assert paper("--suite", "paper", *job).stdout == paper(*job).stdout
+
+
+@pytest.mark.quick
+def test_the_suite_of_long_answers_has_its_tasks():
+    from benchmarks.paper.layout import load_suite, parts_of
+
+    suite = load_suite("long")
+    assert [load_task(name).kind for name in suite.tasks] == [
+        "parts", "summary", "reasoning", "plain",
+    ]  # fmt: skip
+    (part,) = parts_of(suite, ("one", "two"))
+    assert part.name == "table-1"
+    assert suite.questions.table == 300
 
 
 @pytest.mark.quick
 def test_an_unknown_suite_is_one_error(paper, job, fakes, tmp_path):
-    result = paper("papr", *job[1:])
+    result = paper("--suite", "papr", *job)
     assert result.exit_code == 2
     assert "there is no suite 'papr'. Did you mean 'paper'?" in result.stderr
     assert not fakes
@@ -320,7 +334,15 @@ def test_an_unknown_suite_is_one_error(paper, job, fakes, tmp_path):
 
 
 def test_the_module_is_the_command(tmp_path):
-    call = [sys.executable, "-m", "benchmarks.paper", "papr", "--output", tmp_path / "out"]
+    call = [
+        sys.executable,
+        "-m",
+        "benchmarks.paper",
+        "--suite",
+        "papr",
+        "--output",
+        tmp_path / "out",
+    ]
     done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("error: there is no suite 'papr'.")
