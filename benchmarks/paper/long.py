@@ -18,6 +18,7 @@ from statistics import fmean, stdev
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from adafuse_llm.evaluation.metrics import sentences
 from adafuse_llm.evaluation.runner import Record, lost
 from adafuse_llm.report.styles import owner
 from adafuse_llm.results import Candidate, Round
@@ -420,16 +421,6 @@ def _words_by_sentence(text: str) -> list[list[str]]:
 
 
 # Sentences ------------------------------------------------------------------------------------
-
-
-def sentences(text: str) -> list[str]:
-    """Return the sentences of a text, without surrounding whitespace and one final period.
-
-    A sentence ends with a period, an exclamation mark or a question mark before whitespace, or with
-    a line break.
-    """
-    found = (each.strip().removesuffix(".") for each in re.split(r"(?<=[.!?])\s+|\n+", text))
-    return [each for each in found if each]
 
 
 def _sentences(records: Sequence[Record]) -> Sentences:
