@@ -106,7 +106,8 @@ class Decisions(Plain):
 
     A round is judged if the text of the current sentence agrees with the reference's sentence of
     the same number. A candidate keeps to the reference if its words follow there, and it ends the
-    response only where the reference ends.
+    response only where the reference ends. Only a word that the next round continues may be
+    incomplete; all others are compared as wholes.
 
     The owner of a round is the member whose text it committed; a unanimous round has none. The
     winner changes if the owner differs from the owner of the last round that has one. The change is
@@ -318,15 +319,16 @@ def decisions(
     counts: list[Counter[str]] = [Counter() for _ in THIRDS]
     for record in records:
         reference, rounds = _Reference(record.label[0], stop), rounds_of(record)
-        committed = ""
+        text = "".join(each.text for each in rounds)
+        start = 0
         before: str | None = None
         for place, decided in enumerate(rounds):
             now = owner(decided, members)
             if not decided.forced:
                 third = len(THIRDS) * (2 * place + 1) // (2 * len(rounds))
                 changed_from = before if now is not None and now != before else None
-                counts[third].update(_judge(decided, reference, committed, changed_from))
-            committed, before = committed + decided.text, now or before
+                counts[third].update(_judge(decided, reference, text, start, changed_from))
+            start, before = start + len(decided.text), now or before
     return tuple(Decisions(**count) for count in counts)
 
 
@@ -339,14 +341,15 @@ def total(parts: Iterable[Decisions]) -> Decisions:
 
 
 def _judge(
-    decided: Round, reference: _Reference, committed: str, changed_from: str | None
+    decided: Round, reference: _Reference, text: str, start: int, changed_from: str | None
 ) -> list[str]:
     """Return the names of the fields of `Decisions` that count a round.
 
     Args:
         decided: the round.
         reference: the reference answer.
-        committed: the text before the round.
+        text: the whole response.
+        start: where the text of the round starts in the response.
         changed_from: the earlier owner if the winner changed, or None.
     """
     names = ["rounds"]
@@ -354,9 +357,14 @@ def _judge(
         names.append("unanimous")
     if changed_from is not None:
         names.append("changes")
-    if not reference.has_start(committed):
+    committed, following = text[:start], text[start + len(decided.text) :]
+    if not reference.has_start(committed, decided.text):
         return names
-    kept = [reference.has(committed, candidate) for candidate in decided.candidates]
+    continued = _is_inside_word(decided.text, following)
+    kept = [
+        reference.has(committed, each, is_continued=continued and index == decided.winner)
+        for index, each in enumerate(decided.candidates)
+    ]
     won = kept[decided.winner]
     names += ["judged", "kept" if won else "missed" if any(kept) else "unknown"]
     other = None if changed_from is None else _proposal(decided, changed_from)
@@ -386,27 +394,56 @@ class _Reference:
     def __init__(self, text: str, stop: Sequence[str]) -> None:
         self._sentences, self._stop = _words_by_sentence(text), stop
 
-    def has_start(self, committed: str) -> bool:
+    def has_start(self, committed: str, following: str) -> bool:
         """Return whether the last sentence of a text agrees with the one of the same number.
 
-        The last sentence is empty if the text ends with a complete sentence.
+        The last sentence is empty if the text ends with a complete sentence. The last word may be
+        incomplete if the following text continues it.
         """
         *complete, current = _words_by_sentence(committed)
         if len(complete) >= len(self._sentences):
             return False
-        return current == self._sentences[len(complete)][: len(current)]
+        is_continued = _is_inside_word(committed, following)
+        return _begins(current, self._sentences[len(complete)], is_continued=is_continued)
 
-    def has(self, committed: str, candidate: Candidate) -> bool:
-        """Return whether a candidate after a text keeps to the reference.
+    def has(self, committed: str, candidate: Candidate, *, is_continued: bool) -> bool:
+        """Return whether a candidate keeps to the reference.
 
-        Sentences of the text that are complete do not count, whether right or wrong.
+        Sentences that were complete before do not count, whether right or wrong.
+
+        Args:
+            committed: the text before the candidate.
+            candidate: the candidate.
+            is_continued: whether the next round continues its last word.
         """
         complete = _words_by_sentence(committed)[:-1]
         whole = committed + candidate.text
         ends = [place for each in self._stop if (place := whole.find(each)) >= 0]
         words = whole[: min(ends, default=len(whole))].split()[sum(map(len, complete)) :]
         rest = [word for sentence in self._sentences[len(complete) :] for word in sentence]
-        return words == (rest if ends or candidate.stops else rest[: len(words)])
+        if ends or candidate.stops:
+            return words == rest
+        return _begins(words, rest, is_continued=is_continued)
+
+
+def _begins(words: list[str], expected: list[str], *, is_continued: bool) -> bool:
+    """Return whether the expected words begin with these. A continued last word may be incomplete.
+
+    Return False if there are no words, because the continued one belongs to an earlier sentence.
+    """
+    start = expected[: len(words)]
+    if not is_continued:
+        return words == start
+    return (
+        len(words) == len(start) > 0
+        and words[:-1] == start[:-1]
+        and start[-1].startswith(words[-1])
+    )
+
+
+def _is_inside_word(before: str, after: str) -> bool:
+    """Return whether the border between two texts is inside a word."""
+    return bool(before[-1:].strip() and after[:1].strip())
 
 
 def _words_by_sentence(text: str) -> list[list[str]]:

@@ -167,9 +167,10 @@ def test_a_response_that_goes_on_after_the_reference_leaves_it():
 
 
 def test_a_stop_sequence_ends_a_candidate():
-    rounds = [agreed("8 crowns.\nQuestion:")]
+    rounds = [agreed("8 crowns.\nMy Question:")]
     assert counted(*rounds, label="8 crowns.", stop=("\n",))["kept"] == 1
     assert counted(*rounds, label="8 crowns. It has rooms.", stop=("\n",))["unknown"] == 1
+    assert counted(*rounds, label="8 crowns.", stop=("Question", "\n"))["kept"] == 1
     assert counted(*rounds, label="8 crowns.")["unknown"] == 1
 
 
@@ -177,6 +178,26 @@ def test_a_line_break_ends_a_sentence():
     label = "12 + 7 = 19\n19 - 4 = 15"
     found = counted(agreed("12 + 7 = 18\n"), agreed("19 - 4"), agreed(" = 15"), label=label)
     assert (found["judged"], found["kept"], found["unknown"]) == (3, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("rest", "expected"),  # of rounds after "It charges" and " 48"
+    [
+        ("6", {"judged": 3, "kept": 3}),
+        ("7", {"judged": 3, "kept": 2, "unknown": 1}),
+        (" crowns", {"judged": 2, "kept": 1, "unknown": 1}),  # 48 was the whole word
+    ],
+)
+def test_only_a_word_that_the_next_round_continues_may_be_incomplete(rest, expected):
+    found = counted(
+        agreed("It charges"), agreed(" 48"), agreed(rest), label="It charges 486 crowns."
+    )
+    assert found == {"rounds": 3, "unanimous": 3} | expected
+
+
+def test_text_that_continues_an_ended_sentence_is_not_judged():
+    found = counted(agreed("It is old."), agreed("5"), label="It is old. It has 5 rooms.")
+    assert found == {"rounds": 2, "unanimous": 2, "judged": 1, "kept": 1}
 
 
 def test_forced_rounds_are_not_counted_but_their_text_is():
