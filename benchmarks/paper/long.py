@@ -431,14 +431,9 @@ def _begins(words: list[str], expected: list[str], *, is_continued: bool) -> boo
 
     Return False if there are no words, because the continued one belongs to an earlier sentence.
     """
-    start = expected[: len(words)]
     if not is_continued:
-        return words == start
-    return (
-        len(words) == len(start) > 0
-        and words[:-1] == start[:-1]
-        and start[-1].startswith(words[-1])
-    )
+        return words == expected[: len(words)]
+    return bool(words) and " ".join(expected).startswith(" ".join(words))
 
 
 def _is_inside_word(before: str, after: str) -> bool:

@@ -195,6 +195,15 @@ def test_only_a_word_that_the_next_round_continues_may_be_incomplete(rest, expec
     assert found == {"rounds": 3, "unanimous": 3} | expected
 
 
+def test_a_wrong_sentence_stays_wrong_if_its_last_word_is_continued():
+    label = "It charges 486 crowns."
+    found = counted(agreed("It charged"), agreed(" 48"), agreed("6"), label=label)
+    assert (found["judged"], found["unknown"]) == (1, 1)
+    incomplete = played(candidate(" 5", "wren"), candidate(" 4", "heron"))  # nothing continues 4
+    found = counted(agreed("It charges"), incomplete, agreed("0"), label=label)
+    assert (found["judged"], found["kept"], found["unknown"]) == (2, 1, 1)
+
+
 def test_text_that_continues_an_ended_sentence_is_not_judged():
     found = counted(agreed("It is old."), agreed("5"), label="It is old. It has 5 rooms.")
     assert found == {"rounds": 2, "unanimous": 2, "judged": 1, "kept": 1}
