@@ -94,69 +94,87 @@ def _command(name: str, command: Any) -> str:
 
 
 @cache
-def _suite() -> Any:
-    """Return the stored results of ``python -m benchmarks.paper`` on the embedded members."""
+def _suite(name: str) -> Any:
+    """Return stored results of ``python -m benchmarks.paper`` on the embedded members."""
     from benchmarks.paper.report import Report
 
-    stored = Path(__file__).parent / "results" / "embedded-suite.json"
+    stored = Path(__file__).parent / "results" / f"{name}-suite.json"
     return Report.model_validate_json(stored.read_text(encoding="utf-8"))
 
 
-def suite_run() -> str:
+def suite_run(suite: str) -> str:
     """Return the command, date, version and machine of the results."""
-    report = _suite()
+    report = _suite(suite)
     return (
         f"Made on {report.date[:10]} with adafuse-llm {report.version} on a machine with "
         f"{report.machine}; decoding took {report.time}."
     )
 
 
-def suite_verdicts() -> str:
+def suite_verdicts(suite: str) -> str:
     """Return the conclusions of the statistical tests."""
     from benchmarks.paper.report import verdicts
 
-    return "\n".join(f"- {sentence}" for sentence in verdicts(_suite()))
+    return "\n".join(f"- {sentence}" for sentence in verdicts(_suite(suite)))
 
 
-def suite_part(part: str) -> str:
+def suite_part(part: str, suite: str) -> str:
     """Return the tables of a part, and the systems that it leaves out."""
     from benchmarks.paper.sheets import markdown, sheets
 
     tables = [
         f"**{sheet.title}**\n\n{markdown(sheet)}"
-        for sheet in sheets(_suite())
+        for sheet in sheets(_suite(suite))
         if sheet.section == part
     ]
-    section = _suite().section(part)
+    section = _suite(suite).section(part)
     absent = {} if section is None else section.absent
     return "\n\n".join([*tables, *(f"Left out: {name}: {why}." for name, why in absent.items())])
 
 
-def suite_trace() -> str:
+def suite_trace(suite: str) -> str:
     """Return the example answers, round by round."""
     return "\n\n".join(
-        f"> {trace.question}\n\n```text\n{trace.bracketed}\n```" for trace in _suite().traces
+        f"> {trace.question}\n\n```text\n{trace.bracketed}\n```" for trace in _suite(suite).traces
     )
 
 
-def suite_charts() -> str:
+def suite_charts(suite: str) -> str:
     """Return all charts."""
     from benchmarks.paper.page import suite_charts as charts
 
-    return f"````{{raw}} html\n{charts(_suite())}\n````"
+    return f"````{{raw}} html\n{charts(_suite(suite))}\n````"
 
+
+SUITES = {"suite": "embedded", "long": "long"}
+"""Names of stored results, by the first word of their generators."""
 
 SUITE_PARTS = (
     *("table-1", "table-2", "figure-2", "words"),
     *("figure-4", "figure-5", "figure-6", "figure-7"),
+    *("lengths", "decisions", "sentences"),
 )
+
+
+def _generators(word: str, suite: str) -> dict[str, Callable[[], str]]:
+    """Return the generators of stored results."""
+    parts = {part.replace("-", "_"): partial(suite_part, part) for part in SUITE_PARTS}
+    every: dict[str, Callable[[str], str]] = {
+        "run": suite_run,
+        "verdicts": suite_verdicts,
+        "trace": suite_trace,
+        "charts": suite_charts,
+        **parts,
+    }
+    return {f"{word}_{name}": partial(generator, suite) for name, generator in every.items()}
+
 
 GENERATORS: dict[str, Callable[[], str]] = {
     "configuration": configuration,
     "command_line": command_line,
-    "suite_run": suite_run,
-    "suite_verdicts": suite_verdicts,
-    "suite_trace": suite_trace,
-    "suite_charts": suite_charts,
-    **{f"suite_{part.replace('-', '_')}": partial(suite_part, part) for part in SUITE_PARTS},
+    **{
+        name: generator
+        for word, suite in SUITES.items()
+        for name, generator in _generators(word, suite).items()
+    },
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ from jinja2 import ChoiceLoader, Environment, FileSystemLoader
 
 from adafuse_llm.report.charts import Bar, Point, Series, bar_chart, line_chart
 from adafuse_llm.report.page import DASHES, color, count, environment, style, whole
+from benchmarks.paper.layout import Kind
+from benchmarks.paper.long import Lengths, Mean
 from benchmarks.paper.report import Line, Report, Section, verdicts
 from benchmarks.paper.sheets import Sheet, shares, sheets
 
@@ -18,6 +20,9 @@ HERE = Path(__file__).parent
 
 SHADES = {"member": color(1), "peer": None, "adafuse": color(0)}
 """Colors of the bars by kind of row."""
+
+ANALYSES = ("words", "lengths", "decisions", "sentences")
+"""Tables and charts that belong to no section, in order."""
 
 
 @cache
@@ -71,7 +76,7 @@ def _body(report: Report, *, only_charts: bool = False) -> str:
 def _blocks(report: Report, only_charts: bool) -> Iterator[dict[str, Any]]:
     """Yield the tables and charts of each part."""
     tables = [] if only_charts else sheets(report)
-    for name in dict.fromkeys([*(s.name for s in report.sections), "words"]):
+    for name in dict.fromkeys([*(s.name for s in report.sections), *ANALYSES]):
         section = report.section(name)
         own: list[Sheet] = [sheet for sheet in tables if sheet.section == name]
         yield {
@@ -80,7 +85,10 @@ def _blocks(report: Report, only_charts: bool) -> Iterator[dict[str, Any]]:
                 *(_bars(report, section) if section is not None and section.axis is None else ()),
                 *(_words(report) if name == "words" else ()),
             ],
-            "lines": list(_lines(report, section)) if section is not None else [],
+            "lines": [
+                *(_lines(report, section) if section is not None else ()),
+                *(_lengths(report) if name == "lengths" else ()),
+            ],
         }
 
 
@@ -130,30 +138,74 @@ def _lines(report: Report, section: Section) -> Iterator[dict[str, Any]]:
             )
             for place, name in enumerate(names)
         ]
-        bounds = [line.cells[task].score for line in section.lines]
-        chart = line_chart(
-            series,
-            least=max(0.0, 10 * ((min(score.low for score in bounds) - 1) // 10))
-            if bounds
-            else 0.0,
-            most=min(100.0, 10 * (max(score.high for score in bounds) // 10 + 1))
-            if bounds
-            else None,
-            labels=places,
-            axis=section.axis,
-        )
         yield {
             "caption": _caption(report, section, task),
-            "chart": chart,
+            "chart": _score_chart(series, places, section.axis),
             "note": f"{report.tasks[task].replace('_', ' ')} in percent, 95 % interval, "
             f"{count(section.questions[task], 'question')}.",
         }
+
+
+def _score_chart(
+    series: list[Series], labels: Mapping[float, str], axis: str
+) -> dict[str, Any] | None:
+    """Return a line chart of scores. Its vertical axis ends at multiples of ten around them."""
+    points = [point for line in series for point in line.points]
+    lows = [point.y if point.low is None else point.low for point in points]
+    highs = [point.y if point.high is None else point.high for point in points]
+    return line_chart(
+        series,
+        least=max(0.0, 10 * ((min(lows) - 1) // 10)) if lows else 0.0,
+        most=min(100.0, 10 * (max(highs) // 10 + 1)) if highs else None,
+        labels=labels,
+        axis=axis,
+    )
 
 
 def _point(line: Line, task: str) -> Point:
     cell = line.cells[task]
     score, label = cell.score, f"{line.name}: {cell.score.shown()}{cell.failures}"
     return Point(line.at or 0.0, score.value, label, score.low, score.high)
+
+
+def _lengths(report: Report) -> Iterator[dict[str, Any]]:
+    """Yield one chart per task: the score by length of the reference, with a line per system."""
+    section = report.section("table-1")
+    if report.long is None or section is None:
+        return
+    for task, lengths in report.long.lengths.items():
+        series = [
+            Series(
+                [_mean_point(place, name, mean) for place, mean in enumerate(lengths.means[name])],
+                color(number),
+                DASHES[number % len(DASHES)],
+                name,
+            )
+            for number, name in enumerate(_chosen(section, lengths))
+        ]
+        places = {float(place): each.words for place, each in enumerate(lengths.bins)}
+        yield {
+            "caption": f"Score by length of the reference answer ({task})",
+            "chart": _score_chart(series, places, "words of the reference answer"),
+            "note": "Mean score in percent with its 95 % interval: the best member, the best peer "
+            f"and AdaFuse, {count(sum(each.questions for each in lengths.bins), 'question')}.",
+        }
+
+
+def _chosen(section: Section, lengths: Lengths) -> list[str]:
+    """Return the names of the best member, the best peer and all rows of AdaFuse."""
+
+    def named(kind: Kind) -> list[str]:
+        names = [line.name for line in section.lines if line.kind == kind]
+        return [name for name in names if name in lengths.means]
+
+    best = [max(named(kind), key=lengths.overall, default=None) for kind in ("member", "peer")]
+    return [*(name for name in best if name is not None), *named("adafuse")]
+
+
+def _mean_point(place: int, name: str, mean: Mean) -> Point:
+    low, high = mean.bounds or (None, None)
+    return Point(place, mean.value, f"{name}: {mean.shown()}", low, high)
 
 
 def _words(report: Report) -> Iterator[dict[str, Any]]:

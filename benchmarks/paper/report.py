@@ -6,14 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    computed_field,
-    model_validator,
-)
+from pydantic import Field, computed_field, model_validator
 
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.evaluation.runner import Evaluation, Record, compared, lost
@@ -23,17 +16,14 @@ from adafuse_llm.report.styles import owner
 from adafuse_llm.results import Round
 from adafuse_llm.summary import Summary
 from benchmarks.paper.layout import Kind, Part, Row, Suite
+from benchmarks.paper.long import Answered, Long, Plain, long_answers, rounds_of
 from benchmarks.paper.run import WARM_UP, Answers, Work, question_count
 
 Rival = Literal["best member", "best peer", "reference"]
 Verdict = Literal["above", "not shown", "below", "failed"]
 
 
-class _Plain(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Cell(_Plain):
+class Cell(Plain):
     """The results of a system on a task.
 
     Attributes:
@@ -61,7 +51,7 @@ class Cell(_Plain):
         return f" ({failed} failed)" if failed else ""
 
 
-class Line(_Plain):
+class Line(Plain):
     """A row of a part, with one cell per task."""
 
     name: str
@@ -72,7 +62,7 @@ class Line(_Plain):
     cells: dict[str, Cell]
 
 
-class Section(_Plain):
+class Section(Plain):
     """A part with its results. `absent` names the rows that are left out, with the reason."""
 
     name: str
@@ -100,7 +90,7 @@ class Section(_Plain):
         return max(lines, key=lambda it: (it.cells[task].score.value, -it.cells[task].tokens))
 
 
-class Claim(_Plain):
+class Claim(Plain):
     """A comparison of an AdaFuse row with a rival on a task.
 
     Attributes:
@@ -143,7 +133,7 @@ class Claim(_Plain):
         return "above" if self.comparison.difference.value > 0 else "below"
 
 
-class Trace(_Plain):
+class Trace(Plain):
     """An answer round by round, as in the paper's Example 1.
 
     Each item of `rounds` has the text of a round and the name of its member, or "all".
@@ -161,7 +151,7 @@ class Trace(_Plain):
         return " ".join(f"[{text.strip() or '(end)'}]{member}" for text, member in self.rounds)
 
 
-class Report(_Plain):
+class Report(Plain):
     """All results of a suite.
 
     Attributes:
@@ -183,6 +173,7 @@ class Report(_Plain):
         sure: by task and row, the percentage of proposed words at whose start the margin was at
             least τ.
         traces: one answer per task, round by round.
+        long: analysis of the tasks whose answers have several sentences. None without such tasks.
     """
 
     suite: str
@@ -202,6 +193,7 @@ class Report(_Plain):
     words: dict[str, dict[str, dict[int, int]]]
     sure: dict[str, dict[str, float]] = Field(default_factory=dict)
     traces: tuple[Trace, ...]
+    long: Long | None = None
 
     @property
     def time(self) -> str:
@@ -264,7 +256,7 @@ def make_report(
         words={
             task: {
                 line.name: Summary.of(
-                    each for record in records[task, line.name] for each in _rounds(record)
+                    each for record in records[task, line.name] for each in rounds_of(record)
                 ).words_per_round
                 for line in ours
             }
@@ -282,6 +274,12 @@ def make_report(
             _trace(task, line.name, records[task, line.name], about["members"])
             for task in works
             for line in ours[-1:]
+        ),
+        long=None
+        if first is None
+        else long_answers(
+            {task: _answered(first, task, work, answers) for task, work in works.items()},
+            about["members"],
         ),
     )
 
@@ -398,8 +396,16 @@ def _claims(section: Section, task: str, line: Line, work: Work, answers: Answer
     ]
 
 
-def _rounds(record: Record) -> tuple[Round, ...]:
-    return TypeAdapter(tuple[Round, ...]).validate_python(record.rounds or ())
+def _answered(section: Section, task: str, work: Work, answers: Answers) -> Answered:
+    """Return the answers to the questions of a section, by system."""
+    return Answered(
+        metric=work.metrics[0].name,
+        stop=work.options.get("stop", ()),
+        records={
+            line.name: answers[task, line.key, False][: section.questions[task]]
+            for line in section.lines
+        },
+    )
 
 
 def _sure(records: Sequence[Record], threshold: float) -> float:
@@ -407,7 +413,7 @@ def _sure(records: Sequence[Record], threshold: float) -> float:
     margins = [
         margin
         for record in records
-        for each in _rounds(record)
+        for each in rounds_of(record)
         for values in each.margins.values()
         for margin in values
     ]
@@ -422,7 +428,7 @@ def _trace(task: str, system: str, records: Sequence[Record], members: Sequence[
     """
 
     def rank(record: Record) -> tuple[bool, int, int]:
-        rounds = _rounds(record)
+        rounds = rounds_of(record)
         owners = {owner(each, members) for each in rounds} - {None}
         return next(iter(record.metrics.values())) == 100, len(owners), len(rounds)
 
@@ -432,7 +438,7 @@ def _trace(task: str, system: str, records: Sequence[Record], members: Sequence[
         system=system,
         question=chosen.question,
         label=chosen.label,
-        rounds=tuple(_with_owners(_rounds(chosen), members)),
+        rounds=tuple(_with_owners(rounds_of(chosen), members)),
     )
 
 

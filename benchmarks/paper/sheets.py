@@ -9,6 +9,7 @@ from statistics import fmean
 
 from adafuse_llm.evaluation.statistics import SIGNIFICANT, Comparison, p_value
 from adafuse_llm.report.page import count
+from benchmarks.paper.long import THIRDS, Decisions, Long, total
 from benchmarks.paper.report import Cell, Line, Report, Section
 
 NO_BREAK = "\u00a0"
@@ -45,6 +46,8 @@ def sheets(report: Report) -> list[Sheet]:
             tables += _sweep(report, section)
         if section.name == "figure-2":
             tables += _words(report)
+    if report.long is not None:
+        tables += [*_lengths(report.long), *_decisions(report.long), *_sentences(report.long)]
     return tables
 
 
@@ -278,6 +281,87 @@ def shares(rounds: Mapping[int, int], sizes: Sequence[int]) -> list[float]:
     """Return the percentage of rounds that committed each number of words."""
     total = sum(rounds.values()) or 1
     return [100 * rounds.get(size, 0) / total for size in sizes]
+
+
+def _lengths(long: Long) -> Iterator[Sheet]:
+    for task, lengths in long.lengths.items():
+        yield Sheet(
+            "lengths",
+            f"Score by length of the reference answer, {task}",
+            ("system", *(f"{each.words} words" for each in lengths.bins)),
+            (
+                ("questions", *(f"{each.questions:,}" for each in lengths.bins)),
+                *(
+                    (name, *(each.shown() for each in means))
+                    for name, means in lengths.means.items()
+                ),
+            ),
+            "Mean score in percent, with its standard error.",
+        )
+
+
+ABOUT_DECISIONS = (
+    "Unanimous: every member proposed the same text and nothing else. Changes: the text is from "
+    "another member than in the last round that was not unanimous. A change is right if it kept to "
+    "the reference answer where the earlier member would have left it, and wrong the other way "
+    "round; after the others, both texts kept to it or both left it. Judged: rounds before which "
+    "the current sentence agreed with the reference's sentence of the same number; changes in "
+    "other rounds are neither right nor wrong. The last three columns are shares of the judged "
+    "rounds: the text kept to the reference; it left it although another candidate kept to it; no "
+    "candidate kept to it."
+)
+
+
+def _decisions(long: Long) -> Iterator[Sheet]:
+    for task, systems in long.decisions.items():
+        if systems:
+            yield Sheet(
+                "decisions",
+                f"What rounds decide inside an answer, {task}",
+                (
+                    *("AdaFuse", "rounds of", "rounds", "unanimous"),
+                    *("changes", "right", "wrong", "no difference"),
+                    *("judged", "kept", "wrong choice", "no candidate"),
+                ),
+                tuple(
+                    (name, place, *_decided(each))
+                    for name, thirds in systems.items()
+                    for place, each in zip((*THIRDS, "all"), (*thirds, total(thirds)), strict=True)
+                ),
+                ABOUT_DECISIONS,
+                names=2,
+            )
+
+
+def _decided(each: Decisions) -> tuple[str, ...]:
+    return (
+        f"{each.rounds:,}",
+        _share(each.unanimous, each.rounds),
+        f"{each.changes:,} ({_share(each.changes, each.rounds)})",
+        *(f"{number:,}" for number in (each.right, each.wrong, each.neutral)),
+        f"{each.judged:,}",
+        *(_share(number, each.judged) for number in (each.kept, each.missed, each.unknown)),
+    )
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def _sentences(long: Long) -> Iterator[Sheet]:
+    for task, systems in long.sentences.items():
+        yield Sheet(
+            "sentences",
+            f"Sentences per answer, {task}",
+            ("system", "right", "wrong", "missing"),
+            tuple(
+                (name, f"{each.right:.2f}", f"{each.wrong:.2f}", f"{each.missing:.2f}")
+                for name, each in systems.items()
+            ),
+            "Right: the reference answer has the same sentence. Wrong: it does not. Missing: a "
+            "sentence of the reference that the answer does not have. Each sentence states one "
+            "fact or one step.",
+        )
 
 
 def _p_value(comparison: Comparison | None) -> str:
