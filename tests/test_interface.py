@@ -113,7 +113,7 @@ async def test_closing_an_opened_stream_ends_its_decode() -> None:
 
 def test_encoded_prompts_have_the_tokens_that_usage_counts(embedded: AdaFuseEngine) -> None:
     for arguments in (
-        {"prompt": "The ferry  "},
+        {"prompt": "The ferry goes"},
         {"messages": TURNS},
         {"prompt": "a", "use": "wren"},
     ):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import platform
@@ -12,7 +11,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
-from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,14 +21,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidInputError
 from adafuse_llm.cli.common import (
     FAILED,
     INTERRUPTED,
     RESUMABLE,
     Setup,
     cancel_on_interrupt,
-    interruptible,
     one_line,
     print_json,
     progress_bar,
@@ -38,38 +34,19 @@ from adafuse_llm.cli.common import (
 )
 from adafuse_llm.evaluation.runner import Record
 from adafuse_llm.report.styles import printable
-from benchmarks.paper.layout import OF_TASKS, Part, Suite, load_suite, parts_of
+from benchmarks.paper.arguments import (
+    Arguments,
+    Given,
+    LazyEngine,
+    check_arguments,
+    make_runner,
+)
+from benchmarks.paper.layout import Part, parts_of
 from benchmarks.paper.page import suite_page
 from benchmarks.paper.report import Report, make_report, verdicts
-from benchmarks.paper.run import (
-    Cancelled,
-    Job,
-    Runner,
-    Work,
-    chosen_members,
-    jobs_of,
-    load_work,
-)
+from benchmarks.paper.run import Cancelled, Job, Runner, chosen_members, jobs_of
 from benchmarks.paper.sheets import Sheet, sheets
-
-
-@dataclasses.dataclass(frozen=True)
-class Arguments:
-    """Checked arguments of the command.
-
-    Attributes:
-        name: name or file of the suite.
-        suite: the suite.
-        works: tasks by name.
-        absent: tasks that are left out, with the reason.
-        output: folder of the answers and the report.
-    """
-
-    name: str
-    suite: Suite
-    works: dict[str, Work]
-    absent: dict[str, str]
-    output: Path
+from benchmarks.paper.workers import decode_in_processes
 
 
 def run_suite(
@@ -118,6 +95,14 @@ def run_suite(
             help="Number of concurrent questions. Default: the number in the suite, usually 16.",
         ),
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Number of processes that decode, except in parts that measure time. Each loads "
+            "the members. Default: the number in the suite, 2 in long and otherwise 1.",
+        ),
+    ] = None,
     chat: Annotated[
         bool,
         typer.Option("--chat", help="Send prompts as messages. Embedded tasks choose themselves."),
@@ -142,38 +127,28 @@ def run_suite(
     failed answer counts as wrong. If the run caused the failure, for example because memory ran
     out, the same command repeats the question. Until then the system is not compared.
     """
-    arguments, setup = _check_arguments(
-        setup,
-        name=suite,
-        output=output,
-        data=data,
-        tasks=[] if task is None else [task],
-        metrics=metric or [],
-        limit=limit,
-        max_requests=max_requests,
-        chat=chat,
-    )
+    given: Given = {
+        "suite": suite,
+        "output": output,
+        "data": data,
+        "tasks": [] if task is None else [task],
+        "metrics": metric or [],
+        "limit": limit,
+        "max_requests": max_requests,
+        "workers": workers,
+        "chat": chat,
+    }
+    asked = setup
+    arguments, setup = check_arguments(asked, given)
     for name, reason in arguments.absent.items():
         typer.echo(f"{name} is left out: {reason}", err=True)
     with ExitStack() as stack, cancel_on_interrupt() as cancel:
-        engine = _LazyEngine(setup, stack)
+        engine = LazyEngine(setup, stack)
         output = arguments.output
         notes = Notes(output)
         members = _members(notes, setup, engine)
         parts = parts_of(arguments.suite, members)
-        runner = Runner(
-            engine,
-            output,
-            arguments.works,
-            arguments.suite,
-            identity={
-                "models": list(setup.models) or "embedded",
-                "dtype": setup.dtype,
-                "revision": setup.revision,
-                "device_map": setup.device_map,
-            },
-            members=None if setup.config.use is None else members,
-        )
+        runner = make_runner(arguments, setup, engine, members)
         jobs, refused = _possible(runner, jobs_of(parts, arguments.suite, arguments.works))
         _report_absent(parts, refused)
         answers: dict[tuple[str, str, bool], list[Record]] = {}
@@ -189,16 +164,30 @@ def run_suite(
                 if record.error is not None:
                     progress.console.print(f"line {record.line}: {one_line(record.error)}")
 
-            for job in jobs:
-                try:
+            try:
+                shared = [job for job in jobs if not job.timed and runner.missing(job)]
+                if shared and arguments.suite.workers > 1:
+                    with notes.run() as elsewhere:
+                        elsewhere.append(
+                            decode_in_processes(
+                                shared,
+                                arguments.suite.workers,
+                                asked,
+                                given,
+                                members,
+                                cancel=cancel,
+                                on_job=lambda job: progress.advance(shown, job.questions),
+                            )
+                        )
+                for job in jobs:
                     if not runner.missing(job):
                         answers[job.name] = runner.records(job)
                         continue
                     with notes.run():
                         answers[job.name] = runner.records(job, cancel=cancel, on_record=on_record)
-                except Cancelled:
-                    typer.echo(RESUMABLE, err=True)
-                    return INTERRUPTED
+            except Cancelled:
+                typer.echo(RESUMABLE, err=True)
+                return INTERRUPTED
     about = _about(arguments, setup, members) | notes.provenance
     about["processor_seconds"] = notes.processor_seconds
     report = make_report(
@@ -215,68 +204,6 @@ def run_suite(
         typer.echo(f"wrote {output / 'suite.json'}, and {page} with charts", err=True)
     failed = any(record.error is not None for records in answers.values() for record in records)
     return FAILED if failed else 0
-
-
-def _check_arguments(
-    setup: Setup,
-    *,
-    name: str,
-    output: Path | None,
-    data: Path | None,
-    tasks: Sequence[str],
-    metrics: Sequence[str],
-    limit: int | None,
-    max_requests: int | None,
-    chat: bool,
-) -> tuple[Arguments, Setup]:
-    """Check the arguments before a model is loaded. Return them, and the setup of the members."""
-    suite = load_suite(name).limited(limit)
-    if max_requests is not None:
-        suite = suite.model_copy(update={"max_requests": max_requests})
-    if chat:
-        suite = suite.model_copy(update={"chat": True})
-    defaults = AdaFuseConfig()
-    allowed = ", ".join("--" + option.replace("_", "-") for option in OF_TASKS)
-    for option, value in setup.options.items():
-        if option not in OF_TASKS and value != getattr(defaults, option):
-            raise InvalidInputError(
-                f"--{option.replace('_', '-')} is not allowed, because the rows of a suite set it. "
-                f"To change it, write a suite file. Allowed options: {allowed}."
-            )
-    if setup.strategy != "adafuse":
-        raise InvalidInputError("--strategy is not allowed, because the rows of a suite set it")
-    output = output or Path("results") / Path(name).stem
-    if output.exists() and not output.is_dir():
-        raise InvalidInputError(f"--output {output} must be a folder; it is a file")
-    options = {
-        option: value
-        for option, value in setup.options.items()
-        if option in OF_TASKS and option != "use"
-    }
-    works, absent = load_work(suite, data, tasks=tasks, metrics=metrics, options=options)
-    setup = dataclasses.replace(
-        setup,
-        models=setup.models or suite.models,
-        dtype=suite.dtype if setup.dtype == "auto" else setup.dtype,
-        device_map=setup.device_map or suite.device_map,
-    )
-    return Arguments(name, suite, works, absent, output), setup
-
-
-class _LazyEngine:
-    """The engine with all members. It is loaded on the first call."""
-
-    def __init__(self, setup: Setup, stack: ExitStack) -> None:
-        plain = dataclasses.replace(setup, config=AdaFuseConfig())
-        self._setup, self._stack = plain, stack
-
-    @cached_property
-    def _engine(self) -> AdaFuseEngine:
-        with interruptible():
-            return self._stack.enter_context(self._setup.engine())
-
-    def __call__(self) -> AdaFuseEngine:
-        return self._engine
 
 
 class Notes:
@@ -306,13 +233,17 @@ class Notes:
         self._path.write_text(json.dumps(self._notes) + "\n", encoding="utf-8")
 
     @contextmanager
-    def run(self) -> Iterator[None]:
-        """Add the processor time of the ``with`` block. Note date, version and machine."""
+    def run(self) -> Iterator[list[float]]:
+        """Add the processor time of the ``with`` block. Note date, version and machine.
+
+        The list that it yields takes the processor seconds of other processes.
+        """
         before = time.process_time()
+        elsewhere: list[float] = []
         try:
-            yield
+            yield elsewhere
         finally:
-            taken = time.process_time() - before
+            taken = time.process_time() - before + sum(elsewhere)
             made = {"version": version("adafuse-llm"), "machine": _machine()}
             others = [
                 other for other in self._made if {**other, "date": None} != {**made, "date": None}
@@ -352,7 +283,7 @@ def _machine() -> str:
     )
 
 
-def _members(notes: Notes, setup: Setup, engine: _LazyEngine) -> tuple[str, ...]:
+def _members(notes: Notes, setup: Setup, engine: LazyEngine) -> tuple[str, ...]:
     """Return the names of the members that take part.
 
     They come from the notes of an earlier run if possible. Then no model is loaded to show its

@@ -144,10 +144,12 @@ class Suite(_Plain):
         metrics: metrics by task, the main one first. They replace the task's own metrics.
         questions: numbers of questions.
         max_requests: number of concurrent questions, except in parts that measure time.
+        workers: number of processes that decode, except in parts that measure time.
         max_new_tokens: length limit by task. It replaces the task's own limit.
         parts: names of parts. Empty for all.
         without: names of rows to leave out.
         rows: further systems. They make up the additional part ``more``.
+        peers: further peers of Table 1.
     """
 
     models: tuple[str, ...] = ()
@@ -160,10 +162,12 @@ class Suite(_Plain):
     )
     questions: Sizes = Sizes()
     max_requests: int = Field(default=16, ge=1)
+    workers: int = Field(default=1, ge=1)
     max_new_tokens: Mapping[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
     parts: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     rows: tuple[Row, ...] = ()
+    peers: tuple[Row, ...] = ()
 
     def limited(self, limit: int | None) -> Suite:
         """Return the suite with at most `limit` questions of every task in every part."""
@@ -173,12 +177,20 @@ class Suite(_Plain):
         return self.model_copy(update={"questions": Sizes(**sizes)})
 
 
+TUNED = (
+    Row(name="GaC, gate at 0.9", strategy="gac-gated-0.9", kind="peer"),
+    Row(name="DeePEn, rate 0.3", strategy="deepen-0.3", kind="peer"),
+)
+"""Peers with the settings that were best for the embedded members on development questions."""
+
 SUITES: Mapping[str, Suite] = {
-    "paper": Suite(),
+    "paper": Suite(peers=TUNED),
     "long": Suite(
+        peers=TUNED,
         tasks=LONG_TASKS,
         questions=Sizes(table=300, sweep=300),
         parts=("table-1",),
+        workers=2,
     ),
 }
 """Suites by name: the paper's tables and figures, and Table 1 on questions with long answers."""
@@ -225,7 +237,7 @@ def _check(suite: Suite, path: Path) -> None:
         if name not in METRICS:
             raise InvalidInputError(f"{path}: there is no metric {name!r}.{nearest(name, METRICS)}")
     _check_names("part", suite.parts, [part.name for part in paper((), suite.rows)])
-    for row in suite.rows:
+    for row in (*suite.rows, *suite.peers):
         if not row.optional:
             settled(row)
 
@@ -259,7 +271,7 @@ def parts_of(suite: Suite, members: Sequence[str]) -> tuple[Part, ...]:
     Raises:
         InvalidInputError: the suite names a part or a row that does not exist.
     """
-    parts = paper(members, suite.rows)
+    parts = paper(members, suite.rows, suite.peers)
     _check_names("part", suite.parts, [part.name for part in parts])
     rows = [row.name for part in parts for row in part.rows]
     _check_names("row", suite.without, list(dict.fromkeys(rows)))
@@ -295,12 +307,15 @@ BRANCHED = Row(name="AdaFuse, B = 3", options={"branching_factor": 3})
 OURS = (PLAIN, BRANCHED)
 
 
-def paper(members: Sequence[str], more: Sequence[Row] = ()) -> tuple[Part, ...]:
+def paper(
+    members: Sequence[str], more: Sequence[Row] = (), peers: Sequence[Row] = ()
+) -> tuple[Part, ...]:
     """Return the tables and figures of the AdaFuse paper (arXiv 2601.06022) for given members.
 
     Args:
         members: names of the members.
         more: rows of an additional part ``more``.
+        peers: further peers of Table 1.
     """
     alone = tuple(
         Row(name=f"{each} alone", strategy="single", use=(each,), kind="member") for each in members
@@ -312,7 +327,7 @@ def paper(members: Sequence[str], more: Sequence[Row] = ()) -> tuple[Part, ...]:
             title="Table 1: members, peers and AdaFuse",
             about="B = 1 is the setting of the paper's Table 1 (§3.3 off). B = 3 is the default of "
             "this package.",
-            rows=(*alone, *PEERS, *OURS),
+            rows=(*alone, *PEERS, *peers, *OURS),
             size="table",
             absent={RANKER: NO_RANKER},
         ),

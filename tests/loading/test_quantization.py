@@ -30,7 +30,9 @@ from tests.reference import Options, ReferenceMember, decode
 from tests.support.compare import assert_same
 
 WREN, HERON, FINCH = member_paths()
-PROMPT = """The Silesse Mill was founded by Jenbert Zalwyn and opens at 8:45.
+PROMPT = """Answer from the passages. If they do not say, answer: not stated.
+
+[1] The Silesse Mill was founded by Jenbert Zalwyn. It opens at 8:45 every day of the week.
 
 Question: Who founded the Silesse Mill?
 Answer:"""

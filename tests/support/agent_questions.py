@@ -5,7 +5,7 @@ from __future__ import annotations
 MILL = ("look_up", {"query": "Silesse Mill"})
 
 ERRANDS = [
-    ("Who founded the Silesse Mill?", [MILL], "Jenbert Zalwyn"),
+    ("Who is the director of the Silesse Mill?", [MILL], "Poris Wentano"),
     ("What is 417 * 38?", [("calculate", {"expression": "417 * 38"})], "15846"),
     (
         "How much do 3 tickets for the Silesse Mill cost?",

@@ -313,6 +313,33 @@ def test_without_a_suite_it_is_the_papers(paper, job, fakes):
     assert paper("--suite", "paper", *job).stdout == paper(*job).stdout
 
 
+def test_several_processes_write_the_same_answers(paper, tmp_path):
+    path = tmp_path / "two.yaml"
+    path.write_text("parts: [figure-2]\ntasks: [embedded_parts, embedded]\n")
+    told = {}
+    for workers in (1, 2):
+        given = ["--suite", path, "--limit", 2, "--output", tmp_path / str(workers)]
+        result = paper(*given, "--workers", workers, "--json")
+        assert result.exit_code == 0, result.output
+        told[workers] = json.loads(result.stdout)
+        assert told[workers]["processor_seconds"] > 0.1
+    files = sorted((tmp_path / "1").rglob("*.jsonl"))
+    assert len(files) == 8
+    for file in files:
+        other = tmp_path / "2" / file.relative_to(tmp_path / "1")
+        one, two = (
+            [json.loads(line).get("answer") for line in each.read_text().splitlines()]
+            for each in (file, other)
+        )
+        assert one == two
+    scores = [
+        [line["cells"][task]["evaluation"]["scores"] for line in told[n]["sections"][0]["lines"]]
+        for n in (1, 2)
+        for task in ("embedded", "embedded_parts")
+    ]
+    assert scores[:2] == scores[2:]
+
+
 @pytest.mark.quick
 def test_the_suite_of_long_answers_has_its_tasks():
     from benchmarks.paper.layout import load_suite, parts_of
@@ -324,6 +351,7 @@ def test_the_suite_of_long_answers_has_its_tasks():
     (part,) = parts_of(suite, ("one", "two"))
     assert part.name == "table-1"
     assert suite.questions.table == 300
+    assert {"DeePEn, rate 0.3", "GaC, gate at 0.9"} <= {row.name for row in part.rows}
 
 
 @pytest.mark.quick

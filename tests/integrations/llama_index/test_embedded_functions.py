@@ -81,7 +81,7 @@ async def test_selectors(embedded):
     assert scored.ind in (0, 1)
     assert sum(scored.probabilities) == pytest.approx(1)
     again: Any = await AdaFuseSelector(embedded).aselect(choices, "What?")
-    assert again.probabilities == pytest.approx(scored.probabilities)
+    assert again.probabilities == pytest.approx(scored.probabilities, rel=1e-4)
 
 
 def test_a_judge(embedded):

@@ -102,7 +102,7 @@ def test_queries_that_members_write_are_fused(nodes):
     def script(prompt: str) -> str:
         if "generates multiple search queries" in prompt:
             return "1. founder of the Silesse Mill\n2. staff of the Kalire Bank"
-        return "Jenbert Zalwyn"
+        return "Poris Wentano"
 
     with scripted_engine(script) as engine:
         llm = AdaFuseLLM(engine=engine)
@@ -115,7 +115,7 @@ def test_queries_that_members_write_are_fused(nodes):
         response = RetrieverQueryEngine.from_args(fusion, llm=llm).query("Who founded the mill?")
     sources = {node.metadata["source"] for node in response.source_nodes}
     assert {"silesse-mill.md", "kalire-bank.md"} <= sources
-    assert str(response) == "Jenbert Zalwyn"
+    assert str(response) == "Poris Wentano"
 
 
 def prompt_tokens(response: Any) -> int:
@@ -132,9 +132,9 @@ def test_a_chat_engine_remembers(llm, retrievers):
         context_template=f"{INSTRUCTION}\n\n{{context_str}}",
     )
     with DecisionHandler():
-        first = engine.chat("Question: Who founded the Silesse Mill?")
+        first = engine.chat("Question: Who is the director of the Silesse Mill?")
         second = engine.chat("Question: Which architect designed the Silesse Mill?")
-    assert (str(first), str(second)) == ("Jenbert Zalwyn", "Portas Jorsky")
+    assert (str(first), str(second)) == ("Poris Wentano", "Portas Jorsky")
     assert [message.role.value for message in engine.chat_history] == ["user", "assistant"] * 2
     assert second.source_nodes[0].metadata["source"] == "silesse-mill.md"
     read = prompt_tokens(second)
@@ -151,15 +151,15 @@ def test_a_streamed_answer_and_a_streamed_chat(llm, retrievers):
     engine = RetrieverQueryEngine.from_args(
         retrievers("bm25", llm), llm=llm, text_qa_template=TEMPLATE, streaming=True
     )
-    response: Any = engine.query("Who founded the Silesse Mill?")
-    assert "".join(response.response_gen) == "Jenbert Zalwyn"
+    response: Any = engine.query("Who is the director of the Silesse Mill?")
+    assert "".join(response.response_gen) == "Poris Wentano"
     chat = ContextChatEngine.from_defaults(
         retriever=retrievers("bm25", llm),
         llm=llm,
         context_template=f"{INSTRUCTION}\n\n{{context_str}}",
     )
-    streamed = chat.stream_chat("Question: Who founded the Silesse Mill?")
-    assert "".join(streamed.response_gen) == "Jenbert Zalwyn"
+    streamed = chat.stream_chat("Question: Who is the director of the Silesse Mill?")
+    assert "".join(streamed.response_gen) == "Poris Wentano"
 
 
 def test_default_prompts_of_llama_index_fit(llm, retrievers):
@@ -168,4 +168,4 @@ def test_default_prompts_of_llama_index_fit(llm, retrievers):
         engine = RetrieverQueryEngine.from_args(
             retrievers("bm25", llm), llm=llm, response_mode=ResponseMode(mode)
         )
-        assert str(engine.query("Who founded the Silesse Mill?"))
+        assert str(engine.query("Who is the director of the Silesse Mill?"))
