@@ -4,8 +4,10 @@
     gsm8k                 word problems, solved step by step; equality of the final number
     flores_en_de, _de_en  translation; spBLEU and chrF
     embedded              held-out questions about the world of the embedded members
-    embedded_parts, embedded_summary, embedded_reasoning, embedded_plain
-                          such questions with long answers, and without a chat template
+    embedded_parts        such questions of several parts
+    embedded_summary      summaries
+    embedded_reasoning    word problems of several steps
+    embedded_plain        questions of all these kinds, without a chat template
 
 All tasks except the embedded ones read JSON Lines with ``question`` and ``answer``. An answer is a
 text or a list of accepted texts. These tasks have a header before every question: a text with
