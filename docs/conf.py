@@ -19,7 +19,10 @@ author = "The adafuse-llm developers"
 copyright = author  # noqa: A001  # Sphinx requires this name
 release = metadata.version("adafuse-llm")
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = [
+    *("myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"),
+    *("sphinx_copybutton", "sphinx_design"),
+]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # `make cookbooks` runs the notebooks
 nb_merge_streams = True
