@@ -194,6 +194,6 @@ def test_the_errors_are_those_of_the_code() -> None:
     messages += [block for block in blocks if block != UNFAMILIAR]
     assert len(messages) >= 18
     for message in messages:
-        pieces = [piece.strip(" .") for piece in re.split("…|: |, ", message)]
+        pieces = [piece.strip(" .") for piece in re.split(r"…|: |, |\. ", message)]
         assert all(piece in texts() for piece in pieces), message
         assert any(len(piece) > 20 for piece in pieces), message
