@@ -29,6 +29,8 @@ nb_merge_streams = True
 exclude_patterns = ["figures"]
 html_theme = "furo"
 html_title = f"adafuse-llm {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_theme_options: dict[str, Any] = {"navigation_with_keys": True}
 
 autodoc_typehints = "description"

@@ -82,7 +82,8 @@ def command_line() -> str:
 
 
 def _command(name: str, command: Any) -> str:
-    arguments, flags = [], []
+    arguments: list[Any] = []
+    flags: list[Any] = []
     for parameter in command.params:
         (arguments if parameter.param_type_name == "argument" else flags).append(parameter)
     usage = " ".join(

@@ -145,9 +145,9 @@ def test_time_follows_from_sizes_and_measured_passes() -> None:
 
 
 def test_the_table_of_architectures_is_that_of_the_tests() -> None:
-    listed = {}
-    for names, _, form, shares in rows(SUPPORTED, "architecture"):
-        listed |= {name.strip(): (form, shares) for name in names.split(",")}
+    listed: dict[str, tuple[str, str]] = {}
+    for names, _, form, sharing in rows(SUPPORTED, "architecture"):
+        listed |= {name.strip(): (form, sharing) for name in names.split(",")}
     del listed["StableLm"]  # an embedded member
     assert set(listed) == {prefix for prefix, _ in ARCHITECTURES.values()}
     for arch, (prefix, _) in ARCHITECTURES.items():

@@ -139,7 +139,8 @@ def test_every_page_is_in_the_navigation() -> None:
         if page.is_relative_to(DOCS):
             text = page.read_text(encoding="utf-8")
             for block in re.findall(r"```\{toctree\}\n(.*?)```", text, re.DOTALL):
-                names = [line for line in block.splitlines() if line and not line.startswith(":")]
+                lines = [line for line in block.splitlines() if line and not line.startswith(":")]
+                names = [re.sub(r".*<(.*)>", r"\1", line) for line in lines]
                 folder = page.parent.relative_to(DOCS)
                 listed.update((folder / name).as_posix() for name in names)
     pages = {
