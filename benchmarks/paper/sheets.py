@@ -318,6 +318,7 @@ ABOUT_DECISIONS = (
 
 
 def _decisions(long: Long) -> Iterator[Sheet]:
+    note = ABOUT_DECISIONS
     for task, systems in long.decisions.items():
         if systems:
             yield Sheet(
@@ -333,9 +334,10 @@ def _decisions(long: Long) -> Iterator[Sheet]:
                     for name, thirds in systems.items()
                     for place, each in zip((*THIRDS, "all"), (*thirds, total(thirds)), strict=True)
                 ),
-                ABOUT_DECISIONS,
+                note,
                 names=2,
             )
+            note = ""  # the first table explains the columns of all
 
 
 def _decided(each: Decisions) -> tuple[str, ...]:
