@@ -9,7 +9,7 @@ from statistics import fmean
 
 from adafuse_llm.evaluation.statistics import SIGNIFICANT, Comparison, p_value
 from adafuse_llm.report.page import count
-from benchmarks.paper.long import THIRDS, Decisions, Long, total
+from benchmarks.paper.long import ALL_TASKS, THIRDS, Decisions, Long, total
 from benchmarks.paper.report import Cell, Line, Report, Section
 
 NO_BREAK = "\u00a0"
@@ -99,7 +99,9 @@ def _scores(report: Report, section: Section) -> Sheet:
 
 
 def _groups(section: Section, task: str) -> tuple[str, ...]:
-    return tuple(section.lines[0].cells[task].evaluation.groups)
+    """Return the groups of a task. One group alone is the task itself and does not count."""
+    groups = tuple(section.lines[0].cells[task].evaluation.groups)
+    return groups if len(groups) > 1 else ()
 
 
 def _tests(report: Report, section: Section) -> Iterator[Sheet]:
@@ -180,35 +182,38 @@ def _gain(line: Line, best: Line | None, task: str) -> str:
     return f"{100 * (cell.score.value / best.cells[task].score.value - 1):+.1f} %"
 
 
+ABOUT_ALL_TASKS = " Every question counts once, with the main metric of its task."
+
+
 def _claims(report: Report) -> Iterator[Sheet]:
-    for task in report.tasks:
+    for task in dict.fromkeys(claim.task for claim in report.claims):
         claims = [claim for claim in report.claims if claim.task == task]
         tests = [f"{claim.comparison.test}, " for claim in claims if claim.comparison][:1]
-        if claims:
-            yield Sheet(
-                "table-1",
-                f"Is AdaFuse above? {task}",
-                ("AdaFuse", "against", "points", "p", "p, Holm", "tokens", "shown"),
-                tuple(
-                    (
-                        claim.ours,
-                        claim.theirs,
-                        "-" if comparison is None else comparison.difference.shown("+"),
-                        _p_value(comparison),
-                        "-" if claim.adjusted is None else p_value(claim.adjusted),
-                        f"{claim.tokens[0]:.0f} to {claim.tokens[1]:.0f}",
-                        claim.verdict
-                        if comparison
-                        else f"not tested: {count(sum(claim.lost), 'answer')} failed",
-                    )
-                    for claim in claims
-                    for comparison in [claim.comparison]
-                ),
-                f"{''.join(tests) or 'Paired tests, '}two-sided. Holm's p-value is "
-                "adjusted for all rivals of a row. Shown: at Holm's p < "
-                f"{SIGNIFICANT:g}. Tokens: per answer, of AdaFuse and of the rival.",
-                names=2,
-            )
+        yield Sheet(
+            "table-1",
+            f"Is AdaFuse above? {task}",
+            ("AdaFuse", "against", "points", "p", "p, Holm", "tokens", "shown"),
+            tuple(
+                (
+                    claim.ours,
+                    claim.theirs,
+                    "-" if comparison is None else comparison.difference.shown("+"),
+                    _p_value(comparison),
+                    "-" if claim.adjusted is None else p_value(claim.adjusted),
+                    f"{claim.tokens[0]:.0f} to {claim.tokens[1]:.0f}",
+                    claim.verdict
+                    if comparison
+                    else f"not tested: {count(sum(claim.lost), 'answer')} failed",
+                )
+                for claim in claims
+                for comparison in [claim.comparison]
+            ),
+            f"{''.join(tests) or 'Paired tests, '}two-sided. Holm's p-value is "
+            "adjusted for all rivals of a row. Shown: at Holm's p < "
+            f"{SIGNIFICANT:g}. Tokens: per answer, of AdaFuse and of the rival."
+            f"{ABOUT_ALL_TASKS if task == ALL_TASKS else ''}",
+            names=2,
+        )
 
 
 def _sweep(report: Report, section: Section) -> Iterator[Sheet]:
@@ -313,6 +318,7 @@ ABOUT_DECISIONS = (
 
 
 def _decisions(long: Long) -> Iterator[Sheet]:
+    note = ABOUT_DECISIONS
     for task, systems in long.decisions.items():
         if systems:
             yield Sheet(
@@ -328,9 +334,10 @@ def _decisions(long: Long) -> Iterator[Sheet]:
                     for name, thirds in systems.items()
                     for place, each in zip((*THIRDS, "all"), (*thirds, total(thirds)), strict=True)
                 ),
-                ABOUT_DECISIONS,
+                note,
                 names=2,
             )
+            note = ""  # the first table explains the columns of all
 
 
 def _decided(each: Decisions) -> tuple[str, ...]:
