@@ -460,18 +460,17 @@ def test_a_browser_shows_every_label_of_the_stored_results(new_tab, tmp_path, na
     )
     path = tmp_path / "suite.html"
     path.write_text(suite_page(stored), encoding="utf-8")
-    for scheme in ("light", "dark"):
-        for width in (390, 1100):
-            tab = new_tab(color_scheme=scheme, viewport={"width": width, "height": 900})
-            problems: list[str] = []
-            tab.on("console", lambda message, problems=problems: problems.append(message.text))
-            tab.on("request", lambda request, problems=problems: problems.append(request.url))
-            tab.goto(path.as_uri())
-            assert problems == [path.as_uri()]
-            assert not tab.evaluate("document.documentElement.scrollWidth > innerWidth")
-            assert tab.evaluate(OVERLAPPING) == []
-            colours = tab.evaluate(COLOURS)
-            assert (colours["ink"] > colours["paper"]) == (scheme == "dark")
+    for scheme, width in (("light", 1100), ("dark", 390)):
+        tab = new_tab(color_scheme=scheme, viewport={"width": width, "height": 900})
+        problems: list[str] = []
+        tab.on("console", lambda message, problems=problems: problems.append(message.text))
+        tab.on("request", lambda request, problems=problems: problems.append(request.url))
+        tab.goto(path.as_uri())
+        assert problems == [path.as_uri()]
+        assert not tab.evaluate("document.documentElement.scrollWidth > innerWidth")
+        assert tab.evaluate(OVERLAPPING) == []
+        colours = tab.evaluate(COLOURS)
+        assert (colours["ink"] > colours["paper"]) == (scheme == "dark")
 
 
 OVERLAPPING = """() => {
