@@ -41,7 +41,7 @@ def sheets(report: Report) -> list[Sheet]:
     tables = []
     for section in report.sections:
         if section.name == "table-1":
-            tables += [_scores(report, section), *_tests(report, section), *_claims(report)]
+            tables += [*_scores(report, section), *_tests(report, section), *_claims(report)]
         elif section.lines:
             tables += _sweep(report, section)
         if section.name == "figure-2":
@@ -68,34 +68,57 @@ def _escaped(text: str) -> str:
     return text
 
 
-def _scores(report: Report, section: Section) -> Sheet:
-    """Return the table of scores in the layout of the paper's Table 1: one column per task."""
+def _scores(report: Report, section: Section) -> Iterator[Sheet]:
+    """Yield the table of scores in the layout of the paper's Table 1: one column per task.
+
+    The scores by group follow the score of a single task. With several tasks, they have tables of
+    their own.
+    """
+    one = len(report.tasks) == 1
     columns = ["system"]
     for task in report.tasks:
-        groups = _groups(section, task)
-        columns += [*groups, "all" if groups and len(report.tasks) == 1 else task]
-    if len(report.tasks) > 1:
+        groups = _groups(section, task) if one else ()
+        columns += [*groups, "all" if groups else task]
+    if not one:
         columns.append("mean")
     rows = []
     for line in section.lines:
         row = [line.name]
         for task in report.tasks:
+            row += _by_group(line, section, task) if one else ()
             cell = line.cells[task]
-            row += [f"{cell.evaluation.groups[name].value:.1f}" for name in _groups(section, task)]
             row.append(f"{cell.score.value:.1f}{cell.failures}")
-        if len(report.tasks) > 1:
+        if not one:
             row.append(f"{fmean(cell.score.value for cell in line.cells.values()):.1f}")
         rows.append(tuple(row))
     questions = ", ".join(
         f"{task} ({report.tasks[task]}): {n:,}" for task, n in section.questions.items()
     )
-    return Sheet(
+    yield Sheet(
         section.name,
         section.title,
-        tuple(column.replace("_", " ") for column in columns),
+        _headings(columns),
         tuple(rows),
         f"Scores in percent. Questions: {questions}. {section.about}",
     )
+    for task in () if one else report.tasks:
+        if groups := _groups(section, task):
+            yield Sheet(
+                section.name,
+                f"{section.title}: {task} by group",
+                _headings(["system", *groups]),
+                tuple((line.name, *_by_group(line, section, task)) for line in section.lines),
+                f"Scores in percent ({report.tasks[task]}).",
+            )
+
+
+def _headings(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name.replace("_", " ") for name in names)
+
+
+def _by_group(line: Line, section: Section, task: str) -> list[str]:
+    groups = line.cells[task].evaluation.groups
+    return [f"{groups[name].value:.1f}" for name in _groups(section, task)]
 
 
 def _groups(section: Section, task: str) -> tuple[str, ...]:
