@@ -21,6 +21,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "http_proxy": NOWHERE,
     "https_proxy": NOWHERE,
+    "no_proxy": "127.0.0.1",  # for servers that a notebook starts
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "PYTHONWARNINGS": "ignore:IProgress not found",  # of tqdm, which would like ipywidgets
 }
