@@ -176,6 +176,17 @@ def gains() -> str:
     return "\n".join(rows)
 
 
+def pairs() -> str:
+    """Return the scores of single members, of pairs and of all members on short questions."""
+    section = _suite("embedded").section("table-2")
+    assert section is not None
+    rows = ["| members | right answers, percent | tokens per answer |", "|---|---:|---:|"]
+    for line in section.lines:
+        (cell,) = line.cells.values()
+        rows.append(f"| {line.name} | {cell.score.shown()} | {cell.tokens:.0f} |")
+    return "\n".join(rows)
+
+
 LONG_TASKS = {
     "embedded_parts": "questions of several parts",
     "embedded_summary": "summaries of what passages say about a subject",
@@ -212,6 +223,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "configuration": configuration,
     "command_line": command_line,
     "gains": gains,
+    "pairs": pairs,
     **{
         name: generator
         for word, suite in SUITES.items()
