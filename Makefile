@@ -12,7 +12,7 @@ GGUF := $(VENV)/.gguf
 RAY := $(VENV)/.ray
 LOWEST := .venv-lowest
 LOWEST_TORCH ?= 2.13.0
-QUESTION ?= What is the entry price of the Jalith Museum?
+QUESTION ?= Who is the director of the Kalost Bakery, who was the founder of the Kalost Bakery, and who designed the Kalost Bakery?
 CASES ?= 100000
 SEED ?= 0
 JOBS ?= 1
@@ -31,7 +31,7 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 demo: $(DEMO) ## install the package, then answer a question about the shipped handbook with three small models
-	@$(BIN)/adafuse ask "$(QUESTION)" --max-words 1
+	@$(BIN)/adafuse ask "$(QUESTION)" --compare
 
 serve: $(SERVE) ## serve three small models in the form of OpenAI's API, with a page, at port 8000 (PORT=9000 to change it)
 	@$(BIN)/adafuse serve --port $(PORT)

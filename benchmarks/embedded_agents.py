@@ -11,7 +11,7 @@ freely, and enforced by a grammar.
 The benchmark also asks the questions of the handbook. For these questions, the tools run with the
 arguments that the member writes, and only the answer counts.
 
-The second part measures the first replies to the same cases with every form of ``tool_choice``:
+The second part measures the first replies to 40 held-out cases with every form of ``tool_choice``:
 which share obeys it, and which share makes exactly the right call.
 """
 
@@ -288,6 +288,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--cases", type=int, default=100, help="number of drawn cases of each form")
     parser.add_argument(
+        "--choice-cases", type=int, default=40, help="number of drawn cases of each tool_choice"
+    )
+    parser.add_argument(
         "--handbook", type=int, default=1, help="ask every n-th question of the handbook"
     )
     parser.add_argument("--seed", type=int, default=1)
@@ -298,9 +301,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--output", type=Path, help="write the summary and all cases to this file, as JSON"
     )
     args = parser.parse_args(argv)
-    for name in ("cases", "handbook", "workers"):
+    for name in ("cases", "choice_cases", "handbook", "workers"):
         if getattr(args, name) < 1:
-            parser.error(f"--{name} must be at least 1")
+            parser.error(f"--{name.replace('_', '-')} must be at least 1")
     return args
 
 
@@ -320,7 +323,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for system in systems
         for choice in CHOICES
         for enforced in ((False, True) if choice != "none" else (False,))
-        for case in cases
+        for case in heldout_cases(args.choice_cases, args.seed)
     ]
     rows = list(tqdm(_run(jobs, args.workers), total=len(jobs), unit="case"))
     by_case = [row for row in rows if "choice" not in row]

@@ -19,13 +19,18 @@ author = "The adafuse-llm developers"
 copyright = author  # noqa: A001  # Sphinx requires this name
 release = metadata.version("adafuse-llm")
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = [
+    *("myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"),
+    *("sphinx_copybutton", "sphinx_design"),
+]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # `make cookbooks` runs the notebooks
 nb_merge_streams = True
 exclude_patterns = ["figures"]
 html_theme = "furo"
 html_title = f"adafuse-llm {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_theme_options: dict[str, Any] = {"navigation_with_keys": True}
 
 autodoc_typehints = "description"

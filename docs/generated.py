@@ -16,10 +16,16 @@ PLACE = re.compile(r"<!-- generated: (\w+) -->")
 
 
 def copy_cookbooks(source: Path, target: Path) -> None:
-    """Copy the notebooks into the site's pages and adjust their links."""
+    """Copy the notebooks into the site's pages and adjust their links.
+
+    The navigation lists them below their README, in its order.
+    """
     target.mkdir(exist_ok=True)
     for path in [*source.glob("*.ipynb"), *source.glob("*.md")]:
         text = path.read_text(encoding="utf-8").replace("](../docs/", "](../")
+        if path.name == "README.md":
+            names = dict.fromkeys(re.findall(r"\]\((\w+)\.ipynb\)", text))
+            text += "\n```{toctree}\n:hidden:\n\n" + "\n".join(names) + "\n```\n"
         (target / path.name).write_text(text, encoding="utf-8")
 
 
@@ -76,7 +82,8 @@ def command_line() -> str:
 
 
 def _command(name: str, command: Any) -> str:
-    arguments, flags = [], []
+    arguments: list[Any] = []
+    flags: list[Any] = []
     for parameter in command.params:
         (arguments if parameter.param_type_name == "argument" else flags).append(parameter)
     usage = " ".join(
@@ -146,6 +153,38 @@ def suite_charts(suite: str) -> str:
     return f"````{{raw}} html\n{charts(_suite(suite))}\n````"
 
 
+def gains() -> str:
+    """Return the comparison of AdaFuse with its best member in each task with long answers."""
+    rows = [
+        "| questions | best member alone | its score | ensemble | difference | tokens |",
+        "|---|---|---:|---:|---|---:|",
+    ]
+    for claim in _suite("long").claims:
+        if claim.kind != "member" or claim.ours != "AdaFuse, B = 3" or claim.comparison is None:
+            continue
+        found, difference = claim.comparison, claim.comparison.difference
+        cells = [
+            LONG_TASKS[claim.task],
+            claim.theirs.removesuffix(" alone"),
+            f"{found.theirs:.1f}",
+            f"{found.ours:.1f}",
+            f"{difference.value:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}], "
+            f"{claim.verdict.replace('not shown', 'not significant')}",
+            f"{claim.tokens[0] / claim.tokens[1]:.1f} times",
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+LONG_TASKS = {
+    "embedded_parts": "questions of several parts",
+    "embedded_summary": "summaries of what passages say about a subject",
+    "embedded_reasoning": "word problems of three to five steps",
+    "embedded_plain": "a mixture of questions, without a chat template",
+}
+"""What the tasks with long answers ask."""
+
+
 SUITES = {"suite": "embedded", "long": "long"}
 """Names of stored results, by the first word of their generators."""
 
@@ -172,6 +211,7 @@ def _generators(word: str, suite: str) -> dict[str, Callable[[], str]]:
 GENERATORS: dict[str, Callable[[], str]] = {
     "configuration": configuration,
     "command_line": command_line,
+    "gains": gains,
     **{
         name: generator
         for word, suite in SUITES.items()

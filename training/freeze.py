@@ -29,7 +29,6 @@ from training.world import (
     LONG_TASKS,
     SKILLS,
     Case,
-    LongCase,
     Names,
     Skill,
     draw_case,
@@ -79,7 +78,7 @@ def draw_long_questions(
         seed: seed of the random choices.
         n_passages: number of passages for each question about passages.
     """
-    draws: list[Callable[[Names], Case | LongCase]] = [
+    draws: list[Callable[[Names], Case]] = [
         partial(draw_long_case, task=task, n_passages=n_passages)
         for task in LONG_TASKS
         if kind in (task, "plain")

@@ -17,7 +17,6 @@ from training.stages import Stage
 from training.world import (
     AgentCase,
     Case,
-    LongCase,
     LongTask,
     Names,
     Skill,
@@ -87,7 +86,7 @@ class Packer:
         )
         return text
 
-    def _chat(self, layout: Layout, content: str, example: Case | LongCase | None) -> str:
+    def _chat(self, layout: Layout, content: str, example: Case | None) -> str:
         messages = [{"role": "system", "content": layout.system}] if layout.system else []
         if layout.history and example:
             earlier = layout.before + layout.ask(example.question)
@@ -98,9 +97,9 @@ class Packer:
         messages.append({"role": "user", "content": content})
         return self._render(messages)
 
-    def pack(self, layout: Layout, cases: Sequence[Case | LongCase]) -> Pack:
+    def pack(self, layout: Layout, cases: Sequence[Case]) -> Pack:
         """Encode cases about the same passages as one pack, in the given layout."""
-        example: Case | LongCase | None = None
+        example: Case | None = None
         before, pattern = layout.before, layout.pattern
         if layout.history:
             example, cases = cases[0], cases[1:]
@@ -167,7 +166,7 @@ class Packer:
         layout = self._layout(rng, scene.passages)
         wanted = 1 if not layout.before and not layout.system else stage.questions
         wanted += bool(layout.history)
-        cases: list[LongCase] = []
+        cases: list[Case] = []
         for _ in range(3 * wanted):
             (task,) = rng.choices(tasks, weights)
             if task == "summary":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +15,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from adafuse_llm import ContextWindowError, Generation, Round, StreamEvent
+from adafuse_llm import AdaFuseEngine, ContextWindowError, Generation, Round, StreamEvent
 from adafuse_llm.cli.common import (
     INTERRUPTED,
     STOPPED,
@@ -45,6 +46,12 @@ UNFAMILIAR = (
 )
 """What `ask` prints if the embedded members read other documents than the handbook."""
 
+FAMILIAR = (
+    "These models know only the fictional town of this handbook. For your own documents, use your "
+    "own models: --docs PATH --model PATH_OR_ID --model PATH_OR_ID"
+)
+"""What `ask` prints below an answer of the embedded members about the handbook."""
+
 
 def ask(
     setup: Setup,
@@ -72,6 +79,10 @@ def ask(
         Path | None,
         typer.Option(help="Also write the answer, its rounds and its sources to this HTML file."),
     ] = None,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Also show what each member answers alone."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Answer a question from documents and show how the ensemble decides.
@@ -81,7 +92,8 @@ def ask(
     check_page(html)
     documents = read_documents(docs or [handbook_path()], follow_links=follow_links)
     sources = Retriever(documents).search(question, k=passages)
-    if setup.is_embedded and not all(map(_is_handbook, docs or ())):
+    familiar = all(map(_is_handbook, docs or ()))
+    if setup.is_embedded and not familiar:
         typer.echo(UNFAMILIAR, err=True)
     messages = question_messages(question, sources)
     started = time.perf_counter()
@@ -92,16 +104,22 @@ def ask(
         except ContextWindowError as error:
             raise ContextWindowError(f"{error} Lower --passages to shorten the prompt.") from error
         display = Display(engine.members, stdout_console(), forced=setup.has_grammar)
-        generation = last(events) if as_json else _show(question, sources, display, events)
-    seconds = time.perf_counter() - loaded
+        generation = last(events) if as_json else _show_answer(question, sources, display, events)
+        seconds = time.perf_counter() - loaded
+        alone: dict[str, str] = {}
+        if compare and generation.finish_reason != "cancelled":
+            alone = _ask_alone(engine, messages, cancel)
+        if not as_json:
+            _show_rounds(generation, alone, sources, display)
     if html is not None:
         named = [(passage.source, passage.text) for passage in sources]
-        write_page(html, page(generation, title=question, sources=named))
+        write_page(html, page(generation, title=question, alone=alone, sources=named))
     if as_json:
         answer = {
             "question": question,
             "answer": generation.answer,
             "reasoning": generation.reasoning,
+            **({"alone": alone} if compare else {}),
             "sources": [{"source": p.source, "text": p.text} for p in sources],
             "members": list(display.members),
             **generation.model_dump(mode="json", exclude={"text"}),
@@ -111,6 +129,8 @@ def ask(
         print_json(answer)
     else:
         display.console.print(display.summary(generation, seconds))
+        if setup.is_embedded and familiar:
+            display.console.print(Text(FAMILIAR, "dim"))
     if generation.finish_reason == "cancelled":
         typer.echo(STOPPED, err=True)
         return INTERRUPTED
@@ -146,10 +166,23 @@ class _Progress:
         yield self.display.rounds(self.rounds[-max(1, room - len(lines)) :])
 
 
-def _show(
+def _ask_alone(
+    engine: AdaFuseEngine, messages: Sequence[Mapping[str, str]], cancel: threading.Event
+) -> dict[str, str]:
+    """Return the answer that each member gives alone, by member."""
+    from adafuse_llm.evaluation.runner import singly
+
+    one = singly(engine)
+    return {
+        name: one.generate(messages=messages, use=(name,), cancel=cancel).answer.strip()
+        for name in engine.config.use or engine.members
+    }
+
+
+def _show_answer(
     question: str, sources: Sequence[Passage], display: Display, events: Iterator[StreamEvent]
 ) -> Generation:
-    """Print the answer as it grows, then the rounds and the sources."""
+    """Print the answer as it grows."""
     console = display.console
     reading = f"reading {len(sources)} passage{'s' * (len(sources) != 1)}"
     progress = _Progress(display, f"{', '.join(display.members)}: {reading}")
@@ -162,16 +195,26 @@ def _show(
         generation = last(events, progress.add)
     answer = display.response(generation) if generation.reasoning else [progress.answer]
     console.print(*answer, "", sep="\n", soft_wrap=True)
+    return generation
+
+
+def _show_rounds(
+    generation: Generation, alone: Mapping[str, str], sources: Sequence[Passage], display: Display
+) -> None:
+    """Print the answers of the members alone, the rounds and the sources."""
+    console = display.console
+    if alone:
+        console.print(Text("Each member alone", "bold"))
+        console.print(display.alone(alone), "")
     columns = ": winning member, its text, fused score in nats per token, and runner-up"
     console.print(Text("Rounds", "bold").append(columns, "not bold dim"))
-    console.print(display.rounds(progress.rounds), "")
+    console.print(display.rounds(generation.rounds), "")
     console.print(Text("Sources", "bold"))
     for number, passage in enumerate(sources, start=1):
         excerpt = printable(" ".join(passage.text.replace("#", "").split()))
         line = Text(f"[{number}] {printable(passage.source)}: ").append(excerpt, "dim")
         console.print(line, no_wrap=True, overflow="ellipsis")
     console.print()
-    return generation
 
 
 def _is_handbook(path: Path) -> bool:

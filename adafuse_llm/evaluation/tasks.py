@@ -17,7 +17,7 @@ instructions and examples.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -95,7 +95,7 @@ class Task:
     read: Callable[[str], str]
     header: str = ""
     form: str = QUESTION_FORM
-    kind: HeldoutKind | None = field(default=None)
+    kind: HeldoutKind | None = None
 
     @property
     def reads_file(self) -> bool:

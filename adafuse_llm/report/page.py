@@ -76,6 +76,7 @@ def page(
     generation: Generation,
     *,
     title: str = "Ensemble response",
+    alone: Mapping[str, str] | None = None,
     sources: Iterable[tuple[str, str]] = (),
 ) -> str:
     """Return a generation as one self-contained HTML page.
@@ -83,9 +84,15 @@ def page(
     Args:
         generation: the response with its rounds.
         title: heading of the page, such as the question.
+        alone: the response that each member gives alone, by member.
         sources: names and texts of the passages that the members read.
     """
-    return whole(title, _body(generation), sources)
+    body = _body(generation)
+    if alone:
+        of_member = looks(members_of(generation))
+        rows = [(Shown(of_member[name]), text) for name, text in alone.items()]
+        body += environment().get_template("alone.jinja").render(rows=rows)
+    return whole(title, body, sources)
 
 
 def whole(title: str, body: str, sources: Iterable[tuple[str, str]] = ()) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -121,6 +121,13 @@ class Display:
                 "" if decided.forced else styles.number(winner.score),
                 Text(_preferred_to(decided), "dim"),
             )
+        return table
+
+    def alone(self, answers: Mapping[str, str]) -> Table:
+        """Return a table of the answers that members give alone, by member."""
+        table = Table.grid(padding=(0, 2))
+        for name, answer in answers.items():
+            table.add_row(self.name(name), Text(printable(answer)))
         return table
 
     def trace(self, decided: Round) -> Table:

@@ -44,11 +44,13 @@ Kind = Literal["member", "peer", "adafuse"]
 Size = Literal["table", "sweep", "time"]
 
 
-class _Plain(BaseModel):
+class Plain(BaseModel):
+    """Frozen data of a suite or a report."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Row(_Plain):
+class Row(Plain):
     """A system: a strategy, its options and its members.
 
     Attributes:
@@ -88,7 +90,7 @@ class Row(_Plain):
         return " ".join([self.strategy, *given, *([f"by {members}"] if members else [])])
 
 
-class Part(_Plain):
+class Part(Plain):
     """A table or a figure.
 
     Attributes:
@@ -118,7 +120,7 @@ class Part(_Plain):
         return self.model_copy(update={"rows": kept, "absent": {**self.absent, **left}})
 
 
-class Sizes(_Plain):
+class Sizes(Plain):
     """Number of questions per task, for each kind of part. A part uses the first questions.
 
     Attributes:
@@ -132,7 +134,7 @@ class Sizes(_Plain):
     time: int = Field(default=24, ge=1)
 
 
-class Suite(_Plain):
+class Suite(Plain):
     """Settings of a suite: the parts of the paper, members, tasks and numbers of questions.
 
     Attributes:

@@ -16,13 +16,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
 
 from adafuse_llm.evaluation.metrics import sentences
 from adafuse_llm.evaluation.runner import Record, lost
 from adafuse_llm.report.styles import owner
 from adafuse_llm.results import Candidate, Round
 from adafuse_llm.summary import is_unanimous
+from benchmarks.paper.layout import Plain
 
 LONG_SHARE = 0.2
 """Share of the questions of a task whose reference must have several sentences. A task with a
@@ -39,12 +40,6 @@ ALL_TASKS = "all tasks"
 
 THIRDS = ("first third", "middle third", "last third")
 """Parts of an answer, by the number of its rounds."""
-
-
-class Plain(BaseModel):
-    """Frozen data of a report."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Bin(Plain):

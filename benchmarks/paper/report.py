@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Literal
 
 from pydantic import Field, computed_field, model_validator
 
 from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.evaluation.metrics import MeanMetric, Metric, Statistics
 from adafuse_llm.evaluation.runner import Evaluation, Record, compared, lost
-from adafuse_llm.evaluation.statistics import SIGNIFICANT, Comparison, Score, chance, holm
+from adafuse_llm.evaluation.statistics import SIGNIFICANT, Comparison, Score, chance, compare, holm
 from adafuse_llm.report.page import count
 from adafuse_llm.report.styles import owner
 from adafuse_llm.results import Round
 from adafuse_llm.summary import Summary
-from benchmarks.paper.layout import Kind, Part, Row, Suite
-from benchmarks.paper.long import Answered, Long, Plain, long_answers, rounds_of
+from benchmarks.paper.layout import Kind, Part, Plain, Row, Suite
+from benchmarks.paper.long import ALL_TASKS, Answered, Long, long_answers, rounds_of
 from benchmarks.paper.run import WARM_UP, Answers, Work, question_count
 
 Rival = Literal["best member", "best peer", "reference"]
@@ -94,7 +96,7 @@ class Claim(Plain):
     """A comparison of an AdaFuse row with a rival on a task.
 
     Attributes:
-        task: name of the task.
+        task: name of the task, or ``all tasks``.
         ours: name of the AdaFuse row.
         theirs: name of the rival.
         kind: kind of the rival.
@@ -168,7 +170,8 @@ class Report(Plain):
         tasks: the main metric of every task.
         absent: tasks that are left out, with the reason.
         sections: tables and figures.
-        claims: comparisons of AdaFuse with the best member and with every peer.
+        claims: comparisons of AdaFuse with the best member and with every peer, by task. With
+            several tasks whose metrics are means, also over the questions of all of them.
         words: by task and row, how many rounds committed each number of words.
         sure: by task and row, the percentage of proposed words at whose start the margin was at
             least τ.
@@ -245,14 +248,7 @@ def make_report(
         seconds=sum(record.seconds for records in answers.values() for record in records),
         tasks={name: work.metrics[0].name for name, work in works.items()},
         sections=tuple(sections),
-        claims=()
-        if first is None
-        else tuple(
-            claim
-            for task in works
-            for line in ours
-            for claim in _claims(first, task, line, works[task], answers)
-        ),
+        claims=() if first is None else tuple(_claims(first, works, answers)),
         words={
             task: {
                 line.name: Summary.of(
@@ -366,34 +362,99 @@ def _rivals(section: Section, task: str) -> dict[Rival, Line]:
     return rivals
 
 
-def _claims(section: Section, task: str, line: Line, work: Work, answers: Answers) -> list[Claim]:
-    rivals = [peer for peer in section.lines if peer.kind == "peer"]
-    if best := section.best(task, "member"):
-        rivals.insert(0, best)
-    size = section.questions[task]
-    ours = answers[task, line.key, False][:size]
-    comparisons: dict[str, Comparison] = {}
-    failed = {}
-    for rival in rivals:
-        theirs = answers[task, rival.key, False][:size]
-        failed[rival.key] = lost(ours), lost(theirs)
-        if not any(failed[rival.key]):
-            comparisons[rival.key] = compared(ours, theirs, work.metrics[:1])[0]
-    p_values = [comparison.p_value for comparison in comparisons.values()]
-    adjusted = dict(zip(comparisons, holm(p_values), strict=True))
-    return [
-        Claim(
-            task=task,
-            ours=line.name,
-            theirs=rival.name,
-            kind=rival.kind,
-            tokens=(line.cells[task].tokens, rival.cells[task].tokens),
-            lost=failed[rival.key],
-            comparison=comparisons.get(rival.key),
-            adjusted=adjusted.get(rival.key),
-        )
-        for rival in rivals
+def _claims(section: Section, works: Mapping[str, Work], answers: Answers) -> Iterator[Claim]:
+    """Yield the claims of each task. If all metrics are means, add those of all tasks together."""
+    for task, work in works.items():
+        yield from _claims_of(task, section, {task: work.metrics[0]}, answers)
+    metrics = {task: work.metrics[0] for task, work in works.items()}
+    if len(metrics) > 1 and all(isinstance(each, MeanMetric) for each in metrics.values()):
+        yield from _claims_of(ALL_TASKS, section, metrics, answers)
+
+
+def _claims_of(
+    name: str, section: Section, metrics: Mapping[str, Metric], answers: Answers
+) -> Iterator[Claim]:
+    """Yield the claims of one task, or of several tasks together.
+
+    Args:
+        name: name of the task, or `ALL_TASKS`.
+        section: Table 1.
+        metrics: the main metric of every task. If there are several, all are means.
+        answers: records by job.
+    """
+    pools = {line.name: _pool(section, line, metrics, answers) for line in section.lines}
+    rivals = [line for line in section.lines if line.kind == "peer"]
+    members = [
+        line for line in section.lines if line.kind == "member" and not pools[line.name].lost
     ]
+    if members:
+        rivals.insert(0, max(members, key=lambda line: pools[line.name].rank))
+    metric = _metric_of(list(metrics.values()))
+    for line in section.lines:
+        if line.kind != "adafuse":
+            continue
+        ours = pools[line.name]
+        comparisons = {
+            rival.name: compare(metric, ours.statistics, pools[rival.name].statistics)
+            for rival in rivals
+            if not ours.lost and not pools[rival.name].lost
+        }
+        p_values = [comparison.p_value for comparison in comparisons.values()]
+        adjusted = dict(zip(comparisons, holm(p_values), strict=True))
+        for rival in rivals:
+            theirs = pools[rival.name]
+            yield Claim(
+                task=name,
+                ours=line.name,
+                theirs=rival.name,
+                kind=rival.kind,
+                tokens=(ours.tokens, theirs.tokens),
+                lost=(ours.lost, theirs.lost),
+                comparison=comparisons.get(rival.name),
+                adjusted=adjusted.get(rival.name),
+            )
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """The answers of a system to the questions of one task or of several.
+
+    Attributes:
+        statistics: the statistics of every answer.
+        score: mean score in percent, weighted by the number of questions.
+        tokens: mean tokens per answer.
+        lost: number of lost answers.
+    """
+
+    statistics: Sequence[Statistics]
+    score: float
+    tokens: float
+    lost: int
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Key that sorts systems: by score, and by fewer tokens if the scores are equal."""
+        return self.score, -self.tokens
+
+
+def _pool(section: Section, line: Line, metrics: Mapping[str, Metric], answers: Answers) -> _Pool:
+    records = {task: answers[task, line.key, False][: section.questions[task]] for task in metrics}
+    cells = [line.cells[task] for task in metrics]
+    sizes = [len(each) for each in records.values()]
+    return _Pool(
+        [each.statistics(metrics[task]) for task in metrics for each in records[task]],
+        fmean([cell.score.value for cell in cells], sizes),
+        fmean([cell.tokens for cell in cells], sizes),
+        sum(lost(each) for each in records.values()),
+    )
+
+
+def _metric_of(metrics: Sequence[Metric]) -> Metric:
+    """Return the only metric, or one that is the mean over the answers of several mean metrics."""
+    first = metrics[0]
+    if len(metrics) == 1 or not isinstance(first, MeanMetric):
+        return first
+    return replace(first, name="score", binary=all(each.binary for each in metrics))
 
 
 def _answered(section: Section, task: str, work: Work, answers: Answers) -> Answered:

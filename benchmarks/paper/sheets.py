@@ -9,7 +9,7 @@ from statistics import fmean
 
 from adafuse_llm.evaluation.statistics import SIGNIFICANT, Comparison, p_value
 from adafuse_llm.report.page import count
-from benchmarks.paper.long import THIRDS, Decisions, Long, total
+from benchmarks.paper.long import ALL_TASKS, THIRDS, Decisions, Long, total
 from benchmarks.paper.report import Cell, Line, Report, Section
 
 NO_BREAK = "\u00a0"
@@ -41,7 +41,7 @@ def sheets(report: Report) -> list[Sheet]:
     tables = []
     for section in report.sections:
         if section.name == "table-1":
-            tables += [_scores(report, section), *_tests(report, section), *_claims(report)]
+            tables += [*_scores(report, section), *_tests(report, section), *_claims(report)]
         elif section.lines:
             tables += _sweep(report, section)
         if section.name == "figure-2":
@@ -68,38 +68,63 @@ def _escaped(text: str) -> str:
     return text
 
 
-def _scores(report: Report, section: Section) -> Sheet:
-    """Return the table of scores in the layout of the paper's Table 1: one column per task."""
+def _scores(report: Report, section: Section) -> Iterator[Sheet]:
+    """Yield the table of scores in the layout of the paper's Table 1: one column per task.
+
+    The scores by group follow the score of a single task. With several tasks, they have tables of
+    their own.
+    """
+    one = len(report.tasks) == 1
     columns = ["system"]
     for task in report.tasks:
-        groups = _groups(section, task)
-        columns += [*groups, "all" if groups and len(report.tasks) == 1 else task]
-    if len(report.tasks) > 1:
+        groups = _groups(section, task) if one else ()
+        columns += [*groups, "all" if groups else task]
+    if not one:
         columns.append("mean")
     rows = []
     for line in section.lines:
         row = [line.name]
         for task in report.tasks:
+            row += _by_group(line, section, task) if one else ()
             cell = line.cells[task]
-            row += [f"{cell.evaluation.groups[name].value:.1f}" for name in _groups(section, task)]
             row.append(f"{cell.score.value:.1f}{cell.failures}")
-        if len(report.tasks) > 1:
+        if not one:
             row.append(f"{fmean(cell.score.value for cell in line.cells.values()):.1f}")
         rows.append(tuple(row))
     questions = ", ".join(
         f"{task} ({report.tasks[task]}): {n:,}" for task, n in section.questions.items()
     )
-    return Sheet(
+    yield Sheet(
         section.name,
         section.title,
-        tuple(column.replace("_", " ") for column in columns),
+        _headings(columns),
         tuple(rows),
         f"Scores in percent. Questions: {questions}. {section.about}",
     )
+    for task in () if one else report.tasks:
+        if groups := _groups(section, task):
+            yield Sheet(
+                section.name,
+                f"{section.title}: {task} by group",
+                _headings(["system", *groups]),
+                tuple((line.name, *_by_group(line, section, task)) for line in section.lines),
+                f"Scores in percent ({report.tasks[task]}).",
+            )
+
+
+def _headings(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name.replace("_", " ") for name in names)
+
+
+def _by_group(line: Line, section: Section, task: str) -> list[str]:
+    groups = line.cells[task].evaluation.groups
+    return [f"{groups[name].value:.1f}" for name in _groups(section, task)]
 
 
 def _groups(section: Section, task: str) -> tuple[str, ...]:
-    return tuple(section.lines[0].cells[task].evaluation.groups)
+    """Return the groups of a task. One group alone is the task itself and does not count."""
+    groups = tuple(section.lines[0].cells[task].evaluation.groups)
+    return groups if len(groups) > 1 else ()
 
 
 def _tests(report: Report, section: Section) -> Iterator[Sheet]:
@@ -180,35 +205,38 @@ def _gain(line: Line, best: Line | None, task: str) -> str:
     return f"{100 * (cell.score.value / best.cells[task].score.value - 1):+.1f} %"
 
 
+ABOUT_ALL_TASKS = " Every question counts once, with the main metric of its task."
+
+
 def _claims(report: Report) -> Iterator[Sheet]:
-    for task in report.tasks:
+    for task in dict.fromkeys(claim.task for claim in report.claims):
         claims = [claim for claim in report.claims if claim.task == task]
         tests = [f"{claim.comparison.test}, " for claim in claims if claim.comparison][:1]
-        if claims:
-            yield Sheet(
-                "table-1",
-                f"Is AdaFuse above? {task}",
-                ("AdaFuse", "against", "points", "p", "p, Holm", "tokens", "shown"),
-                tuple(
-                    (
-                        claim.ours,
-                        claim.theirs,
-                        "-" if comparison is None else comparison.difference.shown("+"),
-                        _p_value(comparison),
-                        "-" if claim.adjusted is None else p_value(claim.adjusted),
-                        f"{claim.tokens[0]:.0f} to {claim.tokens[1]:.0f}",
-                        claim.verdict
-                        if comparison
-                        else f"not tested: {count(sum(claim.lost), 'answer')} failed",
-                    )
-                    for claim in claims
-                    for comparison in [claim.comparison]
-                ),
-                f"{''.join(tests) or 'Paired tests, '}two-sided. Holm's p-value is "
-                "adjusted for all rivals of a row. Shown: at Holm's p < "
-                f"{SIGNIFICANT:g}. Tokens: per answer, of AdaFuse and of the rival.",
-                names=2,
-            )
+        yield Sheet(
+            "table-1",
+            f"Is AdaFuse above? {task}",
+            ("AdaFuse", "against", "points", "p", "p, Holm", "tokens", "shown"),
+            tuple(
+                (
+                    claim.ours,
+                    claim.theirs,
+                    "-" if comparison is None else comparison.difference.shown("+"),
+                    _p_value(comparison),
+                    "-" if claim.adjusted is None else p_value(claim.adjusted),
+                    f"{claim.tokens[0]:.0f} to {claim.tokens[1]:.0f}",
+                    claim.verdict
+                    if comparison
+                    else f"not tested: {count(sum(claim.lost), 'answer')} failed",
+                )
+                for claim in claims
+                for comparison in [claim.comparison]
+            ),
+            f"{''.join(tests) or 'Paired tests, '}two-sided. Holm's p-value is "
+            "adjusted for all rivals of a row. Shown: at Holm's p < "
+            f"{SIGNIFICANT:g}. Tokens: per answer, of AdaFuse and of the rival."
+            f"{ABOUT_ALL_TASKS if task == ALL_TASKS else ''}",
+            names=2,
+        )
 
 
 def _sweep(report: Report, section: Section) -> Iterator[Sheet]:
@@ -313,6 +341,7 @@ ABOUT_DECISIONS = (
 
 
 def _decisions(long: Long) -> Iterator[Sheet]:
+    note = ABOUT_DECISIONS
     for task, systems in long.decisions.items():
         if systems:
             yield Sheet(
@@ -328,9 +357,10 @@ def _decisions(long: Long) -> Iterator[Sheet]:
                     for name, thirds in systems.items()
                     for place, each in zip((*THIRDS, "all"), (*thirds, total(thirds)), strict=True)
                 ),
-                ABOUT_DECISIONS,
+                note,
                 names=2,
             )
+            note = ""  # the first table explains the columns of all
 
 
 def _decided(each: Decisions) -> tuple[str, ...]:

@@ -8,11 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from multiprocessing.synchronize import Event
 from typing import Any, Final
 
 from adafuse_llm.cli.common import Setup
+from adafuse_llm.errors import AdaFuseError
 from benchmarks.paper.arguments import Given, LazyEngine, check_arguments, make_runner
 from benchmarks.paper.run import Cancelled, Job
 
@@ -43,6 +45,7 @@ def decode_in_processes(
 
     Raises:
         Cancelled: `cancel` was set before all records were complete.
+        AdaFuseError: a process ended before its job was complete.
     """
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
@@ -60,6 +63,12 @@ def decode_in_processes(
                     job = running.pop(each)
                     seconds += each.result()
                     on_job(job)
+        except BrokenProcessPool as error:
+            raise AdaFuseError(
+                f"one of the {workers} processes that decode was killed. A frequent reason is that "
+                "memory ran out; --workers 1 needs less. Complete answers are kept: run the same "
+                "command again to resume."
+            ) from error
         except BaseException:
             stop.set()
             pool.shutdown(cancel_futures=True)

@@ -37,9 +37,10 @@ def picture_report(engine: AdaFuseEngine, browser: Browser) -> None:
     with tempfile.TemporaryDirectory() as folder:
         page = generation.to_html(Path(folder) / "report.html", title=QUESTION)
         for scheme in ("light", "dark"):
-            size = {"width": 880, "height": 480}
+            size = {"width": 880, "height": 560}
             tab = browser.new_page(color_scheme=scheme, viewport=size, device_scale_factor=2)
             tab.goto(page.as_uri())
+            tab.add_style_tag(content=".adafuse .charts { visibility: hidden }")
             tab.locator(".span").nth(ROUND).focus()
             tab.screenshot(path=HERE / f"rounds-{scheme}.png")
 

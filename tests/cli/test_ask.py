@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from adafuse_llm import Candidate, Round, StreamEvent
-from adafuse_llm.cli.ask import _Progress
+from adafuse_llm.cli.ask import FAMILIAR, _Progress
 from adafuse_llm.embedded import handbook_path, member_paths
 from adafuse_llm.report.terminal import Display
 
@@ -54,6 +54,26 @@ def test_json_is_one_object(adafuse, fakes, docs):
     assert answer["finish_reason"] == "stop"
 
 
+@pytest.mark.quick
+def test_each_member_also_answers_alone(adafuse, fakes, docs, tmp_path):
+    path = tmp_path / "answer.html"
+    asked = ("ask", "Who founded the mill?", "--docs", docs, "--compare")
+    result = adafuse(*asked, "--html", path)
+    assert result.exit_code == 0, result.output
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    start = lines.index("Each member alone")
+    assert lines[0] == "Ada Brook did"
+    assert lines[start + 1 : start + 4] == ["● wren Ada Brook did", "■ heron Ada Stone", ""]
+    assert lines[start + 4].startswith("Rounds: ")
+    assert lines[-1].startswith("3 rounds · 1.0 words per round")  # of the ensemble
+    assert "Each member alone" in path.read_text()
+    answer = json.loads(adafuse(*asked, "--json").stdout)
+    assert answer["alone"] == {"wren": "Ada Brook did", "heron": "Ada Stone"}
+    one = json.loads(adafuse(*asked, "--use", "wren", "--json").stdout)
+    assert one["alone"] == {"wren": "Ada Brook did"}
+    assert "alone" not in json.loads(adafuse(*asked[:-1], "--json").stdout)
+
+
 def test_an_html_page_holds_question_answer_and_sources(adafuse, fakes, docs, tmp_path):
     path = tmp_path / "answer.html"
     result = adafuse("ask", "Who founded the <mill>?", "--docs", docs, "--html", path)
@@ -89,6 +109,7 @@ def test_the_embedded_members_and_the_handbook_are_the_default(adafuse):
     assert all(path.name in result.stdout for path in member_paths())
     assert "Poris Wentano" in result.stdout
     assert "[1] silesse-mill.md" in result.stdout
+    assert FAMILIAR in " ".join(result.stdout.split())
 
 
 def test_too_many_passages_are_named_as_the_remedy(adafuse, members, tmp_path):

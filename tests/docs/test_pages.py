@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from adafuse_llm import AdaFuseConfig, AdaFuseEngine, GrammarError
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.serving import create_app
 from adafuse_llm.text.grammar import Grammar
+from tests.support.documents import put_documents
 from tests.support.gguf_files import embedded_gguf
 from tests.support.paths import ROOT
 from tests.support.serving import served
@@ -32,6 +34,16 @@ MODEL = re.compile(r'"((?:[\w.-]+/)+[\w.-]+|model-\d)"')
 
 SERVER = "http://127.0.0.1:8000"
 """The address of the server in the pages."""
+
+GGUF_PAGES = {"models": 1, "gguf": 4}
+"""Guides with code for GGUF models, and the number of its blocks."""
+
+OPTIONAL = (
+    *("chromadb", "faiss", "lancedb", "pypdf", "langchain_chroma", "langchain_text_splitters"),
+    *("llama_index.readers.file", "llama_index.vector_stores.chroma"),
+    *("llama_index.vector_stores.faiss", "llama_index.vector_stores.lancedb"),
+)
+"""Packages that a page may need and that the tests do not. Without them, the page is skipped."""
 
 
 def examples(page: Path) -> Document:
@@ -48,7 +60,7 @@ def put_models(page: Path, folder: Path) -> None:
     names = dict.fromkeys(MODEL.findall(page.read_text(encoding="utf-8")))
     for number, name in enumerate(names):
         path, member = folder / name, member_paths()[number % 3]
-        if path.exists() or name.endswith((".md", ".html", ".jsonl")):
+        if path.exists() or name.endswith((".md", ".html", ".jsonl", ".pdf")):
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
         if name.endswith(".gguf"):
@@ -62,7 +74,7 @@ def put_models(page: Path, folder: Path) -> None:
 
 
 def needs_llama_cpp(block: Example) -> bool:
-    return ".gguf" in block.parsed
+    return isinstance(block.parsed, str) and ".gguf" in block.parsed
 
 
 @contextmanager
@@ -78,7 +90,29 @@ def addressed(page: Path, folder: Path) -> Iterator[Document]:
         yield Sybil([PythonCodeBlockParser(), SkipParser()], path=str(folder)).parse(copy)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def missing(page: Path) -> list[str]:
+    """The optional packages that the code of a page names and that are not installed."""
+    blocks = [block.parsed for block in examples(page).examples()]
+    code = "\n".join(block for block in blocks if isinstance(block, str)).lower()
+    return [name for name in OPTIONAL if name in code and not is_installed(name)]
+
+
+def is_installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # a package above it
+        return False
+
+
+WITH_CHROMA = ROOT / "docs" / "guides" / "your-documents.md"
+"""This page runs once, below, because a process can open a folder of Chroma only once."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page != WITH_CHROMA],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch) -> None:
     put_models(page, tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -89,27 +123,28 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch) -> Non
 
 
 @pytest.mark.gguf
-def test_the_code_for_gguf_models_runs(tmp_path: Path, monkeypatch, capsys) -> None:
-    page = ROOT / "docs" / "guides" / "models.md"
+@pytest.mark.parametrize("name", GGUF_PAGES)
+def test_the_code_for_gguf_models_runs(name: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    page = ROOT / "docs" / "guides" / f"{name}.md"
     put_models(page, tmp_path)
     monkeypatch.chdir(tmp_path)
     blocks = [block for block in examples(page).examples() if needs_llama_cpp(block)]
     for block in blocks:
         block.evaluate()
-    assert len(blocks) == 3
-    assert capsys.readouterr().out
+        assert capsys.readouterr().out
+    assert len(blocks) == GGUF_PAGES[name]
 
 
 @pytest.mark.quick
-def test_only_the_guide_to_models_has_code_for_gguf_models() -> None:
-    pages = [page for page in PAGES if any(map(needs_llama_cpp, examples(page).examples()))]
-    assert pages == [ROOT / "docs" / "guides" / "models.md"]
+def test_only_two_guides_have_code_for_gguf_models() -> None:
+    pages = {page for page in PAGES if any(map(needs_llama_cpp, examples(page).examples()))}
+    assert pages == {ROOT / "docs" / "guides" / f"{name}.md" for name in GGUF_PAGES}
 
 
 @pytest.mark.gguf
 @pytest.mark.skipif(os.name == "nt", reason="the commands are for POSIX")
 def test_the_commands_for_the_embedded_members_print_what_the_guide_shows(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "guides" / "models.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guides" / "gguf.md").read_text(encoding="utf-8")
     section = page.partition("## Try it with the embedded members\n")[2].partition("\n## ")[0]
     install, *commands = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
     (shown,) = re.findall(r"```text\n(.*?)```", section, re.DOTALL)
@@ -132,10 +167,18 @@ def test_the_commands_for_the_embedded_members_print_what_the_guide_shows(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("name", "count"), [("decisions", 2), ("structured-output", 7), ("sampling", 2), ("chat", 2)]
+    ("name", "count"),
+    [
+        *(("decisions", 2), ("structured-output", 7), ("sampling", 2), ("chat", 2)),
+        ("your-documents", 2),
+    ],
 )
 def test_s2_a_guide_shows_what_its_code_prints(name, count, tmp_path, monkeypatch, capsys):
     page = ROOT / "docs" / "guides" / f"{name}.md"
+    if packages := missing(page):
+        pytest.skip(f"needs {', '.join(packages)}")
+    put_models(page, tmp_path)
+    put_documents(tmp_path / "documents")
     monkeypatch.chdir(tmp_path)
     for block in examples(page).examples():
         block.evaluate()

@@ -12,7 +12,7 @@ from training.world import (
     ENDINGS,
     LONG_TASKS,
     SKILLS,
-    LongCase,
+    Case,
     LongTask,
     Names,
     Split,
@@ -29,7 +29,7 @@ OPERATIONS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 STEP = re.compile(r"(\d+) ([-+*]) (\d+) = (\d+)")
 
 
-def cases(task: LongTask, split: Split = "heldout", seed: int = 3, n: int = 100) -> list[LongCase]:
+def cases(task: LongTask, split: Split = "heldout", seed: int = 3, n: int = 100) -> list[Case]:
     names = Names(random.Random(seed), split)
     return [draw_long_case(names, task) for _ in range(n)]
 

@@ -18,13 +18,10 @@ arithmetic problem occurs in both, so a model can answer a held-out question onl
 """
 
 from training.world.agent_cases import NEEDS, AgentCase, Need, ToolUse, draw_agent_case
-from training.world.cases import NOT_STATED, SKILLS, Case, Skill, is_correct
+from training.world.cases import LONG_TASKS, NOT_STATED, SKILLS, Case, LongTask, Skill, is_correct
 from training.world.entities import Entity, Fact, draw_entity, phrase_question, render_passage
 from training.world.handbook import HANDBOOK_SEED, Handbook, draw_handbook, write_handbook
 from training.world.long_cases import (
-    LONG_TASKS,
-    LongCase,
-    LongTask,
     ask_parts,
     ask_summary,
     draw_long_case,
@@ -60,7 +57,6 @@ __all__ = [
     "Fact",
     "Handbook",
     "Kind",
-    "LongCase",
     "LongTask",
     "Names",
     "Need",

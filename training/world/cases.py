@@ -20,14 +20,21 @@ SKILLS: Final[tuple[Skill, ...]] = (
 )
 NOT_STATED: Final = "not stated"
 
+LongTask = Literal["parts", "summary", "reasoning"]
+
+LONG_TASKS: Final[tuple[LongTask, ...]] = ("parts", "summary", "reasoning")
+
 
 @dataclass(frozen=True)
 class Case:
-    """A question, its exact answer, the skill it needs, and the passages it refers to."""
+    """A question, its answer, the skill or task it belongs to, and the passages it refers to.
+
+    The answer of a skill is exact. The answer of a task has several sentences.
+    """
 
     question: str
     answer: str
-    skill: Skill
+    skill: Skill | LongTask
     passages: tuple[Passage, ...] = ()
 
 

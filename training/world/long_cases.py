@@ -11,17 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from adafuse_llm.documents import Passage
-from training.world.cases import Skill
+from training.world.cases import Case, LongTask, Skill
 from training.world.entities import Entity, Fact, phrase_question, with_article
 from training.world.names import Names
 from training.world.problems import FIRST, HOW_MANY, THEN, THINGS, apply
 from training.world.scenes import Scene, draw_scene
 from training.world.words import split_of_value
-
-LongTask = Literal["parts", "summary", "reasoning"]
-
-LONG_TASKS: Final[tuple[LongTask, ...]] = ("parts", "summary", "reasoning")
 
 _SUMMARY_REQUESTS: Final = (
     "Tell me what the passages say about {s}.",
@@ -29,16 +24,6 @@ _SUMMARY_REQUESTS: Final = (
     "Tell me about {s}.",
     "What is said about {s}?",
 )
-
-
-@dataclass(frozen=True)
-class LongCase:
-    """A question whose answer has several sentences, and the passages it refers to."""
-
-    question: str
-    answer: str
-    skill: LongTask
-    passages: tuple[Passage, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,7 +68,7 @@ def draw_long_scene(
 
 def ask_parts(
     names: Names, scene: Scene, mix: Mapping[Skill, float], calculations: float
-) -> LongCase | None:
+) -> Case | None:
     """Draw a question of two to four parts that need different skills.
 
     Args:
@@ -132,7 +117,7 @@ def ask_parts(
             answers.append(answer)
     comma = "," if len(questions) > 2 else ""
     question = f"{', '.join(questions[:-1])}{comma} and {questions[-1]}?"
-    return LongCase(question, " ".join(answers), "parts", scene.passages)
+    return Case(question, " ".join(answers), "parts", scene.passages)
 
 
 def _question(rng: random.Random, fact: Fact) -> str:
@@ -174,7 +159,7 @@ def state(fact: Fact, follows: bool) -> str:
     return text[0].upper() + text[1:]
 
 
-def ask_summary(rng: random.Random, scene: Scene) -> LongCase | None:
+def ask_summary(rng: random.Random, scene: Scene) -> Case | None:
     """Draw a request for everything that the passages say about a subject.
 
     The answer states the facts in the order of the passage. Return None if no passage has at least
@@ -188,7 +173,7 @@ def ask_summary(rng: random.Random, scene: Scene) -> LongCase | None:
     facts = sorted(entity.facts, key=lambda fact: _position(text, entity, fact))
     question = rng.choice(_SUMMARY_REQUESTS).format(s=entity.full)
     answer = " ".join(state(fact, number > 0) for number, fact in enumerate(facts))
-    return LongCase(question, answer, "summary", scene.passages)
+    return Case(question, answer, "summary", scene.passages)
 
 
 def _position(text: str, entity: Entity, fact: Fact) -> int:
@@ -214,7 +199,7 @@ def _statement(pattern: str, fact: Fact) -> str:
     return "".join(values.get(part, re.escape(part)) for part in parts).replace("In ", "[Ii]n ")
 
 
-def draw_long_problem(names: Names, steps: tuple[int, int] = (3, 5)) -> LongCase:
+def draw_long_problem(names: Names, steps: tuple[int, int] = (3, 5)) -> Case:
     """Draw a word problem of several steps; all its numbers and results are below 100.
 
     Args:
@@ -248,15 +233,15 @@ def draw_long_problem(names: Names, steps: tuple[int, int] = (3, 5)) -> LongCase
         f"{before} {op} {other} = {after}."
         for before, op, other, after in zip(totals, ops, others, totals[1:], strict=False)
     ]
-    return LongCase(question, " ".join([*worked_out, f"The answer is {totals[-1]}."]), "reasoning")
+    return Case(question, " ".join([*worked_out, f"The answer is {totals[-1]}."]), "reasoning")
 
 
-def draw_long_case(names: Names, task: LongTask, n_passages: int = 3) -> LongCase:
+def draw_long_case(names: Names, task: LongTask, n_passages: int = 3) -> Case:
     """Draw one case of a task, with ``n_passages`` passages unless it is a word problem."""
     even: Mapping[Skill, float] = dict.fromkeys(
         ("people", "places_products", "numbers", "dates"), 1.0
     )
-    draws: Mapping[LongTask, Callable[[Scene], LongCase | None]] = {
+    draws: Mapping[LongTask, Callable[[Scene], Case | None]] = {
         "parts": lambda scene: ask_parts(names, scene, even, 0.5),
         "summary": lambda scene: ask_summary(names.rng, scene),
     }

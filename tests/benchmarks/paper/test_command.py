@@ -1,6 +1,8 @@
 """`python -m benchmarks.paper`: a paper's tables and figures, run, resumed, refused."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -317,7 +319,10 @@ def test_without_a_suite_it_is_the_papers(paper, job, fakes):
 
 def test_several_processes_write_the_same_answers(paper, tmp_path):
     path = tmp_path / "two.yaml"
-    path.write_text("parts: [figure-2]\ntasks: [embedded_parts, embedded]\n")
+    path.write_text(
+        "parts: [figure-2]\ntasks: [embedded_parts, embedded]\n"
+        "without: [2 words a round, 3 words a round]\n"
+    )
     told = {}
     for workers in (1, 2):
         given = ["--suite", path, "--limit", 2, "--output", tmp_path / str(workers)]
@@ -326,7 +331,7 @@ def test_several_processes_write_the_same_answers(paper, tmp_path):
         told[workers] = json.loads(result.stdout)
         assert told[workers]["processor_seconds"] > 0.1
     files = sorted((tmp_path / "1").rglob("*.jsonl"))
-    assert len(files) == 8
+    assert len(files) == 4
     for file in files:
         other = tmp_path / "2" / file.relative_to(tmp_path / "1")
         one, two = (
@@ -340,6 +345,26 @@ def test_several_processes_write_the_same_answers(paper, tmp_path):
         for task in ("embedded", "embedded_parts")
     ]
     assert scores[:2] == scores[2:]
+
+
+def test_a_killed_process_is_one_error_and_the_next_run_goes_on(paper, tmp_path, monkeypatch):
+    """The processes find this module by its name, and each is killed when it starts its job."""
+    path = tmp_path / "two.yaml"
+    path.write_text("parts: [figure-2]\ntasks: [embedded]\n")
+    given = ["--suite", path, "--limit", 2, "--output", tmp_path / "out", "--workers", 2]
+    monkeypatch.setattr("benchmarks.paper.workers._decode", killed)
+    result = paper(*given)
+    assert result.exit_code == 2
+    assert "one of the 2 processes that decode was killed" in result.stderr
+    assert "run the same command again to resume" in " ".join(result.stderr.split())
+    assert "Traceback" not in result.output
+    monkeypatch.undo()
+    assert paper(*given[:-1], 1).exit_code == 0
+
+
+def killed(job):
+    """End this process like the kernel does when memory runs out."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.quick

@@ -1,0 +1,161 @@
+"""Links between the pages, READMEs and notebooks of the repository lead somewhere.
+
+Sphinx checks the links within the site. This also checks what GitHub shows: paths of files and the
+headings that anchors name. Links to other sites are not checked, because tests run offline.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from docs.generated import fill
+from tests.support.paths import ROOT
+
+DOCS = ROOT / "docs"
+FENCE = re.compile(r"^(\s*)(`{3,}|~{3,})(.*)$")
+LINK = re.compile(r"\]\(<?([^()\s>]+(?:\([^()\s]*\))?)>?(?:\s+\"[^\"]*\")?\)")
+INCLUDE = re.compile(r"^```\{include\}\s+(\S+)\s*$", re.MULTILINE)
+GENERATED = re.compile(r"^(cookbooks|site)/")
+"""Pages that only the site has: copies of the cookbooks."""
+
+PAGES = sorted(
+    {
+        *ROOT.glob("*.md"),
+        *(path for path in DOCS.rglob("*.md") if "cookbooks" not in path.parts[len(DOCS.parts) :]),
+        *(ROOT / "integrations").glob("*/README.md"),
+        *(ROOT / "cookbooks").glob("*.md"),
+        *(ROOT / "cookbooks").glob("*.ipynb"),
+        *(ROOT / "adafuse_llm").rglob("*.md"),
+    }
+)
+
+pytestmark = pytest.mark.quick
+
+
+@cache
+def prose(page: Path) -> str:
+    """The Markdown of a page without its code, and with the text of included files."""
+    if page.suffix == ".ipynb":
+        cells = json.loads(page.read_text(encoding="utf-8"))["cells"]
+        text = "\n\n".join(
+            "".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"
+        )
+    else:
+        text = page.read_text(encoding="utf-8")
+    text = INCLUDE.sub(lambda found: f"```\n```\n{prose(page.parent / found[1])}\n```", text)
+    return re.sub(r"`[^`\n]+`", "``", "\n".join(_without_code(text)))
+
+
+def _without_code(text: str) -> Iterator[str]:
+    """Yield the lines outside of fenced blocks. The content of directives is not code."""
+    fences: list[tuple[str, bool]] = []
+    for line in text.splitlines():
+        found = FENCE.match(line)
+        is_code = bool(fences) and fences[-1][1]
+        if found and fences and found[2].startswith(fences[-1][0]) and not found[3].strip():
+            fences.pop()
+        elif found and not is_code:
+            fences.append((found[2], not found[3].strip().startswith("{")))
+        elif not is_code:
+            yield line
+
+
+def links(page: Path) -> list[str]:
+    """The targets of a page's links that are in the repository."""
+    found = LINK.findall(prose(page))
+    return [link for link in found if not re.match(r"[a-z]+:", link)]
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """The anchors of a page's headings, as GitHub and MyST make them."""
+    text = page.read_text(encoding="utf-8") if page.suffix == ".md" else ""
+    text = INCLUDE.sub(lambda found: (page.parent / found[1]).read_text(encoding="utf-8"), text)
+    if page.parent == DOCS / "reference":
+        text = fill(text)
+    seen: Counter[str] = Counter()
+    names = set()
+    for line in _without_code(text):
+        if heading := re.match(r"#{1,6}\s+(.*)", line):
+            plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading[1]).strip().lower()
+            slug = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+            names.add(f"{slug}-{seen[slug]}" if seen[slug] else slug)
+            seen[slug] += 1
+    return frozenset(names)
+
+
+def problem(page: Path, link: str) -> str | None:
+    """What is wrong with a link, or None."""
+    path, _, anchor = link.partition("#")
+    target = page if not path else (page.parent / path).resolve()
+    if page.is_relative_to(DOCS) and path and not target.exists():
+        relative = (page.parent / path).resolve().relative_to(DOCS).as_posix()
+        if GENERATED.match(relative):  # a page of the site
+            name = relative.removeprefix("cookbooks/")
+            return None if (ROOT / "cookbooks" / f"{name}.ipynb").exists() else "no such cookbook"
+    if not target.exists():
+        return "no such file"
+    if anchor and target.suffix == ".md" and anchor not in anchors(target):
+        return f"no such heading; it has {', '.join(sorted(anchors(target)))}"
+    return None
+
+
+def test_links_are_found() -> None:
+    assert sum(len(links(page)) for page in PAGES) > 200
+    assert sum("#" in link for page in PAGES for link in links(page)) > 60
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    wrong = {link: said for link in links(page) if (said := problem(page, link))}
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    ("link", "said"),
+    [
+        ("nowhere.md", "no such file"),
+        ("concepts.md#nowhere", "no such heading"),
+        ("cookbooks/nowhere", "no such cookbook"),
+        ("concepts.md#round", None),
+        ("cookbooks/quickstart", None),
+    ],
+)
+def test_a_wrong_link_is_found(link: str, said: str | None) -> None:
+    found = problem(DOCS / "index.md", link)
+    assert found == said if said is None else (found or "").startswith(said)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    listed = {"index"}
+    for page in PAGES:
+        if page.is_relative_to(DOCS):
+            text = page.read_text(encoding="utf-8")
+            for block in re.findall(r"```\{toctree\}\n(.*?)```", text, re.DOTALL):
+                lines = [line for line in block.splitlines() if line and not line.startswith(":")]
+                names = [re.sub(r".*<(.*)>", r"\1", line) for line in lines]
+                folder = page.parent.relative_to(DOCS)
+                listed.update((folder / name).as_posix() for name in names)
+    pages = {
+        page.relative_to(DOCS).with_suffix("").as_posix()
+        for page in PAGES
+        if page.is_relative_to(DOCS)
+    }
+    assert pages == listed - {"cookbooks/README"}
+
+
+SEARCHED = ("Ollama", "GGUF", "vLLM", "PDF", "Chroma", "FAQ")
+
+
+@pytest.mark.parametrize("word", SEARCHED)
+def test_a_heading_has_the_word_that_readers_search_for(word: str) -> None:
+    pages = [page for page in PAGES if page.is_relative_to(DOCS)]
+    headings = [line for page in pages for line in prose(page).splitlines() if line[:1] == "#"]
+    assert any(word in heading for heading in headings)
