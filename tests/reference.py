@@ -21,6 +21,7 @@ from tests.reference_sampling import codes, draw, key
 UNFINISHED = "\ufffd"
 EXTRA_TOKENS = 3
 BEAM_TOKENS = 5
+NEAR = 1.0
 
 
 @dataclass(frozen=True)
@@ -640,7 +641,8 @@ def pool(
         for member in members:
             if member.name in candidate.tokens:
                 continue
-            text = opening.form(member, candidate.written, proposals[member.name][0].text)
+            first = proposals[member.name][0].text if proposals[member.name] else ""
+            text = opening.form(member, candidate.written, first)
             tokens, exact = member.codec.encode_continuation(list(ids[member.name]), text)
             candidate.tokens[member.name] = list(tokens)
             if not exact or not member.fits(len(ids[member.name]) + len(tokens)):
@@ -713,6 +715,82 @@ def score(
         candidate.score = total / share if share > 0 else None
 
 
+def look_ahead(
+    members: Sequence[ReferenceMember],
+    ids: Mapping[str, Sequence[int]],
+    candidates: Sequence[ReferenceCandidate],
+    weights: Sequence[float],
+    options: Options,
+    opening: Opening,
+    words: int,
+) -> None:
+    """Replace the scores of candidates by those of their best continuation of up to some words."""
+    scores = [each.score for each in candidates if each.score is not None]
+    if not words or len(candidates) < 2 or not scores:
+        return
+    close = [c for c in candidates if c.score is not None and c.score <= min(scores) + NEAR]
+    found = {
+        member.name: [
+            (
+                candidate,
+                continue_words(member, ids[member.name], candidate, words, options, opening),
+            )
+            for candidate in close
+            if not candidate.stops and member.name not in candidate.unscorable
+        ]
+        for member in members
+    }
+    proposals = {name: [longer for _, longer in pairs] for name, pairs in found.items()}
+    longer = pool(members, ids, proposals, opening)
+    score(members, ids, longer, weights)
+    for candidate in candidates:
+        if candidate not in close:
+            candidate.score = None
+            continue
+        texts = {
+            (each.text.lstrip() if opening.free else each.text, each.stops)
+            for pairs in found.values()
+            for of, each in pairs
+            if of is candidate
+        }
+        known = [
+            (each.score, each.nll)
+            for each in longer
+            if (each.written.lstrip() if opening.free else each.written, each.stops) in texts
+            and each.score is not None
+        ]
+        if known:
+            candidate.score, candidate.nll = min(known, key=lambda pair: pair[0])
+
+
+def continue_words(
+    member: ReferenceMember,
+    ids: Sequence[int],
+    candidate: ReferenceCandidate,
+    words: int,
+    options: Options,
+    opening: Opening,
+) -> Proposal:
+    """A candidate and the greedy words with which a member continues it."""
+    tokens = list(candidate.tokens[member.name])
+    allow = allowance(member, ids, opening, None)
+    stops = False
+    for _ in range(words):
+        done = list(tokens)
+
+        def follow(word: Sequence[int], done: Sequence[int] = done) -> int:
+            return member.greedy([*ids, *done, *word], allow([*done, *word]))
+
+        if member.is_full(len(ids) + len(done)):
+            break
+        token = follow([])
+        if token in member.end_ids:
+            stops = True
+            break
+        tokens += finish_word(member, [*ids, *done], token, options, follow)
+    return Proposal(tuple(tokens), opening.written(member, ids, tokens), stops)
+
+
 def first_stop(text: str, stops: Sequence[str]) -> int | None:
     return min((text.index(stop) for stop in stops if stop in text), default=None)
 
@@ -783,6 +861,7 @@ def decode(
     *,
     messages: Sequence[Mapping[str, Any]] | None = None,
     propose: Propose = propose,
+    words_ahead: int = 0,
 ) -> ReferenceGeneration:
     """The whole response to a prompt or a conversation."""
     if options.choices is not None:
@@ -805,6 +884,7 @@ def decode(
             )
         candidates = pool(members, ids, proposals, opening)
         score(members, ids, candidates, weights)
+        look_ahead(members, ids, candidates, weights, options, opening, words_ahead)
         scores = [math.inf if c.score is None else c.score for c in candidates]
         best = scores.index(min(scores))
         winner = candidates[best]

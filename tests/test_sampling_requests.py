@@ -107,7 +107,7 @@ def test_a_score_draws_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "strategy", ["beam-3", "hypotheses-3", "unite", "gac", "gac-gated", "deepen"]
+    "strategy", ["beam-3", "hypotheses-3", "look-ahead-4", "unite", "gac", "gac-gated", "deepen"]
 )
 @pytest.mark.parametrize(
     "option", [{"temperature": 0.5}, {"top_p": 0.5}, {"top_k": 5}, {"seed": 1}, {"n": 2}]

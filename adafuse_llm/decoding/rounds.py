@@ -87,16 +87,27 @@ def play_round(
     Raises:
         DecodingError: no member can score any candidate.
     """
+    pool, margins = yield from propose_pool(members, config, drafts)
+    scored = [scorer(candidate, members) for candidate in pool.candidates]
+    outcome = choose_best(pool, scored, margins)
+    drafts.observe(pool.candidates[outcome.winner])
+    return outcome
+
+
+def propose_pool(
+    members: Sequence[Member], config: AdaFuseConfig, drafts: Drafting
+) -> Steps[tuple[Pool, dict[str, tuple[float, ...]]]]:
+    """Let all members propose, and read all candidates.
+
+    Returns:
+        The pool, and the margins of each member by member name.
+    """
     proposals = yield from drafts.propose(config)
     pool = Pool(members[0].opening)
     for member, proposal in zip(members, proposals, strict=True):
         pool.add(member, proposal)
     yield from in_lockstep([pool.read(m, partial(drafts.likely, m)) for m in members])
-    scored = [scorer(candidate, members) for candidate in pool.candidates]
-    margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
-    outcome = choose_best(pool, scored, margins)
-    drafts.observe(pool.candidates[outcome.winner])
-    return outcome
+    return pool, {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
 
 
 def choose_best(

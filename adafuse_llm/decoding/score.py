@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from adafuse_llm.decoding.member import Member, Steps
-from adafuse_llm.decoding.propose import Proposal
+from adafuse_llm.decoding.propose import Proposal, Span
 from adafuse_llm.text.opening import Opening
 from adafuse_llm.text.words import added, leading_space
 from adafuse_llm.tree import Node
@@ -117,7 +117,11 @@ class Pool:
                 candidate.proposers.append(member)
                 candidate.ends[member] = span.node
                 candidate.exact.add(member)
-        return self._by_key[self._key(texts[0], proposal.spans[0].stops)]
+        return self.candidate_of(member, proposal.spans[0])
+
+    def candidate_of(self, member: Member, span: Span) -> PoolCandidate:
+        """Return the candidate of a span that a member has added."""
+        return self._by_key[self._key(self._text(member, span.node), span.stops)]
 
     def suggest(self, text: str, *, stops: bool = False) -> PoolCandidate:
         """Return the candidate with this text. If the pool does not have it, add it first."""

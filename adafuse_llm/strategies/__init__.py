@@ -18,6 +18,7 @@ from adafuse_llm.strategies.deepen import DeePEn
 from adafuse_llm.strategies.fixed import FixedWords
 from adafuse_llm.strategies.gac import GaC
 from adafuse_llm.strategies.hypotheses import HypothesisSearch
+from adafuse_llm.strategies.look_ahead import LookAhead
 from adafuse_llm.strategies.pair_ranker import PairRanker
 from adafuse_llm.strategies.registry import find_strategy
 from adafuse_llm.strategies.rerank import Ranker, Rerank
@@ -33,6 +34,7 @@ __all__ = [  # noqa: RUF022  grouped by use
     "FixedWords",
     "GaC",
     "HypothesisSearch",
+    "LookAhead",
     "MajorityVote",
     "PairRanker",
     "Rerank",

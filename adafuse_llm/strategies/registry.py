@@ -13,6 +13,7 @@ from adafuse_llm.strategies.deepen import DeePEn
 from adafuse_llm.strategies.fixed import FixedWords
 from adafuse_llm.strategies.gac import GATED_THRESHOLD, GaC
 from adafuse_llm.strategies.hypotheses import HypothesisSearch
+from adafuse_llm.strategies.look_ahead import LookAhead
 from adafuse_llm.strategies.rerank import Rerank
 from adafuse_llm.strategies.single import Single
 from adafuse_llm.strategies.sweetspan import SweetSpan
@@ -27,6 +28,7 @@ NAMED: Mapping[str, Callable[[], Strategy]] = {
     "fixed-3": lambda: FixedWords(3),
     "beam-3": BeamSearch,
     "hypotheses-3": HypothesisSearch,
+    "look-ahead-4": LookAhead,
     "unite": UniTE,
     "gac": GaC,
     "gac-gated": lambda: GaC(threshold=GATED_THRESHOLD),
@@ -41,6 +43,7 @@ _WITH_COUNT: Mapping[str, Callable[[int], Strategy]] = {
     "fixed": FixedWords,
     "beam": BeamSearch,
     "hypotheses": HypothesisSearch,
+    "look-ahead": LookAhead,
 }
 """Strategies whose names end in a whole number."""
 
@@ -54,7 +57,8 @@ _WITH_SETTING: Mapping[str, Callable[[float], Strategy]] = {
 def find_strategy(strategy: Strategy | str) -> Strategy:
     """Return the strategy with a given name. Return a strategy object unchanged.
 
-    The names ``fixed-N``, ``beam-N`` and ``hypotheses-N`` allow any number N of up to three digits.
+    The names ``fixed-N``, ``beam-N``, ``hypotheses-N`` and ``look-ahead-N`` allow any number N of
+    up to three digits.
     The names ``deepen-R`` and ``gac-gated-T`` set the learning rate R and the threshold T, such as
     ``deepen-0.3``.
 

@@ -20,6 +20,7 @@ STRATEGIES = (
     "gac",
     "beam-3",
     "hypotheses-3",
+    "look-ahead-2",
     "rerank",
     "vote",
 )

@@ -29,6 +29,7 @@ from adafuse_llm.strategies import (
     FixedWords,
     GaC,
     HypothesisSearch,
+    LookAhead,
     MajorityVote,
     Rerank,
     Single,
@@ -361,6 +362,64 @@ def test_a_member_makes_one_pass_for_each_committed_token(strategy: str) -> None
     assert generation.text == " one two three"
     assert len(generation.rounds) == 4
     assert generation.usage.forward_passes == {"a": 4, "b": 4}
+
+
+# Look-ahead -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("recipes", "words"), [(PAIR, 4), (TRIPLE, 1), (LOSSY, 2)], ids=["pair", "triple", "lossy"]
+)
+def test_continuations_are_those_without_any_cache(recipes: Sequence[Recipe], words: int) -> None:
+    """The second prompt ends in spaces, which the members write first."""
+    for prompt, stop in ((PROMPTS[0], ()), (PROMPTS[1] + "  ", ("e",))):
+        options: dict[str, Any] = {"max_new_tokens": 8, "stop": stop}
+        options["weights"] = (1.5, 0.25, 1.0)[: len(recipes)] if stop else None
+        members = [reference(recipe) for recipe in recipes]
+        expected = decode(members, prompt, Options(**options), words_ahead=words)
+        assert_same(run(f"look-ahead-{words}", recipes, prompt, **options), expected, TOLERANCE)
+
+
+@pytest.mark.quick
+def test_a_continuation_decides_for_a_candidate_that_is_less_likely_alone() -> None:
+    """The word "b" is less likely than "a", and what follows it is more likely."""
+    after = {"": {" a": 0.55, " b": 0.4, " q": 0.05}, " a": {" x": 0.5, " y": 0.5}}
+    after[" b"] = {" z": 1.0}
+
+    def rule(text: str) -> dict[str, float]:
+        return after.get(text.partition(":")[2], {END: 1.0})
+
+    fakes = [FakeBackend("one", rule, [" a", " b", " q", " x", " y", " z"])]
+    with AdaFuseEngine(fakes, strategy="adafuse") as engine:
+        assert engine.generate("So:", max_words=1).text == " a x"
+    with AdaFuseEngine(fakes, strategy=LookAhead(1)) as engine:
+        generation = engine.generate("So:", max_words=1)
+    assert generation.text == " b z"
+    first = generation.rounds[0]
+    assert [each.text for each in first.candidates] == [" a", " b", " q"]
+    scores = [-math.log(0.55 * 0.5) / 2, -math.log(0.4) / 2]
+    assert [each.score for each in first.candidates[:2]] == pytest.approx(scores)
+    assert first.candidates[0].nll == pytest.approx({"one": scores[0]})
+    assert first.candidates[2].score is None  # more than 1 nat above the lowest
+    assert first.candidates[2].nll == pytest.approx({"one": -math.log(0.05)})
+
+
+def test_continuations_in_conversations_and_small_windows() -> None:
+    chatting = (
+        Recipe("llama", "bytelevel", seed=51, template=CHATML),
+        Recipe("gpt2", "sentencepiece", seed=52, template=STRICT),
+    )
+    messages = [{"role": "user", "content": "Who keeps the light?"}]
+    room = len(tokenizer("sentencepiece").encode(PROMPTS[1])) + 7
+    small = Recipe("llama", "sentencepiece", seed=61, window=room)
+    cases: list[tuple[Sequence[Recipe], dict[str, Any]]] = [
+        (chatting, {"prompt": None, "messages": messages}),
+        ((PAIR[0], small), {"prompt": PROMPTS[1]}),
+    ]
+    for recipes, given in cases:
+        members = [reference(recipe) for recipe in recipes]
+        expected = decode(members, options=Options(max_new_tokens=14), words_ahead=3, **given)
+        assert_same(run("look-ahead-3", recipes, max_new_tokens=14, **given), expected, TOLERANCE)
 
 
 # Beams ----------------------------------------------------------------------------------------
@@ -749,7 +808,7 @@ def test_a_strategy_is_given_by_name_or_as_an_object() -> None:
     assert find_strategy("fixed-7").name == "fixed-7"
     assert find_strategy("deepen-0.30") == DeePEn(rate=0.3)
     assert find_strategy("gac-gated-1") == GaC(threshold=1.0)
-    numbered = ("fixed-0", "beam-0", "hypotheses-0", "deepen-0", "gac-gated-2")
+    numbered = ("fixed-0", "beam-0", "hypotheses-0", "look-ahead-0", "deepen-0", "gac-gated-2")
     for wrong in (*numbered, "unit", "beam", "gac-0.5", "deepen--0.3", 3, UniTE):
         with pytest.raises(InvalidOptionError):
             find_strategy(wrong)  # type: ignore[arg-type]
