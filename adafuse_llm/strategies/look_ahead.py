@@ -137,9 +137,9 @@ class LookAhead(Strategy):
             ]
         )
         pool = Pool(members[0].opening)
-        for member, own in zip(able, spans, strict=True):
-            if own:
-                pool.add(member, Proposal(tuple(own), ()))
+        for member, found in zip(able, spans, strict=True):
+            if found:
+                pool.add(member, Proposal(tuple(found), ()))
         yield from in_lockstep([pool.read(member, lambda _: False) for member in members])
         scored = {each: score(each, members) for each in pool.candidates}
         continued: dict[PoolCandidate, list[results.Candidate]] = {}
