@@ -310,6 +310,10 @@ class Opening:
     def shown(self, text: str) -> str:
         return text.lstrip() if self.free else text[self.spaces :]
 
+    def compared(self, text: str) -> str:
+        """What tells candidates apart."""
+        return text.lstrip() if self.free else text
+
     def written(self, member: ReferenceMember, ids: Sequence[int], tokens: Sequence[int]) -> str:
         """The text of `tokens` after `ids`, with what the prompt of the member holds of it."""
         ahead = " " * self.spaces if member.name in self.held else ""
@@ -627,9 +631,8 @@ def pool(
     found: dict[tuple[str, bool], ReferenceCandidate] = {}
     for member in members:
         for proposal in proposals[member.name]:
-            compared = proposal.text.lstrip() if opening.free else proposal.text
             candidate = found.setdefault(
-                (compared, proposal.stops),
+                (opening.compared(proposal.text), proposal.stops),
                 ReferenceCandidate(
                     proposal.text, opening.shown(proposal.text), proposal.stops, [], {}, set()
                 ),
@@ -748,7 +751,7 @@ def look_ahead(
             candidate.score = None
             continue
         texts = {
-            (each.text.lstrip() if opening.free else each.text, each.stops)
+            (opening.compared(each.text), each.stops)
             for pairs in found.values()
             for of, each in pairs
             if of is candidate
@@ -756,8 +759,7 @@ def look_ahead(
         known = [
             (each.score, each.nll)
             for each in longer
-            if (each.written.lstrip() if opening.free else each.written, each.stops) in texts
-            and each.score is not None
+            if (opening.compared(each.written), each.stops) in texts and each.score is not None
         ]
         if known:
             candidate.score, candidate.nll = min(known, key=lambda pair: pair[0])

@@ -131,7 +131,7 @@ def ask(
         display.console.print(display.summary(generation, seconds))
         if setup.is_embedded and familiar:
             display.console.print(Text(FAMILIAR, "dim"))
-    if generation.finish_reason == "cancelled":
+    if generation.finish_reason == "cancelled" or (compare and cancel.is_set()):
         typer.echo(STOPPED, err=True)
         return INTERRUPTED
     return 0

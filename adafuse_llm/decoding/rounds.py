@@ -73,11 +73,16 @@ def score(candidate: PoolCandidate, members: Sequence[Member]) -> results.Candid
     return to_result(candidate, members, nll, fuse(nll, [member.weight for member in members]))
 
 
+Rescore = Callable[[Pool, Sequence[results.Candidate]], Steps[list[results.Candidate]]]
+"""A function that changes the scores of a pool. It may evaluate more tokens."""
+
+
 def play_round(
     members: Sequence[Member],
     config: AdaFuseConfig,
     drafts: Drafting,
     scorer: Scorer = score,
+    rescore: Rescore | None = None,
 ) -> Steps[RoundOutcome]:
     """Play one round of Algorithm 1 up to the commit: propose, pool, score, choose.
 
@@ -87,27 +92,18 @@ def play_round(
     Raises:
         DecodingError: no member can score any candidate.
     """
-    pool, margins = yield from propose_pool(members, config, drafts)
-    scored = [scorer(candidate, members) for candidate in pool.candidates]
-    outcome = choose_best(pool, scored, margins)
-    drafts.observe(pool.candidates[outcome.winner])
-    return outcome
-
-
-def propose_pool(
-    members: Sequence[Member], config: AdaFuseConfig, drafts: Drafting
-) -> Steps[tuple[Pool, dict[str, tuple[float, ...]]]]:
-    """Let all members propose, and read all candidates.
-
-    Returns:
-        The pool, and the margins of each member by member name.
-    """
     proposals = yield from drafts.propose(config)
     pool = Pool(members[0].opening)
     for member, proposal in zip(members, proposals, strict=True):
         pool.add(member, proposal)
     yield from in_lockstep([pool.read(m, partial(drafts.likely, m)) for m in members])
-    return pool, {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
+    scored = [scorer(candidate, members) for candidate in pool.candidates]
+    if rescore is not None:
+        scored = yield from rescore(pool, scored)
+    margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
+    outcome = choose_best(pool, scored, margins)
+    drafts.observe(pool.candidates[outcome.winner])
+    return outcome
 
 
 def choose_best(

@@ -117,7 +117,7 @@ class Pool:
                 candidate.proposers.append(member)
                 candidate.ends[member] = span.node
                 candidate.exact.add(member)
-        return self.candidate_of(member, proposal.spans[0])
+        return self._by_key[self._key(texts[0], proposal.spans[0].stops)]
 
     def candidate_of(self, member: Member, span: Span) -> PoolCandidate:
         """Return the candidate of a span that a member has added."""

@@ -11,6 +11,12 @@ from adafuse_llm.config import CONSTRAINTS, SAMPLING, AdaFuseConfig
 from adafuse_llm.decoding.rounds import PlayRound, Scorer, play_round, score
 from adafuse_llm.strategies.base import Strategy, StrategyContext
 
+OF_ROUNDS = (
+    *("margin_threshold", "max_words", "branching_factor"),
+    *("max_word_tokens", "weights"),
+)
+"""Options of the rounds of Algorithm 1."""
+
 
 @dataclass(frozen=True)
 class AdaFuse(Strategy):
@@ -25,17 +31,7 @@ class AdaFuse(Strategy):
     """
 
     name = "adafuse"
-    options = frozenset(
-        {
-            *CONSTRAINTS,
-            *SAMPLING,
-            "margin_threshold",
-            "max_words",
-            "branching_factor",
-            "max_word_tokens",
-            "weights",
-        }
-    )
+    options = frozenset({*CONSTRAINTS, *SAMPLING, *OF_ROUNDS})
 
     @override
     def top(self, config: AdaFuseConfig) -> int:

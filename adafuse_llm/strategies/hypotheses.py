@@ -16,7 +16,7 @@ from adafuse_llm.decoding.propose import propose
 from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, choose_best, score, to_result
 from adafuse_llm.decoding.score import Pool, PoolCandidate
 from adafuse_llm.errors import InvalidOptionError
-from adafuse_llm.strategies.adafuse import branch_tokens
+from adafuse_llm.strategies.adafuse import OF_ROUNDS, branch_tokens
 from adafuse_llm.strategies.base import Strategy, StrategyContext
 from adafuse_llm.text.opening import Opening
 from adafuse_llm.tree import Node
@@ -51,16 +51,7 @@ class HypothesisSearch(Strategy):
 
     num_hypotheses: int = DEFAULT_HYPOTHESES
 
-    options = frozenset(
-        {
-            "choices",
-            "margin_threshold",
-            "max_words",
-            "branching_factor",
-            "max_word_tokens",
-            "weights",
-        }
-    )
+    options = frozenset({"choices", *OF_ROUNDS})
 
     def __post_init__(self) -> None:
         if not isinstance(self.num_hypotheses, int) or self.num_hypotheses < 1:

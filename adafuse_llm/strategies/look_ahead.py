@@ -11,20 +11,13 @@ from typing_extensions import override
 
 from adafuse_llm import results
 from adafuse_llm.config import AdaFuseConfig
-from adafuse_llm.decoding.draft import Drafting
 from adafuse_llm.decoding.lockstep import in_lockstep, merge_queries
 from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import Proposal, Span, branch
-from adafuse_llm.decoding.rounds import (
-    PlayRound,
-    RoundOutcome,
-    choose_best,
-    propose_pool,
-    score,
-)
+from adafuse_llm.decoding.rounds import PlayRound, play_round, score
 from adafuse_llm.decoding.score import Pool, PoolCandidate
 from adafuse_llm.errors import InvalidOptionError
-from adafuse_llm.strategies.adafuse import branch_tokens
+from adafuse_llm.strategies.adafuse import OF_ROUNDS, branch_tokens
 from adafuse_llm.strategies.base import Strategy, StrategyContext
 from adafuse_llm.tree import Node
 
@@ -60,16 +53,7 @@ class LookAhead(Strategy):
 
     words: int = DEFAULT_WORDS
 
-    options = frozenset(
-        {
-            "choices",
-            "margin_threshold",
-            "max_words",
-            "branching_factor",
-            "max_word_tokens",
-            "weights",
-        }
-    )
+    options = frozenset({"choices", *OF_ROUNDS})
 
     def __post_init__(self) -> None:
         if not isinstance(self.words, int) or self.words < 1:
@@ -94,32 +78,34 @@ class LookAhead(Strategy):
 
     @override
     def begin(self, context: StrategyContext) -> PlayRound:
+        rescore = partial(self._rescore, context.members, context.config)
         drafting = context.new_drafting(context.members)
-        return partial(self._play, context.members, context.config, drafting)
+        return partial(play_round, context.members, context.config, drafting, rescore=rescore)
 
-    def _play(
-        self, members: Sequence[Member], config: AdaFuseConfig, drafts: Drafting
-    ) -> Steps[RoundOutcome]:
-        pool, margins = yield from propose_pool(members, config, drafts)
-        scored = [score(candidate, members) for candidate in pool.candidates]
+    def _rescore(
+        self,
+        members: Sequence[Member],
+        config: AdaFuseConfig,
+        pool: Pool,
+        scored: Sequence[results.Candidate],
+    ) -> Steps[list[results.Candidate]]:
+        """Give each candidate the score and the NLLs of its best continuation."""
         fused = [each.score for each in scored if each.score is not None]
-        if len(scored) > 1 and fused:
-            continued = yield from self._continue(
-                [
-                    candidate
-                    for candidate, own in zip(pool.candidates, scored, strict=True)
-                    if _is_close(own, min(fused)) and not candidate.stops
-                ],
-                members,
-                config,
-            )
-            scored = [
-                _rescored(own, continued.get(candidate, ()), min(fused))
-                for candidate, own in zip(pool.candidates, scored, strict=True)
-            ]
-        outcome = choose_best(pool, scored, margins)
-        drafts.observe(pool.candidates[outcome.winner])
-        return outcome
+        if len(scored) == 1 or not fused:
+            return list(scored)
+        close = [each.score is not None and each.score <= min(fused) + WITHIN for each in scored]
+        going = [
+            candidate
+            for candidate, is_close in zip(pool.candidates, close, strict=True)
+            if is_close and not candidate.stops
+        ]
+        continued = yield from self._continue(going, members, config)
+        return [
+            _best(own, continued.get(candidate, ()))
+            if is_close
+            else own.model_copy(update={"score": None})
+            for candidate, own, is_close in zip(pool.candidates, scored, close, strict=True)
+        ]
 
     def _continue(
         self, candidates: Sequence[PoolCandidate], members: Sequence[Member], config: AdaFuseConfig
@@ -160,16 +146,8 @@ class LookAhead(Strategy):
         return span
 
 
-def _is_close(own: results.Candidate, lowest: float) -> bool:
-    return own.score is not None and own.score <= lowest + WITHIN
-
-
-def _rescored(
-    own: results.Candidate, continued: Sequence[results.Candidate], lowest: float
-) -> results.Candidate:
-    """Return a candidate with the score and the NLLs of its best continuation."""
-    if not _is_close(own, lowest):
-        return own.model_copy(update={"score": None})
+def _best(own: results.Candidate, continued: Sequence[results.Candidate]) -> results.Candidate:
+    """Return a candidate with the score and the NLLs of its best continuation, if it has one."""
     known = [(each.score, place) for place, each in enumerate(continued) if each.score is not None]
     if not known:
         return own

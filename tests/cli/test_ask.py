@@ -74,6 +74,17 @@ def test_each_member_also_answers_alone(adafuse, fakes, docs, tmp_path):
     assert "alone" not in json.loads(adafuse(*asked[:-1], "--json").stdout)
 
 
+def test_an_interrupted_comparison_is_an_interrupted_command(adafuse, fakes, docs, monkeypatch):
+    def interrupted(engine, messages, cancel):
+        cancel.set()
+        return {}
+
+    monkeypatch.setattr("adafuse_llm.cli.ask._ask_alone", interrupted)
+    result = adafuse("ask", "Who founded the mill?", "--docs", docs, "--compare")
+    assert result.exit_code == 130
+    assert result.stdout.startswith("Ada Brook did")
+
+
 def test_an_html_page_holds_question_answer_and_sources(adafuse, fakes, docs, tmp_path):
     path = tmp_path / "answer.html"
     result = adafuse("ask", "Who founded the <mill>?", "--docs", docs, "--html", path)

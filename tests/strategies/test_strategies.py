@@ -404,24 +404,6 @@ def test_a_continuation_decides_for_a_candidate_that_is_less_likely_alone() -> N
     assert first.candidates[2].nll == pytest.approx({"one": -math.log(0.05)})
 
 
-def test_continuations_in_conversations_and_small_windows() -> None:
-    chatting = (
-        Recipe("llama", "bytelevel", seed=51, template=CHATML),
-        Recipe("gpt2", "sentencepiece", seed=52, template=STRICT),
-    )
-    messages = [{"role": "user", "content": "Who keeps the light?"}]
-    room = len(tokenizer("sentencepiece").encode(PROMPTS[1])) + 7
-    small = Recipe("llama", "sentencepiece", seed=61, window=room)
-    cases: list[tuple[Sequence[Recipe], dict[str, Any]]] = [
-        (chatting, {"prompt": None, "messages": messages}),
-        ((PAIR[0], small), {"prompt": PROMPTS[1]}),
-    ]
-    for recipes, given in cases:
-        members = [reference(recipe) for recipe in recipes]
-        expected = decode(members, options=Options(max_new_tokens=14), words_ahead=3, **given)
-        assert_same(run("look-ahead-3", recipes, max_new_tokens=14, **given), expected, TOLERANCE)
-
-
 # Beams ----------------------------------------------------------------------------------------
 
 
@@ -454,7 +436,12 @@ def test_beams_of_a_member_in_the_path_form() -> None:
     assert got.finish_reason == expected.finish_reason
 
 
-def test_beams_in_conversations_and_small_windows() -> None:
+@pytest.mark.parametrize(
+    ("strategy", "told"),
+    [("beam-3", {"propose": reference_beams(3)}), ("look-ahead-3", {"words_ahead": 3})],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_words_in_conversations_and_small_windows(strategy: str, told: dict[str, Any]) -> None:
     chatting = (
         Recipe("llama", "bytelevel", seed=51, template=CHATML),
         Recipe("gpt2", "sentencepiece", seed=52, template=STRICT),
@@ -469,8 +456,8 @@ def test_beams_in_conversations_and_small_windows() -> None:
     for recipes, given in cases:
         members = [reference(recipe) for recipe in recipes]
         settings = Options(max_new_tokens=14)
-        expected = decode(members, options=settings, propose=reference_beams(3), **given)
-        assert_same(run("beam-3", recipes, max_new_tokens=14, **given), expected, TOLERANCE)
+        expected = decode(members, options=settings, **told, **given)
+        assert_same(run(strategy, recipes, max_new_tokens=14, **given), expected, TOLERANCE)
 
 
 @pytest.mark.quick
