@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +36,6 @@ SERVER = "http://127.0.0.1:8000"
 
 GGUF_PAGES = {"models": 1, "gguf": 4}
 """Guides with code for GGUF models, and the number of its blocks."""
-
-OPTIONAL = (
-    *("chromadb", "faiss", "lancedb", "pypdf", "langchain_chroma", "langchain_text_splitters"),
-    *("llama_index.readers.file", "llama_index.vector_stores.chroma"),
-    *("llama_index.vector_stores.faiss", "llama_index.vector_stores.lancedb"),
-)
-"""Packages that a page may need and that the tests do not. Without them, the page is skipped."""
-
 
 def examples(page: Path) -> Document:
     return Sybil([PythonCodeBlockParser(), SkipParser()], path=str(ROOT)).parse(page)
@@ -88,20 +79,6 @@ def addressed(page: Path, folder: Path) -> Iterator[Document]:
         copy = folder / page.name
         copy.write_text(text.replace(SERVER, address), encoding="utf-8")
         yield Sybil([PythonCodeBlockParser(), SkipParser()], path=str(folder)).parse(copy)
-
-
-def missing(page: Path) -> list[str]:
-    """The optional packages that the code of a page names and that are not installed."""
-    blocks = [block.parsed for block in examples(page).examples()]
-    code = "\n".join(block for block in blocks if isinstance(block, str)).lower()
-    return [name for name in OPTIONAL if name in code and not is_installed(name)]
-
-
-def is_installed(name: str) -> bool:
-    try:
-        return find_spec(name) is not None
-    except ModuleNotFoundError:  # a package above it
-        return False
 
 
 WITH_CHROMA = ROOT / "docs" / "guides" / "your-documents.md"
@@ -170,13 +147,11 @@ def test_the_commands_for_the_embedded_members_print_what_the_guide_shows(tmp_pa
     ("name", "count"),
     [
         *(("decisions", 2), ("structured-output", 7), ("sampling", 2), ("chat", 2)),
-        ("your-documents", 2),
+        ("your-documents", 3),
     ],
 )
 def test_s2_a_guide_shows_what_its_code_prints(name, count, tmp_path, monkeypatch, capsys):
     page = ROOT / "docs" / "guides" / f"{name}.md"
-    if packages := missing(page):
-        pytest.skip(f"needs {', '.join(packages)}")
     put_models(page, tmp_path)
     put_documents(tmp_path / "documents")
     monkeypatch.chdir(tmp_path)

@@ -29,7 +29,7 @@ ENVIRONMENT = {
 
 SECONDS = 300
 
-NEED_LLAMA_CPP = frozenset({"gguf_and_processes"})
+NEED_LLAMA_CPP = frozenset({"gguf_members"})
 """The cookbooks with GGUF members."""
 
 
