@@ -277,7 +277,9 @@ def _sweep(report: Report, section: Section) -> Iterator[Sheet]:
         )
 
 
-ABOUT_SURE = " Sure: share of the proposed words that began with a margin of at least τ."
+ABOUT_SURE = (
+    ' The column "sure" shows the share of proposed words that began with a margin of at least τ.'
+)
 
 
 def _words(report: Report) -> Iterator[Sheet]:
@@ -299,8 +301,8 @@ def _words(report: Report) -> Iterator[Sheet]:
                     )
                     for name, rounds in systems.items()
                 ),
-                "Share of the rounds in the answers of Table 1. A round without words ended the "
-                "response."
+                "The table shows shares of the rounds in the answers of Table 1. A round without "
+                "words ended the response."
                 f"{ABOUT_SURE if sure else ''}",
             )
 
@@ -329,14 +331,16 @@ def _lengths(long: Long) -> Iterator[Sheet]:
 
 
 ABOUT_DECISIONS = (
-    "Unanimous: every member proposed the same text and nothing else. Changes: the text is from "
-    "another member than in the last round that was not unanimous. A change is right if it kept to "
-    "the reference answer where the earlier member would have left it, and wrong the other way "
-    "round; after the others, both texts kept to it or both left it. Judged: rounds before which "
-    "the current sentence agreed with the reference's sentence of the same number; changes in "
-    "other rounds are neither right nor wrong. The last three columns are shares of the judged "
-    "rounds: the text kept to the reference; it left it although another candidate kept to it; no "
-    "candidate kept to it."
+    "A round is unanimous if every member proposed the same text and nothing else. The winner "
+    "changes if the text is from another member than in the last round that was not unanimous. A "
+    "change is right if the text kept to the reference answer and the earlier member would have "
+    "left it. A change is wrong if the text left the reference answer and the earlier member would "
+    "have kept to it. A change makes no difference if both texts kept to the reference answer, or "
+    "both left it. A round is judged if the current sentence agreed with the reference's sentence "
+    "of the same number before this round. Changes in other rounds are neither right nor wrong. "
+    "The last three columns are shares of the judged rounds. Kept: the text kept to the reference. "
+    "Wrong choice: the text left the reference, although another candidate kept to it. No "
+    "candidate: no candidate kept to the reference."
 )
 
 
@@ -388,8 +392,8 @@ def _sentences(long: Long) -> Iterator[Sheet]:
                 (name, f"{each.right:.2f}", f"{each.wrong:.2f}", f"{each.missing:.2f}")
                 for name, each in systems.items()
             ),
-            "Right: the reference answer has the same sentence. Wrong: it does not. Missing: a "
-            "sentence of the reference that the answer does not have. Each sentence states one "
+            "A sentence is right if the reference answer has the same sentence, and wrong if not. "
+            "A sentence is missing if only the reference answer has it. Each sentence states one "
             "fact or one step.",
         )
 
