@@ -32,7 +32,7 @@ GRAMMARS = ("json_schema", "regex", "grammar")
 SAMPLING = ("temperature", "top_p", "top_k", "seed", "n")
 """Options that draw the response at random."""
 
-NOT_BUILT = (
+NOT_SUPPORTED = (
     *("frequency_penalty", "logit_bias", "min_p", "presence_penalty", "repetition_penalty"),
     *("length_penalty", "no_repeat_ngram_size", "num_beams", "typical_p"),
 )
@@ -520,8 +520,8 @@ def hint(name: str, allowed: Iterable[str]) -> str:
     """Return a hint that names the right option for an unknown one, or an empty string."""
     if name == "members":
         return " To choose among the loaded members, pass use=[...]."
-    if name in NOT_BUILT:
-        return " This option of other libraries is not built."
+    if name in NOT_SUPPORTED:
+        return " This option of other libraries is not supported."
     return nearest(name, allowed)
 
 

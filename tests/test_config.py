@@ -103,7 +103,7 @@ def test_an_unknown_option_gets_the_nearest_name() -> None:
         AdaFuseConfig(max_token=5)  # type: ignore[call-arg]
     with pytest.raises(InvalidOptionError, match=r"'zzz'.*The options are: margin_threshold"):
         AdaFuseConfig(zzz=5)  # type: ignore[call-arg]
-    with pytest.raises(InvalidOptionError, match=r"'min_p'\. This option .* is not built"):
+    with pytest.raises(InvalidOptionError, match=r"'min_p'\. This option .* is not supported"):
         AdaFuseConfig(min_p=0.1)  # type: ignore[call-arg]
     with pytest.raises(InvalidOptionError, match="Did you mean 'margin_threshold'"):
         AdaFuseConfig().override({"margin_treshold": 0.5})

@@ -93,20 +93,22 @@ def _refusals(why: str, *names: str, **neutral: Any) -> dict[str, Refusal]:
     }
 
 
-NOT_BUILT = "is not built"
+NOT_SUPPORTED = "is not supported"
 NO_SERVER = "has no meaning here, because this class does not connect to a server"
-NESTED = "is not built: pass each option in it as a keyword argument of its own"
+NESTED = "is not supported: pass each option in it as a keyword argument of its own"
 TOKENIZERS = "has no meaning here, because every member uses its own tokenizer"
-JSON_FORM = "is not built: pass json_schema, or request structured output from the framework"
-TEMPLATE = "is not built: pass the variable of the members' chat templates in chat_template_kwargs"
+JSON_FORM = "is not supported: pass json_schema, or request structured output from the framework"
+TEMPLATE = (
+    "is not supported: pass the variable of the members' chat templates in chat_template_kwargs"
+)
 STORES = "has no meaning here, because nothing is stored between calls"
-TEXT_ONLY = "is not built: the members read and write text only"
-ENFORCE = "is not built: pass enforce to choose whether tool calls and objects are enforced"
-TOOLS = "is not built: pass tools and tool_choice"
+TEXT_ONLY = "is not supported: the members read and write text only"
+ENFORCE = "is not supported: pass enforce to choose whether tool calls and objects are enforced"
+TOOLS = "is not supported: pass tools and tool_choice"
 
 REFUSED: dict[str, Refusal] = {
     **_refusals(
-        NOT_BUILT,
+        NOT_SUPPORTED,
         *("bad_words_ids", "logit_bias", "mirostat_eta", "mirostat_tau", "moderation"),
         *("prediction", "web_search_options"),
         early_stopping=False,
@@ -159,51 +161,51 @@ REFUSED: dict[str, Refusal] = {
         ENFORCE, "is_function_calling_model", strict=False, should_use_structured_outputs=False
     ),
     **_refusals(TOOLS, "function_call", "functions"),
-    "include": Refusal("is not built: responses contain all that is known about them"),
+    "include": Refusal("is not supported: responses contain all that is known about them"),
     "keep_alive": Refusal(
-        "is not built: the members stay loaded until unload() is called", neutral=(-1,)
+        "is not supported: the members stay loaded until unload() is called", neutral=(-1,)
     ),
     "max_length": Refusal(
-        "is not built, because it would also count the tokens of the prompt: pass max_new_tokens"
+        "is not supported, because it would also count the prompt's tokens: pass max_new_tokens"
     ),
     "model_kwargs": Refusal(
-        "is not built: pass options of decoding as keyword arguments, and options for loading a "
-        "model in its MemberSpec"
+        "is not supported: pass options of decoding as keyword arguments, and options for loading "
+        "a model in its MemberSpec"
     ),
     "num_ctx": Refusal(
-        "is not built: for a GGUF member, pass MemberSpec(path=..., context=...), and transformers "
+        "is not supported: for a GGUF member, pass MemberSpec(path=..., context=...); transformers "
         "models have context windows of their own"
     ),
     "num_gpu": Refusal(
-        "is not built: pass device_map to place transformers models, or for a GGUF member "
+        "is not supported: pass device_map to place transformers models, or for a GGUF member "
         "MemberSpec(path=..., gpu_layers=...)"
     ),
     "num_thread": Refusal(
-        "is not built: call torch.set_num_threads, or for a GGUF member, or a member in a process "
+        "is not supported: call torch.set_num_threads, or for a GGUF member, a member in a process "
         "or a Ray actor, pass MemberSpec(path=..., threads=...)"
     ),
     "request_timeout": Refusal(
-        "is not built under this name: the classes for LangChain have timeout"
+        "is not supported under this name: the classes for LangChain have timeout"
     ),
-    "skip_prompt": Refusal("is not built: responses never repeat the prompt", neutral=(True,)),
+    "skip_prompt": Refusal("is not supported: responses never repeat the prompt", neutral=(True,)),
     "stop_strings": Refusal(
-        "is not built, because it would keep the stop sequence in the text: pass stop, which "
+        "is not supported, because it would keep the stop sequence in the text: pass stop, which "
         "removes it"
     ),
-    "stopping_ids": Refusal("is not built, because the members' tokens differ: pass stop"),
+    "stopping_ids": Refusal("is not supported, because the members' tokens differ: pass stop"),
     "stream_options": Refusal(
-        "is not built: the last chunk of a stream always has the token counts",
+        "is not supported: the last chunk of a stream always has the token counts",
         neutral=({"include_usage": True},),
     ),
     "stream_usage": Refusal(
-        "is not built: the last chunk of a stream always has the token counts", neutral=(True,)
+        "is not supported: the last chunk of a stream always has the token counts", neutral=(True,)
     ),
-    "timeout": Refusal("is not built in this class, so its calls have no time limit"),
+    "timeout": Refusal("is not supported in this class, so its calls have no time limit"),
     "truncation": Refusal(
-        "is not built: a prompt that is too long is an error", neutral=("disabled",)
+        "is not supported: a prompt that is too long is an error", neutral=("disabled",)
     ),
     "validate_model_on_init": Refusal(
-        "is not built: call warmup() to load the members", neutral=(False,)
+        "is not supported: call warmup() to load the members", neutral=(False,)
     ),
 }
 """Options of other providers that exist here neither under their name nor under another one."""

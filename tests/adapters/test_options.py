@@ -109,9 +109,9 @@ def test_c14_an_unknown_option_names_at_most_three_options_like_it():
 @pytest.mark.parametrize(
     ("keyword", "value", "why"),
     [
-        ("frequency_penalty", 0.5, "is not built; leave it out"),
-        ("repeat_penalty", 1.1, "is not built; leave it out"),
-        ("logit_bias", {5: -100}, "is not built; leave it out"),
+        ("frequency_penalty", 0.5, "is not supported; leave it out"),
+        ("repeat_penalty", 1.1, "is not supported; leave it out"),
+        ("logit_bias", {5: -100}, "is not supported; leave it out"),
         ("http_client", object(), "does not connect to a server; leave it out"),
         ("generate_kwargs", {"top_k": 5}, "each option in it as a keyword argument"),
         ("reasoning_effort", "low", "chat_template_kwargs"),
@@ -172,7 +172,7 @@ def test_an_option_of_the_class_itself_is_never_refused():
 def test_without_a_function_for_warnings_the_logger_warns(caplog):
     with caplog.at_level(logging.WARNING, "adafuse_llm"):
         assert check_option_names({"min_p": 0.1}, unsupported="warn") == {}
-    assert caplog.messages == ["option 'min_p' is not built; it is dropped"]
+    assert caplog.messages == ["option 'min_p' is not supported; it is dropped"]
 
 
 def test_an_unknown_way_to_treat_unsupported_options_is_refused():

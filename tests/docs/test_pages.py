@@ -37,6 +37,7 @@ SERVER = "http://127.0.0.1:8000"
 GGUF_PAGES = {"models": 1, "gguf": 4}
 """Guides with code for GGUF models, and the number of its blocks."""
 
+
 def examples(page: Path) -> Document:
     return Sybil([PythonCodeBlockParser(), SkipParser()], path=str(ROOT)).parse(page)
 

@@ -181,9 +181,9 @@ def test_generation_options_of_the_harness(given, options):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"num_beams": 4}, "'num_beams' is not built; got 4"),
-        ({"do_sample": True, "min_p": 0.1}, "'min_p' is not built; got 0.1"),
-        ({"do_sample": False, "repetition_penalty": 1.3}, "'repetition_penalty' is not built"),
+        ({"num_beams": 4}, "'num_beams' is not supported; got 4"),
+        ({"do_sample": True, "min_p": 0.1}, "'min_p' is not supported; got 0.1"),
+        ({"do_sample": False, "repetition_penalty": 1.3}, "'repetition_penalty' is not supported"),
         ({"x": 1}, "'x' does not exist here; got 1. Allowed: until, do_sample, temperature"),
     ],
 )

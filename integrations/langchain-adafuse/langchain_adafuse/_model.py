@@ -214,7 +214,7 @@ class EnsembleModel(Serializable):
     """Whether to report each round as a child run. Use it for tracers that do not show custom
     events, such as LangSmith."""
     unsupported: Unsupported = "error"
-    """What to do with options of other providers that are not built, such as `presence_penalty`:
+    """What to do with unsupported options of other providers, such as `presence_penalty`:
     ``"error"`` to refuse them, or ``"warn"`` to drop them with one warning for each option. Unknown
     options are errors in both cases."""
 

@@ -372,7 +372,7 @@ def test_options_that_are_wrong_have_one_kind_of_error_with_one_line(kind, oblig
         ({"temperature": "hot"}, "option 'temperature'"),
         ({"top_p": 2}, "option 'top_p'"),
         ({"n": 2}, "option 'n'.*nothing is drawn"),
-        ({"min_p": 0.1}, "option 'min_p' is not built"),
+        ({"min_p": 0.1}, "option 'min_p' is not supported"),
         ({"min_p": 0.1, "unsupported": "ignore"}, "option 'unsupported'"),
         ({"mni_p": 0.1, "unsupported": "warn"}, "unknown option 'mni_p'"),
         ({"round_detail": "some"}, "option 'round_detail'"),

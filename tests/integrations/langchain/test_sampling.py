@@ -256,10 +256,10 @@ def test_options_of_other_providers_are_dropped_with_one_warning_each(kind, engi
     assert [message.split("'")[1] for message in warned()] == [
         *("min_p", "presence_penalty", "frequency_penalty")
     ]
-    with pytest.raises(InvalidOptionError, match="'min_p' is not built"):
+    with pytest.raises(InvalidOptionError, match="'min_p' is not supported"):
         shared.invoke("Go", min_p=0.2, unsupported="error")
     strict = kind(engine=engine)
-    with pytest.raises(InvalidOptionError, match="'min_p' is not built"):
+    with pytest.raises(InvalidOptionError, match="'min_p' is not supported"):
         strict.invoke("Go", min_p=0.2)
     assert text(strict.invoke("Go", min_p=0.2, unsupported="warn")) == expected
     with pytest.raises(InvalidOptionError, match="Did you mean 'top_k'"):

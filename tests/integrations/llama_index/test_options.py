@@ -236,7 +236,7 @@ async def test_c15_an_option_of_another_provider_is_refused_or_dropped(engine, p
     caplog.set_level(logging.WARNING)
     llm = create(engine=engine, max_new_tokens=3)
     penalty: dict[str, Any] = {"presence_penalty": 0.5}
-    with pytest.raises(AdaFuseLLMError, match="'presence_penalty' is not built") as caught:
+    with pytest.raises(AdaFuseLLMError, match="'presence_penalty' is not supported") as caught:
         await ask(llm, path, asked(path), **penalty)
     assert isinstance(caught.value.__cause__, InvalidOptionError)
     neutral = await ask(llm, path, asked(path), presence_penalty=0, repetition_penalty=1, min_p=0)
@@ -253,13 +253,13 @@ async def test_c15_an_option_of_another_provider_is_refused_or_dropped(engine, p
     for each in (llm, lenient):
         with pytest.raises(AdaFuseLLMError, match="unknown option 'presense_penalty'"):
             await ask(each, path, asked(path), unsupported="warn", presense_penalty=1)
-        with pytest.raises(AdaFuseLLMError, match="'presence_penalty' is not built"):
+        with pytest.raises(AdaFuseLLMError, match="'presence_penalty' is not supported"):
             await ask(each, path, asked(path), unsupported="error", **penalty)
         with pytest.raises(AdaFuseLLMError, match="'unsupported' must be"):
             await ask(each, path, asked(path), unsupported="drop")
     with pytest.raises(InvalidOptionError, match="'unsupported' must be"):
         create(engine=engine, unsupported="drop")
-    with pytest.raises(InvalidOptionError, match="'presence_penalty' is not built"):
+    with pytest.raises(InvalidOptionError, match="'presence_penalty' is not supported"):
         create(engine=engine, **penalty)
 
 
