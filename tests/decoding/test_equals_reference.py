@@ -98,7 +98,8 @@ LOSSY = (
 @pytest.mark.parametrize("max_word_tokens", [1, 4, 16])
 @pytest.mark.parametrize("margin_threshold", [0.0, 0.1, 0.7, 1.0])
 def test_thresholds_and_word_lengths(margin_threshold: float, max_word_tokens: int) -> None:
-    for branching_factor, max_words in ((1, 3), (2, 1), (3, 2), (5, 3)):
+    first = int(10 * margin_threshold + max_word_tokens) % 2  # half of the pairs, then the others
+    for branching_factor, max_words in ((1, 3), (3, 2), (2, 1), (5, 3))[2 * first :][:2]:
         check(
             PAIR,
             PROMPTS[branching_factor],
@@ -247,8 +248,10 @@ def talkative(arch: str, kind: TokenizerKind, seed: int) -> Recipe:
     return Recipe(arch, kind, seed=seed, space_bias=5.0, end_bias=-20.0)
 
 
-@pytest.mark.parametrize("tokens", [5, 300])
-def test_long_decodes_with_many_rounds(tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "new"), [(5, 75), (300, 30), pytest.param(300, 150, marks=pytest.mark.slow)]
+)
+def test_long_decodes_with_many_rounds(tokens: int, new: int) -> None:
     """Many commits, so that trees are re-rooted and caches compacted again and again."""
     members = talkative("llama", "bytelevel", 71), talkative("qwen3", "sentencepiece", 72)
     known = tokenizer("bytelevel")
@@ -259,9 +262,9 @@ def test_long_decodes_with_many_rounds(tokens: int) -> None:
         margin_threshold=0.5,
         max_words=2,
         branching_factor=2,
-        max_new_tokens=150,
+        max_new_tokens=new,
     )
-    assert len(generation.rounds) >= 100
+    assert len(generation.rounds) >= 2 * new // 3
     assert generation.finish_reason == "length"
 
 
@@ -296,7 +299,7 @@ SEVERAL = (
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=24)
 @given(text=TEXTS, options=CONFIGS, members=st.sampled_from(SEVERAL))
 def test_random_prompts_and_options(
     text: str, options: dict[str, Any], members: tuple[Recipe, ...]

@@ -297,19 +297,23 @@ def code_prompts(count: int, seed: int = 2601) -> list[tuple[str, str, str]]:
     return prompts
 
 
-def test_e1_code_is_continued_where_the_prompt_ends() -> None:
-    """Random members: what they hold is the code so far, in all of 180 places."""
+places_in_code = pytest.mark.parametrize("count", [60, pytest.param(180, marks=pytest.mark.slow)])
+
+
+@places_in_code
+def test_e1_code_is_continued_where_the_prompt_ends(count: int) -> None:
+    """Random members: what they hold is the code so far, in all of the places."""
     engine = ensemble("adafuse", *members_of("sentencepiece"))
     failed: Counter[str] = Counter()
     examples = []
-    for place, prompt, _ in code_prompts(180):
+    for place, prompt, _ in code_prompts(count):
         generation = decode(engine, prompt, max_new_tokens=6, max_words=2)
         try:
             check_prompt_is_exact(engine.backends, prompt, generation)
         except AssertionError as error:
             failed[place] += 1
             examples.append(str(error)[-300:])
-    assert not failed, f"{failed.total()} of 180 fail: {dict(failed)}, such as {examples[:3]}"
+    assert not failed, f"{failed.total()} of {count} fail: {dict(failed)}, such as {examples[:3]}"
 
 
 PIECES = (
@@ -343,14 +347,15 @@ def writes_on(pieces: Sequence[str], *sources: str) -> Any:
     return rule
 
 
-def test_e1_members_that_know_a_file_complete_it_from_any_place() -> None:
+@places_in_code
+def test_e1_members_that_know_a_file_complete_it_from_any_place(count: int) -> None:
     """Three members, each with other tokens for indentation, write the file's next lines.
 
     The third would write the same with more indentation, and is outvoted.
     """
     failed: Counter[str] = Counter()
     examples = []
-    for place, prompt, rest in code_prompts(180):
+    for place, prompt, rest in code_prompts(count):
         whole = prompt + rest
         rules = [
             writes_on(PIECES[0], whole),
@@ -372,7 +377,7 @@ def test_e1_members_that_know_a_file_complete_it_from_any_place() -> None:
         except AssertionError as error:
             failed[place] += 1
             examples.append((prompt[-30:], str(error)[:300], rest[:60]))
-    assert not failed, f"{failed.total()} of 180 fail: {dict(failed)}, such as {examples[:3]}"
+    assert not failed, f"{failed.total()} of {count} fail: {dict(failed)}, such as {examples[:3]}"
 
 
 # Replies to messages --------------------------------------------------------------------------

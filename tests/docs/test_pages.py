@@ -156,8 +156,9 @@ def test_s2_a_guide_shows_what_its_code_prints(name, count, tmp_path, monkeypatc
     put_models(page, tmp_path)
     put_documents(tmp_path / "documents")
     monkeypatch.chdir(tmp_path)
-    for block in examples(page).examples():
-        block.evaluate()
+    with addressed(page, tmp_path) as document:
+        for block in document.examples():
+            block.evaluate()
     printed = capsys.readouterr().out
     outputs = re.findall(r"```\n\n```text\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     assert len(outputs) == count
