@@ -19,13 +19,14 @@ METADATA = {
 NOWHERE = "http://0.0.0.0:9"
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",  # tiny models are faster with one thread
     "http_proxy": NOWHERE,
     "https_proxy": NOWHERE,
     "no_proxy": "127.0.0.1",  # for servers that a notebook starts
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "PYTHONWARNINGS": "ignore:IProgress not found",  # of tqdm, which would like ipywidgets
 }
-"""Offline, and without what would only clutter stored outputs."""
+"""Offline, with one thread, and without what would only clutter stored outputs."""
 
 SECONDS = 300
 
