@@ -51,8 +51,8 @@ test-gguf: $(GGUF) ## the tests of GGUF members and their cookbook; compiles lla
 test-ray: $(RAY) ## the tests of members and servers on several machines, which Ray connects; needs Linux
 	$(BIN)/python -m tests.support.loopback $(BIN)/python -m pytest -q --ray -m ray
 
-test-slow: $(SETUP) ## the slow tests: soaks, loads, clusters and long sweeps
-	$(BIN)/python -m pytest -m slow
+test-slow: $(SETUP) ## the slow tests: soaks, loads, clusters, and all cases of sweeps
+	$(BIN)/python -m pytest -m "slow or sweep" --sweeps
 
 fuzz: $(SETUP) ## check 100,000 random decodes; half an hour on one core (CASES=1000 SEED=1 JOBS=4 to change it)
 	$(BIN)/python -m benchmarks.fuzz --cases $(CASES) --seed $(SEED) --jobs $(JOBS)

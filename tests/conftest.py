@@ -31,6 +31,7 @@ CHROMIUM_FLAGS = (
 COOKBOOKS_NOT_RUN = "make test-cookbooks runs it"
 GGUF_NOT_RUN = "make test-gguf runs it"
 RAY_NOT_RUN = "make test-ray runs it"
+SWEEPS_NOT_RUN = "make test-slow runs it"
 RAY_CANNOT_RUN = "this machine allows no network namespace (unshare -rn)"
 
 
@@ -38,6 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cookbooks", action="store_true", help="run the cookbooks, too")
     parser.addoption("--gguf", action="store_true", help="run the tests of GGUF members, too")
     parser.addoption("--ray", action="store_true", help="run the tests of Ray, too")
+    parser.addoption("--sweeps", action="store_true", help="run all cases of sweeps")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -62,7 +64,14 @@ def set_up_libraries() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    places: Counter[str] = Counter()
     for item in items:
+        if (mark := item.get_closest_marker("sweep")) and not config.getoption("--sweeps"):
+            sweep = item.nodeid.partition("[")[0]
+            # Multiples of the golden ratio: a share of the cases that follows no parameter's order.
+            if places[sweep] * 0.6180339887 % 1 >= 1 / mark.args[0]:
+                item.add_marker(pytest.mark.skip(reason=SWEEPS_NOT_RUN))
+            places[sweep] += 1
         if item.get_closest_marker("cookbook") and not config.getoption("--cookbooks"):
             item.add_marker(pytest.mark.skip(reason=COOKBOOKS_NOT_RUN))
         if item.get_closest_marker("gguf") and not config.getoption("--gguf"):
@@ -123,6 +132,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if cookbooks := sum(COOKBOOKS_NOT_RUN in str(report.longrepr) for report in skipped):
         terminalreporter.write_line(
             f"{cookbooks} cookbooks were not run: make test-cookbooks runs them"
+        )
+    if sweeps := sum(SWEEPS_NOT_RUN in str(report.longrepr) for report in skipped):
+        terminalreporter.write_line(
+            f"{sweeps} cases of sweeps were not run: make test-slow runs them"
         )
     if gguf := sum(GGUF_NOT_RUN in str(report.longrepr) for report in skipped):
         terminalreporter.write_line(

@@ -86,6 +86,7 @@ def test_the_file_says_where_members_run(adafuse, job, tmp_path, flags, place):
     assert {name: written[name] for name in PLACES if name in written} == place
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("weights", ["2,1", "1,1", "wren=2,heron=1", "wren=1,heron=1"])
 @pytest.mark.parametrize("kept", [["--keep-ensemble"], []])
 def test_weights_that_are_kept_are_written_as_the_chosen_setting_has_them(

@@ -41,6 +41,7 @@ def test_e9_no_member_writes_more_tokens_than_the_cap(strategy: str) -> None:
     assert len(lengths) > 5, "the responses are too short to try the caps"
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("cap", CAPS)
 def test_e9_one_member_alone_writes_up_to_the_cap(cap: int) -> None:
     """Its own tokens are all whole characters, so a cut response has exactly as many."""
@@ -53,6 +54,7 @@ def test_e9_one_member_alone_writes_up_to_the_cap(cap: int) -> None:
         assert cut.usage.completion_tokens["oak"] == min(cap, whole), (number, cut.text)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("strategy", "kinds"),
     [

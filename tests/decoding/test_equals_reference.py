@@ -49,6 +49,7 @@ def recipe(arch: str, number: int = 0, **changes: Any) -> Recipe:
     return Recipe(arch, TOKENIZER_KINDS[place % 3], seed=place, **changes)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_every_architecture_alone(arch: str) -> None:
     number = ARCHS.index(arch)
@@ -62,10 +63,11 @@ def test_every_architecture_alone(arch: str) -> None:
             prompt,
             margin_threshold=threshold,
             branching_factor=branches,
-            max_new_tokens=24,
+            max_new_tokens=16,
         )
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("number", range(len(ARCHS)))
 def test_pairs_and_triples_of_every_architecture(number: int) -> None:
     """Each with its neighbours in the list, whose tokenizers are of the other kinds."""
@@ -76,7 +78,7 @@ def test_pairs_and_triples_of_every_architecture(number: int) -> None:
         margin_threshold=(0.3, 0.05, 0.7)[number % 3],
         branching_factor=(3, 2, 5, 1)[number % 4],
         max_words=(3, 1, 2)[number % 3],
-        max_new_tokens=24,
+        max_new_tokens=16,
     )
     assert generation.text or generation.finish_reason == "length"
 
@@ -95,6 +97,7 @@ LOSSY = (
 )
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("max_word_tokens", [1, 4, 16])
 @pytest.mark.parametrize("margin_threshold", [0.0, 0.1, 0.7, 1.0])
 def test_thresholds_and_word_lengths(margin_threshold: float, max_word_tokens: int) -> None:
@@ -111,9 +114,10 @@ def test_thresholds_and_word_lengths(margin_threshold: float, max_word_tokens: i
         )
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_prompts_with_spaces_newlines_and_other_scripts(prompt: str) -> None:
-    check(TRIPLE, prompt, margin_threshold=0.2, max_new_tokens=24)
+    check(TRIPLE, prompt, margin_threshold=0.2, max_new_tokens=16)
 
 
 @pytest.mark.parametrize("prompt", PROMPTS[:4])
@@ -121,7 +125,7 @@ def test_a_member_that_cannot_write_every_text_is_left_out_where_it_cannot(promp
     left_out = 0
     for margin_threshold in (0.0, 0.3):
         generation = check(
-            LOSSY, prompt, margin_threshold=margin_threshold, max_new_tokens=24, max_words=2
+            LOSSY, prompt, margin_threshold=margin_threshold, max_new_tokens=16, max_words=2
         )
         left_out += sum(len(c.nll) < 2 for r in generation.rounds for c in r.candidates)
     assert left_out
@@ -137,9 +141,10 @@ def test_weights(weights: tuple[float, float]) -> None:
 def test_two_members_that_are_alike_agree_with_the_reference(member: Recipe) -> None:
     """Ties in the fused score and candidates with several proposers."""
     twin = Recipe(member.arch, member.kind, seed=member.seed + 10, spread=member.spread)
-    check([member, twin], PROMPTS[1], margin_threshold=0.3, max_new_tokens=24)
+    check([member, twin], PROMPTS[1], margin_threshold=0.3, max_new_tokens=16)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "stop", [("a",), ("er", "th"), ("\n",), (" t", "e "), ("zzzz",), ("o\n", "i", "Orr")]
 )
@@ -147,7 +152,7 @@ def test_stop_sequences(stop: tuple[str, ...]) -> None:
     reasons = set()
     for prompt in PROMPTS[:3]:
         generation = check(
-            PAIR, prompt, stop=stop, margin_threshold=0.2, max_new_tokens=24, max_words=2
+            PAIR, prompt, stop=stop, margin_threshold=0.2, max_new_tokens=16, max_words=2
         )
         reasons.add(generation.finish_reason)
         assert not any(sequence in generation.text for sequence in stop)
@@ -195,6 +200,7 @@ def test_conversations_with_and_without_templates(messages: list[dict[str, str]]
         check(chosen, messages=messages, margin_threshold=0.2, max_new_tokens=16)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("short", "extra"),
     [
@@ -228,12 +234,13 @@ def test_a_sliding_window_model_far_past_its_window() -> None:
     )
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("arch", ["llama", "qwen3", "gpt2", "phi3", "olmo2", "gpt_neox"])
 def test_the_path_form_gives_what_the_tree_form_gives(arch: str) -> None:
     member = recipe(arch)
     assert backend(member, "tree").form == "tree"
     assert backend(member, "path").form == "path"
-    options: dict[str, Any] = {"margin_threshold": 0.2, "max_new_tokens": 24}
+    options: dict[str, Any] = {"margin_threshold": 0.2, "max_new_tokens": 16}
     expected = decode([reference(member), reference(PAIR[1])], PROMPTS[1], Options(**options))
     for form in ("tree", "path"):
         with AdaFuseEngine([backend(member, form), backend(PAIR[1], form)]) as ensemble:
@@ -299,7 +306,7 @@ SEVERAL = (
 )
 
 
-@settings(max_examples=24)
+@settings(max_examples=16)
 @given(text=TEXTS, options=CONFIGS, members=st.sampled_from(SEVERAL))
 def test_random_prompts_and_options(
     text: str, options: dict[str, Any], members: tuple[Recipe, ...]
@@ -342,6 +349,7 @@ def embedded_members() -> tuple[list[HuggingFaceBackend], list[ReferenceMember]]
     return backends, references
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("question", range(3))
 @pytest.mark.parametrize("margin_threshold", [0.3, 0.7, 0.99])
 def test_the_embedded_members(question: int, margin_threshold: float) -> None:

@@ -123,8 +123,9 @@ def is_cut(generation: Generation) -> bool:
     return generation.finish_reason == "length"
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(prompt=PROMPTS, options=OPTIONS)
 @example(prompt="def f(x):\n    ", options={"max_new_tokens": 8})
 @example(prompt="def f(x):\n\t", options={"max_new_tokens": 8})
@@ -146,7 +147,7 @@ def test_e1_members_hold_the_prompt_and_the_response(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES[1:])
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(
     kind=st.sampled_from(sorted(LOSSLESS_KINDS - {*REAL_KINDS})), prompt=PROMPTS, options=OPTIONS
 )
@@ -297,7 +298,7 @@ def code_prompts(count: int, seed: int = 2601) -> list[tuple[str, str, str]]:
     return prompts
 
 
-places_in_code = pytest.mark.parametrize("count", [60, pytest.param(180, marks=pytest.mark.slow)])
+places_in_code = pytest.mark.parametrize("count", [36, pytest.param(180, marks=pytest.mark.slow)])
 
 
 @places_in_code
@@ -383,6 +384,7 @@ def test_e1_members_that_know_a_file_complete_it_from_any_place(count: int) -> N
 # Replies to messages --------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("template", [None, CHATML, STRICT], ids=["plain", "chatml", "strict"])
 @pytest.mark.parametrize("kind", ["bytelevel", "sentencepiece", "unigram", "gemma"])
 @settings(max_examples=6)
@@ -407,7 +409,7 @@ def test_e1_replies_show_no_whitespace_before_the_first_character(
 LEADING = st.text(st.sampled_from(" \n\t\u00a0"), max_size=4)
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(
     leading=st.lists(LEADING, min_size=2, max_size=3),
     reply=st.sampled_from(["The lamp.", "x", "\u4e2d\u6587", "a\n  b", ""]),

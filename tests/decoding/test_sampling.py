@@ -68,6 +68,7 @@ DRAWS: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("draws", DRAWS, ids=["one", "top_p", "top_k", "both"])
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_draws_after_every_prompt_equal_the_reference(prompt: str, draws: dict[str, Any]) -> None:
@@ -170,6 +171,7 @@ STARTS: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("start", STARTS, ids=["plain", "spaces", "newline", "messages"])
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: next(iter(form)))
 def test_draws_of_every_form_equal_the_reference(
@@ -223,6 +225,7 @@ def test_choices_are_not_drawn() -> None:
 # Log-probabilities ----------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("members", MIXES, ids=lambda members: members[0].name)
 def test_log_probabilities_equal_the_reference(members: tuple[Recipe, ...]) -> None:
     shift = MIXES.index(members)

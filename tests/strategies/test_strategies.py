@@ -180,6 +180,7 @@ def twins(recipe: Recipe) -> tuple[HuggingFaceBackend, HuggingFaceBackend]:
     return backend(recipe), HuggingFaceBackend(model(recipe), known, "twin")
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("recipe", TRIPLE, ids=lambda recipe: recipe.kind)
 @pytest.mark.parametrize("strategy", ["unite", "gac", "deepen"])
 def test_identical_members_write_what_one_writes_alone(strategy: str, recipe: Recipe) -> None:
@@ -209,6 +210,7 @@ STRATEGIES: Mapping[str, tuple[Strategy, reference_tokens.Choose]] = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize(
     "recipes", [PAIR, PAIR[::-1], TRIPLE, LOSSY], ids=["pair", "reversed", "triple", "lossy"]
@@ -262,6 +264,7 @@ def test_tokens_of_a_member_in_the_path_form_that_lags_behind() -> None:
     assert run(GaC(threshold=0.15), lagging, max_new_tokens=16).text == expected_text
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "recipes", [PAIR, PAIR[::-1], TRIPLE, LOSSY], ids=["pair", "reversed", "triple", "lossy"]
 )
@@ -407,6 +410,7 @@ def test_a_continuation_decides_for_a_candidate_that_is_less_likely_alone() -> N
 # Beams ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("size", [1, 2, 5])
 @pytest.mark.parametrize("recipes", [PAIR, TRIPLE, LOSSY], ids=["pair", "triple", "lossy"])
 def test_beams_are_those_of_a_search_without_any_cache(
@@ -543,6 +547,7 @@ def test_one_hypothesis_decides_what_adafuse_decides(recipes: Sequence[Recipe]) 
                 assert margins == pytest.approx(before, abs=1e-9)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("size", [2, 3, 1000], ids=lambda size: f"hypotheses-{size}")
 @pytest.mark.parametrize("recipes", [PAIR, TRIPLE], ids=len)
 def test_hypotheses_are_those_of_a_search_without_any_cache(

@@ -41,6 +41,7 @@ def test_conversations_become_what_the_template_says(kind: Any, template: str | 
         assert "one two\n\nthe light" in text
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("kind", ["bytelevel", "llama2", "llama3"])
 @pytest.mark.parametrize("template", [None, CHATML, STRICT], ids=["plain", "chatml", "strict"])
 def test_control_tokens_in_messages_stay_text(kind: str, template: str | None) -> None:
@@ -208,6 +209,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("template", [None, CHATML, STRICT], ids=["plain", "chatml", "strict"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_e4_control_tokens_that_a_user_spells_out_stay_text(
@@ -241,6 +243,7 @@ def test_e4_control_tokens_that_a_user_spells_out_stay_text(
                 )
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("family", ["qwen2.5", "mistral-3-tools"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_e4_control_tokens_in_tool_calls_stay_text(kind: str, family: str) -> None:

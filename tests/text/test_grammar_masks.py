@@ -49,6 +49,7 @@ LEADS = (
 )
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("form", FORMS, ids=range(len(FORMS)))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mask_holds_exactly_the_tokens_that_keep_a_text_possible(

@@ -74,6 +74,7 @@ def check_batch(
     return generations
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "arch",
     ["llama", "mistral", "qwen3", "gemma2", "gemma3", "gpt2", "phi3", "gptj", "falcon", "mamba"],

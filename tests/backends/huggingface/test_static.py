@@ -86,6 +86,7 @@ def shapes_seen(recipe: Recipe) -> Iterator[list[tuple[int, int]]]:
 # Results ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("arch", ["llama", "mistral", "qwen3", "gemma3", "gpt2", "phi3"])
 def test_many_requests_at_once_equal_the_reference(arch: str) -> None:
     recipe = Recipe(arch, ("bytelevel", "sentencepiece", "unigram")[len(arch) % 3], seed=7)

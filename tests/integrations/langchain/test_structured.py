@@ -79,6 +79,7 @@ def repairing(method, failures, name="City"):
     return script
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", SCHEMAS)
 async def test_all_methods_and_schemas(method, kind):
@@ -403,6 +404,7 @@ def replying(reply):
     return chat_that(lambda prompt: reply)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", WRAPPED)
 def test_c4_a_schema_in_a_wrapper_is_the_schema(method, kind):

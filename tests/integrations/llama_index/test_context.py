@@ -99,6 +99,7 @@ def missing(engine: AdaFuseEngine, prompts: dict[str, list[list[int]]]) -> list[
     ]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("length", INDEXES)
 @pytest.mark.parametrize(("mode", "way", "streaming"), WAYS)
 async def test_l1_a_default_query_engine_reads_the_whole_context_or_raises(
@@ -124,6 +125,7 @@ async def test_l1_a_default_query_engine_reads_the_whole_context_or_raises(
     assert mode not in COMPLETE or not missing(engine, prompts)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("mode", "way", "streaming", "source"),
     [
@@ -224,6 +226,7 @@ FORMS_OF_PROMPTS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("options", "template"),
     [

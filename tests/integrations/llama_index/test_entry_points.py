@@ -75,6 +75,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str | None]] = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(
     ("path", "as_chat"), [*((path, True) for path in PATHS), *((path, False) for path in PATHS[:4])]
