@@ -491,13 +491,13 @@ def test_answers_that_cannot_have_a_form_are_one_error_each(adafuse, job, tmp_pa
 def test_drawn_answers_have_seeds_and_a_resumed_run_draws_the_same(adafuse, fakes, tmp_path):
     path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     item = {"question": "Who founded the mill?", "answer": "Ada"}
-    path.write_text(f"{json.dumps(item)}\n" * 6)
+    path.write_text(f"{json.dumps(item)}\n" * 24)
     job = ["run", "--test-set", path, "--output", output, "--temperature", 2, "--n", 2]
     assert adafuse(*job).exit_code == 0
     whole = output.read_bytes()
     found = records(output)
     seeds = [each["seed"] for each in found] + [each["alternatives"][0]["seed"] for each in found]
-    assert len(set(seeds)) == 12
+    assert len(set(seeds)) == 48
     assert len({each["pred"] for each in found}) > 1  # the questions are equal, and the seeds not
     assert all(
         each["alternatives"][0].keys() == {"pred", "finish_reason", "seed"} for each in found
