@@ -21,6 +21,9 @@ def copy_cookbooks(source: Path, target: Path) -> None:
     The navigation lists them below their README, in its order.
     """
     target.mkdir(exist_ok=True)
+    for copy in target.iterdir():
+        if copy.is_file() and not (source / copy.name).exists():
+            copy.unlink()  # of a notebook that has been renamed or removed
     for path in [*source.glob("*.ipynb"), *source.glob("*.md")]:
         text = path.read_text(encoding="utf-8").replace("](../docs/", "](../")
         if path.name == "README.md":
