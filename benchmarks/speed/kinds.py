@@ -289,9 +289,10 @@ def gguf(folders: Sequence[Path], files: Mapping[str, Sequence[Path]], size: Siz
     for name, specs in loaded_engines.items():
         ensemble = AdaFuseEngine.from_pretrained(specs)
         opened.append(ensemble)
-        systems[f"one member alone, {name}"] = asking(
-            ensemble, [prompt], size.response, use=ensemble.members[:1]
-        )
+        for alone in ensemble.members:
+            systems[f"{alone} alone, {name}"] = asking(
+                ensemble, [prompt], size.response, use=(alone,)
+            )
         for branches in (1, 3):
             systems[f"ensemble of two, B = {branches}, {name}"] = asking(
                 ensemble, [prompt], size.response, branching_factor=branches

@@ -24,7 +24,7 @@ STRATEGIES = (
     "rerank",
     "vote",
 )
-CAPS = (1, 2, 3, 4, 5, 7, 10, 14, 20)
+CAPS = (*range(1, 9), 11, 14, 17, 20)
 PROMPTS = ("The ferry leaves at", "def f(x):\n    ", "Answer: ", "a,  b\n")
 
 

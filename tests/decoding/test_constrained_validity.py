@@ -89,7 +89,7 @@ ANY_CASE: dict[str, Any] = {
 }
 
 
-@settings(max_examples=40)
+@settings(max_examples=60)
 @given(**ANY_CASE)
 def test_random_schemas_give_valid_documents(
     schema: dict[str, Any], number: int, start: dict[str, Any], extra: int, threshold: float
@@ -99,7 +99,7 @@ def test_random_schemas_give_valid_documents(
 
 
 @pytest.mark.slow
-@settings(max_examples=250)
+@settings(max_examples=500)
 @given(**ANY_CASE)
 def test_500_random_schemas_give_valid_documents(
     schema: dict[str, Any], number: int, start: dict[str, Any], extra: int, threshold: float

@@ -63,7 +63,7 @@ def test_every_architecture_alone(arch: str) -> None:
             prompt,
             margin_threshold=threshold,
             branching_factor=branches,
-            max_new_tokens=16,
+            max_new_tokens=24,
         )
 
 
@@ -78,7 +78,7 @@ def test_pairs_and_triples_of_every_architecture(number: int) -> None:
         margin_threshold=(0.3, 0.05, 0.7)[number % 3],
         branching_factor=(3, 2, 5, 1)[number % 4],
         max_words=(3, 1, 2)[number % 3],
-        max_new_tokens=16,
+        max_new_tokens=24,
     )
     assert generation.text or generation.finish_reason == "length"
 
@@ -101,8 +101,7 @@ LOSSY = (
 @pytest.mark.parametrize("max_word_tokens", [1, 4, 16])
 @pytest.mark.parametrize("margin_threshold", [0.0, 0.1, 0.7, 1.0])
 def test_thresholds_and_word_lengths(margin_threshold: float, max_word_tokens: int) -> None:
-    first = int(10 * margin_threshold + max_word_tokens) % 2  # half of the pairs, then the others
-    for branching_factor, max_words in ((1, 3), (3, 2), (2, 1), (5, 3))[2 * first :][:2]:
+    for branching_factor, max_words in ((1, 3), (2, 1), (3, 2), (5, 3)):
         check(
             PAIR,
             PROMPTS[branching_factor],
@@ -117,7 +116,7 @@ def test_thresholds_and_word_lengths(margin_threshold: float, max_word_tokens: i
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_prompts_with_spaces_newlines_and_other_scripts(prompt: str) -> None:
-    check(TRIPLE, prompt, margin_threshold=0.2, max_new_tokens=16)
+    check(TRIPLE, prompt, margin_threshold=0.2, max_new_tokens=24)
 
 
 @pytest.mark.parametrize("prompt", PROMPTS[:4])
@@ -125,7 +124,7 @@ def test_a_member_that_cannot_write_every_text_is_left_out_where_it_cannot(promp
     left_out = 0
     for margin_threshold in (0.0, 0.3):
         generation = check(
-            LOSSY, prompt, margin_threshold=margin_threshold, max_new_tokens=16, max_words=2
+            LOSSY, prompt, margin_threshold=margin_threshold, max_new_tokens=24, max_words=2
         )
         left_out += sum(len(c.nll) < 2 for r in generation.rounds for c in r.candidates)
     assert left_out
@@ -141,7 +140,7 @@ def test_weights(weights: tuple[float, float]) -> None:
 def test_two_members_that_are_alike_agree_with_the_reference(member: Recipe) -> None:
     """Ties in the fused score and candidates with several proposers."""
     twin = Recipe(member.arch, member.kind, seed=member.seed + 10, spread=member.spread)
-    check([member, twin], PROMPTS[1], margin_threshold=0.3, max_new_tokens=16)
+    check([member, twin], PROMPTS[1], margin_threshold=0.3, max_new_tokens=24)
 
 
 @pytest.mark.sweep(2)
@@ -152,7 +151,7 @@ def test_stop_sequences(stop: tuple[str, ...]) -> None:
     reasons = set()
     for prompt in PROMPTS[:3]:
         generation = check(
-            PAIR, prompt, stop=stop, margin_threshold=0.2, max_new_tokens=16, max_words=2
+            PAIR, prompt, stop=stop, margin_threshold=0.2, max_new_tokens=24, max_words=2
         )
         reasons.add(generation.finish_reason)
         assert not any(sequence in generation.text for sequence in stop)
@@ -240,7 +239,7 @@ def test_the_path_form_gives_what_the_tree_form_gives(arch: str) -> None:
     member = recipe(arch)
     assert backend(member, "tree").form == "tree"
     assert backend(member, "path").form == "path"
-    options: dict[str, Any] = {"margin_threshold": 0.2, "max_new_tokens": 16}
+    options: dict[str, Any] = {"margin_threshold": 0.2, "max_new_tokens": 24}
     expected = decode([reference(member), reference(PAIR[1])], PROMPTS[1], Options(**options))
     for form in ("tree", "path"):
         with AdaFuseEngine([backend(member, form), backend(PAIR[1], form)]) as ensemble:
@@ -256,7 +255,11 @@ def talkative(arch: str, kind: TokenizerKind, seed: int) -> Recipe:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "new"), [(5, 75), (300, 30), pytest.param(300, 150, marks=pytest.mark.slow)]
+    ("tokens", "new"),
+    [
+        *((5, 75), (300, 30)),
+        *(pytest.param(tokens, 150, marks=pytest.mark.slow) for tokens in (5, 300)),
+    ],
 )
 def test_long_decodes_with_many_rounds(tokens: int, new: int) -> None:
     """Many commits, so that trees are re-rooted and caches compacted again and again."""
@@ -306,7 +309,7 @@ SEVERAL = (
 )
 
 
-@settings(max_examples=16)
+@settings(max_examples=40)
 @given(text=TEXTS, options=CONFIGS, members=st.sampled_from(SEVERAL))
 def test_random_prompts_and_options(
     text: str, options: dict[str, Any], members: tuple[Recipe, ...]

@@ -125,7 +125,7 @@ def is_cut(generation: Generation) -> bool:
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=5)
+@settings(max_examples=8)
 @given(prompt=PROMPTS, options=OPTIONS)
 @example(prompt="def f(x):\n    ", options={"max_new_tokens": 8})
 @example(prompt="def f(x):\n\t", options={"max_new_tokens": 8})
@@ -147,7 +147,7 @@ def test_e1_members_hold_the_prompt_and_the_response(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES[1:])
-@settings(max_examples=5)
+@settings(max_examples=8)
 @given(
     kind=st.sampled_from(sorted(LOSSLESS_KINDS - {*REAL_KINDS})), prompt=PROMPTS, options=OPTIONS
 )
@@ -409,7 +409,7 @@ def test_e1_replies_show_no_whitespace_before_the_first_character(
 LEADING = st.text(st.sampled_from(" \n\t\u00a0"), max_size=4)
 
 
-@settings(max_examples=60)
+@settings(max_examples=120)
 @given(
     leading=st.lists(LEADING, min_size=2, max_size=3),
     reply=st.sampled_from(["The lamp.", "x", "\u4e2d\u6587", "a\n  b", ""]),

@@ -69,7 +69,7 @@ TEXTS = st.one_of(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60)
+@settings(max_examples=120)
 @given(context=TEXTS, text=TEXTS)
 @example(context="A\u9f98\u9f98\u9f98", text="\n")
 @example(context="\U0001f600\U0001f600\U0001f600", text=" a")
@@ -91,7 +91,7 @@ def test_an_exact_continuation_decodes_to_its_text(kind: str, context: str, text
 
 
 @pytest.mark.parametrize("kind", LOSSLESS)
-@settings(max_examples=40)
+@settings(max_examples=60)
 @given(context=TEXTS, text=TEXTS, more=TEXTS)
 def test_what_follows_a_continuation_is_decoded_as_its_text(
     kind: str, context: str, text: str, more: str
@@ -109,7 +109,7 @@ def test_what_follows_a_continuation_is_decoded_as_its_text(
 
 
 @pytest.mark.parametrize("kind", ["bytelevel", "sentencepiece", "unigram", "llama2", "llama3"])
-@settings(max_examples=40)
+@settings(max_examples=60)
 @given(text=TEXTS, data=st.data())
 def test_the_texts_of_single_tokens_make_up_the_text(
     kind: str, text: str, data: st.DataObject
@@ -140,7 +140,7 @@ CONTROL = (
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=30)
+@settings(max_examples=40)
 @given(before=TEXTS, name=st.sampled_from(CONTROL), after=TEXTS)
 @example(before="a", name="</s>", after="b")
 @example(before="", name="<|eot_id|>", after="")
@@ -224,7 +224,7 @@ LETTERS = st.text(st.sampled_from("ab \n"), max_size=5)
 STOPS = st.lists(st.text(st.sampled_from("ab \n"), min_size=1, max_size=4), max_size=3)
 
 
-@settings(max_examples=200)
+@settings(max_examples=400)
 @given(spans=st.lists(LETTERS, max_size=8), stops=STOPS)
 def test_a_transcript_shows_the_text_up_to_the_stop_and_nothing_of_it(
     spans: list[str], stops: list[str]
@@ -264,7 +264,7 @@ def writes(response: str, prompt: str = ">") -> Any:
     return rule
 
 
-@settings(max_examples=100)
+@settings(max_examples=150)
 @given(
     response=st.text(st.sampled_from("ab \n"), max_size=24),
     stops=STOPS,
