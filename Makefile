@@ -25,7 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve quick test test-cookbooks test-gguf test-ray test-slow test-lowest fuzz lint format docs build cookbooks bench soak clean
+.PHONY: help demo serve real quick test test-real test-cookbooks test-gguf test-ray test-slow test-lowest fuzz lint format docs build cookbooks bench soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -36,6 +36,9 @@ demo: $(DEMO) ## install the package, then answer a question about the shipped h
 serve: $(SERVE) ## serve three small models in the form of OpenAI's API, with a page, at port 8000 (PORT=9000 to change it)
 	@$(BIN)/adafuse serve --port $(PORT)
 
+real: $(SETUP) ## fetch three real models (0.8 GB) into the user's cache folder, and convert them (4.2 GB)
+	@$(BIN)/python -m benchmarks.real.members
+
 quick: $(SETUP) ## a subset of the tests in under a minute, for every commit
 	$(BIN)/python -m pytest -q -m quick $(WORKERS) 2
 
@@ -44,6 +47,10 @@ test: $(SETUP) ## all tests except the slow ones, the cookbooks, and those of GG
 
 test-cookbooks: $(SETUP) ## run the cookbooks (not the one with GGUF members), and compare their outputs with the stored ones
 	$(BIN)/python -m pytest -q --cookbooks -m "cookbook or gguf" tests/docs/test_cookbooks.py $(WORKERS) 2
+
+test-real: $(GGUF) ## the tests of real models, which it fetches first; half an hour on two cores
+	-@$(BIN)/python -m benchmarks.real.members
+	$(BIN)/python -m pytest -q --real --gguf -m real tests/real $(WORKERS) 2
 
 test-gguf: $(GGUF) ## the tests of GGUF members and their cookbook; compiles llama.cpp first, once, in some 12 minutes
 	$(BIN)/python -m pytest -q --gguf -m gguf $(WORKERS) 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import shutil
@@ -17,6 +18,7 @@ os.environ["TERM"] = "dumb"  # rich keeps the codes of a style in the first colo
 
 import pytest
 
+from benchmarks.real import members
 from tests.support.loopback import is_loopback_only
 from tests.support.tally import TALLY
 
@@ -31,6 +33,8 @@ CHROMIUM_FLAGS = (
 COOKBOOKS_NOT_RUN = "make test-cookbooks runs it"
 GGUF_NOT_RUN = "make test-gguf runs it"
 RAY_NOT_RUN = "make test-ray runs it"
+REAL_NOT_RUN = "make test-real runs it"
+REAL_MISSING = "the real members are not here: make real fetches them"
 SWEEPS_NOT_RUN = "make test-slow runs it"
 RAY_CANNOT_RUN = "this machine allows no network namespace (unshare -rn)"
 
@@ -39,6 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cookbooks", action="store_true", help="run the cookbooks, too")
     parser.addoption("--gguf", action="store_true", help="run the tests of GGUF members, too")
     parser.addoption("--ray", action="store_true", help="run the tests of Ray, too")
+    parser.addoption("--real", action="store_true", help="run the tests of real members, too")
     parser.addoption("--sweeps", action="store_true", help="run all cases of sweeps")
 
 
@@ -76,10 +81,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=COOKBOOKS_NOT_RUN))
         if item.get_closest_marker("gguf") and not config.getoption("--gguf"):
             item.add_marker(pytest.mark.skip(reason=GGUF_NOT_RUN))
+        if item.get_closest_marker("real") and not config.getoption("--real"):
+            item.add_marker(pytest.mark.skip(reason=REAL_NOT_RUN))
+        elif item.get_closest_marker("real") and not has_real_members():
+            item.add_marker(pytest.mark.skip(reason=REAL_MISSING))
         if item.get_closest_marker("ray") and not config.getoption("--ray"):
             item.add_marker(pytest.mark.skip(reason=RAY_NOT_RUN))
         elif item.get_closest_marker("ray") and not is_loopback_only():
             item.add_marker(pytest.mark.skip(reason=RAY_CANNOT_RUN))
+
+
+@functools.cache
+def has_real_members() -> bool:
+    """Whether all real members are present, for transformers and as GGUF files."""
+    return len(members.real_folders()) == len(members.real_files()) == len(members.MEMBERS)
 
 
 def pytest_collection_finish() -> None:
@@ -141,6 +156,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(
             f"{gguf} tests of GGUF members were not run: make test-gguf runs them"
         )
+    for reason in (REAL_NOT_RUN, REAL_MISSING):
+        if real := sum(reason in str(report.longrepr) for report in skipped):
+            terminalreporter.write_line(f"{real} tests of real members were not run: {reason}")
     for reason in (RAY_NOT_RUN, RAY_CANNOT_RUN):
         if ray := sum(reason in str(report.longrepr) for report in skipped):
             terminalreporter.write_line(f"{ray} tests of Ray were not run: {reason}")

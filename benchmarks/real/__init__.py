@@ -1,0 +1,1 @@
+"""Measurements on checkpoints that others have trained."""
