@@ -530,6 +530,12 @@ def hint(name: str, allowed: Iterable[str]) -> str:
     """Return a hint that names the right option for an unknown one, or an empty string."""
     if name == "members":
         return " To choose among the loaded members, pass use=[...]."
+    if name == "strategy":
+        return (
+            " An engine has the strategy: AdaFuseEngine.from_pretrained([...], strategy='single'), "
+            "or engine.with_strategy('single'). Pass this engine to other classes as engine=. One "
+            "member alone needs no strategy: use=['name']."
+        )
     if name in NOT_SUPPORTED:
         return " This option of other libraries is not supported."
     return nearest(name, allowed)
