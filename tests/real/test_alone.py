@@ -74,7 +74,7 @@ def generated(real_models: dict[str, tuple[Any, Any]]) -> Callable[..., str]:
 def test_r1_alone_and_chosen_among_several(
     name: str, real_engine: Engine, generated: Callable[..., str]
 ) -> None:
-    """One half of the texts goes to the member alone, the other half to a pair of which it is one."""
+    """One half of the texts goes to the member alone, the other half to a pair with this member."""
     alone, pair = real_engine(name), real_engine(name, NAMES[NAMES.index(name) - 1])
     different = {}
     for texts, chat in ((PROMPTS, False), (CHATS, name != "gemma")):  # Gemma has no template
