@@ -49,7 +49,7 @@ from llama_index.llms.adafuse._calls import (
     tool_choice,
 )
 from llama_index.llms.adafuse._decode import Chunk, Decode, aends_when_closed, ends_when_closed
-from llama_index.llms.adafuse._messages import add_prompts, to_turns
+from llama_index.llms.adafuse._messages import Instructions, add_prompts, to_turns
 from llama_index.llms.adafuse._react import describes_steps, with_observation
 from llama_index.llms.adafuse._structured import Attempts, Model, Partial
 from llama_index.llms.adafuse._tokens import LongestTokenizer, make_prompt_helper
@@ -998,7 +998,9 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         set `messages_to_prompt`, the request has one prompt for all members instead.
         """
         options = self._options(overrides)
-        described: dict[str, Any] = {}
+        instructions = [str(each.content) for each in messages if isinstance(each, Instructions)]
+        messages = [each for each in messages if not isinstance(each, Instructions)]
+        described: dict[str, Any] = {"instructions": "\n\n".join(instructions)}
         if toolbox is not None:
             if constraints := [name for name in CONSTRAINTS if overrides.get(name) is not None]:
                 raise InvalidOptionError(
@@ -1006,13 +1008,13 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
                     "form of the reply; pass tool_choice='none', or omit one of them"
                 )
             options = self._enforce(options, toolbox.grammar)
-            described = {"tools": toolbox.tools, "tool_choice": toolbox.choice}
+            described |= {"tools": toolbox.tools, "tool_choice": toolbox.choice}
         with_prompts = add_prompts(messages, self.system_prompt, self.query_wrapper_prompt)
         if self.react_stop and toolbox is None and describes_steps(with_prompts):
             options["stop"] = with_observation(self._config(options).stop)
         if self.messages_to_prompt in (None, generic_messages_to_prompt):
             return {"messages": to_conversation(to_turns(with_prompts), **described), **options}
-        if toolbox is not None:
+        if any(described.values()):
             plain = to_messages(to_turns(with_prompts), **described)
             with_prompts = [ChatMessage(role=m["role"], content=m["content"]) for m in plain]
         return {"prompt": self.messages_to_prompt(with_prompts), **options}
