@@ -9,11 +9,10 @@ conversation, so it needs no list of model families.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, Protocol, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, cast
 
 from adafuse_llm.text.chat import Tool, default_system, fold_system, merge_turns
 from adafuse_llm.text.conversation import (
@@ -26,13 +25,8 @@ from adafuse_llm.text.conversation import (
     to_json,
 )
 
-
-class ToolTemplate(Protocol):
-    """A function that renders messages and tools up to the start of the assistant's reply."""
-
-    def __call__(
-        self, messages: list[dict[str, Any]], /, tools: list[dict[str, Any]]
-    ) -> str: ...
+ToolTemplate = Callable[[list[dict[str, Any]], list[dict[str, Any]]], str]
+"""A function that renders messages and tools up to the start of the assistant's reply."""
 
 
 TextPlace = Literal["same message", "own message", "omitted"]
@@ -175,7 +169,7 @@ def render_tools(
     for tools in (_tools(conversation), _tools(conversation, complete=True)):
         default = ""
         if (added or conversation.instructions) and not conversation.has_system:
-            default = default_system(functools.partial(template, tools=tools))
+            default = default_system(lambda messages, tools=tools: template(messages, tools))
         messages = conversation.with_system(added, default=default).messages
         for arranged in _arrangements(messages):
             marked, marks = _with_marks(arranged, form)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_adafuse import ChatAdaFuse
 from langchain_core.messages import convert_to_messages
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.tools import FunctionTool
@@ -17,6 +16,7 @@ from transformers import AutoTokenizer
 
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.text.conversation import AUTO, REQUIRED
+from langchain_adafuse import ChatAdaFuse
 
 pytestmark = pytest.mark.real
 
@@ -115,9 +115,7 @@ def for_llama_index(messages: list[Any]) -> list[ChatMessage]:
     for message in messages:
         extras = {k: v for k, v in message.items() if k not in ("role", "content")}
         converted.append(
-            ChatMessage(
-                role=message["role"], content=message["content"], additional_kwargs=extras
-            )
+            ChatMessage(role=message["role"], content=message["content"], additional_kwargs=extras)
         )
     return converted
 

@@ -46,7 +46,6 @@ from llama_index.llms.adafuse._calls import (
     Toolbox,
     selections,
     to_openai_tool,
-    tool_choice,
 )
 from llama_index.llms.adafuse._decode import Chunk, Decode, aends_when_closed, ends_when_closed
 from llama_index.llms.adafuse._messages import Instructions, add_prompts, to_turns
@@ -747,7 +746,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         return {
             "messages": _conversation(user_msg, chat_history),
             "tools": [to_openai_tool(tool) for tool in tools],
-            "tool_choice": tool_choice(choice, [tool.metadata.get_name() for tool in tools]),
+            "tool_choice": choice,
             "parallel_tool_calls": allow_parallel_tool_calls,
             **kwargs,
         }
@@ -1007,7 +1006,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
                     f"{constraints[0]} cannot be combined with tools, because both determine the "
                     "form of the reply; pass tool_choice='none', or omit one of them"
                 )
-            options = self._enforce(options, toolbox.grammar)
+            options = self._enforce(options, toolbox.constraint)
             described |= {"tools": toolbox.tools, "tool_choice": toolbox.choice}
         with_prompts = add_prompts(messages, self.system_prompt, self.query_wrapper_prompt)
         if self.react_stop and toolbox is None and describes_steps(with_prompts):
@@ -1027,8 +1026,8 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         overrides = {key: value for key, value in keywords.items() if key not in TOOL_KEYWORDS}
         request = self._messages(messages, overrides, toolbox)
         if toolbox is None:
-            return request, Reply(tools=False).take
-        return request, Reply(parallel=toolbox.parallel).take
+            return request, Reply().take
+        return request, Reply(toolbox.tools, parallel=toolbox.parallel).take
 
     async def _achat(
         self, messages: Sequence[ChatMessage], keywords: Mapping[str, Any]
@@ -1130,7 +1129,7 @@ def _completion(request: Mapping[str, Any]) -> Callable[[Chunk], CompletionRespo
 
     The response to a message excludes reasoning. The continuation of a prompt is unchanged.
     """
-    return Reply(tools=False).take_completion if "messages" in request else _completion_response
+    return Reply().take_completion if "messages" in request else _completion_response
 
 
 def _merged(*options: Mapping[str, Any]) -> dict[str, Any]:
