@@ -671,7 +671,9 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         Where `enforce` allows it, the members can write nothing but text and well-formed calls of
         these tools, with arguments that fit the tools' schemas. Otherwise, if a call is malformed
         or missing, the LLM requests another reply, up to `retries` times. The streaming forms
-        request no other reply. They leave a malformed call in the text.
+        request no other reply. They leave a malformed call in the text. If the whole text is JSON
+        of valid calls, it becomes calls. If a reply looks like a call and is none,
+        ``additional_kwargs["adafuse_warnings"]`` of the response gives the reason.
 
         Args:
             tools: tools that the members can call.
@@ -680,8 +682,8 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
             verbose: not used.
             allow_parallel_tool_calls: whether the reply can have several calls.
             tool_required: whether the reply must call a tool, if `tool_choice` is not given.
-            **kwargs: ``tool_choice`` (``"auto"``, ``"none"``, ``"required"``, ``"any"``, the name
-                of a tool, or a dict of OpenAI), and options of `AdaFuseConfig`.
+            **kwargs: ``tool_choice`` (``"auto"``, ``"none"`` or False; ``"required"``, ``"any"``
+                or True; the name of a tool, or a dict of OpenAI), and options of `AdaFuseConfig`.
 
         Raises:
             AdaFuseLLMError: a tool, the choice or an option cannot be used, or no reply has the
