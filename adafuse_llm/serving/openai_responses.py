@@ -40,13 +40,12 @@ class Chunk(NamedTuple):
 
 
 class Choice(Protocol):
-    """One response of a request, as it grows.
+    """One response of a request, as it grows."""
 
-    Attributes:
-        warnings: what is wrong with the calls of the whole response.
-    """
-
-    warnings: Sequence[str]
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What is wrong with the calls of the whole response."""
+        ...
 
     def chunks(self, event: StreamEvent) -> Iterator[Chunk]:
         """Yield the parts of the chunks for an event."""
