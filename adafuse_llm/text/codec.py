@@ -20,7 +20,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.forks import after_fork
 from adafuse_llm.reasoning import REASONING_CLOSES, REASONING_OPENS
-from adafuse_llm.text.chat import Message, fit, render_plain
+from adafuse_llm.text.chat import Message, default_system, fit, render_plain
 from adafuse_llm.text.conversation import Conversation, check_conversation, map_json
 from adafuse_llm.text.deadline import run_within
 from adafuse_llm.text.fast_tokenizer import FastTokenizer, is_supported
@@ -335,7 +335,9 @@ class TokenizerCodec:
             render = self._template(conversation, _map_values(variables, mark))
             if rendered := self._render_tools(conversation.map_texts(mark), form, render, marks):
                 return rendered, marks
-        messages = conversation.flat(reasoning=True)
+        messages = conversation.flat(
+            reasoning=True, default=self._default_system(conversation, variables)
+        )
         texts = [str(text) for message in messages for text in message.values()]
         mark, marks = self._mark_control_tokens([*texts, *values])
         render = self._template(conversation, _map_values(variables, mark))
@@ -346,6 +348,16 @@ class TokenizerCodec:
             for items in (message.items() for message in messages)
         ]
         return self._fit_and_render(marked, render), marks
+
+    def _default_system(self, conversation: Conversation, variables: Mapping[str, Any]) -> str:
+        """Return the template's default system text if tools or instructions follow it, or ""."""
+        if conversation.has_system or not (conversation.tools or conversation.instructions):
+            return ""
+        render = self._template(conversation, variables)
+        try:
+            return run_within(RENDER_SECONDS, lambda: default_system(render))
+        except TimeoutError:
+            return ""
 
     def _template(self, conversation: Conversation, variables: Mapping[str, Any]) -> Render:
         """Return the function that renders a conversation for its reply."""

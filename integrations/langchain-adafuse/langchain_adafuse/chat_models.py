@@ -73,7 +73,7 @@ class _Request(NamedTuple):
 
     def reply(self) -> Reply:
         """Return a new converter of replies."""
-        return Reply(tools=self.form.calls_tools, parallel=self.form.parallel)
+        return Reply(self.form.callable_tools, parallel=self.form.parallel)
 
     def message(self, response: Response) -> AIMessage:
         """Convert a whole response to a message."""
@@ -106,7 +106,9 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     The system message describes tools and schemas to the members. With the extra
     ``adafuse-llm[grammar]``, they also constrain decoding: the members call only tools that exist,
     with arguments that fit, and structured output fits its schema. Without the extra, the model
-    parses and checks each reply afterwards (see `enforce`).
+    parses and checks each reply afterwards (see `enforce`). A reply that consists of the JSON of
+    valid calls becomes calls. If a reply looks like a call and is none,
+    ``response_metadata["adafuse_warnings"]`` gives the reason.
 
     In assistant messages of other providers, members read the text. Other content blocks, such as
     images, are omitted, and one warning per model names their types.

@@ -46,10 +46,9 @@ from llama_index.llms.adafuse._calls import (
     Toolbox,
     selections,
     to_openai_tool,
-    tool_choice,
 )
 from llama_index.llms.adafuse._decode import Chunk, Decode, aends_when_closed, ends_when_closed
-from llama_index.llms.adafuse._messages import add_prompts, to_turns
+from llama_index.llms.adafuse._messages import Instructions, add_prompts, to_turns
 from llama_index.llms.adafuse._react import describes_steps, with_observation
 from llama_index.llms.adafuse._structured import Attempts, Model, Partial
 from llama_index.llms.adafuse._tokens import LongestTokenizer, make_prompt_helper
@@ -672,7 +671,9 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         Where `enforce` allows it, the members can write nothing but text and well-formed calls of
         these tools, with arguments that fit the tools' schemas. Otherwise, if a call is malformed
         or missing, the LLM requests another reply, up to `retries` times. The streaming forms
-        request no other reply. They leave a malformed call in the text.
+        request no other reply. They leave a malformed call in the text. If the whole text is JSON
+        of valid calls, it becomes calls. If a reply looks like a call and is none,
+        ``additional_kwargs["adafuse_warnings"]`` of the response gives the reason.
 
         Args:
             tools: tools that the members can call.
@@ -681,8 +682,8 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
             verbose: not used.
             allow_parallel_tool_calls: whether the reply can have several calls.
             tool_required: whether the reply must call a tool, if `tool_choice` is not given.
-            **kwargs: ``tool_choice`` (``"auto"``, ``"none"``, ``"required"``, ``"any"``, the name
-                of a tool, or a dict of OpenAI), and options of `AdaFuseConfig`.
+            **kwargs: ``tool_choice`` (``"auto"``, ``"none"`` or False; ``"required"``, ``"any"``
+                or True; the name of a tool, or a dict of OpenAI), and options of `AdaFuseConfig`.
 
         Raises:
             AdaFuseLLMError: a tool, the choice or an option cannot be used, or no reply has the
@@ -747,7 +748,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         return {
             "messages": _conversation(user_msg, chat_history),
             "tools": [to_openai_tool(tool) for tool in tools],
-            "tool_choice": tool_choice(choice, [tool.metadata.get_name() for tool in tools]),
+            "tool_choice": choice,
             "parallel_tool_calls": allow_parallel_tool_calls,
             **kwargs,
         }
@@ -998,21 +999,23 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         set `messages_to_prompt`, the request has one prompt for all members instead.
         """
         options = self._options(overrides)
-        described: dict[str, Any] = {}
+        instructions = [str(each.content) for each in messages if isinstance(each, Instructions)]
+        messages = [each for each in messages if not isinstance(each, Instructions)]
+        described: dict[str, Any] = {"instructions": "\n\n".join(instructions)}
         if toolbox is not None:
             if constraints := [name for name in CONSTRAINTS if overrides.get(name) is not None]:
                 raise InvalidOptionError(
                     f"{constraints[0]} cannot be combined with tools, because both determine the "
                     "form of the reply; pass tool_choice='none', or omit one of them"
                 )
-            options = self._enforce(options, toolbox.grammar)
-            described = {"tools": toolbox.tools, "tool_choice": toolbox.choice}
+            options = self._enforce(options, toolbox.constraint)
+            described |= {"tools": toolbox.tools, "tool_choice": toolbox.choice}
         with_prompts = add_prompts(messages, self.system_prompt, self.query_wrapper_prompt)
         if self.react_stop and toolbox is None and describes_steps(with_prompts):
             options["stop"] = with_observation(self._config(options).stop)
         if self.messages_to_prompt in (None, generic_messages_to_prompt):
             return {"messages": to_conversation(to_turns(with_prompts), **described), **options}
-        if toolbox is not None:
+        if any(described.values()):
             plain = to_messages(to_turns(with_prompts), **described)
             with_prompts = [ChatMessage(role=m["role"], content=m["content"]) for m in plain]
         return {"prompt": self.messages_to_prompt(with_prompts), **options}
@@ -1025,8 +1028,8 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         overrides = {key: value for key, value in keywords.items() if key not in TOOL_KEYWORDS}
         request = self._messages(messages, overrides, toolbox)
         if toolbox is None:
-            return request, Reply(tools=False).take
-        return request, Reply(parallel=toolbox.parallel).take
+            return request, Reply().take
+        return request, Reply(toolbox.tools, parallel=toolbox.parallel).take
 
     async def _achat(
         self, messages: Sequence[ChatMessage], keywords: Mapping[str, Any]
@@ -1128,7 +1131,7 @@ def _completion(request: Mapping[str, Any]) -> Callable[[Chunk], CompletionRespo
 
     The response to a message excludes reasoning. The continuation of a prompt is unchanged.
     """
-    return Reply(tools=False).take_completion if "messages" in request else _completion_response
+    return Reply().take_completion if "messages" in request else _completion_response
 
 
 def _merged(*options: Mapping[str, Any]) -> dict[str, Any]:
