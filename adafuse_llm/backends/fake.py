@@ -7,11 +7,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from adafuse_llm.adjustment import NOTHING, Changes
 from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.forks import after_fork
 from adafuse_llm.sampling import Draw, drawn, token_codes
 from adafuse_llm.text.chat import check_messages, render_plain
-from adafuse_llm.tree import Next, TokenTree, is_allowed
+from adafuse_llm.tree import Next, Node, TokenTree, is_allowed
 
 END = "<end>"
 Rule = Callable[[str], Mapping[str, float]]
@@ -39,6 +40,7 @@ class FakeBackend:
 
     Attributes:
         passes: number of nodes that the backend has evaluated so far, for assertions in tests.
+        own_adjustment: as in `AdjustsTokens`. It can be replaced.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class FakeBackend:
         self.bytes_per_token = bytes_per_token
         self.free = free
         self.passes = 0
+        self.own_adjustment = NOTHING
         self._rule = rule
         self._codec = FakeCodec(vocabulary, is_complete=is_complete)
 
@@ -98,36 +101,35 @@ class FakeBackend:
 
     def _evaluate_one(self, query: NodeQuery) -> NodeResult:
         tree = query.tree
-        summaries = tuple(
-            self._next([*tree.ids, *tree.tokens(node)], query.top, node.allowed, node.draw)
-            for node in query.evaluate
-        )
+        summaries = tuple(self._next(tree, node, query.top) for node in query.evaluate)
         logprobs = []
         for node in query.score:
             assert node.parent is not None
-            before = [*tree.ids, *tree.tokens(node.parent)]
-            logprobs.append(dict(self._distribution(before)).get(node.token, -math.inf))
+            before = dict(self._distribution(tree, node.parent))
+            logprobs.append(before.get(node.token, -math.inf))
         self.passes += len(summaries)
         return NodeResult(summaries, tuple(logprobs), len(summaries), len(summaries))
 
-    def _distribution(self, ids: Sequence[int]) -> list[tuple[int, float]]:
-        rule = self._rule(self._codec.decode(ids))
-        logprobs = [
-            (self._codec.token(text), math.log(p) if p > 0 else -math.inf)
-            for text, p in rule.items()
-        ]
-        return sorted(logprobs, key=lambda item: (-item[1], item[0]))
+    def _distribution(self, tree: TokenTree, node: Node) -> list[tuple[int, float]]:
+        rule = self._rule(self._codec.decode([*tree.ids, *tree.tokens(node)]))
+        logprobs = {
+            self._codec.token(text): math.log(p) if p > 0 else -math.inf for text, p in rule.items()
+        }
+        if (changes := tree.changes(node)) is not None:
+            logprobs = _changed(logprobs, changes)
+        return sorted(logprobs.items(), key=lambda item: (-item[1], item[0]))
 
-    def _next(self, ids: Sequence[int], top: int, allowed: bytes | None, draw: Draw | None) -> Next:
-        every = self._distribution(ids)
+    def _next(self, tree: TokenTree, node: Node, top: int) -> Next:
+        every, allowed = self._distribution(tree, node), node.allowed
         likely = [(t, p) for t, p in every if allowed is None or is_allowed(allowed, t)]
         if not likely:
-            raise ValueError(f"the rule returned no tokens after {self._codec.decode(ids)!r}")
+            text = self._codec.decode([*tree.ids, *tree.tokens(node)])
+            raise ValueError(f"the rule returned no tokens after {text!r}")
         tokens, logprobs = zip(*likely[:top], strict=True)
         total = math.fsum(math.exp(logprob) for _, logprob in likely)
         mass = 0.0 if allowed is None else math.log(total) if total > 0 else -math.inf
         end_logprob = dict(every).get(self._codec.end_id, -math.inf)
-        return Next(tokens, logprobs, end_logprob, mass, self._drawn(likely, draw))
+        return Next(tokens, logprobs, end_logprob, mass, self._drawn(likely, node.draw))
 
     def _drawn(self, likely: Sequence[tuple[int, float]], draw: Draw | None) -> int | None:
         if draw is None:
@@ -137,6 +139,21 @@ class FakeBackend:
         codes = token_codes(texts, self.end_ids, len(texts))
         place = drawn([p for _, p in by_token], [codes[t] for t, _ in by_token], draw)
         return by_token[place][0]
+
+
+def _changed(logprobs: Mapping[int, float], changes: Changes) -> dict[int, float]:
+    """Return the log-probabilities of a changed distribution over the same tokens."""
+    values = {}
+    for token, logprob in logprobs.items():
+        value = logprob + changes.added.get(token, 0.0)
+        if token in changes.penalized:
+            value = value * changes.penalty if value < 0 else value / changes.penalty
+        values[token] = value - changes.taken.get(token, 0.0)
+    highest = max(values.values(), default=-math.inf)
+    if highest == -math.inf:
+        return values
+    total = highest + math.log(math.fsum(math.exp(value - highest) for value in values.values()))
+    return {token: value - total for token, value in values.items()}
 
 
 class FakeCodec:

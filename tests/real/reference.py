@@ -24,7 +24,7 @@ class CachedMember(ReferenceMember):
     _cache: Any = field(default=None, repr=False)
     _held: list[int] = field(default_factory=list, repr=False)
 
-    def logits(self, ids: Sequence[int]) -> Any:
+    def row(self, ids: Sequence[int]) -> Any:
         key = tuple(ids)
         if key not in self._rows:
             self._rows[key] = self._next(list(key))
