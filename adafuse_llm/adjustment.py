@@ -6,6 +6,7 @@ penalty and the frequency penalty are those of OpenAI and vLLM.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -105,6 +106,28 @@ class Adjustment:
 
 NOTHING = Adjustment()
 """The adjustment that changes nothing."""
+
+
+def changed(logits: Mapping[int, float], changes: Changes) -> dict[int, float]:
+    """Return the log-probabilities of a changed distribution, by token id.
+
+    Backends with arrays compute the same numbers for all tokens at a time.
+
+    Args:
+        logits: the logits by token id.
+        changes: the changes.
+    """
+    values = {}
+    for token, logit in logits.items():
+        value = logit + changes.added.get(token, 0.0)
+        if token in changes.penalized:
+            value = value * changes.penalty if value < 0 else value / changes.penalty
+        values[token] = value - changes.taken.get(token, 0.0)
+    highest = max(values.values(), default=-math.inf)
+    if highest == -math.inf:
+        return values
+    total = highest + math.log(math.fsum(math.exp(value - highest) for value in values.values()))
+    return {token: value - total for token, value in values.items()}
 
 
 def _follows(sequence: Sequence[int], ids: Sequence[int]) -> bool:

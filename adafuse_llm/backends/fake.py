@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from adafuse_llm.adjustment import NOTHING, Changes
+from adafuse_llm.adjustment import NOTHING, Changes, changed
 from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.forks import after_fork
 from adafuse_llm.sampling import Draw, drawn, token_codes
 from adafuse_llm.text.chat import check_messages, render_plain
-from adafuse_llm.tree import Next, Node, TokenTree, is_allowed
+from adafuse_llm.tree import Next, TokenTree, is_allowed
 
 END = "<end>"
 Rule = Callable[[str], Mapping[str, float]]
@@ -101,35 +101,50 @@ class FakeBackend:
 
     def _evaluate_one(self, query: NodeQuery) -> NodeResult:
         tree = query.tree
-        summaries = tuple(self._next(tree, node, query.top) for node in query.evaluate)
+        summaries = tuple(
+            self._next(
+                [*tree.ids, *tree.tokens(node)],
+                query.top,
+                node.allowed,
+                node.draw,
+                tree.changes(node),
+            )
+            for node in query.evaluate
+        )
         logprobs = []
         for node in query.score:
             assert node.parent is not None
-            before = dict(self._distribution(tree, node.parent))
-            logprobs.append(before.get(node.token, -math.inf))
+            before = [*tree.ids, *tree.tokens(node.parent)]
+            known = dict(_changed(self._distribution(before), tree.changes(node.parent)))
+            logprobs.append(known.get(node.token, -math.inf))
         self.passes += len(summaries)
         return NodeResult(summaries, tuple(logprobs), len(summaries), len(summaries))
 
-    def _distribution(self, tree: TokenTree, node: Node) -> list[tuple[int, float]]:
-        rule = self._rule(self._codec.decode([*tree.ids, *tree.tokens(node)]))
-        logprobs = {
-            self._codec.token(text): math.log(p) if p > 0 else -math.inf for text, p in rule.items()
-        }
-        if (changes := tree.changes(node)) is not None:
-            logprobs = _changed(logprobs, changes)
-        return sorted(logprobs.items(), key=lambda item: (-item[1], item[0]))
+    def _distribution(self, ids: Sequence[int]) -> list[tuple[int, float]]:
+        rule = self._rule(self._codec.decode(ids))
+        logprobs = [
+            (self._codec.token(text), math.log(p) if p > 0 else -math.inf)
+            for text, p in rule.items()
+        ]
+        return _ordered(logprobs)
 
-    def _next(self, tree: TokenTree, node: Node, top: int) -> Next:
-        every, allowed = self._distribution(tree, node), node.allowed
+    def _next(
+        self,
+        ids: Sequence[int],
+        top: int,
+        allowed: bytes | None,
+        draw: Draw | None,
+        changes: Changes | None,
+    ) -> Next:
+        every = _changed(self._distribution(ids), changes)
         likely = [(t, p) for t, p in every if allowed is None or is_allowed(allowed, t)]
         if not likely:
-            text = self._codec.decode([*tree.ids, *tree.tokens(node)])
-            raise ValueError(f"the rule returned no tokens after {text!r}")
+            raise ValueError(f"the rule returned no tokens after {self._codec.decode(ids)!r}")
         tokens, logprobs = zip(*likely[:top], strict=True)
         total = math.fsum(math.exp(logprob) for _, logprob in likely)
         mass = 0.0 if allowed is None else math.log(total) if total > 0 else -math.inf
         end_logprob = dict(every).get(self._codec.end_id, -math.inf)
-        return Next(tokens, logprobs, end_logprob, mass, self._drawn(likely, node.draw))
+        return Next(tokens, logprobs, end_logprob, mass, self._drawn(likely, draw))
 
     def _drawn(self, likely: Sequence[tuple[int, float]], draw: Draw | None) -> int | None:
         if draw is None:
@@ -141,19 +156,12 @@ class FakeBackend:
         return by_token[place][0]
 
 
-def _changed(logprobs: Mapping[int, float], changes: Changes) -> dict[int, float]:
-    """Return the log-probabilities of a changed distribution over the same tokens."""
-    values = {}
-    for token, logprob in logprobs.items():
-        value = logprob + changes.added.get(token, 0.0)
-        if token in changes.penalized:
-            value = value * changes.penalty if value < 0 else value / changes.penalty
-        values[token] = value - changes.taken.get(token, 0.0)
-    highest = max(values.values(), default=-math.inf)
-    if highest == -math.inf:
-        return values
-    total = highest + math.log(math.fsum(math.exp(value - highest) for value in values.values()))
-    return {token: value - total for token, value in values.items()}
+def _ordered(logprobs: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
+    return sorted(logprobs, key=lambda item: (-item[1], item[0]))
+
+
+def _changed(logprobs: list[tuple[int, float]], changes: Changes | None) -> list[tuple[int, float]]:
+    return logprobs if changes is None else _ordered(changed(dict(logprobs), changes).items())
 
 
 class FakeCodec:

@@ -253,9 +253,7 @@ def test_options_of_other_providers_are_dropped_with_one_warning_each(kind, engi
     for _ in range(2):
         assert text(shared.invoke("Go", tfs_z=0.2, typical_p=0.3)) == expected
         assert "".join(map(text, shared.stream("Go", num_beams=2))) == expected
-    assert [message.split("'")[1] for message in warned()] == [
-        *("tfs_z", "typical_p", "num_beams")
-    ]
+    assert [message.split("'")[1] for message in warned()] == [*("tfs_z", "typical_p", "num_beams")]
     with pytest.raises(InvalidOptionError, match="'tfs_z' is not supported"):
         shared.invoke("Go", tfs_z=0.2, unsupported="error")
     strict = kind(engine=engine)
