@@ -8,20 +8,29 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Unpack, override
 
+from adafuse_llm.adjustment import NOTHING, Adjustment
 from adafuse_llm.backends.base import (
+    AdjustsTokens,
     Backend,
     DrawsTokens,
     FollowsGrammars,
     RunsElsewhere,
     SupportsClose,
 )
-from adafuse_llm.config import GRAMMARS, AdaFuseConfig, DecodeOptions, RuntimeConfig
+from adafuse_llm.config import (
+    ADJUSTMENTS,
+    GRAMMARS,
+    AdaFuseConfig,
+    DecodeOptions,
+    RuntimeConfig,
+)
 from adafuse_llm.decoding.costs import PassTimes
 from adafuse_llm.decoding.draft import Drafting, Drafts, NoDrafts
 from adafuse_llm.decoding.member import Form, Member
@@ -535,6 +544,7 @@ class AdaFuseEngine(Engine):
         conversation = check_input(config, prompt, messages, to_score=to_score)
         top = max(self.strategy.top(config), config.top_logprobs)
         sampling = None if to_score else _sampling(config)
+        adjusts = not to_score and config.choices is None
         given = _plain_text(prompt, conversation)
         text = given.rstrip(" ")
         begun = given if conversation is None or conversation.continues else ""
@@ -572,6 +582,7 @@ class AdaFuseEngine(Engine):
                     form=form,
                     reply_prefix=prefix,
                     sampling=sampling,
+                    adjustment=_adjustment(backend, config) if adjusts else None,
                     pass_times=self._pass_times[backend.name],
                 )
             )
@@ -784,7 +795,54 @@ def _sampling(config: AdaFuseConfig) -> Sampling | None:
     """Return how a response is drawn. None if nothing is drawn."""
     if not config.temperature or config.seed is None or config.choices is not None:
         return None
-    return Sampling(config.seed, config.temperature, config.top_p, config.top_k)
+    return Sampling(config.seed, config.temperature, config.top_p, config.top_k, config.min_p)
+
+
+def _adjustment(backend: Backend, config: AdaFuseConfig) -> Adjustment | None:
+    """Return how a request changes a member's distributions. None if it does not.
+
+    Options that the request does not set are those of the member's checkpoint.
+
+    Raises:
+        InvalidOptionError: the member cannot change its distributions, or cannot write a text of
+            ``logit_bias``; or ``min_new_tokens`` is above ``max_new_tokens``.
+    """
+    can_adjust = isinstance(backend, AdjustsTokens)
+    own = backend.own_adjustment if isinstance(backend, AdjustsTokens) else NOTHING
+    given: dict[str, Any] = {
+        name: value for name in ADJUSTMENTS if (value := getattr(config, name)) is not None
+    }
+    if (texts := given.pop("logit_bias", None)) is not None:
+        given["biases"] = tuple((_encode_bias(backend, each), bias) for each, bias in texts.items())
+    adjustment = replace(own, **given)
+    if adjustment == NOTHING:
+        return None
+    if not can_adjust:
+        option = next(name for name in ADJUSTMENTS if getattr(config, name))
+        raise InvalidOptionError(
+            f"option {option!r}: member {backend.name!r} cannot change its distributions; got "
+            f"{short_repr(getattr(config, option))}. Leave the member out with use=[...], or leave "
+            "the option out."
+        )
+    if adjustment.min_new_tokens > config.max_new_tokens:
+        raise InvalidOptionError(
+            f"option 'min_new_tokens' must be at most max_new_tokens ({config.max_new_tokens}); "
+            f"got {adjustment.min_new_tokens}"
+        )
+    return replace(adjustment, end_ids=tuple(sorted(backend.end_ids)))
+
+
+def _encode_bias(backend: Backend, text: str) -> tuple[int, ...]:
+    """Return a member's tokens for a text in the middle of a text."""
+    with _naming_member(backend):
+        context = backend.codec.encode_prompt(BEFORE)
+        ids, exact = backend.codec.encode_continuation(context, text)
+    if not exact or not ids:
+        raise InvalidOptionError(
+            f"option 'logit_bias': member {backend.name!r} cannot write the text "
+            f"{short_repr(text)}. Leave the text out, or leave the member out with use=[...]."
+        )
+    return tuple(ids)
 
 
 def _check_windows(members: Sequence[Member]) -> None:

@@ -67,7 +67,8 @@ class TokenLogprob(_Result):
         text: the text that the token adds to the tokens before it. If several tokens form one
             character, the last one adds it.
         logprob: natural logarithm of the member's probability p of the token, whatever
-            ``temperature``, ``top_p``, ``top_k`` or a grammar make of it. None if p is 0.
+            ``temperature``, ``top_p``, ``top_k``, ``min_p`` or a grammar make of it. Penalties and
+            ``logit_bias`` are a part of p. None if p is 0.
         top: the likeliest tokens in its place, in descending order of p, as many as
             ``top_logprobs``. A grammar leaves only tokens that it permits.
     """

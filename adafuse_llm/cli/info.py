@@ -189,6 +189,8 @@ _LABELS = {
     "dtype": "dtype",
     "tensors": "tensors",
     "files": "files",
+    "followed_settings": "own settings",
+    "ignored_settings": "ignored settings",
 }
 
 

@@ -26,7 +26,7 @@ class CachedMember(ReferenceMember):
     _held: list[int] = field(default_factory=list, repr=False)
     _logprobs: dict[tuple[int, ...], Any] = field(default_factory=dict, repr=False)
 
-    def logits(self, ids: Sequence[int]) -> Any:
+    def row(self, ids: Sequence[int]) -> Any:
         key = tuple(ids)
         if key not in self._rows:
             self._rows[key] = self._next(list(key))
