@@ -41,6 +41,7 @@ USE_SERVER = "to use a server, pass engine=RemoteEngine(url) (from adafuse_llm)"
 MEMBER_SETTINGS = {
     "cache_type": "cache_type",
     "context": "context",
+    "end_tokens": "end_tokens",
     "file": "file",
     "flash_attention": "flash_attention",
     "gpu_layers": "gpu_layers",
