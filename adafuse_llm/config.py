@@ -41,6 +41,9 @@ NOT_SUPPORTED = (
 SEED_BITS = 63
 """Number of bits of a random seed."""
 
+DEFAULT_BRANCHES = 3
+"""Default of B where several members decode (§4.1)."""
+
 MAX_WEIGHT = 1e12
 """The highest weight of a member. Sums of weighted scores stay far below the float limit."""
 
@@ -118,7 +121,7 @@ class DecodeOptions(ChoiceOptions, total=False):
 
     margin_threshold: float
     max_words: int
-    branching_factor: int
+    branching_factor: int | None
     max_word_tokens: int
     stop: str | Sequence[str] | None
     json_schema: Mapping[str, Any] | type[BaseModel] | str | None
@@ -158,12 +161,14 @@ class AdaFuseConfig(Options):
         description="M: maximum number of words in a span of a confident member (§3.2). At most "
         "100.",
     )
-    branching_factor: int = Field(
-        3,
+    branching_factor: int | None = Field(
+        None,
         ge=1,
         le=100,
         description="B: number of alternatives for the first word that a member is not confident "
-        "of (§3.3). At most 100, because each alternative needs memory at every member.",
+        "of (§3.3). At most 100, because each alternative needs memory at every member. Default: "
+        "3. If only one member decodes, the strategy `adafuse` has a default of 1, so that the "
+        "response is the member's own greedy text.",
     )
     max_word_tokens: int = Field(
         16,
@@ -399,6 +404,11 @@ class AdaFuseConfig(Options):
         return AdaFuseConfig(**{**values, **options})
 
     @property
+    def branches(self) -> int:
+        """B as a number: `branching_factor`, or its default."""
+        return DEFAULT_BRANCHES if self.branching_factor is None else self.branching_factor
+
+    @property
     def counted_logprobs(self) -> int | None:
         """Number of likeliest tokens that rounds list; None if they have no log-probabilities."""
         return self.top_logprobs if self.logprobs or self.top_logprobs else None
@@ -520,6 +530,12 @@ def hint(name: str, allowed: Iterable[str]) -> str:
     """Return a hint that names the right option for an unknown one, or an empty string."""
     if name == "members":
         return " To choose among the loaded members, pass use=[...]."
+    if name == "strategy":
+        return (
+            " An engine has the strategy: AdaFuseEngine.from_pretrained([...], strategy='single'), "
+            "or engine.with_strategy('single'). Pass this engine to other classes as engine=. One "
+            "member alone needs no strategy: use=['name']."
+        )
     if name in NOT_SUPPORTED:
         return " This option of other libraries is not supported."
     return nearest(name, allowed)

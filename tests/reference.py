@@ -30,7 +30,7 @@ class Options:
 
     margin_threshold: float = 0.7
     max_words: int = 3
-    branching_factor: int = 3
+    branching_factor: int | None = None
     max_word_tokens: int = 16
     max_new_tokens: int = 256
     stop: tuple[str, ...] = ()
@@ -48,6 +48,12 @@ class Options:
     top_logprobs: int = 0
     chat_template_kwargs: Mapping[str, Any] | None = None
     continue_final_message: bool = False
+
+    def settled(self, members: int, *, searches: bool = False) -> Options:
+        """These options with B as a number: 1 for a member alone, unless it searches."""
+        if self.branching_factor is not None:
+            return self
+        return replace(self, branching_factor=1 if members == 1 and not searches else 3)
 
     @property
     def language(self) -> Language | None:
@@ -460,6 +466,7 @@ def propose(  # noqa: C901
             branches = []
             firsts = [follow(span)]
             if drawing is None:
+                assert options.branching_factor is not None, "settled"
                 firsts = member.likeliest(here, options.branching_factor, allow(span))
             for token in firsts:
                 if token in member.end_ids:
@@ -868,6 +875,7 @@ def decode(
     """The whole response to a prompt or a conversation."""
     if options.choices is not None:
         return choose(members, prompt, options, messages=messages)[0]
+    options = options.settled(len(members), searches=words_ahead > 0)
     if (language := options.language) is not None:
         return decode_form(members, prompt, options, language, messages=messages)
     opening, ids = begin(members, prompt, messages)

@@ -21,7 +21,7 @@ def test_defaults() -> None:
     assert AdaFuseConfig().model_dump() == {
         "margin_threshold": 0.7,
         "max_words": 3,
-        "branching_factor": 3,
+        "branching_factor": None,
         "max_word_tokens": 16,
         "max_new_tokens": 256,
         "stop": (),

@@ -53,7 +53,7 @@ def propose(member: Member, config: AdaFuseConfig, start: Node | None = None) ->
             break
         margins.append(member.next(end).margin)
         confident = margins[-1] >= config.margin_threshold
-        branches = 1 if confident else config.branching_factor
+        branches = 1 if confident else config.branches
         spans = yield from branch(member, end, branches, config)
         if not confident or spans[0].stops:
             return Proposal(tuple(spans), tuple(margins))

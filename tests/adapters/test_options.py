@@ -50,6 +50,13 @@ def test_options_that_are_none():
         check_option_names({"max_tokens": 5, "max_new_tokens": 6})
 
 
+def test_l2_a_strategy_belongs_to_an_engine():
+    with pytest.raises(InvalidOptionError) as caught:
+        check_option_names({"strategy": "single", "unsupported": "warn"}, extra=["unsupported"])
+    assert "engine.with_strategy('single')" in str(caught.value)
+    assert "One member alone needs no strategy: use=['name']." in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("keyword", "settings"),
     [

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from adafuse_llm import AdaFuseEngine, MemberSpec
+from adafuse_llm import AdaFuseEngine
+from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from benchmarks.real import members
 
 
@@ -25,15 +28,30 @@ def real_files() -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def real_backends(real_folders: dict[str, Path]) -> Iterator[dict[str, Any]]:
-    """The three transformers members in float32, loaded once."""
-    specs = [MemberSpec(str(path), name=name) for name, path in real_folders.items()]
-    with AdaFuseEngine.from_pretrained(specs, dtype="float32") as engine:
-        yield dict(zip(engine.members, engine.backends, strict=True))
+def real_models(real_folders: dict[str, Path]) -> dict[str, tuple[Any, Any]]:
+    """The models in float32 with their tokenizers, loaded once by transformers itself."""
+    return {
+        name: (
+            AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval(),
+            AutoTokenizer.from_pretrained(path),
+        )
+        for name, path in real_folders.items()
+    }
 
 
 @pytest.fixture(scope="session")
-def real_engine(real_backends: dict[str, Any]) -> Iterator[Callable[..., AdaFuseEngine]]:
+def real_backends(real_models: dict[str, tuple[Any, Any]]) -> dict[str, HuggingFaceBackend]:
+    """The members, which share the weights of `real_models`."""
+    return {
+        name: HuggingFaceBackend(model, tokenizer, name)
+        for name, (model, tokenizer) in real_models.items()
+    }
+
+
+@pytest.fixture(scope="session")
+def real_engine(
+    real_backends: dict[str, HuggingFaceBackend],
+) -> Iterator[Callable[..., AdaFuseEngine]]:
     """Return an engine of the named members; keyword arguments are the engine's own."""
     engines: list[AdaFuseEngine] = []
 

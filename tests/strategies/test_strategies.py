@@ -500,7 +500,7 @@ def hypotheses(
 ) -> list[tuple[str, bool, float]]:
     """Answers it ends with, the best first: text, whether it stops, mean F of its rounds."""
     members = [reference(recipe) for recipe in recipes]
-    settings = Options(**options)
+    settings = Options(**options).settled(len(members), searches=True)
     start, begun = begin(members, prompt, None)
     kept: list[tuple[str, bool, list[float], dict[str, list[int]], bool]]
     kept = [("", False, [], begun, False)]

@@ -1,0 +1,86 @@
+"""The reference on real members, which reads long sequences with transformers' own cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import DynamicCache
+
+from adafuse_llm.backends.huggingface import HuggingFaceBackend
+from tests.reference import ReferenceMember
+
+
+@dataclass
+class CachedMember(ReferenceMember):
+    """A reference member that does not read the beginning of a sequence again.
+
+    The cache keeps all tokens in every layer, whatever the layer's window is. The mask of
+    transformers hides what is outside the window.
+    """
+
+    _cache: Any = field(default=None, repr=False)
+    _held: list[int] = field(default_factory=list, repr=False)
+    _logprobs: dict[tuple[int, ...], Any] = field(default_factory=dict, repr=False)
+
+    def logits(self, ids: Sequence[int]) -> Any:
+        key = tuple(ids)
+        if key not in self._rows:
+            self._rows[key] = self._next(list(key))
+        return self._rows[key]
+
+    def logprobs(self, ids: Sequence[int]) -> Any:
+        key = tuple(ids)
+        if key not in self._logprobs:
+            self._logprobs[key] = super().logprobs(ids)
+        return self._logprobs[key]
+
+    def likeliest(
+        self, ids: Sequence[int], count: int, allowed: Sequence[int] | None = None
+    ) -> list[int]:
+        if allowed is not None:
+            return super().likeliest(ids, count, allowed)
+        row = self.logits(ids)  # sorting a whole row of 262,144 values takes longer than a pass
+        (likely,) = np.nonzero(row >= np.partition(row, -count)[-count])
+        order = np.argsort(-row[likely], kind="stable")
+        return [int(token) for token in likely[order[:count]]]
+
+    def _next(self, ids: list[int]) -> Any:
+        shared = 0
+        while shared < min(len(ids) - 1, len(self._held)) and ids[shared] == self._held[shared]:
+            shared += 1
+        if self._cache is None:
+            self._cache = DynamicCache()
+        if shared < len(self._held):
+            self._cache.crop(shared - len(self._held))
+        self.passes += 1
+        with torch.no_grad():
+            output = self.model(
+                input_ids=torch.tensor([ids[shared:]]),
+                past_key_values=self._cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        self._held = ids
+        return output.logits[0, -1].numpy()
+
+    def forget_rows(self) -> None:
+        """Free the rows of earlier calls, but keep the cache."""
+        self._rows.clear()
+        self._logprobs.clear()
+
+    def forget(self) -> None:
+        """Free all that is known of earlier requests."""
+        self.forget_rows()
+        for known in (self._texts, self._continuing, self._can_write):
+            known.clear()
+        self._cache, self._held = None, []
+
+
+def reference_of(backend: HuggingFaceBackend, model: Any, tokenizer: Any) -> CachedMember:
+    """The reference's member of a backend. It shares the weights and the encoding."""
+    codec, window = backend.codec, backend.context_window
+    return CachedMember(backend.name, model, tokenizer, codec, backend.end_ids, window)

@@ -1,0 +1,192 @@
+"""Real members decode as the reference says, and hold exactly the text that the user sees."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from adafuse_llm import AdaFuseEngine, Generation, RuntimeConfig
+from adafuse_llm.backends.base import NodeQuery, NodeResult
+from adafuse_llm.backends.huggingface import HuggingFaceBackend
+from adafuse_llm.tree import TokenTree
+from tests.real.reference import CachedMember, reference_of
+from tests.reference import Options, decode
+from tests.support.compare import assert_same
+
+pytestmark = pytest.mark.real
+
+TOLERANCE = 2e-3
+"""Largest difference of log-probabilities in float32. They are sums over passes of other shapes."""
+
+NAMES = ("smollm", "gemma", "qwen")
+PAIRS = tuple(itertools.combinations(NAMES, 2))
+
+PROMPTS = {
+    "prose": "The old lighthouse keeper climbed the stairs and",
+    "code": "def fibonacci(n):\n    if n < 2:\n        return n\n    ",
+    "chinese": "\u5317\u4eac\u662f\u4e2d\u56fd\u7684\u9996\u90fd\uff0c",
+    "emoji": "My favourite animals \U0001f436\U0001f431 are",
+    "german": "Die Hauptstadt von \u00d6sterreich hei\u00dft",
+    "json": '{"name": "Anna", "age": 31, "languages": ["German", ',
+    "spaces": "Question: What is 2 + 2?\nAnswer:   ",
+    "chat": "What is the capital of France?",
+}
+FACTS = "The ferry to Orrin leaves at nine. It carries twelve people, three goats and the post. "
+"""A passage of 21 to 23 tokens, to make prompts longer than Gemma's sliding window of 512."""
+
+Engine = Callable[..., AdaFuseEngine]
+
+
+@pytest.fixture(scope="module")
+def references(
+    real_backends: dict[str, HuggingFaceBackend], real_models: dict[str, tuple[Any, Any]]
+) -> dict[str, CachedMember]:
+    return {name: reference_of(real_backends[name], *real_models[name]) for name in NAMES}
+
+
+@pytest.fixture(autouse=True)
+def _free(references: dict[str, CachedMember]) -> Iterator[None]:
+    yield
+    for member in references.values():
+        member.forget()
+
+
+def given(kind: str) -> dict[str, Any]:
+    text = PROMPTS[kind]
+    return {"messages": [{"role": "user", "content": text}]} if kind == "chat" else {"prompt": text}
+
+
+def check(
+    engine: Engine,
+    references: Mapping[str, CachedMember],
+    names: Sequence[str],
+    request: Mapping[str, Any],
+    **options: Any,
+) -> Generation:
+    """Decode with and without drafting, and with the reference. Fail where they differ."""
+    members = [references[name] for name in names]
+    prompt, messages = request.get("prompt"), request.get("messages")
+    expected = decode(members, prompt, Options(**options), messages=messages)
+    for drafting in (False, True):
+        ensemble = engine(*names, runtime=RuntimeConfig(drafting=drafting))
+        actual = ensemble.generate(**request, **options)
+        assert_same(actual, expected, TOLERANCE)
+    return actual
+
+
+@pytest.mark.parametrize("kind", PROMPTS)
+def test_ensembles_equal_the_reference(
+    kind: str, real_engine: Engine, references: dict[str, CachedMember]
+) -> None:
+    """All three members, a pair and a member alone. Prompts take turns with pairs and members."""
+    number = list(PROMPTS).index(kind)
+    for turn, names in enumerate((NAMES, PAIRS[number % 3], (NAMES[(number + 1) % 3],))):
+        check(
+            real_engine,
+            references,
+            names,
+            given(kind),
+            branching_factor=(3, 1)[(turn + number // 3) % 2],
+            max_new_tokens=10,
+        )
+
+
+@pytest.mark.parametrize("copies", [30, 100], ids=["beyond-512", "beyond-2000"])
+def test_long_prompts_equal_the_reference(
+    copies: int, real_engine: Engine, references: dict[str, CachedMember]
+) -> None:
+    prompt = FACTS * copies + "\n\nQuestion: When does the ferry leave?\nAnswer: The ferry leaves"
+    for names in (("gemma",), NAMES):
+        actual = check(
+            real_engine,
+            references,
+            names,
+            {"prompt": prompt},
+            branching_factor=3,
+            max_new_tokens=6,
+        )
+        assert min(actual.usage.prompt_tokens.values()) > (512 if copies == 30 else 2000)
+        assert "nine" in actual.text
+
+
+def test_the_cache_of_the_reference_changes_nothing(references: dict[str, CachedMember]) -> None:
+    """Beyond the sliding window, the cached reference equals a plain pass over all tokens."""
+    member = references["gemma"]
+    ids = member.codec.encode_prompt(FACTS * 30)
+    for end in (len(ids) - 9, len(ids) - 4, len(ids)):  # 4 and 5 tokens come after a cached part
+        cached = member.logits(ids[:end])
+        assert abs(cached - member.forward(ids[:end])[-1]).max() < TOLERANCE
+
+
+def test_batches_and_reused_prefixes_give_the_same_rounds(real_engine: Engine) -> None:
+    prompts = [PROMPTS[kind] for kind in ("prose", "code", "german", "json")]
+    prompts += [f"{PROMPTS['prose']} then", PROMPTS["prose"]]  # share their beginnings
+    engine = real_engine(*NAMES)
+    for branches in (1, 3):
+        options: dict[str, Any] = {"branching_factor": branches, "max_new_tokens": 10}
+        alone = []
+        for prompt in prompts:
+            for backend in engine.backends:
+                assert isinstance(backend, HuggingFaceBackend)
+                backend.clear_prefix_cache()
+            alone.append(engine.generate(prompt, **options))
+        again = [engine.generate(prompt, **options) for prompt in prompts]
+        assert sum(each.usage.cached_tokens["qwen"] for each in again) > 0
+        batch = engine.generate_batch(prompts, **options)
+        for one, *others in zip(alone, again, batch, strict=True):
+            for other in others:
+                assert_same_rounds(one, other)
+
+
+def assert_same_rounds(one: Generation, other: Generation) -> None:
+    assert other.text == one.text
+    assert other.finish_reason == one.finish_reason
+    for mine, theirs in zip(one.rounds, other.rounds, strict=True):
+        assert [c.text for c in theirs.candidates] == [c.text for c in mine.candidates]
+        assert theirs.winner == mine.winner
+        for c, d in zip(mine.candidates, theirs.candidates, strict=True):
+            assert d.nll == pytest.approx(c.nll, abs=TOLERANCE, rel=0)
+
+
+@pytest.mark.parametrize("names", [NAMES, *PAIRS], ids="-".join)
+def test_tokens_decode_to_the_prompt_and_the_response(
+    names: Sequence[str],
+    real_engine: Engine,
+    real_models: dict[str, tuple[Any, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = real_engine(*names)
+    trees: dict[str, TokenTree] = {}
+    for backend in engine.backends:
+        record(backend, trees, monkeypatch)
+    for kind in PROMPTS:
+        trees.clear()
+        request = given(kind)
+        actual = engine.generate(**request, max_new_tokens=16)
+        for name in names:
+            tokenizer = real_models[name][1]
+            text = tokenizer.decode(trees[name].ids, clean_up_tokenization_spaces=False)
+            if "prompt" in request:
+                written = request["prompt"] + actual.text
+                assert text.removeprefix(tokenizer.bos_token or "") == written, (kind, name)
+            else:
+                size = actual.usage.prompt_tokens[name]
+                before = tokenizer.decode(
+                    trees[name].ids[:size], clean_up_tokenization_spaces=False
+                )
+                assert text.removeprefix(before).lstrip() == actual.text, (kind, name)
+
+
+def record(backend: Any, trees: dict[str, TokenTree], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the tree of the latest request at a member."""
+    evaluate = backend.evaluate
+
+    def recorded(queries: Sequence[NodeQuery]) -> list[NodeResult]:
+        trees[backend.name] = queries[-1].tree
+        results: list[NodeResult] = evaluate(queries)
+        return results
+
+    monkeypatch.setattr(backend, "evaluate", recorded)
