@@ -82,8 +82,9 @@ from adafuse_llm.text.codec import encode_conversation
 from adafuse_llm.text.conversation import Conversation
 from adafuse_llm.text.grammar import NO_LEAD, ONE_SPACE, Grammar, GrammarText, is_available
 from adafuse_llm.text.opening import Opening, SpaceTokens
-from adafuse_llm.text.reply_start import check_variables, mixed_reasoning, start_replies
-from adafuse_llm.text.stops import Transcript
+from adafuse_llm.text.prompt_warnings import PromptWarnings
+from adafuse_llm.text.reply_start import check_variables, start_replies
+from adafuse_llm.text.stops import TURNS, Transcript
 from adafuse_llm.text.templates import ReplyStart
 
 if TYPE_CHECKING:
@@ -152,14 +153,17 @@ class AdaFuseEngine(Engine):
         self.config = config or AdaFuseConfig()
         self.strategy = find_strategy(strategy)
         refuse_unused_options(self.strategy, self.config)
-        self._active_backends(self.config)
+        active = self._active_backends(self.config)
         self._vocabularies = Vocabularies()
         self._pass_times = {name: PassTimes() for name in self.members}
         self.runtime = runtime or RuntimeConfig()
         self._budget = CacheBudget(self.runtime.cache_bytes)
         self._owned: tuple[Backend, ...] = ()
         self._scheduler = Scheduler(self._backends, self.runtime, self._budget)
-        self._warn_of_mixed_reasoning()
+        self._warnings = PromptWarnings()
+        self._warnings.check_members(
+            {b.name: b.codec for b, _ in active}, self.config.chat_template_kwargs, self.members
+        )
 
     @classmethod
     def from_pretrained(
@@ -267,21 +271,6 @@ class AdaFuseEngine(Engine):
             trust_remote_code=trust_remote_code,
             on_round=on_round,
         )
-
-    def _warn_of_mixed_reasoning(self) -> None:
-        """Log a warning if only some members reason before they answer."""
-        codecs = {b.name: b.codec for b, _ in self._active_backends(self.config)}
-        given = self.config.chat_template_kwargs
-        reasoning, others = mixed_reasoning(codecs, given, self.members)
-        if reasoning:
-            logger.warning(
-                "only some members reason before they answer: %s, but not %s. All members write "
-                "the same text. So reasoning that a chat template opens is closed before the "
-                "response, and other reasoning is a part of it. Use members that all reason, or "
-                "members that do not",
-                ", ".join(map(repr, reasoning)),
-                ", ".join(map(repr, others)),
-            )
 
     @property
     def backends(self) -> tuple[Backend, ...]:
@@ -501,17 +490,20 @@ class AdaFuseEngine(Engine):
     ) -> Request:
         """Encode a request. Its options are checked already."""
         members = self._members(config, prompt, messages)
+        grammar = members[0].grammar
+        is_free = config.choices is None and grammar is None
+        turns = TURNS if is_free and prompt is None and _has_plain(members) else ()
         spare = self.strategy.max_extra_tokens(len(members), config)
         if config.choices is not None:
             spare = _check_choices(members, config)
             play: PlayRound = partial(choose, members, config.choices)
         else:
             _check_room(members, config)
-            play = self.strategy.begin(StrategyContext(members, config, self._new_drafting))
+            all_stops = config.override({"stop": (*config.stop, *turns)})
+            play = self.strategy.begin(StrategyContext(members, all_stops, self._new_drafting))
         needs = self._budget.needs(members, config, spare)
-        grammar = members[0].grammar
         transcript = Transcript(
-            () if config.choices else config.stop, grammar.can_end if grammar else None
+            () if config.choices else config.stop, grammar.can_end if grammar else None, turns
         )
         rounds: list[Round] = []
         return Request(
@@ -565,6 +557,13 @@ class AdaFuseEngine(Engine):
             ids = _encode(
                 backend, prompt, conversation, starts.get(backend.name), bare=bool(space_tokens)
             )
+            with _naming_member(backend):
+                if conversation is not None:
+                    self._warnings.check_conversation(
+                        backend.name, backend.codec, ids, conversation
+                    )
+                else:
+                    self._warnings.check_prompt(backend.name, backend.codec, ids, text)
             if conversation is None and not text:
                 ids = ids or sorted(backend.end_ids)[:1]
             if not ids:
@@ -682,6 +681,11 @@ def _close_members(members: Sequence[Backend]) -> None:
 
 def _permits_nothing(_: str) -> bool:
     return False
+
+
+def _has_plain(members: Sequence[Member]) -> bool:
+    """Return whether a member has no chat template, so that it reads messages as plain text."""
+    return not all(member.codec.has_chat_template for member in members)
 
 
 def _plain_text(prompt: str | None, conversation: Conversation | None) -> str:

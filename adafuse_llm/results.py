@@ -241,6 +241,7 @@ class ScoredText(_Result):
             ``-nll * tokens``, in nats. This is equation 5 without the division by the number of
             tokens. Unlike F, it compares texts of different lengths by their probability. None if
             ``score`` is None.
+        missing: why a member is absent from ``nll``, by member.
     """
 
     text: str
@@ -248,6 +249,7 @@ class ScoredText(_Result):
     tokens: dict[str, int]
     score: float | None
     loglikelihood: float | None
+    missing: dict[str, str] = {}
 
 
 class Scores(_Result):

@@ -80,7 +80,9 @@ def check_any_text(messages: Sequence[Message], *, has_more: bool = False) -> No
     if not messages:
         raise InvalidInputError("the list of messages is empty: pass at least one user message")
     if not has_more and not any(message["content"].strip() for message in messages):
-        raise InvalidInputError("messages have no text: pass at least one message with content")
+        raise InvalidInputError(
+            "messages have no text: pass a text, or at least one message with content"
+        )
 
 
 def check_message(number: int, message: Any, *, also: Sequence[str] = ()) -> Message:

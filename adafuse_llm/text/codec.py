@@ -178,6 +178,8 @@ class TokenizerCodec:
         self._tokenizer = tokenizer
         self._is_fast = bool(getattr(tokenizer, "is_fast", False))
         self._keeps_settings = bool(getattr(tokenizer, "keeps_settings", True))
+        # Prompts that are too long have an error of their own, so transformers need not warn.
+        self._silent = {"verbose": False} if hasattr(tokenizer, "deprecation_warnings") else {}
         has_template = bool(getattr(tokenizer, "chat_template", None))
         self._chat_tokenizer: Any = None
         if has_template:
@@ -192,7 +194,9 @@ class TokenizerCodec:
         special = {int(i): str(t) for i, t in added_tokens if t.special}
         template = str(getattr(tokenizer, "chat_template", None) or "")
         self._facts = TemplateFacts.of(
-            getattr(tokenizer, "chat_template", None), getattr(tokenizer, "special_tokens_map", ())
+            getattr(tokenizer, "chat_template", None),
+            getattr(tokenizer, "special_tokens_map", ()),
+            filter(str.strip, special.values()),
         )
         declared = getattr(tokenizer, "chat_control_tokens", None) or ()
         markers = {
@@ -515,7 +519,9 @@ class TokenizerCodec:
         options = {"split_special_tokens": True} if as_text else {}
         tokenizer = self._tokenizer if as_text else self._chat_tokenizer
         with self._lock:
-            ids = tokenizer.encode(text, add_special_tokens=add_special_tokens, **options)
+            ids = tokenizer.encode(
+                text, add_special_tokens=add_special_tokens, **options, **self._silent
+            )
         return [int(token) for token in ids]
 
     def _decode_context(self, tokens: Sequence[int]) -> str:

@@ -44,7 +44,7 @@ from adafuse_llm import (
 from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
 from adafuse_llm.adapters.options import ALIASES, Unsupported, check_option_names
 from adafuse_llm.config import CONSTRAINTS, Options, explain
-from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.summary import RoundDetail
 from langchain_adafuse._calls import ONLY, Place, Response, Start, Step, Timing
 from langchain_adafuse._metadata import PROVIDER, metadata_of
@@ -242,7 +242,14 @@ class EnsembleModel(Serializable):
 
     else:
 
-        def __init__(self, **fields: Any) -> None:
+        def __init__(self, *given: Any, **fields: Any) -> None:
+            if given:
+                paths = list(given[0]) if isinstance(given[0], (list, tuple)) else [given[0]]
+                raise InvalidInputError(
+                    f"{type(self).__name__} takes keyword arguments only; got "
+                    f"{short_repr(given[0])}. To load models, pass members={short_repr(paths)}, "
+                    "with the folder, GGUF file or hub id of each"
+                )
             try:
                 super().__init__(**fields)
             except ValidationError as error:

@@ -32,12 +32,12 @@ from llama_index.core.instrumentation.events.llm import (
     LLMStructuredPredictStartEvent,
 )
 from llama_index.core.llms import CustomLLM
-from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import default_completion_to_prompt
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from llama_index.core.tools.calling import acall_tool_with_selection, call_tool_with_selection
 from llama_index.core.types import PydanticProgramMode
+from llama_index.llms.adafuse._callbacks import chat_callback, completion_callback
 from llama_index.llms.adafuse._calls import (
     REACT_KEYWORDS,
     TOOL_KEYWORDS,
@@ -159,10 +159,11 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
             follow a grammar, and the schema can be enforced; otherwise the prompt requests the
             form, and a warning gives the reason. True: an error instead of that warning. False:
             only the prompt requests the form. The LLM is a function-calling model in LlamaIndex's
-            sense (``metadata.is_function_calling_model``) only if calls can be enforced.
+            sense (``metadata.is_function_calling_model``) only if calls can be enforced, and a
+            member has a chat template.
         complete_as_chat: whether completions send the prompt as a user message, which each member
             formats with its own chat template. `complete` then returns what `chat` returns for one
-            user message. Default: true if every active member has a chat template and
+            user message. Default: true if an active member has a chat template and
             `completion_to_prompt` is not set. A call with ``formatted=True`` always continues the
             prompt as it is.
         react_stop: whether the reply to a ReAct agent ends where it would invent a tool's result,
@@ -210,7 +211,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
     )
     is_chat_model: bool | None = Field(
         default=None,
-        description="Whether LlamaIndex sends chats instead of completions. Default: whether every "
+        description="Whether LlamaIndex sends chats instead of completions. Default: whether an "
         "active member has a chat template.",
     )
     emit_events: bool = Field(
@@ -231,7 +232,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
     complete_as_chat: bool | None = Field(
         default=None,
         description="Whether completions go through the members' chat templates. Default: whether "
-        "every active member has one and completion_to_prompt is not set.",
+        "an active member has one and completion_to_prompt is not set.",
     )
     react_stop: bool = Field(
         default=True,
@@ -392,20 +393,23 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         They are read from the members' files. Reading them loads the members only if one of these
         files is not on this machine or does not tell.
 
-        ``is_function_calling_model`` is true if well-formed tool calls can be enforced. LlamaIndex
-        then uses function agents and programs that call functions.
+        ``is_chat_model`` is true if at least one active member has a chat template. The other
+        members then read messages as plain text. ``is_function_calling_model`` is true if the LLM
+        is a chat model, and well-formed tool calls can be enforced. LlamaIndex then uses function
+        agents and programs that call functions.
         """
         config = self._config(self._options({}))
         names = tuple(config.member_weights(self._ensemble.names))
+        is_chat = self.is_chat_model
+        if is_chat is None:
+            is_chat = bool(self._told(lambda ensemble: ensemble.is_chat_model(names)))
         return LLMMetadata(
             context_window=self.context_window
             or self._told(lambda ensemble: ensemble.context_window(names))
             or LLMMetadata().context_window,
             num_output=config.max_new_tokens,
-            is_chat_model=bool(self._told(lambda ensemble: ensemble.has_chat_templates(names)))
-            if self.is_chat_model is None
-            else self.is_chat_model,
-            is_function_calling_model=self._can_enforce_calls,
+            is_chat_model=is_chat,
+            is_function_calling_model=is_chat and self._can_enforce_calls,
             model_name=self._model_name,
         )
 
@@ -462,13 +466,13 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
     # The eight entry points -------------------------------------------------------------------
 
     @adapter_errors()
-    @llm_completion_callback()
+    @completion_callback
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         request = self._prompt(prompt, formatted, kwargs)
         return _completion(request)(self._decode(request).result())
 
     @ends_when_closed
-    @llm_completion_callback()
+    @completion_callback
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
@@ -477,7 +481,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         return (to_response(chunk) for chunk in self._decode(request).chunks())
 
     @aadapter_errors
-    @llm_completion_callback()
+    @completion_callback
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
@@ -486,7 +490,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         return _completion(request)(await self._decode(request).aresult())
 
     @aends_when_closed
-    @llm_completion_callback()
+    @completion_callback
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
@@ -497,7 +501,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         return (to_response(chunk) async for chunk in chunks)
 
     @adapter_errors()
-    @llm_chat_callback()
+    @chat_callback
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Return the reply to a conversation.
 
@@ -513,19 +517,19 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         return to_response(self._decode(request).result())
 
     @ends_when_closed
-    @llm_chat_callback()
+    @chat_callback
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         request, to_response = self._chat(messages, kwargs)
         return (to_response(chunk) for chunk in self._decode(request).chunks())
 
     @aadapter_errors
-    @llm_chat_callback()
+    @chat_callback
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         request, to_response = await self._achat(messages, kwargs)
         return to_response(await self._decode(request).aresult())
 
     @aends_when_closed
-    @llm_chat_callback()
+    @chat_callback
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
@@ -982,6 +986,8 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
             if self.completion_to_prompt is not None:
                 prompt = self.completion_to_prompt(prompt)
             if self._completes_as_chat(options):
+                if not (prompt.strip() or self.system_prompt or self.query_wrapper_prompt):
+                    raise InvalidInputError("the prompt is empty, or has only spaces: pass a text")
                 message = ChatMessage(role=MessageRole.USER, content=prompt)
                 return self._messages([message], overrides)
             prompt = self._extend_prompt(prompt)
@@ -992,7 +998,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
             return self.complete_as_chat
         if self.completion_to_prompt not in (None, default_completion_to_prompt):
             return False
-        return bool(self._ensemble.has_chat_templates(self._active_members(options)))
+        return bool(self._ensemble.is_chat_model(self._active_members(options)))
 
     def _messages(
         self,
