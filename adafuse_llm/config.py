@@ -286,9 +286,9 @@ class AdaFuseConfig(Options):
         le=100.0,
         description="Make tokens of the prompt and the response less likely: a positive logit is "
         "divided by this value, and a negative one is multiplied by it. 1: no penalty. Default: "
-        "each member's own (`generation_config.json`), which is usually none. As all options of "
-        "this kind, it applies to every member in the member's own tokens, and F uses the changed "
-        "probabilities. `choices` and `score` use the members' own probabilities.",
+        "each member's own (`generation_config.json`). This option and the following ones, up to "
+        "`logit_bias`, apply to every member in its own tokens, before F is computed. They have no "
+        "effect on `choices`.",
     )
     presence_penalty: float | None = Field(
         None,

@@ -197,8 +197,9 @@ def drawn(logits: Sequence[float], codes: Sequence[int], draw: Draw) -> int:
     total = math.fsum(math.exp(scaled[place]) for place in order)
     kept: list[int] = []
     before = 0.0
+    lowest = math.log(draw.min_p) if draw.min_p else -math.inf
     for place in order:
-        if kept and (before >= draw.top_p * total or math.exp(scaled[place]) < draw.min_p):
+        if kept and (before >= draw.top_p * total or scaled[place] < lowest):
             break
         kept.append(place)
         before += math.exp(scaled[place])

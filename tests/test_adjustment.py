@@ -34,7 +34,8 @@ def engine(*names: str, **options: Any) -> AdaFuseEngine:
 def drawn_adjustment(chance: random.Random) -> tuple[dict[str, Any], Adjustment]:
     """Settings of transformers, and what they are here."""
     sequences = [
-        tuple(chance.choices(range(1, 5), k=chance.randint(1, 3))) for _ in range(chance.randint(1, 4))
+        tuple(chance.choices(range(1, 5), k=chance.randint(1, 3)))
+        for _ in range(chance.randint(1, 4))
     ]
     given: dict[str, Any] = {
         "repetition_penalty": chance.choice([1.0, 1.3, 0.5]),
@@ -49,13 +50,16 @@ def drawn_adjustment(chance: random.Random) -> tuple[dict[str, Any], Adjustment]
         "suppress_tokens": [5],
         "begin_suppress_tokens": [6, 7],
     }
-    return {**given, **lists}, Adjustment(
-        **given,
-        biases=tuple(lists["sequence_bias"].items()),  # type: ignore[union-attr]
-        bad_words=tuple(sequences[:2]),
-        suppressed=(5,),
-        suppressed_first=(6, 7),
-        end_ids=(END,),
+    return (
+        {**given, **lists},
+        Adjustment(
+            **given,
+            biases=tuple(lists["sequence_bias"].items()),  # type: ignore[union-attr]
+            bad_words=tuple(sequences[:2]),
+            suppressed=(5,),
+            suppressed_first=(6, 7),
+            end_ids=(END,),
+        ),
     )
 
 
@@ -207,7 +211,10 @@ def test_a_member_that_cannot_change_distributions_is_one_error(
         ({"presence_penalty": 3}, "'presence_penalty': .*less than or equal to 2; got 3"),
         ({"min_p": 1.5}, "'min_p': .*less than or equal to 1"),
         ({"no_repeat_ngram_size": -1}, "'no_repeat_ngram_size': .*; got -1"),
-        ({"min_new_tokens": 9, "max_new_tokens": 8}, r"must be at most max_new_tokens \(8\); got 9"),
+        (
+            {"min_new_tokens": 9, "max_new_tokens": 8},
+            r"must be at most max_new_tokens \(8\); got 9",
+        ),
         ({"logit_bias": {5: -1}}, "'logit_bias': .* by text, .* token ids differ between members"),
         ({"logit_bias": {"": 1}}, "'logit_bias': every text must have at least one character"),
         ({"logit_bias": {"a": 101}}, "'logit_bias': every number must be from -100 to 100"),

@@ -29,6 +29,21 @@ def test_a_table_and_a_verdict(adafuse, models):
     )
 
 
+def test_r2_what_a_checkpoint_asks_for(adafuse, models, tmp_path):
+    folder = tmp_path / "otter"
+    shutil.copytree(models[0], folder)
+    path = folder / "generation_config.json"
+    config = json.loads(path.read_text())
+    config |= {"repetition_penalty": 1.1, "do_sample": True, "temperature": 0.7}
+    path.write_text(json.dumps(config))
+    (facts,) = json.loads(adafuse("info", str(folder), "--json").stdout)["members"]
+    assert facts["followed_settings"] == ["repetition_penalty=1.1"]
+    assert facts["ignored_settings"] == ["do_sample=True", "temperature=0.7"]
+    shown = adafuse("info", str(folder)).stdout
+    assert "repetition_penalty=1.1" in shown
+    assert "temperature=0.7" in shown
+
+
 def test_json(adafuse, models):
     report = json.loads(adafuse("info", *models, "--json").stdout)
     assert report["can_work_together"] is True
