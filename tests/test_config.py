@@ -34,8 +34,15 @@ def test_defaults() -> None:
         "temperature": 0.0,
         "top_p": 1.0,
         "top_k": None,
+        "min_p": 0.0,
         "seed": None,
         "n": 1,
+        "repetition_penalty": None,
+        "presence_penalty": None,
+        "frequency_penalty": None,
+        "no_repeat_ngram_size": None,
+        "min_new_tokens": None,
+        "logit_bias": None,
         "logprobs": False,
         "top_logprobs": 0,
         "chat_template_kwargs": None,
@@ -103,8 +110,10 @@ def test_an_unknown_option_gets_the_nearest_name() -> None:
         AdaFuseConfig(max_token=5)  # type: ignore[call-arg]
     with pytest.raises(InvalidOptionError, match=r"'zzz'.*The options are: margin_threshold"):
         AdaFuseConfig(zzz=5)  # type: ignore[call-arg]
-    with pytest.raises(InvalidOptionError, match=r"'min_p'\. This option .* is not supported"):
-        AdaFuseConfig(min_p=0.1)  # type: ignore[call-arg]
+    with pytest.raises(
+        InvalidOptionError, match=r"'num_beams'\. This option .* not supported: "
+    ):
+        AdaFuseConfig(num_beams=2)  # type: ignore[call-arg]
     with pytest.raises(InvalidOptionError, match="Did you mean 'margin_threshold'"):
         AdaFuseConfig().override({"margin_treshold": 0.5})
 

@@ -30,7 +30,7 @@ GGUF_ENDING = re.compile(r"(?<=.)(-00001-of-\d{5})?\.gguf$", re.IGNORECASE)
 QUANTIZED_CACHES = ("q8_0", "q4_0")
 """Types of caches that llama.cpp reads with flash attention only."""
 
-GGUF_ONLY = ("file", "context", "gpu_layers", "flash_attention", "cache_type")
+GGUF_ONLY = ("file", "context", "gpu_layers", "flash_attention", "cache_type", "end_tokens")
 """Settings that are for GGUF members only."""
 
 TRANSFORMERS_ONLY = {
@@ -95,6 +95,9 @@ class MemberSpec:
         flash_attention: whether a GGUF member uses flash attention. By default, llama.cpp decides.
         cache_type: type of the keys and values in a GGUF member's cache: ``"f32"``, ``"f16"`` (the
             default), ``"bf16"``, ``"q8_0"`` or ``"q4_0"``.
+        end_tokens: spellings of tokens that end a response of a GGUF member, such as
+            ``("<|eom_id|>",)``, in addition to those that the file names and the one with which its
+            chat template ends a reply.
         weight: weight w of the member in the fused score, from 0 to 1e12.
 
     Raises:
@@ -123,6 +126,7 @@ class MemberSpec:
     gpu_layers: int | None = None
     flash_attention: bool | None = None
     cache_type: str | None = None
+    end_tokens: Sequence[str] | None = None
     weight: float = 1.0
 
     def __post_init__(self) -> None:
@@ -217,6 +221,11 @@ def _check_elsewhere(spec: MemberSpec) -> None:
     )
     allowed = ", ".join(map(repr, CACHE_TYPES))
     require("cache_type", f"one of {allowed}", valid=spec.cache_type in (None, *CACHE_TYPES))
+    ends = spec.end_tokens
+    is_texts = isinstance(ends, (list, tuple)) and all(isinstance(e, str) and e for e in ends)
+    require(
+        "end_tokens", "a list of tokens as the file spells them", valid=ends is None or is_texts
+    )
     if spec.cache_type in QUANTIZED_CACHES and spec.flash_attention is False:
         raise InvalidOptionError(
             f"member {spec.path!r}: cache_type={spec.cache_type!r} needs flash attention. Pass "

@@ -154,7 +154,13 @@ def test_layers_on_gpus_need_a_llama_cpp_for_gpus(tmp_path: Path, caplog, layers
 @pytest.mark.quick
 @pytest.mark.parametrize(
     "setting",
-    [{"context": 100}, {"gpu_layers": 0}, {"flash_attention": False}, {"cache_type": "f16"}],
+    [
+        {"context": 100},
+        {"gpu_layers": 0},
+        {"flash_attention": False},
+        {"cache_type": "f16"},
+        {"end_tokens": ["</s>"]},
+    ],
 )
 def test_settings_of_gguf_members_are_refused_for_transformers(setting) -> None:
     (name,) = setting

@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import torch
 
+from adafuse_llm.adjustment import NOTHING
 from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.backends.gguf.header import CACHE_TYPES, read_facts
 from adafuse_llm.backends.llamacpp.batch import Batch, LlamaState
@@ -89,6 +90,8 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
         prefix_cache_bytes: maximum size, in bytes, of the cells that the member keeps from finished
             requests. Later requests that begin with the same tokens reuse them. With 0, the member
             keeps no cells.
+        end_tokens: spellings of tokens that end a response, in addition to those that the file
+            names and the one with which its chat template ends a reply.
         tokenizer: a Hugging Face tokenizer with the same tokens as the file. By default, the member
             uses the vocabulary in the file.
 
@@ -99,6 +102,8 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
         InvalidOptionError: an option is not valid.
         MissingDependencyError: llama-cpp-python is not installed.
     """
+
+    own_adjustment = NOTHING
 
     def __init__(
         self,
@@ -111,6 +116,7 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
         flash_attention: bool | None = None,
         cache_type: str | None = None,
         prefix_cache_bytes: int | None = None,
+        end_tokens: Sequence[str] = (),
         tokenizer: Any = None,
     ) -> None:
         cache_type = cache_type or "f16"
@@ -118,7 +124,8 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
         self.name = name
         self.path = Path(path)
         self._model = Model(self.path, f"member {name!r} ({path})", gpu_layers=gpu_layers)
-        self._text, self._end_ids = _text_of(self._model, tokenizer)
+        self._text, ends = _text_of(self._model, tokenizer)
+        self._end_ids = ends | self._ids_of(end_tokens)
         tokens = self._cache_tokens(context, cache_type)
         self._window = min(self._model.window, tokens)
         self._context = Context(
@@ -393,6 +400,16 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
             self._running.discard(state)
             state.sequences.drop()
             state.tree.state = None
+
+    def _ids_of(self, end_tokens: Sequence[str]) -> set[int]:
+        """Return the ids of tokens by their spellings."""
+        vocabulary = self._text.tokenizer.get_vocab() if end_tokens else {}
+        if unknown := [token for token in end_tokens if token not in vocabulary]:
+            raise InvalidOptionError(
+                f"{self._model.label}: end_tokens must be spellings of tokens of the file; "
+                f"{unknown[0]!r} is none"
+            )
+        return {vocabulary[token] for token in end_tokens}
 
     def _cache_tokens(self, context: int | None, cache_type: str) -> int:
         """Return the number of tokens of the cache, given the number that the user has set.

@@ -6,7 +6,7 @@ import ctypes
 import functools
 import re
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -83,9 +83,9 @@ class LlamaTokenizer:
         self.pieces = self._read_pieces(ids)
         self.unk_token_id = next((i for i in ids if self._attributes[i] & UNKNOWN), None)
         self.added_tokens_decoder = self._read_added_tokens(ids)
-        self.end_ids = self._read_end_ids(ids)
         self.chat_template = self._read_templates()
         self.special_tokens_map = self._read_special_tokens()
+        self.end_ids = self._read_end_ids(ids)
         self._open = _Open(f"the vocabulary of {self.name_or_path!r}")
         self._encoder = self._create_encoder()
         self._before, self._after = self._encoder.affixes()
@@ -198,7 +198,7 @@ class LlamaTokenizer:
                 "Hugging Face tokenizer of the model."
             )
 
-    def _of_tokens(self, function: Any, ids: range) -> list[Any]:
+    def _of_tokens(self, function: Any, ids: Iterable[int]) -> list[Any]:
         return [function(self._vocabulary, token) for token in ids]
 
     def _read_spellings(self, ids: range) -> dict[str, int]:
@@ -246,14 +246,32 @@ class LlamaTokenizer:
     def _read_end_ids(self, ids: range) -> frozenset[int]:
         """Return the tokens that end a response.
 
-        For a file that names no end, llama.cpp assumes a token that may be an ordinary word. It
-        does not count.
+        These are the tokens that the file names, and the token with which its chat template ends a
+        reply. If there are none, they are the special tokens that llama.cpp takes for ends by their
+        spelling. Those can be too many: they end documents, or are ordinary words.
         """
         named = {self._metadata.get(f"tokenizer.ggml.{key}") for key in END_KEYS}
-        is_end = self._of_tokens(self._library.llama_vocab_is_eog, ids)
-        return frozenset(
-            i for i in ids if is_end[i] and (i in self.added_tokens_decoder or str(i) in named)
-        )
+        default = int(self._library.llama_vocab_eos(self._vocabulary))  # may be an ordinary word
+        named |= {str(default)} if default in self.added_tokens_decoder else set()
+        found = {i for i in ids if str(i) in named} | self._reply_ends()
+        is_end = self._of_tokens(self._library.llama_vocab_is_eog, () if found else ids)
+        spelled = {i for i, has in zip(ids, is_end, strict=False) if has}
+        return frozenset(found or spelled & self.added_tokens_decoder.keys())
+
+    def _reply_ends(self) -> set[int]:
+        """Return the special token that follows a reply in the chat template, if there is one."""
+        if self.chat_template is None:
+            return set()
+        reply = "Yes"
+        messages = [{"role": "user", "content": "Well?"}, {"role": "assistant", "content": reply}]
+        try:
+            _, found, after = self.apply_chat_template(messages).rpartition(reply)
+        except Exception:  # a template may raise any exception; the codec reports it
+            return set()
+        after = after.lstrip() if found else ""
+        special = {str(t): i for i, t in self.added_tokens_decoder.items() if t.special}
+        following = max((t for t in special if t and after.startswith(t)), key=len, default=None)
+        return set() if following is None else {special[following]}
 
     def _read_special_tokens(self) -> dict[str, str]:
         """Return the special tokens by name.

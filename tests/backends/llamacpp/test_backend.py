@@ -16,6 +16,7 @@ from adafuse_llm import AdaFuseEngine, InvalidOptionError, LoadError, RuntimeCon
 from adafuse_llm.backends import Backend, NodeQuery, TokenTree, conformance
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.backends.llamacpp import LlamaCppBackend, backend, context
+from adafuse_llm.backends.llamacpp.library import load_library
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import ContextWindowError, MemberError, UnsupportedModelError
 from tests.reference import Options, ReferenceMember, decode
@@ -308,6 +309,7 @@ def test_eight_threads_share_a_member() -> None:
     [
         ({"context": 0}, "context must be 1 or more"),
         ({"threads": 0}, "threads must be 1 or more"),
+        ({"end_tokens": ["<|no|>"]}, "end_tokens must be spellings of tokens.*'<|no|>' is none"),
         ({"cache_type": "int3"}, "cache_type must be one of f32, f16"),
         ({"cache_type": "q8_0", "flash_attention": False}, "needs flash attention"),
     ],
@@ -315,6 +317,19 @@ def test_eight_threads_share_a_member() -> None:
 def test_wrong_options_are_errors(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidOptionError, match=message):
         gguf("wren", **options)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_r3_end_tokens_are_added_to_those_of_the_file(own: bool) -> None:
+    plain = gguf("wren", own=own)
+    assert AdaFuseEngine([plain]).generate(PROMPTS[0], max_new_tokens=4).text
+    tree = TokenTree(plain.codec.encode_prompt(PROMPTS[0]))
+    (first,) = plain.evaluate([NodeQuery(tree, (tree.root,), (), 1)])[0].next[0].tokens
+    spelling = tokenizer("wren").convert_ids_to_tokens(first)
+    member = gguf("wren", own=own, end_tokens=[spelling])
+    assert member.end_ids == plain.end_ids | {first}
+    ended = AdaFuseEngine([member]).generate(PROMPTS[0], max_new_tokens=4)
+    assert (ended.text, ended.finish_reason) == ("", "stop")
 
 
 def test_a_file_that_is_not_gguf_is_an_error_that_names_it(tmp_path: Any) -> None:
@@ -345,6 +360,24 @@ def test_memory_is_reckoned() -> None:
     rows = 2 * 5 * 6 * 32 * 4  # keys and values, layers, heads, size of a head, bytes
     assert rows <= small.cache_bytes(1) <= rows + 64
     assert gguf("wren", context=1024, cache_type="f16").cache_bytes(1) < 0.6 * rows
+
+
+@pytest.mark.parametrize("info", [b"CPU : AMX_INT8 = 1 | ", b"CPU : AVX2 = 1 | "])
+def test_r3_weights_stay_in_the_order_of_the_file_on_processors_with_amx(
+    info: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = load_library()
+    load, used = library.llama_model_load_from_file, []
+
+    def recorded(path: bytes, params: Any) -> Any:
+        used.append(params.use_extra_bufts)
+        return load(path, params)
+
+    monkeypatch.setattr(library, "llama_print_system_info", lambda: info)
+    monkeypatch.setattr(library, "llama_model_load_from_file", recorded)
+    member = gguf("wren", kind="q8_0", context=512)
+    assert used == [b"AMX" not in info]
+    assert AdaFuseEngine([member]).generate(PROMPTS[0], max_new_tokens=2).text
 
 
 def test_a_file_without_a_vocabulary_needs_a_tokenizer(tmp_path: Any) -> None:

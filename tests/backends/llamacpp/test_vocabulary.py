@@ -242,11 +242,29 @@ def test_a_file_without_special_tokens_has_none() -> None:
     assert not text.codec.has_chat_template
 
 
-def test_all_tokens_that_end_a_response_are_ends() -> None:
+@pytest.mark.parametrize("reply_ends", ["<|eot_id|>", "<|end|>", "\n", "word"])
+def test_r3_ends_are_those_of_the_file_and_of_its_template(reply_ends: str) -> None:
     known = copy.deepcopy(tokenizer("bytelevel"))
-    known.add_tokens(["<|eot_id|>", "<|endoftext|>"], special_tokens=True)
-    ends = {"<|end|>", "<|im_end|>", "<|eot_id|>", "<|endoftext|>"}
-    assert llama(known).end_ids == set(known.convert_tokens_to_ids(sorted(ends)))
+    ends = ["<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<reponame>", "</s>"]
+    known.add_tokens(ends, special_tokens=True)  # llama.cpp takes all of them for ends
+    template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n" + reply_ends + "{% endfor %}"
+    )
+    named = {known.eos_token, reply_ends} & set(known.get_vocab())
+    assert llama(known, template=template).end_ids == set(known.convert_tokens_to_ids([*named]))
+
+
+@pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{{ messages[0].content }}"])
+def test_a_template_without_replies_adds_no_end(template: str) -> None:
+    known = tokenizer("bytelevel")
+    assert llama(known, template=template).end_ids == {known.eos_token_id}
+
+
+def test_a_file_that_names_no_end_ends_with_what_llama_cpp_recognizes() -> None:
+    letters = [*(chr(33 + number) for number in range(40)), "<|im_end|>"]
+    types = [*[TokenType.NORMAL] * 40, TokenType.CONTROL]
+    path = write_pieces(folder() / "ends.gguf", "gpt2", letters, types, tokenizer_pre="gpt-2")
+    assert LlamaText.from_file(path).end_ids == {40}
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "tekken", "default"])
