@@ -5,8 +5,8 @@ for some schemas it accepts documents that the schema forbids. `enforceable` clo
 returns a schema that the compiler enforces fully, or it raises an error that names the keyword.
 
 The returned schema is never wider than the given one. It can be narrower. For example, the bounds
-of numbers are rounded inward to 12 digits, times have no leap second, and integers are from
--(2**53 - 1) to 2**53 - 1, which every JSON library reads exactly.
+of numbers are rounded inward to 12 digits, times have no leap second, and numbers are from
+-(2**53 - 1) to 2**53 - 1 with at most 9 decimals. Every JSON library reads such integers exactly.
 
 Compile the returned schema with `COMPILE_OPTIONS`. The result depends on them.
 """
@@ -52,6 +52,8 @@ _SAFE_INTEGER = 2**53 - 1
 _MAX_MULTIPLE = 2**16
 _DIGITS = 12
 _DECIMALS = (9, 8, 7, 6)
+"""Numbers of decimals, the preferred one first."""
+
 _LITERAL_DIGITS = 15
 _SHORT_DECIMALS = 6
 
@@ -142,8 +144,9 @@ def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
 
     A document that the returned schema allows is allowed by the given schema too. The draft is
     the one that ``$schema`` names, from draft-04 to 2020-12, and 2020-12 without it. Formats are
-    enforced. An integer that has no bound on a side gets the bound -(2**53 - 1) or 2**53 - 1 there,
-    so that its digits end. Patterns must mean the same to Python's `re` as to the compiler.
+    enforced. A number that has no bound on a side gets the bound -(2**53 - 1) or 2**53 - 1 there,
+    and it has at most 9 decimals and no exponent, so that its digits end. Decimals are not limited
+    beside `multipleOf`, in schemas with `allOf`, and if the bounds are too near. Patterns must mean the same to Python's `re` as to the compiler.
     Annotations and unknown keywords are left out. Parts that a ``$ref`` names are moved to
     ``$defs``.
 
