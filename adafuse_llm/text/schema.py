@@ -146,9 +146,9 @@ def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
     the one that ``$schema`` names, from draft-04 to 2020-12, and 2020-12 without it. Formats are
     enforced. A number that has no bound on a side gets the bound -(2**53 - 1) or 2**53 - 1 there,
     and it has at most 9 decimals and no exponent, so that its digits end. Decimals are not limited
-    beside `multipleOf`, in schemas with `allOf`, and if the bounds are too near. Patterns must mean the same to Python's `re` as to the compiler.
-    Annotations and unknown keywords are left out. Parts that a ``$ref`` names are moved to
-    ``$defs``.
+    beside `multipleOf`, in schemas with `allOf`, and if the bounds are too near. Patterns must mean
+    the same to Python's `re` as to the compiler. Annotations and unknown keywords are left out.
+    Parts that a ``$ref`` names are moved to ``$defs``.
 
     Args:
         schema: the JSON schema. It is not changed.
