@@ -145,6 +145,7 @@ class DecodeOptions(ChoiceOptions, total=False):
     max_words: int
     branching_factor: int | None
     max_word_tokens: int
+    max_word_letters: int
     stop: str | Sequence[str] | None
     json_schema: Mapping[str, Any] | type[BaseModel] | str | None
     regex: str | None
@@ -205,6 +206,13 @@ class AdaFuseConfig(Options):
         le=256,
         description="Maximum number of tokens in a word, for scripts without spaces. A longer word "
         "is cut. At most 256.",
+    )
+    max_word_letters: int = Field(
+        256,
+        ge=1,
+        le=256,
+        description="Maximum number of letters of scripts without spaces (Chinese, Japanese, Thai, "
+        "Lao, Khmer, Burmese) in a word. A word of one token may have more. At most 256.",
     )
     max_new_tokens: int = Field(
         256,

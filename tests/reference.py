@@ -8,6 +8,7 @@ sequences. Slow on purpose; what it says is what the engine has to say.
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,6 +23,10 @@ from tests.reference_sampling import codes, draw, key
 UNFINISHED = "\ufffd"
 EXTRA_TOKENS = 3
 BEAM_TOKENS = 5
+UNSPACED_SCRIPTS = (
+    *("CJK ", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "HALFWIDTH KATAKANA", "BOPOMOFO", "YI "),
+    *("THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "TAI ", "NEW TAI", "TANGUT", "NUSHU", "KHITAN"),
+)
 NEAR = 1.0
 
 
@@ -33,6 +38,7 @@ class Options:
     max_words: int = 3
     branching_factor: int | None = None
     max_word_tokens: int = 16
+    max_word_letters: int = 256
     max_new_tokens: int = 256
     stop: tuple[str, ...] = ()
     weights: tuple[float, ...] | None = None
@@ -250,6 +256,12 @@ def leading_whitespace(text: str) -> str:
     return text[: len(text) - len(text.lstrip())]
 
 
+def unspaced(text: str) -> int:
+    """The number of letters of scripts that are written without spaces between words."""
+    names = (unicodedata.name(char, "") for char in text if char.isalpha())
+    return sum(name.startswith(UNSPACED_SCRIPTS) for name in names)
+
+
 class Form:
     """What a grammar says about a response: its language, and what every member has written."""
 
@@ -333,6 +345,10 @@ def finish_word(
         if has_ink(text) and not completes_character:  # rule 1
             extension = gain(text, longer)
             if extension and extension[0].isspace():
+                return word
+            letters = unspaced(text) + max(1, unspaced(extension))
+            begins = extension[:1] == UNFINISHED or unspaced(extension[:1])
+            if begins and not unfinished and letters > options.max_word_letters:  # rule 5
                 return word
         word.append(following)
 

@@ -23,6 +23,7 @@ def test_defaults() -> None:
         "max_words": 3,
         "branching_factor": None,
         "max_word_tokens": 16,
+        "max_word_letters": 256,
         "max_new_tokens": 256,
         "stop": (),
         "weights": None,
@@ -62,6 +63,7 @@ def test_defaults() -> None:
         ("branching_factor", 0, "greater than or equal to 1"),
         ("branching_factor", -3, "greater than or equal to 1"),
         ("max_word_tokens", 0, "greater than or equal to 1"),
+        ("max_word_letters", 0, "greater than or equal to 1"),
         ("max_new_tokens", 0, "greater than or equal to 1"),
         ("max_new_tokens", "many", "integer"),
         ("stop", [""], "at least one character"),
@@ -140,7 +142,11 @@ def test_the_options_of_the_reference_are_the_options_of_the_engine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "highest"), [("max_words", 100), ("branching_factor", 100), ("max_word_tokens", 256)]
+    ("name", "highest"),
+    [
+        *(("max_words", 100), ("branching_factor", 100)),
+        *(("max_word_tokens", 256), ("max_word_letters", 256)),
+    ],
 )
 def test_e12_options_that_need_memory_have_an_upper_bound(name: str, highest: int) -> None:
     options: dict[str, Any] = {name: highest}

@@ -13,7 +13,7 @@ from adafuse_llm.strategies.base import Strategy, StrategyContext
 
 OF_ROUNDS = (
     *("margin_threshold", "max_words", "branching_factor"),
-    *("max_word_tokens", "weights"),
+    *("max_word_letters", "max_word_tokens", "weights"),
 )
 """Options of the rounds of Algorithm 1."""
 

@@ -84,6 +84,7 @@ class ModelFields(TypedDict, total=False):
     max_words: int | None
     branching_factor: int | None
     max_word_tokens: int | None
+    max_word_letters: int | None
     max_new_tokens: int | None
     stop: str | Sequence[str] | None
     weights: Mapping[str, float] | Sequence[float] | None
@@ -175,6 +176,7 @@ class EnsembleModel(Serializable):
     max_words: int | None = None
     branching_factor: int | None = None
     max_word_tokens: int | None = None
+    max_word_letters: int | None = None
     max_new_tokens: int | None = None
     """Also accepted as `max_tokens` and `max_completion_tokens`."""
     stop: list[str] | str | None = None

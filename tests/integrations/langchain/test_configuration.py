@@ -130,6 +130,7 @@ def test_a_call_overrides_every_option(model):
         "max_words": 1,
         "branching_factor": 2,
         "max_word_tokens": 8,
+        "max_word_letters": 8,
         "max_tokens": 5,
         "weights": {"ink": 1, "quill": 2},
         "temperature": 0,

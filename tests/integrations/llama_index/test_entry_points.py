@@ -451,6 +451,7 @@ def test_every_option_can_be_said_once_for_all_calls(engine):
         "max_words": 2,
         "branching_factor": 2,
         "max_word_tokens": 9,
+        "max_word_letters": 9,
         "max_new_tokens": 30,
         "stop": ("x",),
         "weights": {"ink": 1.0, "quill": 2.0},

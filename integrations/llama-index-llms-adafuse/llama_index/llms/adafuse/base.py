@@ -248,6 +248,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
     max_words: int | None = _option("max_words")
     branching_factor: int | None = _option("branching_factor")
     max_word_tokens: int | None = _option("max_word_tokens")
+    max_word_letters: int | None = _option("max_word_letters")
     max_new_tokens: int | None = _option("max_new_tokens")
     stop: tuple[str, ...] | None = _option("stop")
     weights: dict[str, float] | tuple[float, ...] | None = _option("weights")
