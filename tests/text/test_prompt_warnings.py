@@ -36,7 +36,9 @@ def chat(name: str = "chat", script: Any = runs_on) -> HuggingFaceBackend:
 # R5 -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", ["adafuse", "single", "rerank", "vote", "hypotheses-3", "unite"])
+@pytest.mark.parametrize(
+    "strategy", ["adafuse", "single", "rerank", "vote", "hypotheses-3", "unite"]
+)
 def test_r5_a_reply_in_the_plain_format_ends_before_an_invented_turn(strategy: str) -> None:
     with AdaFuseEngine([plain()], strategy=strategy) as engine:
         reply = engine.generate(messages=QUESTION, max_new_tokens=40)
@@ -164,9 +166,7 @@ def test_r9_a_score_that_loses_a_member_says_so() -> None:
     with AdaFuseEngine([normalizing("nfc"), plain("whole")]) as engine:
         lost, kept = engine.score("One", [f" {DECOMPOSED} two", " two"]).texts
     assert set(lost.nll) == {"whole"}
-    assert lost.missing == {
-        "nfc": r"its tokenizer cannot write the text: 'e\u0301' becomes '\xe9'"
-    }
+    assert lost.missing == {"nfc": r"its tokenizer cannot write the text: 'e\u0301' becomes '\xe9'"}
     assert set(kept.nll) == {"nfc", "whole"}
     assert kept.missing == {}
 

@@ -310,7 +310,7 @@ def test_threads_share_one_llm():
         llm = AdaFuseLLM(engine=engine)
         asked = ["x " * n + "?" for n in range(1, 9)]
         alone = [llm.chat([ChatMessage(each)]).message.content for each in asked]
-        found: dict[int, str] = {}
+        found: dict[int, str | None] = {}
 
         def chat(number: int) -> None:
             *_, last = llm.stream_chat([ChatMessage(asked[number])])
