@@ -213,7 +213,7 @@ def test_a_member_that_cannot_change_distributions_is_one_error(
         ({"no_repeat_ngram_size": -1}, "'no_repeat_ngram_size': .*; got -1"),
         (
             {"min_new_tokens": 9, "max_new_tokens": 8},
-            r"must be at most max_new_tokens \(8\); got 9",
+            r"most max_new_tokens \(8\); got 9",
         ),
         ({"logit_bias": {5: -1}}, "'logit_bias': .* by text, .* token ids differ between members"),
         ({"logit_bias": {"": 1}}, "'logit_bias': every text must have at least one character"),

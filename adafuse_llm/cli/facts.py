@@ -83,6 +83,7 @@ def _huggingface(backend: Any) -> dict[str, Any]:
         **{
             name: [f"{key}={short_repr(value)}" for key, value in found.items()]
             for name, found in settings.items()
+            if found
         },
     }
 
