@@ -29,17 +29,42 @@ CONSTRAINTS = ("json_schema", "regex", "grammar", "choices")
 GRAMMARS = ("json_schema", "regex", "grammar")
 """Those of them that llguidance enforces."""
 
-SAMPLING = ("temperature", "top_p", "top_k", "seed", "n")
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "n")
 """Options that draw the response at random."""
 
-NOT_SUPPORTED = (
-    *("frequency_penalty", "logit_bias", "min_p", "presence_penalty", "repetition_penalty"),
-    *("length_penalty", "no_repeat_ngram_size", "num_beams", "typical_p"),
+ADJUSTMENTS = (
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("no_repeat_ngram_size", "min_new_tokens", "logit_bias"),
 )
-"""Options of decoding in other libraries that do not exist here."""
+"""Options that change every member's distributions before anything reads them."""
+
+NO_BEAMS = "it has no effect without beams; for several hypotheses, use the strategy 'hypotheses-3'"
+
+NOT_SUPPORTED = {
+    "bad_words_ids": "token ids differ between members; pass logit_bias={text: -100}",
+    "early_stopping": NO_BEAMS,
+    "length_penalty": NO_BEAMS,
+    "num_beams": "members would search in tokens of their own; use the strategy 'hypotheses-3' or "
+    "'beam-3'",
+    "sequence_bias": "token ids differ between members; pass logit_bias={text: number}",
+    "suppress_tokens": "token ids differ between members; pass logit_bias={text: -100}",
+    "typical_p": "it would forbid a member's likeliest tokens, which the ensemble compares; pass "
+    "min_p or top_p",
+}
+"""Options of decoding in other libraries that do not exist here, with the reason and what to do
+instead."""
+
+MAX_BIAS = 100.0
+"""The highest number in ``logit_bias``."""
+
+MAX_BIASED = 1024
+"""Maximum number of texts in ``logit_bias``. Every member encodes each of them."""
 
 SEED_BITS = 63
 """Number of bits of a random seed."""
+
+DEFAULT_BRANCHES = 3
+"""Default of B where several members decode (§4.1)."""
 
 MAX_WEIGHT = 1e12
 """The highest weight of a member. Sums of weighted scores stay far below the float limit."""
@@ -118,8 +143,9 @@ class DecodeOptions(ChoiceOptions, total=False):
 
     margin_threshold: float
     max_words: int
-    branching_factor: int
+    branching_factor: int | None
     max_word_tokens: int
+    max_word_letters: int
     stop: str | Sequence[str] | None
     json_schema: Mapping[str, Any] | type[BaseModel] | str | None
     regex: str | None
@@ -128,8 +154,15 @@ class DecodeOptions(ChoiceOptions, total=False):
     temperature: float | None
     top_p: float | None
     top_k: int | None
+    min_p: float | None
     seed: int | None
     n: int | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    no_repeat_ngram_size: int | None
+    min_new_tokens: int | None
+    logit_bias: Mapping[str, float] | None
     logprobs: bool | None
     top_logprobs: int | None
 
@@ -158,12 +191,14 @@ class AdaFuseConfig(Options):
         description="M: maximum number of words in a span of a confident member (§3.2). At most "
         "100.",
     )
-    branching_factor: int = Field(
-        3,
+    branching_factor: int | None = Field(
+        None,
         ge=1,
         le=100,
         description="B: number of alternatives for the first word that a member is not confident "
-        "of (§3.3). At most 100, because each alternative needs memory at every member.",
+        "of (§3.3). At most 100, because each alternative needs memory at every member. Default: "
+        "3. If only one member decodes, the strategy `adafuse` has a default of 1, so that the "
+        "response is the member's own greedy text.",
     )
     max_word_tokens: int = Field(
         16,
@@ -171,6 +206,13 @@ class AdaFuseConfig(Options):
         le=256,
         description="Maximum number of tokens in a word, for scripts without spaces. A longer word "
         "is cut. At most 256.",
+    )
+    max_word_letters: int = Field(
+        256,
+        ge=1,
+        le=256,
+        description="Maximum number of letters of scripts without spaces (Chinese, Japanese, Thai, "
+        "Lao, Khmer, Burmese) in a word. A word of one token may have more. At most 256.",
     )
     max_new_tokens: int = Field(
         256,
@@ -227,6 +269,13 @@ class AdaFuseConfig(Options):
     top_k: int | None = Field(
         None, ge=1, description="Draw only from this many likeliest tokens. 0 or -1: from all."
     )
+    min_p: float = Field(
+        0.0,
+        ge=0.0,
+        le=1.0,
+        description="Draw no token whose probability, after `temperature`, is less than this share "
+        "of the likeliest one's.",
+    )
     seed: int | None = Field(
         None,
         description="Integer that determines what is drawn. With the same seed, the response is "
@@ -238,6 +287,47 @@ class AdaFuseConfig(Options):
         le=128,
         description="Number of responses to draw. The first one has `seed`, and the others have "
         "seeds derived from it. At most 128.",
+    )
+    repetition_penalty: float | None = Field(
+        None,
+        gt=0.0,
+        le=100.0,
+        description="Make tokens of the prompt and the response less likely: a positive logit is "
+        "divided by this value, and a negative one is multiplied by it. 1: no penalty. Default: "
+        "each member's own (`generation_config.json`). This option and the following ones, up to "
+        "`logit_bias`, apply to every member in its own tokens, before F is computed. They have no "
+        "effect on `choices`.",
+    )
+    presence_penalty: float | None = Field(
+        None,
+        ge=-2.0,
+        le=2.0,
+        description="Number that the logit of every token of the response loses.",
+    )
+    frequency_penalty: float | None = Field(
+        None,
+        ge=-2.0,
+        le=2.0,
+        description="Number that the logit of a token loses for each time it is in the response.",
+    )
+    no_repeat_ngram_size: int | None = Field(
+        None,
+        ge=0,
+        description="Number of tokens of sequences that cannot occur twice in prompt and response. "
+        "0: no limit. Default: each member's own.",
+    )
+    min_new_tokens: int | None = Field(
+        None,
+        ge=0,
+        description="Number of tokens of the response, in every member's tokens, before which it "
+        "cannot end. Default: each member's own.",
+    )
+    logit_bias: dict[str, float] | None = Field(
+        None,
+        description="Dict of texts, such as `' Paris'`, and the number from -100 to 100 that the "
+        "logit of the text gains. If a text has several tokens, the last one gains it where the "
+        "others were written. Every member encodes the text as in the middle of a text. At most "
+        "1,024 texts.",
     )
     logprobs: bool = Field(
         False,
@@ -335,12 +425,14 @@ class AdaFuseConfig(Options):
             raise ValueError("choices must differ from each other")
         return choices
 
-    @field_validator("temperature", "top_p", "n", "logprobs", "top_logprobs", mode="before")
+    @field_validator(
+        "temperature", "top_p", "min_p", "n", "logprobs", "top_logprobs", mode="before"
+    )
     @classmethod
     def _none_is_the_default(cls, value: Any, info: ValidationInfo) -> Any:
         return cls.model_fields[str(info.field_name)].default if value is None else value
 
-    @field_validator("temperature", "top_p", "top_k", "seed", "n", "top_logprobs", mode="before")
+    @field_validator(*SAMPLING, *ADJUSTMENTS, "top_logprobs", mode="before")
     @classmethod
     def _no_bool(cls, value: Any) -> Any:
         if isinstance(value, bool):
@@ -351,6 +443,30 @@ class AdaFuseConfig(Options):
     @classmethod
     def _no_limit(cls, top_k: Any) -> Any:
         return None if top_k in (0, -1) else top_k
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _biases_of_texts(cls, biases: Any) -> Any:
+        if biases is None:
+            return None
+        if not isinstance(biases, Mapping) or not all(isinstance(each, str) for each in biases):
+            raise ValueError(
+                "logit_bias must be a dict of numbers by text, such as {' Paris': -5}; token ids "
+                "differ between members"
+            )
+        if len(biases) > MAX_BIASED:
+            raise ValueError(f"logit_bias has at most {MAX_BIASED:,} texts")
+        return {text: cls._no_bool(bias) for text, bias in biases.items()}
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _usable_biases(cls, biases: dict[str, float] | None) -> dict[str, float] | None:
+        for text, bias in (biases or {}).items():
+            if not _check_unicode(text):
+                raise ValueError("every text must have at least one character")
+            if not -MAX_BIAS <= bias <= MAX_BIAS:
+                raise ValueError(f"every number must be from -{MAX_BIAS:g} to {MAX_BIAS:g}")
+        return biases
 
     @field_validator("use", mode="before")
     @classmethod
@@ -397,6 +513,11 @@ class AdaFuseConfig(Options):
         if any(options.get(name) is not None for name in CONSTRAINTS):
             values.update(dict.fromkeys(CONSTRAINTS))
         return AdaFuseConfig(**{**values, **options})
+
+    @property
+    def branches(self) -> int:
+        """B as a number: `branching_factor`, or its default."""
+        return DEFAULT_BRANCHES if self.branching_factor is None else self.branching_factor
 
     @property
     def counted_logprobs(self) -> int | None:
@@ -520,8 +641,14 @@ def hint(name: str, allowed: Iterable[str]) -> str:
     """Return a hint that names the right option for an unknown one, or an empty string."""
     if name == "members":
         return " To choose among the loaded members, pass use=[...]."
+    if name == "strategy":
+        return (
+            " An engine has the strategy: AdaFuseEngine.from_pretrained([...], strategy='single'), "
+            "or engine.with_strategy('single'). Pass this engine to other classes as engine=. One "
+            "member alone needs no strategy: use=['name']."
+        )
     if name in NOT_SUPPORTED:
-        return " This option of other libraries is not supported."
+        return f" This option of other libraries is not supported: {NOT_SUPPORTED[name]}."
     return nearest(name, allowed)
 
 

@@ -8,20 +8,29 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Unpack, override
 
+from adafuse_llm.adjustment import NOTHING, Adjustment
 from adafuse_llm.backends.base import (
+    AdjustsTokens,
     Backend,
     DrawsTokens,
     FollowsGrammars,
     RunsElsewhere,
     SupportsClose,
 )
-from adafuse_llm.config import GRAMMARS, AdaFuseConfig, DecodeOptions, RuntimeConfig
+from adafuse_llm.config import (
+    ADJUSTMENTS,
+    GRAMMARS,
+    AdaFuseConfig,
+    DecodeOptions,
+    RuntimeConfig,
+)
 from adafuse_llm.decoding.costs import PassTimes
 from adafuse_llm.decoding.draft import Drafting, Drafts, NoDrafts
 from adafuse_llm.decoding.member import Form, Member
@@ -73,8 +82,9 @@ from adafuse_llm.text.codec import encode_conversation
 from adafuse_llm.text.conversation import Conversation
 from adafuse_llm.text.grammar import NO_LEAD, ONE_SPACE, Grammar, GrammarText, is_available
 from adafuse_llm.text.opening import Opening, SpaceTokens
-from adafuse_llm.text.reply_start import check_variables, mixed_reasoning, start_replies
-from adafuse_llm.text.stops import Transcript
+from adafuse_llm.text.prompt_warnings import PromptWarnings
+from adafuse_llm.text.reply_start import check_variables, start_replies
+from adafuse_llm.text.stops import TURNS, Transcript
 from adafuse_llm.text.templates import ReplyStart
 
 if TYPE_CHECKING:
@@ -143,14 +153,17 @@ class AdaFuseEngine(Engine):
         self.config = config or AdaFuseConfig()
         self.strategy = find_strategy(strategy)
         refuse_unused_options(self.strategy, self.config)
-        self._active_backends(self.config)
+        active = self._active_backends(self.config)
         self._vocabularies = Vocabularies()
         self._pass_times = {name: PassTimes() for name in self.members}
         self.runtime = runtime or RuntimeConfig()
         self._budget = CacheBudget(self.runtime.cache_bytes)
         self._owned: tuple[Backend, ...] = ()
         self._scheduler = Scheduler(self._backends, self.runtime, self._budget)
-        self._warn_of_mixed_reasoning()
+        self._warnings = PromptWarnings()
+        self._warnings.check_members(
+            {b.name: b.codec for b, _ in active}, self.config.chat_template_kwargs, self.members
+        )
 
     @classmethod
     def from_pretrained(
@@ -258,21 +271,6 @@ class AdaFuseEngine(Engine):
             trust_remote_code=trust_remote_code,
             on_round=on_round,
         )
-
-    def _warn_of_mixed_reasoning(self) -> None:
-        """Log a warning if only some members reason before they answer."""
-        codecs = {b.name: b.codec for b, _ in self._active_backends(self.config)}
-        given = self.config.chat_template_kwargs
-        reasoning, others = mixed_reasoning(codecs, given, self.members)
-        if reasoning:
-            logger.warning(
-                "only some members reason before they answer: %s, but not %s. All members write "
-                "the same text. So reasoning that a chat template opens is closed before the "
-                "response, and other reasoning is a part of it. Use members that all reason, or "
-                "members that do not",
-                ", ".join(map(repr, reasoning)),
-                ", ".join(map(repr, others)),
-            )
 
     @property
     def backends(self) -> tuple[Backend, ...]:
@@ -492,17 +490,20 @@ class AdaFuseEngine(Engine):
     ) -> Request:
         """Encode a request. Its options are checked already."""
         members = self._members(config, prompt, messages)
+        grammar = members[0].grammar
+        is_free = config.choices is None and grammar is None
+        turns = TURNS if is_free and prompt is None and _has_plain(members) else ()
         spare = self.strategy.max_extra_tokens(len(members), config)
         if config.choices is not None:
             spare = _check_choices(members, config)
             play: PlayRound = partial(choose, members, config.choices)
         else:
             _check_room(members, config)
-            play = self.strategy.begin(StrategyContext(members, config, self._new_drafting))
+            all_stops = config.override({"stop": (*config.stop, *turns)})
+            play = self.strategy.begin(StrategyContext(members, all_stops, self._new_drafting))
         needs = self._budget.needs(members, config, spare)
-        grammar = members[0].grammar
         transcript = Transcript(
-            () if config.choices else config.stop, grammar.can_end if grammar else None
+            () if config.choices else config.stop, grammar.can_end if grammar else None, turns
         )
         rounds: list[Round] = []
         return Request(
@@ -535,6 +536,7 @@ class AdaFuseEngine(Engine):
         conversation = check_input(config, prompt, messages, to_score=to_score)
         top = max(self.strategy.top(config), config.top_logprobs)
         sampling = None if to_score else _sampling(config)
+        adjusts = not to_score and config.choices is None
         given = _plain_text(prompt, conversation)
         text = given.rstrip(" ")
         begun = given if conversation is None or conversation.continues else ""
@@ -555,6 +557,13 @@ class AdaFuseEngine(Engine):
             ids = _encode(
                 backend, prompt, conversation, starts.get(backend.name), bare=bool(space_tokens)
             )
+            with _naming_member(backend):
+                if conversation is not None:
+                    self._warnings.check_conversation(
+                        backend.name, backend.codec, ids, conversation
+                    )
+                else:
+                    self._warnings.check_prompt(backend.name, backend.codec, ids, text)
             if conversation is None and not text:
                 ids = ids or sorted(backend.end_ids)[:1]
             if not ids:
@@ -572,6 +581,7 @@ class AdaFuseEngine(Engine):
                     form=form,
                     reply_prefix=prefix,
                     sampling=sampling,
+                    adjustment=_adjustment(backend, config) if adjusts else None,
                     pass_times=self._pass_times[backend.name],
                 )
             )
@@ -671,6 +681,11 @@ def _close_members(members: Sequence[Backend]) -> None:
 
 def _permits_nothing(_: str) -> bool:
     return False
+
+
+def _has_plain(members: Sequence[Member]) -> bool:
+    """Return whether a member has no chat template, so that it reads messages as plain text."""
+    return not all(member.codec.has_chat_template for member in members)
 
 
 def _plain_text(prompt: str | None, conversation: Conversation | None) -> str:
@@ -784,7 +799,54 @@ def _sampling(config: AdaFuseConfig) -> Sampling | None:
     """Return how a response is drawn. None if nothing is drawn."""
     if not config.temperature or config.seed is None or config.choices is not None:
         return None
-    return Sampling(config.seed, config.temperature, config.top_p, config.top_k)
+    return Sampling(config.seed, config.temperature, config.top_p, config.top_k, config.min_p)
+
+
+def _adjustment(backend: Backend, config: AdaFuseConfig) -> Adjustment | None:
+    """Return how a request changes a member's distributions. None if it does not.
+
+    Options that the request does not set are those of the member's checkpoint.
+
+    Raises:
+        InvalidOptionError: the member cannot change its distributions, or cannot write a text of
+            ``logit_bias``; or ``min_new_tokens`` is above ``max_new_tokens``.
+    """
+    can_adjust = isinstance(backend, AdjustsTokens)
+    own = backend.own_adjustment if isinstance(backend, AdjustsTokens) else NOTHING
+    given: dict[str, Any] = {
+        name: value for name in ADJUSTMENTS if (value := getattr(config, name)) is not None
+    }
+    if (texts := given.pop("logit_bias", None)) is not None:
+        given["biases"] = tuple((_encode_bias(backend, each), bias) for each, bias in texts.items())
+    adjustment = replace(own, **given)
+    if adjustment == NOTHING:
+        return None
+    if not can_adjust:
+        option = next(name for name in ADJUSTMENTS if getattr(config, name))
+        raise InvalidOptionError(
+            f"option {option!r}: member {backend.name!r} cannot change its distributions; got "
+            f"{short_repr(getattr(config, option))}. Leave the member out with use=[...], or leave "
+            "the option out."
+        )
+    if adjustment.min_new_tokens > config.max_new_tokens:
+        raise InvalidOptionError(
+            f"option 'min_new_tokens' must be at most max_new_tokens ({config.max_new_tokens}); "
+            f"got {adjustment.min_new_tokens}"
+        )
+    return replace(adjustment, end_ids=tuple(sorted(backend.end_ids)))
+
+
+def _encode_bias(backend: Backend, text: str) -> tuple[int, ...]:
+    """Return a member's tokens for a text in the middle of a text."""
+    with _naming_member(backend):
+        context = backend.codec.encode_prompt(BEFORE)
+        ids, exact = backend.codec.encode_continuation(context, text)
+    if not exact or not ids:
+        raise InvalidOptionError(
+            f"option 'logit_bias': member {backend.name!r} cannot write the text "
+            f"{short_repr(text)}. Leave the text out, or leave the member out with use=[...]."
+        )
+    return tuple(ids)
 
 
 def _check_windows(members: Sequence[Member]) -> None:

@@ -67,7 +67,8 @@ class TokenLogprob(_Result):
         text: the text that the token adds to the tokens before it. If several tokens form one
             character, the last one adds it.
         logprob: natural logarithm of the member's probability p of the token, whatever
-            ``temperature``, ``top_p``, ``top_k`` or a grammar make of it. None if p is 0.
+            ``temperature``, ``top_p``, ``top_k``, ``min_p`` or a grammar make of it. Penalties and
+            ``logit_bias`` are a part of p. None if p is 0.
         top: the likeliest tokens in its place, in descending order of p, as many as
             ``top_logprobs``. A grammar leaves only tokens that it permits.
     """
@@ -240,6 +241,7 @@ class ScoredText(_Result):
             ``-nll * tokens``, in nats. This is equation 5 without the division by the number of
             tokens. Unlike F, it compares texts of different lengths by their probability. None if
             ``score`` is None.
+        missing: why a member is absent from ``nll``, by member.
     """
 
     text: str
@@ -247,6 +249,7 @@ class ScoredText(_Result):
     tokens: dict[str, int]
     score: float | None
     loglikelihood: float | None
+    missing: dict[str, str] = {}
 
 
 class Scores(_Result):

@@ -34,12 +34,15 @@ class Draw:
         temperature: T, above 0.
         top_p: the likeliest tokens whose probabilities sum to at least this value can be drawn.
         top_k: number of likeliest tokens that can be drawn; None for all.
+        min_p: tokens less likely than this share of the likeliest one's probability, after
+            `temperature`, cannot be drawn.
     """
 
     key: int
     temperature: float
     top_p: float
     top_k: int | None
+    min_p: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +54,14 @@ class Sampling:
         temperature: T, above 0.
         top_p: as in `Draw`.
         top_k: as in `Draw`.
+        min_p: as in `Draw`.
     """
 
     seed: int
     temperature: float
     top_p: float = 1.0
     top_k: int | None = None
+    min_p: float = 0.0
 
     def draw(self, text: str, silent: int) -> Draw:
         """Return how to draw the token after a text.
@@ -75,7 +80,7 @@ class Sampling:
 
     def with_key(self, key: int) -> Draw:
         """Return the draw with a key."""
-        return Draw(key, self.temperature, self.top_p, self.top_k)
+        return Draw(key, self.temperature, self.top_p, self.top_k, self.min_p)
 
 
 class ResponseDraws:
@@ -176,7 +181,7 @@ def mix(bits: int) -> int:
 def drawn(logits: Sequence[float], codes: Sequence[int], draw: Draw) -> int:
     """Return the index of the drawn token.
 
-    The order is that of transformers: the temperature, then `top_k`, then `top_p`.
+    The order is that of transformers: the temperature, then `top_k`, `top_p` and `min_p`.
 
     Args:
         logits: log-probabilities of the tokens that can follow, up to a constant.
@@ -192,8 +197,9 @@ def drawn(logits: Sequence[float], codes: Sequence[int], draw: Draw) -> int:
     total = math.fsum(math.exp(scaled[place]) for place in order)
     kept: list[int] = []
     before = 0.0
+    lowest = math.log(draw.min_p) if draw.min_p else -math.inf
     for place in order:
-        if kept and before >= draw.top_p * total:
+        if kept and (before >= draw.top_p * total or scaled[place] < lowest):
             break
         kept.append(place)
         before += math.exp(scaled[place])

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from adafuse_llm.adjustment import Adjustment, Changes
 from adafuse_llm.sampling import Draw
 
 
@@ -106,19 +107,24 @@ class TokenTree:
 
     Args:
         prompt: token ids of the prompt, at least one.
+        adjustment: how the request changes the member's distributions; None if it does not.
 
     Attributes:
         ids: committed token ids, starting with the prompt.
+        prompt_tokens: number of token ids of the prompt.
+        adjustment: as above.
         root: the node of the last committed token.
         cuts: number of times that nodes were dropped, by a commit or by pruning.
         state: the backend's state for this request, such as its cache. Only the backend uses it.
     """
 
-    __slots__ = ("cuts", "ids", "root", "state")
+    __slots__ = ("adjustment", "cuts", "ids", "prompt_tokens", "root", "state")
 
-    def __init__(self, prompt: Sequence[int]) -> None:
+    def __init__(self, prompt: Sequence[int], adjustment: Adjustment | None = None) -> None:
         assert prompt, "a token tree needs at least one prompt token"
         self.ids: list[int] = list(prompt)
+        self.prompt_tokens = len(self.ids)
+        self.adjustment = adjustment
         self.root = Node(self.ids[-1], None, len(self.ids))
         self.cuts = 0
         self.state: object | None = None
@@ -162,6 +168,12 @@ class TokenTree:
             node = parent
         tokens.reverse()
         return tokens
+
+    def changes(self, node: Node) -> Changes | None:
+        """Return the changes of the distribution after `node`; None if there are none."""
+        if self.adjustment is None:
+            return None
+        return self.adjustment.changes([*self.ids, *self.tokens(node)], self.prompt_tokens)
 
     def commit(self, node: Node) -> None:
         """Commit the path to `node`, make `node` the root, and drop all nodes not below it."""

@@ -8,6 +8,7 @@ sequences. Slow on purpose; what it says is what the engine has to say.
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,12 +16,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from tests.reference_adjustment import Process, processed, processors
 from tests.reference_grammar import FORMS, Follower, Language, Lead, language
 from tests.reference_sampling import codes, draw, key
 
 UNFINISHED = "\ufffd"
 EXTRA_TOKENS = 3
 BEAM_TOKENS = 5
+UNSPACED_SCRIPTS = (
+    *("CJK ", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "HALFWIDTH KATAKANA", "BOPOMOFO", "YI "),
+    *("THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "TAI ", "NEW TAI", "TANGUT", "NUSHU", "KHITAN"),
+)
 NEAR = 1.0
 
 
@@ -30,8 +36,9 @@ class Options:
 
     margin_threshold: float = 0.7
     max_words: int = 3
-    branching_factor: int = 3
+    branching_factor: int | None = None
     max_word_tokens: int = 16
+    max_word_letters: int = 256
     max_new_tokens: int = 256
     stop: tuple[str, ...] = ()
     weights: tuple[float, ...] | None = None
@@ -42,12 +49,25 @@ class Options:
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int | None = None
+    min_p: float = 0.0
     seed: int | None = None
     n: int = 1
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    min_new_tokens: int | None = None
+    logit_bias: Mapping[str, float] | None = None
     logprobs: bool = False
     top_logprobs: int = 0
     chat_template_kwargs: Mapping[str, Any] | None = None
     continue_final_message: bool = False
+
+    def settled(self, members: int, *, searches: bool = False) -> Options:
+        """These options with B as a number: 1 for a member alone, unless it searches."""
+        if self.branching_factor is not None:
+            return self
+        return replace(self, branching_factor=1 if members == 1 and not searches else 3)
 
     @property
     def language(self) -> Language | None:
@@ -74,6 +94,23 @@ class ReferenceMember:
     )
     _can_write: dict[tuple[tuple[int, ...], int], bool] = field(default_factory=dict, repr=False)
     _codes: list[int] = field(default_factory=list, repr=False)
+    _processors: list[Process] = field(default_factory=list, repr=False)
+
+    def adjust(self, options: Options | None, prompt: int) -> None:
+        """Change distributions as `options` say from now on; None to leave them as they are."""
+        biases = None
+        if options is not None and options.logit_bias is not None:
+            before = self.codec.encode_prompt("\n")
+            biases = {
+                tuple(self.codec.encode_continuation(before, text)[0]): bias
+                for text, bias in options.logit_bias.items()
+            }
+        config = getattr(self.model, "generation_config", None)
+        self._processors = (
+            []
+            if options is None
+            else processors(config, options, biases, prompt, sorted(self.end_ids))
+        )
 
     def forward(self, ids: Sequence[int]) -> Any:
         """Logits after every token of `ids`, [tokens, vocabulary]."""
@@ -83,6 +120,11 @@ class ReferenceMember:
         return output.logits[0].numpy()
 
     def logits(self, ids: Sequence[int]) -> Any:
+        """Logits of the token after `ids`, as the request changes them, [vocabulary]."""
+        row = self.row(ids)
+        return processed(self._processors, ids, row) if self._processors else row
+
+    def row(self, ids: Sequence[int]) -> Any:
         """Logits of the token after `ids`, [vocabulary]."""
         key = tuple(ids)
         if key not in self._rows:
@@ -107,15 +149,14 @@ class ReferenceMember:
 
     def margin(self, ids: Sequence[int], allowed: Sequence[int] | None = None) -> float:
         """Δ, equation 1, with probabilities of the tokens that may follow."""
-        chances = np.exp(self.logprobs(ids))
+        chances = np.exp(self.logprobs(ids) - self.mass(ids, allowed))
         first, *second = self.likeliest(ids, 2, allowed)
-        margin = chances[first] - (chances[second[0]] if second else 0.0)
-        return float(margin / self.mass(ids, allowed))
+        return float(chances[first] - (chances[second[0]] if second else 0.0))
 
     def mass(self, ids: Sequence[int], allowed: Sequence[int] | None = None) -> float:
-        """The probability of all tokens that may follow."""
-        chances = np.exp(self.logprobs(ids))
-        return float((chances if allowed is None else chances[list(allowed)]).sum())
+        """The logarithm of the probability of all tokens that may follow."""
+        logprobs = self.logprobs(ids)
+        return log_sum(logprobs if allowed is None else logprobs[list(allowed)])
 
     def owing(self, ids: Sequence[int], spaces: int) -> list[int] | None:
         """The tokens that may follow while the prompt lacks `spaces`; None for all of them."""
@@ -191,6 +232,14 @@ def log_softmax(row: Any) -> Any:
     return shifted - np.log(np.exp(shifted).sum())
 
 
+def log_sum(logprobs: Any) -> float:
+    """The logarithm of a sum of probabilities."""
+    highest = max(logprobs, default=-math.inf)
+    if highest == -math.inf:
+        return -math.inf
+    return float(highest + np.log(np.exp(np.asarray(logprobs) - highest).sum()))
+
+
 def gain(before: str, after: str) -> str:
     """`after` without what it shares with `before` at the start."""
     at = 0
@@ -205,6 +254,12 @@ def has_ink(text: str) -> bool:
 
 def leading_whitespace(text: str) -> str:
     return text[: len(text) - len(text.lstrip())]
+
+
+def unspaced(text: str) -> int:
+    """The number of letters of scripts that are written without spaces between words."""
+    names = (unicodedata.name(char, "") for char in text if char.isalpha())
+    return sum(name.startswith(UNSPACED_SCRIPTS) for name in names)
 
 
 class Form:
@@ -290,6 +345,10 @@ def finish_word(
         if has_ink(text) and not completes_character:  # rule 1
             extension = gain(text, longer)
             if extension and extension[0].isspace():
+                return word
+            letters = unspaced(text) + max(1, unspaced(extension))
+            begins = extension[:1] == UNFINISHED or unspaced(extension[:1])
+            if begins and not unfinished and letters > options.max_word_letters:  # rule 5
                 return word
         word.append(following)
 
@@ -395,6 +454,7 @@ class Drawing:
             temperature=self._options.temperature,
             top_k=self._options.top_k,
             top_p=self._options.top_p,
+            min_p=self._options.min_p,
         )
 
     def commit(
@@ -460,6 +520,7 @@ def propose(  # noqa: C901
             branches = []
             firsts = [follow(span)]
             if drawing is None:
+                assert options.branching_factor is not None, "settled"
                 firsts = member.likeliest(here, options.branching_factor, allow(span))
             for token in firsts:
                 if token in member.end_ids:
@@ -517,7 +578,7 @@ def beams(
                 found.append((total, tokens))
                 continue
             allowed = allow(tokens)
-            among = math.log(member.mass(here, allowed))
+            among = member.mass(here, allowed)
             found += [
                 (total + float(member.logprobs(here)[token]) - among, (*tokens, token))
                 for token in member.likeliest(here, width, allowed)
@@ -667,8 +728,8 @@ def terms_of(
         for prefix, token in zip(prefixes, tokens, strict=False)
     ]
     if stops:
-        chance = sum(math.exp(member.logprobs(prefixes[-1])[end]) for end in member.end_ids)
-        terms.append(-math.log(chance) if chance > 0 else math.inf)
+        last = member.logprobs(prefixes[-1])
+        terms.append(-log_sum([last[end] for end in member.end_ids]))
     return terms
 
 
@@ -690,7 +751,7 @@ def mean_nll(
         for at in range(len(terms)):
             allowed, single = form.allowed(member, ids, tokens[:at])
             if at == 0 and not single:
-                terms[0] += math.log(member.mass(ids, allowed))
+                terms[0] += member.mass(ids, allowed)
             if single:
                 terms[at] = 0.0
     return sum(terms) / len(terms) if terms else math.nan
@@ -868,9 +929,10 @@ def decode(
     """The whole response to a prompt or a conversation."""
     if options.choices is not None:
         return choose(members, prompt, options, messages=messages)[0]
+    options = options.settled(len(members), searches=words_ahead > 0)
     if (language := options.language) is not None:
         return decode_form(members, prompt, options, language, messages=messages)
-    opening, ids = begin(members, prompt, messages)
+    opening, ids = begin(members, prompt, messages, options)
     prompt_tokens = {name: len(tokens) for name, tokens in ids.items()}
     completion = dict.fromkeys(ids, 0)
     weights = options.weights or [1.0] * len(members)
@@ -934,6 +996,22 @@ def begin(
     members: Sequence[ReferenceMember],
     prompt: str | None,
     messages: Sequence[Mapping[str, Any]] | None,
+    options: Options | None = None,
+) -> tuple[Opening, dict[str, list[int]]]:
+    """The opening of a response, and every member's tokens before it.
+
+    From now on, the members' distributions are those of `options`, or their own without them.
+    """
+    opening, ids = encoded(members, prompt, messages)
+    for member in members:
+        member.adjust(options, len(ids[member.name]))
+    return opening, ids
+
+
+def encoded(
+    members: Sequence[ReferenceMember],
+    prompt: str | None,
+    messages: Sequence[Mapping[str, Any]] | None,
 ) -> tuple[Opening, dict[str, list[int]]]:
     """The opening of a response, and every member's tokens before it."""
     if prompt is None:
@@ -967,7 +1045,7 @@ class Response:
         self.logprobs: list[dict[str, list[ReferenceToken]]] = []
         self.members = members
         self.language = language
-        self.opening, self.ids = begin(members, prompt, messages)
+        self.opening, self.ids = begin(members, prompt, messages, options)
         if self.opening.free and language.begins_with_whitespace:
             self.opening = Opening()
         self.form = Form(language, members, self.opening)

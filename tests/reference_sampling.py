@@ -50,7 +50,9 @@ def noise(place: int, code: int) -> float:
     return -math.log(-math.log(uniform))
 
 
-def kept(values: Mapping[int, float], top_k: int | None, top_p: float) -> list[int]:
+def kept(
+    values: Mapping[int, float], top_k: int | None, top_p: float, min_p: float = 0.0
+) -> list[int]:
     """The tokens that the cuts leave of those with `values`, in descending order."""
     order = sorted(values, key=lambda token: (-values[token], token))
     if top_k is not None and top_k < len(order):
@@ -61,7 +63,7 @@ def kept(values: Mapping[int, float], top_k: int | None, top_p: float) -> list[i
     total = math.fsum(shares)
     before = 0.0
     for place, share in enumerate(shares):
-        if place and before >= top_p:
+        if place and (before >= top_p or share < min_p):
             return order[:place]
         before += share / total
     return order
@@ -75,8 +77,9 @@ def draw(
     temperature: float,
     top_k: int | None,
     top_p: float,
+    min_p: float = 0.0,
 ) -> int:
     """The token that a member draws at the key `place` among the permitted ones."""
     values = {token: float(logit) / temperature for token, logit in logits.items()}
-    chosen = kept(values, top_k, top_p)
+    chosen = kept(values, top_k, top_p, min_p)
     return min(chosen, key=lambda token: (-(values[token] + noise(place, code[token])), token))

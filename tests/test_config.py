@@ -21,8 +21,9 @@ def test_defaults() -> None:
     assert AdaFuseConfig().model_dump() == {
         "margin_threshold": 0.7,
         "max_words": 3,
-        "branching_factor": 3,
+        "branching_factor": None,
         "max_word_tokens": 16,
+        "max_word_letters": 256,
         "max_new_tokens": 256,
         "stop": (),
         "weights": None,
@@ -34,8 +35,15 @@ def test_defaults() -> None:
         "temperature": 0.0,
         "top_p": 1.0,
         "top_k": None,
+        "min_p": 0.0,
         "seed": None,
         "n": 1,
+        "repetition_penalty": None,
+        "presence_penalty": None,
+        "frequency_penalty": None,
+        "no_repeat_ngram_size": None,
+        "min_new_tokens": None,
+        "logit_bias": None,
         "logprobs": False,
         "top_logprobs": 0,
         "chat_template_kwargs": None,
@@ -55,6 +63,7 @@ def test_defaults() -> None:
         ("branching_factor", 0, "greater than or equal to 1"),
         ("branching_factor", -3, "greater than or equal to 1"),
         ("max_word_tokens", 0, "greater than or equal to 1"),
+        ("max_word_letters", 0, "greater than or equal to 1"),
         ("max_new_tokens", 0, "greater than or equal to 1"),
         ("max_new_tokens", "many", "integer"),
         ("stop", [""], "at least one character"),
@@ -103,8 +112,8 @@ def test_an_unknown_option_gets_the_nearest_name() -> None:
         AdaFuseConfig(max_token=5)  # type: ignore[call-arg]
     with pytest.raises(InvalidOptionError, match=r"'zzz'.*The options are: margin_threshold"):
         AdaFuseConfig(zzz=5)  # type: ignore[call-arg]
-    with pytest.raises(InvalidOptionError, match=r"'min_p'\. This option .* is not supported"):
-        AdaFuseConfig(min_p=0.1)  # type: ignore[call-arg]
+    with pytest.raises(InvalidOptionError, match=r"'num_beams'\. This option .* not supported: "):
+        AdaFuseConfig(num_beams=2)  # type: ignore[call-arg]
     with pytest.raises(InvalidOptionError, match="Did you mean 'margin_threshold'"):
         AdaFuseConfig().override({"margin_treshold": 0.5})
 
@@ -133,7 +142,11 @@ def test_the_options_of_the_reference_are_the_options_of_the_engine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "highest"), [("max_words", 100), ("branching_factor", 100), ("max_word_tokens", 256)]
+    ("name", "highest"),
+    [
+        *(("max_words", 100), ("branching_factor", 100)),
+        *(("max_word_tokens", 256), ("max_word_letters", 256)),
+    ],
 )
 def test_e12_options_that_need_memory_have_an_upper_bound(name: str, highest: int) -> None:
     options: dict[str, Any] = {name: highest}

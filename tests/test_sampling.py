@@ -65,8 +65,8 @@ def test_cuts_leave_the_likeliest_tokens() -> None:
     logits = [math.log(p) for p in (0.1, 0.4, 0.4, 0.1)]
     codes = [11, 22, 33, 44]
 
-    def possible(top_p: float, top_k: int | None) -> set[int]:
-        return {drawn(logits, codes, Draw(key, 1.0, top_p, top_k)) for key in range(300)}
+    def possible(top_p: float, top_k: int | None, min_p: float = 0.0) -> set[int]:
+        return {drawn(logits, codes, Draw(key, 1.0, top_p, top_k, min_p)) for key in range(300)}
 
     assert possible(1.0, None) == {0, 1, 2, 3}
     assert possible(0.39, None) == {1}
@@ -74,3 +74,6 @@ def test_cuts_leave_the_likeliest_tokens() -> None:
     assert possible(1.0, 1) == {1, 2}  # equally likely tokens stay
     assert possible(1.0, 3) == {0, 1, 2, 3}
     assert possible(0.01, 3) == {1}
+    assert possible(1.0, None, 0.2) == {0, 1, 2, 3}  # a quarter of the highest probability
+    assert possible(1.0, None, 0.3) == {1, 2}
+    assert possible(0.39, None, 0.2) == {1}

@@ -67,7 +67,8 @@ class Ensemble:
         """
         if isinstance(members, (str, dict, MemberSpec)):
             raise InvalidInputError(
-                f"members must be a list; got one member: {short_repr(members)}"
+                f"members must be a list; got one member: {short_repr(members)}. Pass "
+                "members=[member]."
             )
         specs = tuple(map(as_spec, members))
         member_names(specs)
@@ -123,8 +124,10 @@ class Ensemble:
         fixed = [spec.context for spec in self._specs(names) if spec.context is not None]
         return min([*stored, *fixed], default=0) or None
 
-    def has_chat_templates(self, names: Collection[str]) -> bool | None:
-        """Return whether each of some members has a chat template. This loads nothing.
+    def is_chat_model(self, names: Collection[str]) -> bool | None:
+        """Return whether at least one of some members has a chat template. This loads nothing.
+
+        Such members answer messages. A member without a template reads them as plain text.
 
         Args:
             names: names of the members.
@@ -133,8 +136,9 @@ class Ensemble:
             The answer. None if the ensemble is not loaded and the members' files do not tell.
         """
         if (engine := self.given or _LOADED.engines.get(self._key)) is not None:
-            return all(each.has_chat_template for each in engine.member_info if each.name in names)
-        return _all(self._read(stored_chat_template, names))
+            return any(each.has_chat_template for each in engine.member_info if each.name in names)
+        known = self._read(stored_chat_template, names)
+        return True if True in known else None if None in known else False
 
     def can_enforce(self) -> bool | None:
         """Return whether responses can be made to fit a grammar. This loads nothing.

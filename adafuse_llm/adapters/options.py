@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from adafuse_llm.config import NOT_SUPPORTED as OF_OTHERS
 from adafuse_llm.config import AdaFuseConfig, hint
 from adafuse_llm.errors import InvalidOptionError, nearest, short_repr
 
@@ -95,6 +96,14 @@ def _refusals(why: str, *names: str, **neutral: Any) -> dict[str, Refusal]:
     }
 
 
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "early_stopping": (False,),
+    "length_penalty": (1,),
+    "num_beams": (1,),
+    "typical_p": (1,),
+}
+"""Values of transformers' options that change nothing."""
+
 NOT_SUPPORTED = "is not supported"
 NO_SERVER = "has no meaning here, because this class does not connect to a server"
 NESTED = "is not supported: pass each option in it as a keyword argument of its own"
@@ -111,23 +120,22 @@ TOOLS = "is not supported: pass tools and tool_choice"
 REFUSED: dict[str, Refusal] = {
     **_refusals(
         NOT_SUPPORTED,
-        *("bad_words_ids", "logit_bias", "mirostat_eta", "mirostat_tau", "moderation"),
-        *("prediction", "web_search_options"),
-        early_stopping=False,
-        frequency_penalty=0,
-        length_penalty=1,
-        min_length=0,
-        min_new_tokens=0,
-        min_p=0,
+        *("mirostat_eta", "mirostat_tau", "moderation", "prediction", "web_search_options"),
         mirostat=0,
-        no_repeat_ngram_size=0,
-        num_beams=1,
-        presence_penalty=0,
         repeat_last_n=0,
-        repeat_penalty=1,
-        repetition_penalty=1,
         tfs_z=1,
-        typical_p=1,
+    ),
+    **{
+        name: Refusal(f"is not supported: {reason}", NEUTRAL.get(name, ()))
+        for name, reason in OF_OTHERS.items()
+    },
+    **_refusals(
+        "is not supported, because it would also count the prompt's tokens: pass min_new_tokens",
+        min_length=0,
+    ),
+    **_refusals(
+        "is not supported, because it covers the last tokens only: pass repetition_penalty",
+        repeat_penalty=1,
     ),
     **_refusals(
         NO_SERVER,

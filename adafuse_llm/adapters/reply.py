@@ -13,14 +13,25 @@ may write the opening marker.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from adafuse_llm.adapters.bare_calls import (
+    KEYS,
+    OPENINGS,
+    NotCallsError,
+    call_problem,
+    mentions_call,
+    read_calls,
+)
 from adafuse_llm.reasoning import REASONING_CLOSES, REASONING_OPENS, open_reasoning
 from adafuse_llm.results import StreamEvent
+from adafuse_llm.text.chat import Tool
 from adafuse_llm.text.conversation import CALL_CLOSES, CALL_OPENS
 
 __all__ = [
@@ -38,6 +49,9 @@ __all__ = [
     "ToolCall",
     "read_json",
 ]
+
+
+NOT_CLOSED = f"the call is not closed by {CALL_CLOSES}"
 
 
 @dataclass(frozen=True)
@@ -83,6 +97,21 @@ class InvalidToolCall:
     text: str
     error: str
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the reply ends inside the call."""
+        return self.error == NOT_CLOSED
+
+    @property
+    def begun(self) -> tuple[str, str] | None:
+        """The name and the JSON of the arguments so far; None before the arguments begin."""
+        head, _, arguments = self.text.partition(', "arguments": ')
+        try:
+            name = read_json(head + "}")["name"]
+        except (ValueError, KeyError, TypeError):
+            return None
+        return (name, arguments) if isinstance(name, str) and arguments[:1] == "{" else None
+
 
 Part = Text | Reasoning | ToolCall | InvalidToolCall
 
@@ -100,6 +129,13 @@ _KIND_AFTER: dict[str, type[Text | Reasoning | ToolCall]] = {
     REASONING_CLOSES: Text,
 }
 """The kind of text that follows each marker."""
+
+
+CUT = ("length", "cancelled")
+"""The finish reasons of replies that end before the members end them."""
+
+MIN_CUT_MARKER = len("<tool")
+"""Characters of an opening marker that are taken for it at the end of a reply that was cut."""
 
 
 class ReplyParser:
@@ -138,14 +174,22 @@ class ReplyParser:
             parts += self._take(len(self._buffer) - self._partial_marker_size())
         return parts
 
-    def close(self) -> list[Part]:
-        """End the reply; return the parts that are still buffered."""
+    def close(self, *, is_cut: bool = False) -> list[Part]:
+        """End the reply; return the parts that are still buffered.
+
+        Args:
+            is_cut: whether the reply ends at a length limit. Most of an opening marker then counts
+                as the marker.
+        """
         self._complete = True
         parts = self.feed("")
+        is_marker = CALL_OPENS.startswith(self._buffer) and len(self._buffer) >= MIN_CUT_MARKER
+        if is_cut and is_marker and self._tools and self._kind is Text:
+            self._kind, self._buffer = ToolCall, ""
         if self._kind is not ToolCall:
             return parts + self._take(len(self._buffer))
         self._kind, rest, self._buffer = Text, self._buffer, ""
-        return [*parts, InvalidToolCall(None, rest, f"the call is not closed by {CALL_CLOSES}")]
+        return [*parts, InvalidToolCall(None, rest, NOT_CLOSED)]
 
     def _take(self, size: int) -> list[Part]:
         """Remove the first `size` characters from the buffer; return them as parts."""
@@ -209,56 +253,160 @@ class ReplyParser:
 
 @dataclass
 class ReplyDelta:
-    """What an event adds to a reply.
+    """What the next text adds to a reply.
 
     Attributes:
-        content: text for the user.
-        reasoning: reasoning.
-        calls: calls that are complete now.
+        parts: text, reasoning, and calls that are complete now, in order.
+        warnings: at the end of the reply, what is wrong with its calls.
     """
 
-    content: str = ""
-    reasoning: str = ""
-    calls: list[ToolCall | InvalidToolCall] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def content(self) -> str:
+        """Text for the user."""
+        return "".join(part.text for part in self.parts if isinstance(part, Text))
+
+    @property
+    def reasoning(self) -> str:
+        """Reasoning, without its markers."""
+        return "".join(part.text for part in self.parts if isinstance(part, Reasoning))
+
+    @property
+    def calls(self) -> list[ToolCall | InvalidToolCall]:
+        """Calls that are complete now."""
+        return [part for part in self.parts if isinstance(part, (ToolCall, InvalidToolCall))]
 
 
 class ReplyReader:
-    """A reader of the events of one reply. It removes whitespace after reasoning and after calls.
+    """A reader of one reply. It removes whitespace after reasoning and after calls.
+
+    If the whole reply is the JSON of calls without markers (`adafuse_llm.adapters.bare_calls`), it
+    becomes calls. The reader holds text back only while this is possible: the reply begins with a
+    brace, a bracket or a code fence, and fits the tools so far.
 
     Args:
-        tools: whether to recognize calls.
+        tools: the tools that the reply can call; if there are none, calls are text.
         parallel: whether to keep all calls of the reply; otherwise, only the first one.
     """
 
-    def __init__(self, *, tools: bool, parallel: bool = True) -> None:
+    def __init__(self, tools: Sequence[Tool] = (), *, parallel: bool = True) -> None:
         self._tools = tools
         self._parallel = parallel
         self._parser: ReplyParser | None = None
-        self._has_call = False
+        self._calls: list[ToolCall | InvalidToolCall] = []
         self._at_start = False  # True while only whitespace has followed a call or reasoning
+        self._held = ""  # text that may be calls without markers
+        self._may_be_calls = bool(tools)
+        self._text = ""
 
     def read(self, event: StreamEvent) -> ReplyDelta:
         """Return what the next event adds to the reply."""
+        reason = None if event.generation is None else event.generation.finish_reason
+        return self.add(event.text, event.reply_prefix, reason)
+
+    def add(self, text: str, prefix: str = "", finish_reason: str | None = None) -> ReplyDelta:
+        """Return what the next text adds to the reply.
+
+        Args:
+            text: the text.
+            prefix: text with which the chat templates began the reply.
+            finish_reason: why the reply ends after this text; None if it goes on.
+        """
+        if self._parser is None:
+            self._parser = ReplyParser(tools=bool(self._tools), prefix=prefix)
+        parts = self._parser.feed(text)
+        if finish_reason is not None:
+            parts += self._parser.close(is_cut=finish_reason in CUT)
         delta = ReplyDelta()
-        for part in self._parts(event):
+        for part in self._with_bare_calls(parts, is_last=finish_reason is not None):
             if isinstance(part, Text):
-                text = part.text.lstrip() if self._at_start else part.text
-                self._at_start = self._at_start and not text
-                delta.content += text
+                said = part.text.lstrip() if self._at_start else part.text
+                self._at_start = self._at_start and not said
+                self._text += said
+                delta.parts += [Text(said)] if said else []
                 continue
             self._at_start = True
-            if isinstance(part, Reasoning):
-                delta.reasoning += part.text
-            elif self._parallel or not self._has_call:
-                self._has_call = True
-                delta.calls.append(part)
+            if not isinstance(part, Reasoning):
+                if self._calls and not self._parallel:
+                    continue
+                self._calls.append(part)
+            delta.parts.append(part)
+        if finish_reason is not None and self._tools:
+            delta.warnings = self._warnings()
         return delta
 
-    def _parts(self, event: StreamEvent) -> list[Part]:
-        if self._parser is None:
-            self._parser = ReplyParser(tools=self._tools, prefix=event.reply_prefix)
-        parts = self._parser.feed(event.text)
-        return parts if event.generation is None else [*parts, *self._parser.close()]
+    def unfinished(self) -> InvalidToolCall | None:
+        """Return the call with markers that has begun and is not complete, or None."""
+        if self._parser is None or (self._calls and not self._parallel):
+            return None
+        last = [None, *copy.copy(self._parser).close()][-1]
+        return last if isinstance(last, InvalidToolCall) else None
+
+    def _with_bare_calls(self, parts: Iterable[Part], *, is_last: bool) -> Iterator[Part]:
+        """Hold text back while the reply can be calls without markers, and yield these calls."""
+        for part in parts:
+            if not self._may_be_calls or isinstance(part, Reasoning):
+                yield part
+            elif isinstance(part, Text):
+                self._held += part.text
+                yield from self._released()
+            else:
+                self._may_be_calls = False
+                yield from [*self._let_go(), part]
+        if is_last and self._held:
+            calls, _ = _bare_calls(self._held, self._tools)
+            yield from calls or self._let_go()
+
+    def _released(self) -> list[Part]:
+        """Return the held text as parts if it cannot be calls whatever follows."""
+        if not (text := self._held.lstrip()):
+            return self._let_go()
+        if text[0] in OPENINGS:
+            try:
+                read_calls(text, self._tools)
+                return []
+            except NotCallsError:
+                pass
+        self._may_be_calls = False
+        return self._let_go()
+
+    def _let_go(self) -> list[Part]:
+        text, self._held = self._held, ""
+        return [Text(text)] if text else []
+
+    def _warnings(self) -> list[str]:
+        """Return what is wrong with the calls of the whole reply."""
+        warnings = []
+        for call in self._calls:
+            problem = call.error if isinstance(call, InvalidToolCall) else ""
+            if isinstance(call, ToolCall):
+                given = {"name": call.name, "arguments": call.arguments}
+                problem = call_problem(given, self._tools)
+            warnings += [f"the reply has a tool call that is not valid: {problem}"] * bool(problem)
+        _, problem = ([], "") if self._calls else _bare_calls(self._text, self._tools)
+        if problem:
+            warnings.append(f"the reply looks like a tool call and is none: {problem}")
+        return warnings
+
+
+def _bare_calls(text: str, tools: Sequence[Tool]) -> tuple[list[ToolCall], str]:
+    """Return the calls that a whole reply without markers is.
+
+    If there are none, also return why; this is empty if the reply does not look like a call.
+    """
+    problem = ""
+    try:
+        calls = [_read_call(each) for each in read_calls(text, tools) or ()]
+        problem = next((call.error for call in calls if isinstance(call, InvalidToolCall)), "")
+        if calls and not problem:
+            return [call for call in calls if isinstance(call, ToolCall)], ""
+        if not calls and any(f'"{key}"' in text for key in KEYS):
+            problem = "it ends before the call is complete"
+    except NotCallsError as error:
+        problem = str(error)
+    return [], problem or "it also has other text" * mentions_call(text)
 
 
 def _read_call(text: str) -> ToolCall | InvalidToolCall:

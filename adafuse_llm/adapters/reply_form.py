@@ -44,6 +44,11 @@ class ReplyForm:
         return bool(self.tools) and self.choice != "none"
 
     @property
+    def callable_tools(self) -> Sequence[Tool]:
+        """The tools that the reply can call."""
+        return self.tools if self.calls_tools else ()
+
+    @property
     def is_free(self) -> bool:
         """Whether every text has this form."""
         return not self.tools and self.schema is None
@@ -97,6 +102,12 @@ def schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | 
 def to_tool_choice(choice: str | bool | Mapping[str, Any] | None, names: Sequence[str]) -> str:
     """Convert a tool choice to ``auto``, ``none``, ``required`` or the name of a tool.
 
+    Args:
+        choice: one of these; None for ``auto``; True or ``any`` for ``required``; False for
+            ``none``; or a dict of OpenAI, such as ``{"type": "function", "function": {"name":
+            ...}}``. If a tool has the name ``any``, the word is its name.
+        names: the names of the tools.
+
     Raises:
         InvalidInputError: `choice` is neither a known value nor one of `names`.
     """
@@ -107,7 +118,8 @@ def to_tool_choice(choice: str | bool | Mapping[str, Any] | None, names: Sequenc
         resolved = name or choice.get("type") or choice
     if resolved is None or isinstance(resolved, bool):
         resolved = {None: "auto", True: "required", False: "none"}[resolved]
-    resolved = "required" if resolved == "any" else resolved
+    if resolved == "any" and "any" not in names:
+        resolved = "required"
     allowed = ("auto", "none", "required", *names)
     if not isinstance(resolved, str) or resolved not in allowed:
         raise InvalidInputError(

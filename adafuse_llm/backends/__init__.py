@@ -5,7 +5,9 @@ A backend implements one kind of member. The backend for Hugging Face models is 
 `adafuse_llm.backends.conformance` checks backends.
 """
 
+from adafuse_llm.adjustment import Adjustment, Changes
 from adafuse_llm.backends.base import (
+    AdjustsTokens,
     Backend,
     DrawsTokens,
     FollowsGrammars,
@@ -26,7 +28,10 @@ from adafuse_llm.text.templates import ReplyStart, TemplateFacts
 from adafuse_llm.tree import Next, Node, TokenTree
 
 __all__ = [
+    "Adjustment",
+    "AdjustsTokens",
     "Backend",
+    "Changes",
     "Conversation",
     "DrawsTokens",
     "FakeBackend",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from adafuse_llm.adjustment import Adjustment
 from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.tree import Next, Node, TokenTree
 
@@ -246,6 +247,22 @@ class DrawsTokens(Protocol):
         An engine calls this method, from any thread, before a request that draws tokens. Only the
         first call takes long.
         """
+        ...
+
+
+@runtime_checkable
+class AdjustsTokens(Protocol):
+    """An optional extension of `Backend` that changes its distributions, such as penalties do.
+
+    A backend with this extension applies ``TokenTree.changes`` to the logits after a node before it
+    computes anything from them: summaries, masses, draws, log-probabilities and anchors. It may
+    cache the unchanged logits. An engine refuses options such as `repetition_penalty` for a member
+    without this extension.
+    """
+
+    @property
+    def own_adjustment(self) -> Adjustment:
+        """The changes that the member's checkpoint asks for. Options of a request replace them."""
         ...
 
 

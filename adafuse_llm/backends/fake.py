@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from adafuse_llm.adjustment import NOTHING, Changes, changed
 from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.forks import after_fork
 from adafuse_llm.sampling import Draw, drawn, token_codes
@@ -39,6 +40,7 @@ class FakeBackend:
 
     Attributes:
         passes: number of nodes that the backend has evaluated so far, for assertions in tests.
+        own_adjustment: as in `AdjustsTokens`. It can be replaced.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class FakeBackend:
         self.bytes_per_token = bytes_per_token
         self.free = free
         self.passes = 0
+        self.own_adjustment = NOTHING
         self._rule = rule
         self._codec = FakeCodec(vocabulary, is_complete=is_complete)
 
@@ -99,14 +102,21 @@ class FakeBackend:
     def _evaluate_one(self, query: NodeQuery) -> NodeResult:
         tree = query.tree
         summaries = tuple(
-            self._next([*tree.ids, *tree.tokens(node)], query.top, node.allowed, node.draw)
+            self._next(
+                [*tree.ids, *tree.tokens(node)],
+                query.top,
+                node.allowed,
+                node.draw,
+                tree.changes(node),
+            )
             for node in query.evaluate
         )
         logprobs = []
         for node in query.score:
             assert node.parent is not None
             before = [*tree.ids, *tree.tokens(node.parent)]
-            logprobs.append(dict(self._distribution(before)).get(node.token, -math.inf))
+            known = dict(_changed(self._distribution(before), tree.changes(node.parent)))
+            logprobs.append(known.get(node.token, -math.inf))
         self.passes += len(summaries)
         return NodeResult(summaries, tuple(logprobs), len(summaries), len(summaries))
 
@@ -116,10 +126,17 @@ class FakeBackend:
             (self._codec.token(text), math.log(p) if p > 0 else -math.inf)
             for text, p in rule.items()
         ]
-        return sorted(logprobs, key=lambda item: (-item[1], item[0]))
+        return _ordered(logprobs)
 
-    def _next(self, ids: Sequence[int], top: int, allowed: bytes | None, draw: Draw | None) -> Next:
-        every = self._distribution(ids)
+    def _next(
+        self,
+        ids: Sequence[int],
+        top: int,
+        allowed: bytes | None,
+        draw: Draw | None,
+        changes: Changes | None,
+    ) -> Next:
+        every = _changed(self._distribution(ids), changes)
         likely = [(t, p) for t, p in every if allowed is None or is_allowed(allowed, t)]
         if not likely:
             raise ValueError(f"the rule returned no tokens after {self._codec.decode(ids)!r}")
@@ -137,6 +154,14 @@ class FakeBackend:
         codes = token_codes(texts, self.end_ids, len(texts))
         place = drawn([p for _, p in by_token], [codes[t] for t, _ in by_token], draw)
         return by_token[place][0]
+
+
+def _ordered(logprobs: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
+    return sorted(logprobs, key=lambda item: (-item[1], item[0]))
+
+
+def _changed(logprobs: list[tuple[int, float]], changes: Changes | None) -> list[tuple[int, float]]:
+    return logprobs if changes is None else _ordered(changed(dict(logprobs), changes).items())
 
 
 class FakeCodec:

@@ -333,6 +333,24 @@ def parse_stops(values: Sequence[str]) -> tuple[str, ...]:
     )
 
 
+def parse_biases(values: Sequence[str]) -> dict[str, float]:
+    """Return the numbers of ``TEXT=NUMBER`` by text.
+
+    Raises:
+        InvalidOptionError: a value has another form.
+    """
+    biases = {}
+    for value in values:
+        text, _, number = value.rpartition("=")
+        try:
+            biases[text] = float(number)
+        except ValueError:
+            raise InvalidOptionError(
+                f"option 'logit_bias' must be TEXT=NUMBER; got {short_repr(value)}"
+            ) from None
+    return biases
+
+
 def parse_weights(values: Sequence[str]) -> dict[str, float] | tuple[float, ...] | None:
     """Parse weights from repeated flags, each with one or more weights separated by commas.
 
@@ -437,6 +455,7 @@ _PARSERS = {
         """A JSON object, such as '{"enable_thinking": false}'.""",
         str | None,
     ),
+    "logit_bias": _Parser(parse_biases, "TEXT=NUMBER", "Repeatable."),
     "choices": _Parser(tuple, "TEXT", "Repeatable: pass one text at a time.", flag="choice"),
 }
 """The options that need their own parser."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import Any
 
+from adafuse_llm.adjustment import NOTHING
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts, read_tokens
+from adafuse_llm.errors import short_repr
 
 GGUF_TOKENIZERS = {
     "gpt2": "byte-level BPE",
@@ -62,6 +65,10 @@ def describe_header(path: str, name: str, facts: GGUFFacts) -> dict[str, Any]:
 
 def _huggingface(backend: Any) -> dict[str, Any]:
     model, tokenizer = backend.model, backend.tokenizer
+    own = backend.own_adjustment
+    followed = {each.name: getattr(own, each.name) for each in fields(own)}
+    changed = {name: each for name, each in followed.items() if each != getattr(NOTHING, name)}
+    settings = {"followed_settings": changed, "ignored_settings": backend.ignored_settings}
     return {
         "format": "transformers",
         "architecture": type(model).__name__,
@@ -73,6 +80,10 @@ def _huggingface(backend: Any) -> dict[str, Any]:
         "parameters": model.num_parameters(),
         "memory_bytes": model.get_memory_footprint(),
         "dtype": str(model.dtype).removeprefix("torch."),
+        **{
+            name: [f"{key}={short_repr(value)}" for key, value in found.items()]
+            for name, found in settings.items()
+        },
     }
 
 

@@ -17,8 +17,20 @@ from adafuse_llm.cli.common import FAILED, Setup, one_line, print_json, stdout_c
 from adafuse_llm.cli.facts import describe, describe_header
 from adafuse_llm.loading.specs import as_spec, member_names
 from adafuse_llm.report.styles import printable
+from adafuse_llm.text.exactness import change_of
+from adafuse_llm.text.prompt_warnings import mixed_templates
 
-PROBES = {"plain text": "\nTwo  spaces, 3.5 lines.", "emoji": " 🙂", "Chinese": " 你好"}
+PROBES = {
+    "plain text": "\nTwo  spaces, 3.5 lines.",
+    "emoji": " 🙂",
+    "Chinese": " 你好",
+    "decomposed accents": " cafe\u0301",
+    "compatibility characters": " \ufb01le \uff21 x\u00b2",
+    "the character \u2581": " a\u2581b",
+    "no-break spaces": " 10\u00a0km, 10\u202fm",
+    "invisible characters": " co\u00adop a\u200bb",
+    "tabs and Windows line ends": " a\tb\r\nc",
+}
 """Texts that a tokenizer must preserve. A member cannot score a candidate that its tokenizer
 changes.
 """
@@ -27,7 +39,10 @@ SMALL_WINDOW = 512
 
 
 class Finding(NamedTuple):
-    """A problem or a warning about one member. A problem prevents the ensemble from working."""
+    """A problem or a warning about one member, or about several whose names ``+`` joins.
+
+    A problem prevents the ensemble from working.
+    """
 
     level: Literal["problem", "warning"]
     member: str
@@ -59,11 +74,14 @@ def info(
         described, found = _inspect(model, setup)
         facts += described
         findings += found
+    if mixture := mixed_templates({fact["member"]: fact["chat_template"] for fact in facts}):
+        findings.append(Finding("warning", "+".join(fact["member"] for fact in facts), mixture))
     together = not any(finding.level == "problem" for finding in findings)
     if as_json:
         report = {
             "members": facts,
             "can_work_together": together,
+            "is_chat_model": any(fact["chat_template"] for fact in facts),
             "findings": [finding._asdict() for finding in findings],
         }
         print_json(report)
@@ -111,11 +129,14 @@ def examine(engine: AdaFuseEngine) -> list[Finding]:
     def find(level: Literal["problem", "warning"], text: str) -> None:
         findings.append(Finding(level, backend.name, text))
 
-    context = backend.codec.encode_prompt("a b")
     for name, probe in PROBES.items():
-        if not backend.codec.encode_continuation(context, probe)[1]:
+        if change := change_of(backend.codec, probe):
             level: Literal["problem", "warning"] = "problem" if name == "plain text" else "warning"
-            find(level, f"its tokenizer loses {name}, so it cannot score candidates with such text")
+            find(
+                level,
+                f"its tokenizer loses {name} ({change}), so it cannot score candidates with such "
+                "text",
+            )
     if not backend.end_ids:
         find("warning", "it has no end token, so it never proposes to stop")
     window = backend.context_window
@@ -189,6 +210,8 @@ _LABELS = {
     "dtype": "dtype",
     "tensors": "tensors",
     "files": "files",
+    "followed_settings": "own settings",
+    "ignored_settings": "ignored settings",
 }
 
 

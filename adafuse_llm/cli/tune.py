@@ -38,7 +38,7 @@ from adafuse_llm.loading.specs import absolute_path, as_spec, member_names
 from adafuse_llm.report.styles import printable
 
 OPEN: dict[str, Any] = dict.fromkeys(
-    (*tuning.SEARCHED, "max_word_tokens", "max_new_tokens", "stop")
+    (*tuning.SEARCHED, "max_word_tokens", "max_word_letters", "max_new_tokens", "stop")
 )
 """Options that the search or the task sets unless a flag sets them."""
 

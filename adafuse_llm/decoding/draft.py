@@ -159,7 +159,7 @@ class Drafts:
         self._likeliest: dict[Member, PoolCandidate] = {}
         self._sizes: dict[Member, int] = {}  # number of tokens of the likeliest span
         self._seen: list[tuple[Odds, PoolCandidate]] = []
-        self._branches, self._threshold = config.branching_factor, config.margin_threshold
+        self._branches, self._threshold = config.branches, config.margin_threshold
         self._max_new_tokens = config.max_new_tokens
 
     def _in_turn(self, order: Sequence[Member], config: AdaFuseConfig) -> Steps[None]:

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from typing_extensions import override
 
+from adafuse_llm.adjustment import Adjustment
 from adafuse_llm.backends.base import Backend, NodeQuery, NodeResult
 from adafuse_llm.decoding.costs import PassTimes
 from adafuse_llm.errors import GrammarError, MemberError
@@ -132,6 +133,7 @@ class Member:
         form: the form that the response must have, or None. It includes the spaces of `opening`.
         reply_prefix: text with which the chat templates began the reply, the same for all members.
         sampling: how to draw tokens; None to take the likeliest ones.
+        adjustment: how to change the member's distributions; None to leave them as they are.
         pass_times: passes of the backend in all requests of an engine. Default: only those of this
             request.
 
@@ -162,6 +164,7 @@ class Member:
         form: Form | None = None,
         reply_prefix: str = "",
         sampling: Sampling | None = None,
+        adjustment: Adjustment | None = None,
         pass_times: PassTimes | None = None,
     ) -> None:
         self.name: str = backend.name
@@ -174,7 +177,7 @@ class Member:
         self.limit = limit
         self.opening = opening or Opening()
         self.reply_prefix = reply_prefix
-        self.tree = TokenTree(prompt)
+        self.tree = TokenTree(prompt, adjustment)
         self.prompt_tokens = len(self.tree.ids)
         self.drafter: Drafter = NO_DRAFTER
         self.passes = 0

@@ -53,7 +53,7 @@ def propose(member: Member, config: AdaFuseConfig, start: Node | None = None) ->
             break
         margins.append(member.next(end).margin)
         confident = margins[-1] >= config.margin_threshold
-        branches = 1 if confident else config.branching_factor
+        branches = 1 if confident else config.branches
         spans = yield from branch(member, end, branches, config)
         if not confident or spans[0].stops:
             return Proposal(tuple(spans), tuple(margins))
@@ -67,7 +67,13 @@ def branch(member: Member, start: Node, branches: int, config: AdaFuseConfig) ->
     first = {
         token: member.tree.child(start, token) for token in tokens if token not in member.end_ids
     }
-    last = yield from finish_words(member, start, list(first.values()), config.max_word_tokens)
+    last = yield from finish_words(
+        member,
+        start,
+        list(first.values()),
+        limit=config.max_word_tokens,
+        letters=config.max_word_letters,
+    )
     ends = dict(zip(first, last, strict=True))
     return [
         Span(ends[token], stops=False) if token in ends else Span(start, stops=True)
@@ -79,8 +85,10 @@ def finish_words(
     member: Member,
     start: Node,
     firsts: Sequence[Node],
-    limit: int,
     follow: Callable[[int, Node], int] | None = None,
+    *,
+    limit: int,
+    letters: int,
 ) -> Steps[list[Node]]:
     """Grow one word from each first token, and return the last nodes. The words share passes.
 
@@ -88,9 +96,10 @@ def finish_words(
         member: the member.
         start: the node before the words.
         firsts: the first node of each word.
-        limit: maximum number of tokens in a word.
         follow: function that returns the token after a node, given the index of the word and its
             last node, which is evaluated. Default: the token that the member writes.
+        limit: maximum number of tokens in a word.
+        letters: maximum number of letters of scripts without spaces in a word.
     """
     before = member.text(start)
     ends = list(firsts)
@@ -107,7 +116,7 @@ def finish_words(
                 continue
             longer = member.tree.child(ends[i], token)
             text = words.added(before, member.text(longer))
-            if words.ends_before(texts[i], text):
+            if words.ends_before(texts[i], text, letters):
                 growing.remove(i)
             else:
                 ends[i], texts[i] = longer, text

@@ -294,6 +294,11 @@ def score_texts(
                 tokens={name: terms[name] for name in result.nll},
                 score=result.score,
                 loglikelihood=None if total is None else 0.0 - total,
+                missing={
+                    m.name: pool.why_missing(m, candidate)
+                    for m in members
+                    if m.name not in result.nll
+                },
             )
         )
     yield Scores(texts=tuple(scored), usage=usage(members))
@@ -410,7 +415,7 @@ def _finish(
     """Return why the response ends after this round, or None if the response continues."""
     committed, grammar = outcome.committed, members[0].grammar
     if transcript.stopped:
-        return "stop_sequence"
+        return transcript.stopped
     if outcome.closes:
         return "length"
     if committed.stops or (grammar is not None and grammar.is_final):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import Proposal, Span
+from adafuse_llm.text.exactness import difference
 from adafuse_llm.text.opening import Opening
 from adafuse_llm.text.words import added, leading_space
 from adafuse_llm.tree import Node
@@ -205,6 +206,17 @@ class Pool:
         if member not in candidate.ends:
             self._place(member, candidate)
         return candidate.ends[member] if member in candidate.exact else None
+
+    def why_missing(self, member: Member, candidate: PoolCandidate) -> str:
+        """Return why a member has no finite NLL of a candidate."""
+        if member not in candidate.ends:
+            return "its context window has no room for the text"
+        if member in candidate.exact:
+            return "it gives the text a probability of 0"
+        before = member.text(self._start(member))
+        read = added(before, member.text(candidate.ends[member]))
+        change = difference(self.written(member, candidate.text), read)
+        return f"its tokenizer cannot write the text: {change}"
 
     def expect(self, member: Member) -> None:
         """Assume that a member's spans begin with the whitespace of its likeliest first token."""

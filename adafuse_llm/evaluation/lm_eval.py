@@ -47,7 +47,7 @@ from typing import Any
 from tqdm import tqdm
 
 from adafuse_llm.adapters.options import REFUSED
-from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.config import ADJUSTMENTS, AdaFuseConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import (
     InvalidInputError,
@@ -77,10 +77,10 @@ CONVERSATION = "\x02adafuse messages\x03"
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """Names that the harness uses for `max_new_tokens`."""
 
-OF_SAMPLING = ("temperature", "top_p", "top_k", "seed")
+OF_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
 """Options of the harness and of `AdaFuseConfig` that determine what is drawn."""
 
-ONLY_SAMPLING = ("min_p", "typical_p")
+ONLY_SAMPLING = ("typical_p",)
 """Sampling options that AdaFuse lacks. They change nothing if nothing is drawn."""
 
 AUTOMATIC = 16
@@ -370,6 +370,7 @@ def generation_options(given: Mapping[str, Any]) -> dict[str, Any]:
     length = next((each for each in lengths if each is not None), None)
     if length is not None:
         options["max_new_tokens"] = int(length)
+    options |= {name: rest.pop(name) for name in ADJUSTMENTS if name in rest}
     draws = rest.pop("do_sample", None)
     given_sampling = {name: rest.pop(name, None) for name in OF_SAMPLING}
     sampling = {name: value for name, value in given_sampling.items() if value is not None}
@@ -383,7 +384,7 @@ def generation_options(given: Mapping[str, Any]) -> dict[str, Any]:
             reason = REFUSED[name].why if name in REFUSED else "does not exist here"
             raise InvalidOptionError(
                 f"generation option {name!r} {reason}; got {short_repr(value)}. Allowed: until, "
-                f"do_sample, {', '.join((*OF_SAMPLING, *LENGTHS))}."
+                f"do_sample, {', '.join((*OF_SAMPLING, *ADJUSTMENTS, *LENGTHS))}."
             )
     return options | sampling
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
 
-from adafuse_llm.config import CONSTRAINTS, SAMPLING, AdaFuseConfig
+from adafuse_llm.config import ADJUSTMENTS, CONSTRAINTS, SAMPLING, AdaFuseConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.evaluation.files import is_lost, question_seed
@@ -120,10 +120,11 @@ class Record(BaseModel):
 def form_options(config: AdaFuseConfig) -> AdaFuseConfig:
     """Return the options that have the same meaning for one member as for several.
 
-    These are the variables of chat templates, the options of sampling, the stop sequences,
-    `max_new_tokens`, and a schema, grammar or list of choices.
+    These are the variables of chat templates, the options of sampling, penalties and biases, the
+    stop sequences, `max_new_tokens`, and a schema, grammar or list of choices.
     """
-    names = {"chat_template_kwargs", "stop", "max_new_tokens", *CONSTRAINTS, *SAMPLING}
+    names = {"chat_template_kwargs", "stop", "max_new_tokens"}
+    names |= {*CONSTRAINTS, *SAMPLING, *ADJUSTMENTS}
     return AdaFuseConfig(**config.model_dump(include=names))
 
 

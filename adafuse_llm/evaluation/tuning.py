@@ -452,7 +452,7 @@ class _SearchSpace:
         """
         defaults = AdaFuseConfig()
         best = set(ranked[:2])
-        for branches in (defaults.branching_factor, 1):
+        for branches in (defaults.branches, 1):
             for name, chosen in self._sets.items():
                 if len(chosen) == len(ranked) or set(chosen) == best:
                     yield {

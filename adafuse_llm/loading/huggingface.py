@@ -159,6 +159,10 @@ def _check_path(path: str, label: str) -> None:
         exists = Path(path).exists()
     except OSError:  # such as a name that is too long for the file system
         exists = False
+    if exists and (Path(path).parent / "config.json").is_file() and Path(path).is_file():
+        raise LoadError(
+            f"{label} is a file in a model folder. Pass the folder: {str(Path(path).parent)!r}"
+        )
     if exists and not (Path(path) / "config.json").is_file():
         raise LoadError(
             f"{label} is not a model folder (it has neither config.json nor GGUF files). Pass a "

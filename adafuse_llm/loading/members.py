@@ -42,7 +42,9 @@ def load_members(
         MissingDependencyError: a package that a member needs is not installed.
     """
     if isinstance(members, (str, MemberSpec)):
-        raise InvalidInputError(f"members must be a list; got one member: {short_repr(members)}")
+        raise InvalidInputError(
+            f"members must be a list; got one member: {short_repr(members)}. Pass [member]."
+        )
     if not isinstance(members, Iterable):
         raise InvalidInputError(
             f"members must be a list of paths, hub ids or MemberSpec; got {short_repr(members)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from adafuse_llm.errors import LoadError
@@ -9,6 +10,10 @@ from adafuse_llm.loading.specs import MemberSpec
 
 MAX_REASON = 300
 """Maximum number of characters of another library's error message."""
+
+
+OLLAMA_NAME = re.compile(r"[\w./-]+:[\w.-]+")
+"""Matches names of models in Ollama, such as ``qwen3:8b``. Hub ids have no colon."""
 
 
 def label_of(spec: MemberSpec, name: str) -> str:
@@ -28,6 +33,12 @@ def check_hub_id(path: str, label: str) -> None:
     try:
         validate_repo_id(path)
     except HFValidationError:
+        if OLLAMA_NAME.fullmatch(path):
+            raise LoadError(
+                f"{label} cannot be loaded: {path!r} looks like the name of a model in Ollama, "
+                "which stores models as GGUF files. Pass the path of the file, which this command "
+                f"prints in the line FROM: ollama show --modelfile {path}"
+            ) from None
         raise LoadError(
             f"{label} cannot be loaded: the folder does not exist. "
             "A hub id has the form NAME or OWNER/NAME."

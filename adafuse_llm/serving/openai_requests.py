@@ -23,14 +23,12 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "logit_bias": ({},),
     "modalities": (["text"],),
     "moderation": (),
     "prediction": (),
-    "presence_penalty": (0,),
     "reasoning_effort": (),
     "service_tier": ("auto", "default"),
     "store": (False,),
@@ -40,13 +38,23 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Fields that are not supported, with the values that change nothing. None is always one."""
 
+REASONS: Mapping[str, str] = {
+    "logit_bias": "token ids differ between members; send {'adafuse': {'logit_bias': {text: "
+    "number}}}"
+}
+"""Why a field is not supported, and what to send instead."""
+
 EXTENSION = "adafuse"
 """Name of the field with the options of the ensemble."""
 
 TOKENS = ("max_tokens", "max_completion_tokens")
-"""Fields for the option ``max_new_tokens``."""
+"""Fields for the option ``max_new_tokens``. The field of vLLM for ``min_new_tokens`` is
+``min_tokens``."""
 
-SAMPLING = ("temperature", "top_p", "seed", "n", "stop", "top_logprobs")
+SAMPLING = (
+    *("temperature", "top_p", "min_p", "seed", "n", "stop", "top_logprobs"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
 """Fields that are options of the engine under the same name."""
 
 MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
@@ -88,6 +96,11 @@ class _Common(_Body):
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
     seed: int | None = None
     n: int | None = None
     adafuse: _Extension | None = None
@@ -246,8 +259,10 @@ def _parse(kind: type[Body], body: dict[str, Any]) -> Body:
             used[name] = value
         elif name in NEUTRAL:
             if value is not None and value not in NEUTRAL[name]:
+                reason = f": {REASONS[name]}" if name in REASONS else ""
                 raise invalid(
-                    f"the field {name!r} is not supported; got {short_repr(value)}. Leave it out.",
+                    f"the field {name!r} is not supported{reason}; got {short_repr(value)}. Leave "
+                    "it out.",
                     name,
                     "unsupported_parameter",
                 )
@@ -307,6 +322,7 @@ def _options(
     sizes = dict(zip(TOKENS, (body.max_tokens, completion_tokens), strict=True))
     fields = {name: ("max_new_tokens", value) for name, value in sizes.items()}
     fields |= {name: (name, getattr(body, name, None)) for name in SAMPLING}
+    fields["min_tokens"] = ("min_new_tokens", body.min_tokens)
     for name, (option, value) in fields.items():
         if value is None or name == "top_logprobs":
             continue

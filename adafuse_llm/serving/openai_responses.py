@@ -30,15 +30,22 @@ class Chunk(NamedTuple):
         choice: the choice.
         done: the round that committed its text, if any.
         end: the whole response, in its last chunk.
+        warnings: what is wrong with the calls of the whole response, in its last chunk.
     """
 
     choice: dict[str, Any]
     done: Round | None = None
     end: Generation | None = None
+    warnings: Sequence[str] = ()
 
 
 class Choice(Protocol):
     """One response of a request, as it grows."""
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What is wrong with the calls of the whole response."""
+        ...
 
     def chunks(self, event: StreamEvent) -> Iterator[Chunk]:
         """Yield the parts of the chunks for an event."""
@@ -76,8 +83,8 @@ class Writer:
             extension["round"] = part.done.model_dump(mode="json")
         if part.end is not None:
             extension |= _end(part.end)
-            if self._warnings:
-                extension["warnings"] = self._warnings
+            if warnings := [*self._warnings, *part.warnings]:
+                extension["warnings"] = warnings
         return self._frame([part.choice], extension, is_chunk=True)
 
     def usage_chunk(self, generations: Sequence[Generation], prompts: int) -> dict[str, Any]:
@@ -98,8 +105,8 @@ class Writer:
                 extension["rounds"] = [r.model_dump(mode="json") for r in generation.rounds]
             written.append({"index": index, **choice.whole(generation), EXTENSION: extension})
         extension = {"usage": total.model_dump()}
-        if self._warnings:
-            extension["warnings"] = self._warnings
+        if warnings := [*self._warnings, *(each for c in choices for each in c.warnings)]:
+            extension["warnings"] = warnings
         frame = self._frame(written, extension, is_chunk=False)
         return {**frame, "usage": openai_usage(total)}
 
@@ -130,6 +137,7 @@ class ChatChoice:
         self._leader = leader
         self._reader: ReplyReader | None = None
         self._calls = 0
+        self.warnings: list[str] = []
 
     def chunks(self, event: StreamEvent) -> Iterator[Chunk]:
         """Yield the parts of the chunks for an event."""
@@ -142,7 +150,8 @@ class ChatChoice:
             part = self._part({"content": "", **fields}, self._logprobs([event.round]))
             yield Chunk(part, event.round)
         if (whole := event.generation) is not None:
-            yield Chunk(self._part({}, finish_reason=self._reason(whole)), end=whole)
+            part = self._part({}, finish_reason=self._reason(whole))
+            yield Chunk(part, end=whole, warnings=self.warnings)
 
     def whole(self, generation: Generation) -> dict[str, Any]:
         """Return the choice of the whole response."""
@@ -164,7 +173,7 @@ class ChatChoice:
         }
 
     def _new_reader(self) -> ReplyReader:
-        return ReplyReader(tools=self._form.calls_tools, parallel=self._form.parallel)
+        return ReplyReader(self._form.callable_tools, parallel=self._form.parallel)
 
     def _part(
         self,
@@ -180,23 +189,21 @@ class ChatChoice:
         }
 
     def _fields(self, delta: ReplyDelta) -> dict[str, Any]:
+        self.warnings += delta.warnings
         fields = {
             "content": delta.content,
             "reasoning_content": delta.reasoning,
-            "tool_calls": [self._call(call) for call in delta.calls],
+            "tool_calls": [self._call(*call) for each in delta.calls if (call := _spelled(each))],
         }
         return {name: value for name, value in fields.items() if value}
 
-    def _call(self, call: ToolCall | InvalidToolCall) -> dict[str, Any]:
+    def _call(self, name: str, arguments: str) -> dict[str, Any]:
         index, self._calls = self._calls, self._calls + 1
-        arguments = call.text
-        if isinstance(call, ToolCall):
-            arguments = json.dumps(call.arguments, ensure_ascii=False)
         return {
             "index": index,
             "id": f"call_{uuid.uuid4().hex}",
             "type": "function",
-            "function": {"name": call.name or "", "arguments": arguments},
+            "function": {"name": name, "arguments": arguments},
         }
 
     def _logprobs(self, rounds: Sequence[Round | None]) -> dict[str, Any] | None:
@@ -222,6 +229,7 @@ class TextChoice:
         self._index = index
         self._leader = leader
         self._offset = 0
+        self.warnings: Sequence[str] = ()
 
     def chunks(self, event: StreamEvent) -> Iterator[Chunk]:
         """Yield the parts of the chunks for an event."""
@@ -257,6 +265,13 @@ class TextChoice:
             ],
             "text_offset": offsets,
         }
+
+
+def _spelled(call: ToolCall | InvalidToolCall) -> tuple[str, str] | None:
+    """Return the name and the JSON of the arguments of a call; None if it was cut off before."""
+    if isinstance(call, ToolCall):
+        return call.name, json.dumps(call.arguments, ensure_ascii=False)
+    return call.begun if call.is_cut else (call.name or "", call.text)
 
 
 def total_usage(generations: Sequence[Generation], prompts: int) -> Usage:

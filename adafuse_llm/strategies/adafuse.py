@@ -13,7 +13,7 @@ from adafuse_llm.strategies.base import Strategy, StrategyContext
 
 OF_ROUNDS = (
     *("margin_threshold", "max_words", "branching_factor"),
-    *("max_word_tokens", "weights"),
+    *("max_word_letters", "max_word_tokens", "weights"),
 )
 """Options of the rounds of Algorithm 1."""
 
@@ -24,7 +24,8 @@ class AdaFuse(Strategy):
 
     In a round, each member proposes up to M words. It stops at the first word of which it is not
     confident, and proposes alternatives for this word. The score is the fused score F (equation 5).
-    The NLL is the mean in nats per token (equation 4).
+    The NLL is the mean in nats per token (equation 4). One member alone writes its own greedy text,
+    unless `branching_factor` is set.
 
     Cost: each member processes its own proposal and the other members' proposals. It keeps only the
     key/value rows of the winner. A unanimous round costs each member about one pass per token.
@@ -35,7 +36,7 @@ class AdaFuse(Strategy):
 
     @override
     def top(self, config: AdaFuseConfig) -> int:
-        return max(2, config.branching_factor)
+        return max(2, config.branches)
 
     @override
     def max_extra_tokens(self, members: int, config: AdaFuseConfig) -> int:
@@ -47,9 +48,15 @@ class AdaFuse(Strategy):
 
 
 def rounds_of_words(context: StrategyContext, scorer: Scorer = score) -> PlayRound:
-    """Return the function that plays rounds of Algorithm 1, with drafts if they are turned on."""
+    """Return the function that plays rounds of Algorithm 1, with drafts if they are turned on.
+
+    If one member decodes and `branching_factor` is not set, there is nothing to fuse, and B is 1.
+    """
+    config = context.config
+    if len(context.members) == 1 and config.branching_factor is None:
+        config = config.override({"branching_factor": 1})
     drafting = context.new_drafting(context.members)
-    return partial(play_round, context.members, context.config, drafting, scorer=scorer)
+    return partial(play_round, context.members, config, drafting, scorer=scorer)
 
 
 def branch_tokens(members: int, config: AdaFuseConfig) -> int:
@@ -60,5 +67,5 @@ def branch_tokens(members: int, config: AdaFuseConfig) -> int:
     shorter. The difference leaves room for nodes of earlier rounds, and for members that split the
     words into more tokens.
     """
-    words = config.max_words - 1 + config.branching_factor
+    words = config.max_words - 1 + config.branches
     return members * words * config.max_word_tokens

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from adafuse_llm.backends.base import Backend
-from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.config import ADJUSTMENTS, AdaFuseConfig
 from adafuse_llm.decoding.draft import Drafting
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.decoding.rounds import PlayRound
@@ -83,9 +83,11 @@ ALWAYS_USED = frozenset(
         "top_logprobs",
         "chat_template_kwargs",
         "continue_final_message",
+        *ADJUSTMENTS,
     }
 )
-"""Options that apply to every strategy. The engine and the loop of rounds handle them."""
+"""Options that apply to every strategy. The engine, the loop of rounds and the members handle
+them."""
 
 
 def used_options(strategy: Strategy) -> set[str]:

@@ -47,7 +47,7 @@ class BeamSearch(Strategy):
 
     num_beams: int = DEFAULT_BEAMS
 
-    options = frozenset({"choices", "weights"})
+    options = frozenset({"choices", "max_word_letters", "weights"})
 
     def __post_init__(self) -> None:
         if not isinstance(self.num_beams, int) or self.num_beams < 1:
@@ -84,7 +84,8 @@ class _Beams(NoDrafts):
 
     @override
     def propose(self, config: AdaFuseConfig) -> Steps[list[Proposal]]:
-        return in_lockstep([_propose(member, self._num_beams) for member in self._members])
+        letters = config.max_word_letters
+        return in_lockstep([_propose(m, self._num_beams, letters) for m in self._members])
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class _Beam:
     score: float
 
 
-def _propose(member: Member, num_beams: int) -> Steps[Proposal]:
+def _propose(member: Member, num_beams: int, letters: int) -> Steps[Proposal]:
     """Propose the first words of a member's beams, the best beam first."""
     root = member.tree.root
     yield from member.evaluate([root])
@@ -117,7 +118,10 @@ def _propose(member: Member, num_beams: int) -> Steps[Proposal]:
         return tokens[size] if size < len(tokens) else member.next(end).chosen
 
     firsts = [member.tree.child(root, beam.tokens[0]) for beam in growing]
-    ends = iter((yield from finish_words(member, root, firsts, BEAM_TOKENS, follow)))
+    found = yield from finish_words(
+        member, root, firsts, follow, limit=BEAM_TOKENS, letters=letters
+    )
+    ends = iter(found)
     spans = [
         Span(root, stops=True) if beam.node is root else Span(next(ends), stops=False)
         for beam in beams

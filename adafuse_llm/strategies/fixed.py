@@ -23,7 +23,7 @@ class GreedyWords(Strategy):
         InvalidOptionError: `words` is less than one.
     """
 
-    options = frozenset({*CONSTRAINTS, *SAMPLING, "max_word_tokens", "weights"})
+    options = frozenset({*CONSTRAINTS, *SAMPLING, "max_word_letters", "max_word_tokens", "weights"})
     scorer: Scorer = staticmethod(score)
 
     def __init__(self, words: int) -> None:

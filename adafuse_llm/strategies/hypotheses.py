@@ -67,7 +67,7 @@ class HypothesisSearch(Strategy):
 
     @override
     def top(self, config: AdaFuseConfig) -> int:
-        return max(2, config.branching_factor)
+        return max(2, config.branches)
 
     @override
     def max_extra_tokens(self, members: int, config: AdaFuseConfig) -> int:

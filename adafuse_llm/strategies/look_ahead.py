@@ -68,11 +68,11 @@ class LookAhead(Strategy):
 
     @override
     def top(self, config: AdaFuseConfig) -> int:
-        return max(2, config.branching_factor)
+        return max(2, config.branches)
 
     @override
     def max_extra_tokens(self, members: int, config: AdaFuseConfig) -> int:
-        continuations = members * config.branching_factor * members
+        continuations = members * config.branches * members
         words = continuations * (config.max_words + self.words)
         return branch_tokens(members, config) + words * config.max_word_tokens
 

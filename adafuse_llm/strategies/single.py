@@ -21,7 +21,7 @@ class Single(GreedyWords):
     """
 
     name = "single"
-    options = frozenset({*CONSTRAINTS, *SAMPLING, "max_word_tokens"})
+    options = frozenset({*CONSTRAINTS, *SAMPLING, "max_word_letters", "max_word_tokens"})
 
     def __init__(self) -> None:
         super().__init__(1)

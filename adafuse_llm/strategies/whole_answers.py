@@ -19,7 +19,7 @@ from adafuse_llm.strategies.base import Strategy
 class WholeAnswers(Strategy):
     """Base of the strategies that choose among whole answers. A stream has one event."""
 
-    options = frozenset({*GRAMMARS, *SAMPLING, "max_word_tokens", "weights"})
+    options = frozenset({*GRAMMARS, *SAMPLING, "max_word_letters", "max_word_tokens", "weights"})
 
     @override
     def max_extra_tokens(self, members: int, config: AdaFuseConfig) -> int:

@@ -80,7 +80,9 @@ def check_any_text(messages: Sequence[Message], *, has_more: bool = False) -> No
     if not messages:
         raise InvalidInputError("the list of messages is empty: pass at least one user message")
     if not has_more and not any(message["content"].strip() for message in messages):
-        raise InvalidInputError("messages have no text: pass at least one message with content")
+        raise InvalidInputError(
+            "messages have no text: pass a text, or at least one message with content"
+        )
 
 
 def check_message(number: int, message: Any, *, also: Sequence[str] = ()) -> Message:
@@ -287,6 +289,29 @@ def fit(messages: Sequence[Message], template: Template) -> list[dict[str, Any]]
         f"the chat template does not accept these messages in any form ({reason}). Roles given: "
         f"{', '.join(message['role'] for message in messages)}."
     ) from first_error
+
+
+def default_system(template: Template) -> str:
+    """Return the system text that a template writes if a conversation has no system message.
+
+    The text is found by rendering: it stands where the template writes a given system message. It
+    is empty if the template writes none, or does not accept system messages.
+
+    Args:
+        template: function that renders messages. It may raise any exception.
+    """
+    mark = "word0word"
+    user = {"role": "user", "content": "word1word"}
+    try:
+        bare = template([user])
+        before, _, after = template([{"role": "system", "content": mark}, user]).partition(mark)
+        if not bare.startswith(before) or not bare.endswith(after):
+            return ""
+        text = bare[len(before) : len(bare) - len(after)]
+        given = template([{"role": "system", "content": text}, user])
+    except Exception:  # templates raise errors of any type
+        return ""
+    return text if given == bare else ""
 
 
 def _as_text(messages: Sequence[Message]) -> list[dict[str, Any]]:

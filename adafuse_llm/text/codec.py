@@ -20,7 +20,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.forks import after_fork
 from adafuse_llm.reasoning import REASONING_CLOSES, REASONING_OPENS
-from adafuse_llm.text.chat import Message, fit, render_plain
+from adafuse_llm.text.chat import Message, default_system, fit, render_plain
 from adafuse_llm.text.conversation import Conversation, check_conversation, map_json
 from adafuse_llm.text.deadline import run_within
 from adafuse_llm.text.fast_tokenizer import FastTokenizer, is_supported
@@ -178,6 +178,8 @@ class TokenizerCodec:
         self._tokenizer = tokenizer
         self._is_fast = bool(getattr(tokenizer, "is_fast", False))
         self._keeps_settings = bool(getattr(tokenizer, "keeps_settings", True))
+        # Prompts that are too long have an error of their own, so transformers need not warn.
+        self._silent = {"verbose": False} if hasattr(tokenizer, "deprecation_warnings") else {}
         has_template = bool(getattr(tokenizer, "chat_template", None))
         self._chat_tokenizer: Any = None
         if has_template:
@@ -192,7 +194,9 @@ class TokenizerCodec:
         special = {int(i): str(t) for i, t in added_tokens if t.special}
         template = str(getattr(tokenizer, "chat_template", None) or "")
         self._facts = TemplateFacts.of(
-            getattr(tokenizer, "chat_template", None), getattr(tokenizer, "special_tokens_map", ())
+            getattr(tokenizer, "chat_template", None),
+            getattr(tokenizer, "special_tokens_map", ()),
+            filter(str.strip, special.values()),
         )
         declared = getattr(tokenizer, "chat_control_tokens", None) or ()
         markers = {
@@ -335,7 +339,9 @@ class TokenizerCodec:
             render = self._template(conversation, _map_values(variables, mark))
             if rendered := self._render_tools(conversation.map_texts(mark), form, render, marks):
                 return rendered, marks
-        messages = conversation.flat(reasoning=True)
+        messages = conversation.flat(
+            reasoning=True, default=self._default_system(conversation, variables)
+        )
         texts = [str(text) for message in messages for text in message.values()]
         mark, marks = self._mark_control_tokens([*texts, *values])
         render = self._template(conversation, _map_values(variables, mark))
@@ -346,6 +352,16 @@ class TokenizerCodec:
             for items in (message.items() for message in messages)
         ]
         return self._fit_and_render(marked, render), marks
+
+    def _default_system(self, conversation: Conversation, variables: Mapping[str, Any]) -> str:
+        """Return the template's default system text if tools or instructions follow it, or ""."""
+        if conversation.has_system or not (conversation.tools or conversation.instructions):
+            return ""
+        render = self._template(conversation, variables)
+        try:
+            return run_within(RENDER_SECONDS, lambda: default_system(render))
+        except TimeoutError:
+            return ""
 
     def _template(self, conversation: Conversation, variables: Mapping[str, Any]) -> Render:
         """Return the function that renders a conversation for its reply."""
@@ -503,7 +519,9 @@ class TokenizerCodec:
         options = {"split_special_tokens": True} if as_text else {}
         tokenizer = self._tokenizer if as_text else self._chat_tokenizer
         with self._lock:
-            ids = tokenizer.encode(text, add_special_tokens=add_special_tokens, **options)
+            ids = tokenizer.encode(
+                text, add_special_tokens=add_special_tokens, **options, **self._silent
+            )
         return [int(token) for token in ids]
 
     def _decode_context(self, tokens: Sequence[int]) -> str:

@@ -126,6 +126,11 @@ class Conversation:
         )
 
     @property
+    def has_system(self) -> bool:
+        """Whether the first message is a system message."""
+        return self.messages[0]["role"] == "system"
+
+    @property
     def begun(self) -> str:
         """The text that the reply continues; empty if it begins a new message."""
         return self.messages[-1]["content"] if self.continues else ""
@@ -177,11 +182,12 @@ class Conversation:
 
     @property
     def request(self) -> str:
-        """A sentence that says whether the next reply must call a tool. Empty without tools."""
-        if not self.tools:
+        """A sentence that says which tool the next reply must call; empty if it need not."""
+        if not self.tools or self.tool_choice == "auto":
             return ""
-        sentences = {"auto": AUTO, "required": REQUIRED}
-        return sentences.get(self.tool_choice) or NAMED.format(name=self.tool_choice)
+        if self.tool_choice == "required":
+            return REQUIRED
+        return NAMED.format(name=self.tool_choice)
 
     @property
     def characters(self) -> int:
@@ -234,21 +240,26 @@ class Conversation:
             instructions=change(self.instructions),
         )
 
-    def with_system(self, *texts: str) -> Conversation:
+    def with_system(self, *texts: str, default: str = "") -> Conversation:
         """Append texts and the instructions to the first system message, or add such a message.
 
         The result has no instructions.
+
+        Args:
+            *texts: texts to append.
+            default: system text that members read without a system message. An added message
+                begins with it.
         """
-        messages = self.messages
-        has_system = messages[0]["role"] == "system"
-        first = messages[0]["content"] if has_system else ""
-        content = "\n\n".join(text for text in (first, *texts, self.instructions) if text)
-        if content:
-            system: ChatMessage = {"role": "system", "content": content}
-            messages = (system, *messages[has_system:])
+        added = [text for text in (*texts, self.instructions) if text]
+        if not added:
+            return self
+        first = self.messages[0]["content"] if self.has_system else default
+        content = "\n\n".join([*filter(None, [first]), *added])
+        system: ChatMessage = {"role": "system", "content": content}
+        messages = (system, *self.messages[self.has_system :])
         return replace(self, messages=messages, instructions="")
 
-    def flat(self, *, reasoning: bool = False) -> list[Message]:
+    def flat(self, *, reasoning: bool = False, default: str = "") -> list[Message]:
         """Return plain messages in the common form, which every chat template accepts.
 
         The first system message describes the tools. If the conversation does not start with a
@@ -256,6 +267,7 @@ class Conversation:
 
         Args:
             reasoning: whether messages keep ``reasoning_content``, as some templates read it.
+            default: system text that members read without a system message.
         """
         names: dict[str, str] = {}  # maps the ids of calls to the tools' names
         flat: list[ChatMessage] = []
@@ -288,8 +300,9 @@ class Conversation:
         system = []
         if self.tools:
             lines = "\n".join(to_json(vars(tool)) for tool in self.tools)
-            system = [TOOLS, lines, f"{HOW_TO_CALL}{WHERE_RESULTS_COME} {self.request}"]
-        return [*replace(self, messages=tuple(flat)).with_system(*system).messages]
+            system = [TOOLS, lines, f"{HOW_TO_CALL}{WHERE_RESULTS_COME} {self.request or AUTO}"]
+        plain_messages = replace(self, messages=tuple(flat))
+        return [*plain_messages.with_system(*system, default=default).messages]
 
 
 def check_conversation(

@@ -5,8 +5,8 @@ for some schemas it accepts documents that the schema forbids. `enforceable` clo
 returns a schema that the compiler enforces fully, or it raises an error that names the keyword.
 
 The returned schema is never wider than the given one. It can be narrower. For example, the bounds
-of numbers are rounded inward to 12 digits, times have no leap second, and integers are from
--(2**53 - 1) to 2**53 - 1, which every JSON library reads exactly.
+of numbers are rounded inward to 12 digits, times have no leap second, and numbers are from
+-(2**53 - 1) to 2**53 - 1 with at most 9 decimals. Every JSON library reads such integers exactly.
 
 Compile the returned schema with `COMPILE_OPTIONS`. The result depends on them.
 """
@@ -51,6 +51,9 @@ _MAX_INTEGER = 2**53
 _SAFE_INTEGER = 2**53 - 1
 _MAX_MULTIPLE = 2**16
 _DIGITS = 12
+_DECIMALS = (9, 8, 7, 6)
+"""Numbers of decimals, the preferred one first."""
+
 _LITERAL_DIGITS = 15
 _SHORT_DECIMALS = 6
 
@@ -129,6 +132,9 @@ _KEYWORDS_OF = {
     ),
 }
 
+_JOINING = ("$ref", "allOf", "anyOf", "oneOf")
+"""Keywords of a schema whose other keywords join those of further schemas."""
+
 _Place = tuple[str, ...]
 _Schema = dict[str, Any] | bool
 
@@ -138,10 +144,11 @@ def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
 
     A document that the returned schema allows is allowed by the given schema too. The draft is
     the one that ``$schema`` names, from draft-04 to 2020-12, and 2020-12 without it. Formats are
-    enforced. An integer that has no bound on a side gets the bound -(2**53 - 1) or 2**53 - 1 there,
-    so that its digits end. Patterns must mean the same to Python's `re` as to the compiler.
-    Annotations and unknown keywords are left out. Parts that a ``$ref`` names are moved to
-    ``$defs``.
+    enforced. A number that has no bound on a side gets the bound -(2**53 - 1) or 2**53 - 1 there,
+    and it has at most 9 decimals and no exponent, so that its digits end. Decimals are not limited
+    beside `multipleOf`, in schemas with `allOf`, and if the bounds are too near. Patterns must mean
+    the same to Python's `re` as to the compiler. Annotations and unknown keywords are left out.
+    Parts that a ``$ref`` names are moved to ``$defs``.
 
     Args:
         schema: the JSON schema. It is not changed.
@@ -263,6 +270,8 @@ class _Preparation:
         self._steps = 0
         self._factors: list[Decimal] = []
         self._combines = False
+        self._joins = False
+        self._unbounded: list[tuple[dict[str, Any], float]] = []
         own = root.get(self._id_keyword)
         self._id = own.rstrip("#") if isinstance(own, str) else None
 
@@ -293,6 +302,9 @@ class _Preparation:
             self.definitions[self.names[place]] = self._schema(target, place)
         self._check_factors()
         self._check_finite(prepared)
+        if not (self._joins or self._factors):  # the compiler rounds the bounds of joint numbers
+            for numbers, unit in self._unbounded:
+                numbers["multipleOf"] = unit
         if self.definitions:
             prepared["$defs"] = self.definitions
         return prepared
@@ -397,17 +409,27 @@ class _Preparation:
             for keyword in ("minimum", "maximum")
         }
         literal = "const" in schema or "enum" in schema
+        joins = any(keyword in schema for keyword in _JOINING)
+        self._joins |= "allOf" in schema or (
+            joins and any(keyword in schema for keyword in _KEYWORDS_OF["number"])
+        )
+        unit = None
         if integer and not literal:
             bounds = _safe_bounds(**bounds)
+        elif not literal and not joins and "type" in schema and "multipleOf" not in schema:
+            bounds, unit = _decimal_bounds(**bounds)
         found = {keyword: bound for keyword, bound in bounds.items() if bound is not None}
         out.update(found)
+        numbers = out
         if "multipleOf" in schema:
             out["multipleOf"] = _factor(schema["multipleOf"], (*place, "multipleOf"))
             self._factors.append(_decimal(out["multipleOf"]))
         elif not integer and not literal and (short := _short_numbers(**bounds)):
             # The compiler reads "maximum": 0.95 as a form of text that has no "0.9".
-            parts = [found, {"enum": short}]
-            out.setdefault("allOf", []).append({"anyOf": parts})
+            numbers = dict(found)
+            out.setdefault("allOf", []).append({"anyOf": [numbers, {"enum": short}]})
+        if unit is not None:
+            self._unbounded.append((numbers, unit))
 
     def _check_factors(self) -> None:
         """Refuse factors whose common multiples exceed the compiler's numbers."""
@@ -446,7 +468,7 @@ class _Preparation:
                 "leaves no number from -2**53 to 2**53",
                 "Leave it out and check the parsed response, or use another bound.",
             )
-        return int(bound) if bound == bound.to_integral_value() else float(bound)
+        return _written(bound)
 
     # Texts
 
@@ -995,6 +1017,34 @@ def _safe_bounds(minimum: float | None, maximum: float | None) -> dict[str, int 
         "minimum": min(-_SAFE_INTEGER, maximum or 0) if minimum is None else minimum,
         "maximum": max(_SAFE_INTEGER, minimum or 0) if maximum is None else maximum,
     }
+
+
+def _decimal_bounds(
+    minimum: float | None, maximum: float | None
+) -> tuple[dict[str, float | None], float | None]:
+    """Return the bounds of numbers with few decimals, and the unit of the last decimal.
+
+    The bounds are multiples of the unit, and remain the same when the compiler rounds them to
+    multiples. If there are none, return the given bounds and None.
+    """
+    bounds = _safe_bounds(minimum, maximum)
+    lowest, highest = (_decimal(bounds[keyword] or 0) for keyword in ("minimum", "maximum"))
+    for decimals in _DECIMALS:
+        unit = Decimal(1).scaleb(-decimals)
+        low = _written((lowest / unit).to_integral_value(ROUND_CEILING) * unit)
+        high = _written((highest / unit).to_integral_value(ROUND_FLOOR) * unit)
+        step = float(unit)
+        if (
+            low < high
+            and math.ceil(low / step) * step == low
+            and math.floor(high / step) * step == high
+        ):
+            return {"minimum": low, "maximum": high}, step
+    return {"minimum": minimum, "maximum": maximum}, None
+
+
+def _written(number: Decimal) -> int | float:
+    return int(number) if number == number.to_integral_value() else float(number)
 
 
 def _short_numbers(minimum: float | None, maximum: float | None) -> list[float]:

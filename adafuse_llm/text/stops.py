@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+TURNS = ("\nUser:", "\nAssistant:")
+"""Beginnings of the next turn in the plain format of conversations (`chat.render_plain`). A member
+without a chat template may go on with such a turn instead of ending its reply."""
 
 
 class Transcript:
@@ -12,21 +17,28 @@ class Transcript:
         stops: the stop sequences.
         can_end: function that returns whether a text is a complete response. A stop sequence has no
             effect if the text before it is not. Default: every text is complete.
+        turns: beginnings of a next turn, which also end the response, without the whitespace before
+            them.
 
     Attributes:
-        text: the response so far, up to the first stop sequence.
+        text: the response so far, up to the first stop sequence or turn.
         shown: number of its characters that `push` and `flush` have released.
-        stopped: whether a stop sequence has appeared.
+        stopped: ``"stop_sequence"`` after a stop sequence, ``"stop"`` after the beginning of a next
+            turn, and None before both.
     """
 
     def __init__(
-        self, stops: Sequence[str] = (), can_end: Callable[[str], bool] | None = None
+        self,
+        stops: Sequence[str] = (),
+        can_end: Callable[[str], bool] | None = None,
+        turns: Sequence[str] = (),
     ) -> None:
         self.text = ""
         self.shown = 0
-        self.stopped = False
+        self.stopped: Literal["stop", "stop_sequence"] | None = None
         self._stops = tuple(stops)
         self._can_end = can_end
+        self._turns = tuple(turns)
 
     def push(self, span: str) -> str:
         """Add a span, and return the text that can be shown now.
@@ -36,8 +48,10 @@ class Transcript:
         before = len(self.text)
         self.text += span
         cut = self._first_stop(before)
-        if cut is not None:
-            self.text, self.stopped = self.text[:cut], True
+        if (turn := self._first_turn(before)) is not None and (cut is None or turn < cut):
+            self.text, self.stopped = self.text[:turn].rstrip(), "stop"
+        elif cut is not None:
+            self.text, self.stopped = self.text[:cut], "stop_sequence"
         visible = len(self.text) if self.stopped else len(self.text) - self._held_back()
         return self._release(visible)
 
@@ -51,28 +65,40 @@ class Transcript:
 
     def _first_stop(self, before: int) -> int | None:
         """Return the start of the earliest stop sequence that ends after index `before`."""
-        starts = sorted(
-            start
-            for stop in self._stops
-            for start in self._occurrences(stop, max(0, before - len(stop) + 1))
-        )
+        starts = self._starts(self._stops, before)
         if self._can_end is None:
             return min(starts, default=None)
-        return next((start for start in starts if self._can_end(self.text[:start])), None)
+        return next((start for start in sorted(starts) if self._can_end(self.text[:start])), None)
 
-    def _occurrences(self, stop: str, start: int) -> Iterator[int]:
-        while (start := self.text.find(stop, start)) >= 0:
-            yield start
-            start += 1
+    def _first_turn(self, before: int) -> int | None:
+        """Return the start of the earliest turn that ends after index `before`."""
+        return min(self._starts(self._turns, before), default=None)
+
+    def _starts(self, texts: Sequence[str], before: int) -> Iterator[int]:
+        """Yield where one of the texts begins that ends after index `before`."""
+        for text in texts:
+            start = max(0, before - len(text) + 1) - 1
+            while (start := self.text.find(text, start + 1)) >= 0:
+                yield start
 
     def _held_back(self) -> int:
-        """Return the length of the longest end of the text that could begin a stop sequence."""
+        """Return the length of the longest end of the text that a stop sequence or a turn could cut
+        off.
+        """
+        stop = self._begun(self._stops)
+        if not self._turns:
+            return stop
+        turn = self._begun(self._turns)
+        return max(stop, len(self.text) - len(self.text[: len(self.text) - turn].rstrip()))
+
+    def _begun(self, texts: Sequence[str]) -> int:
+        """Return the length of the longest end of the text that begins one of the texts."""
         return max(
             (
                 size
-                for stop in self._stops
-                for size in range(1, min(len(stop), len(self.text) + 1))
-                if self.text.endswith(stop[:size])
+                for text in texts
+                for size in range(1, min(len(text), len(self.text) + 1))
+                if self.text.endswith(text[:size])
             ),
             default=0,
         )

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, cast
 
-from adafuse_llm.text.chat import Tool, fold_system, merge_turns
+from adafuse_llm.text.chat import Tool, default_system, fold_system, merge_turns
 from adafuse_llm.text.conversation import (
     HOW_TO_CALL,
     ONLY_THIS_FORM,
@@ -146,9 +146,13 @@ def render_tools(
 ) -> tuple[str, str] | None:
     """Render a conversation with the tools in the form that a template accepts.
 
+    If the template writes calls in the common form of replies and no call is required, the result
+    is what the template makes of the given messages and tools. Otherwise, the system message, or
+    the template's default system text, also says which tool to call and how.
+
     Where the template does not accept system messages or repeated roles, messages are merged and
-    system messages become user messages, as in `adafuse_llm.text.chat.fit`. The system message also
-    says how to call a tool, unless the template writes calls in the common form of replies.
+    system messages become user messages, as in `adafuse_llm.text.chat.fit`. Where it does not
+    accept schemas without a type or properties, they get both.
 
     Args:
         conversation: the conversation, with its tools.
@@ -159,19 +163,21 @@ def render_tools(
         The rendered conversation, and the rendering of a conversation of the same structure with
         other words. None if the template raises an error, or omits a message, a call or a result.
     """
-    system = []
-    if conversation.tools:
-        how = [] if form.is_common else [f"{HOW_TO_CALL}{ONLY_THIS_FORM}"]
-        system = [" ".join([*how, conversation.request])]
-    messages = conversation.with_system(*system).messages
-    tools = _tools(conversation)
-    for arranged in _arrangements(messages):
-        marked, marks = _with_marks(arranged, form)
-        words = _try(template, _messages(marked, form), tools)
-        if words and all(mark in words for mark in marks):
-            text = _try(template, _messages(arranged, form), tools)
-            if text:
-                return text, words
+    how = conversation.tools and not form.is_common
+    system = [f"{HOW_TO_CALL}{ONLY_THIS_FORM}" if how else "", conversation.request]
+    added = " ".join(filter(None, system))
+    for tools in (_tools(conversation), _tools(conversation, complete=True)):
+        default = ""
+        if (added or conversation.instructions) and not conversation.has_system:
+            default = default_system(lambda messages, tools=tools: template(messages, tools))
+        messages = conversation.with_system(added, default=default).messages
+        for arranged in _arrangements(messages):
+            marked, marks = _with_marks(arranged, form)
+            words = _try(template, _messages(marked, form), tools)
+            if words and all(mark in words for mark in marks):
+                text = _try(template, _messages(arranged, form), tools)
+                if text:
+                    return text, words
     return None
 
 
@@ -228,15 +234,24 @@ def _with_marks(
     return marked, marks
 
 
-def _tools(conversation: Conversation) -> list[dict[str, Any]]:
-    """Return tools in the form of OpenAI's API, which templates expect."""
+def _tools(conversation: Conversation, *, complete: bool = False) -> list[dict[str, Any]]:
+    """Return tools in the form of OpenAI's API, which templates expect.
+
+    Args:
+        conversation: the conversation.
+        complete: whether a schema gets a type and properties if it lacks them. A tool without a
+            schema always gets both.
+    """
+    nothing = {"type": "object", "properties": {}}
     return [
         {
             "type": "function",
             "function": {
                 "name": tool.name,
                 "description": tool.description,
-                "parameters": {"type": "object", "properties": {}, **tool.parameters},
+                "parameters": {**nothing, **tool.parameters}
+                if complete
+                else tool.parameters or nothing,
             },
         }
         for tool in conversation.tools

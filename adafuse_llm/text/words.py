@@ -1,6 +1,7 @@
 """Find the ends of words (§3.1, §3.3).
 
 A word is optional leading whitespace followed by non-whitespace, and ends at the next whitespace.
+Scripts without spaces between words have no such ends, so a word has a limit of their letters.
 A member writes a word token by token, but these functions see only text. A text that ends in U+FFFD
 may end inside a UTF-8 character. Such a word is not complete while another token can complete the
 character.
@@ -8,11 +9,23 @@ character.
 
 from __future__ import annotations
 
+import re
+import unicodedata
+
 from adafuse_llm.errors import InvalidInputError
 
 REPLACEMENT = "\ufffd"
 CHARACTER_TOKENS = 3
 """Number of tokens that a word may have above its limit to complete a UTF-8 character."""
+
+_UNSPACED = re.compile(
+    "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u19ff\u1a20-\u1aaf\u3005-\u3007\u3021-\u3029"
+    "\u3031-\u303c\u3041-\u312f\u31a0-\u31bf\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua000-\ua4cf"
+    "\ua9e0-\ua9ff\uaa60-\uaadf\uf900-\ufaff\uff66-\uff9f\U00016fe0-\U0001b2ff"
+    "\U00020000-\U0003ffff]"
+)
+"""Blocks of scripts that put no spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, Tai
+scripts, Chinese characters, kana, Bopomofo and Yi. Korean has spaces."""
 
 
 def check_text(text: str, what: str) -> None:
@@ -66,18 +79,34 @@ def is_closed(word: str, tokens: int, limit: int) -> bool:
     return bool(word) and word[-1].isspace() and not word.isspace()
 
 
-def ends_before(word: str, extended: str) -> bool:
-    """Return whether a word is complete because the next token begins with whitespace.
+def ends_before(word: str, extended: str, letters: int) -> bool:
+    """Return whether a word is complete because of the beginning of the next token.
+
+    This is whitespace, or a letter of a script without spaces that would exceed the limit. A token
+    that begins inside a character counts as such a letter. Other tokens, such as punctuation and
+    combining marks, belong to the word.
 
     Args:
         word: text of the word.
         extended: text of the word and the next token.
+        letters: maximum number of letters of scripts without spaces in a word of several tokens.
     """
     if not word.strip():
         return False
     if is_incomplete(word) and not extended.startswith(word):
         return False
-    return added(word, extended)[:1].isspace()
+    new = added(word, extended)
+    if new[:1].isspace():
+        return True
+    if is_incomplete(word) or not (new[:1] == REPLACEMENT or _unspaced_letters(new[:1])):
+        return False
+    return _unspaced_letters(word) + max(1, _unspaced_letters(new)) > letters
+
+
+def _unspaced_letters(text: str) -> int:
+    """Return the number of letters of scripts without spaces; combining marks do not count."""
+    found = _UNSPACED.findall(text)
+    return sum(unicodedata.category(each) in ("Lo", "Lm") for each in found)
 
 
 def leading_space(text: str) -> str:

@@ -63,8 +63,9 @@ def test_the_window_of_gguf_members_is_known_before_they_are_loaded():
     for context, window in ((None, 4096), (500, 500), (5000, 4096)):
         ensemble = Ensemble.of([MemberSpec(path, name="a", context=context), "missing.gguf"])
         assert ensemble.context_window(["a"]) == window
-        assert ensemble.has_chat_templates(["a"]) is True
-        assert ensemble.has_chat_templates(["a", "missing"]) is None
+        assert ensemble.is_chat_model(["a"]) is True
+        assert ensemble.is_chat_model(["a", "missing"]) is True
+        assert ensemble.is_chat_model(["missing"]) is None
 
 
 @pytest.mark.quick
@@ -72,7 +73,7 @@ def test_files_of_members_on_other_machines_are_not_read_here():
     path = str(member_paths()[0])
     far = Ensemble.of([{"path": path, "name": "far", "ray": {"num_gpus": 1}}, path])
     assert far.context_window(["wren"])
-    assert (far.context_window(["far"]), far.has_chat_templates(["far"])) == (None, None)
+    assert (far.context_window(["far"]), far.is_chat_model(["far"])) == (None, None)
     assert not far.can_enforce()
     assert far.identity != Ensemble.of([{"path": path, "name": "far"}, path]).identity
     limited = Ensemble.of([{"path": "/elsewhere/m.gguf", "context": 500, "ray": {}}])

@@ -50,6 +50,13 @@ def test_options_that_are_none():
         check_option_names({"max_tokens": 5, "max_new_tokens": 6})
 
 
+def test_l2_a_strategy_belongs_to_an_engine():
+    with pytest.raises(InvalidOptionError) as caught:
+        check_option_names({"strategy": "single", "unsupported": "warn"}, extra=["unsupported"])
+    assert "engine.with_strategy('single')" in str(caught.value)
+    assert "One member alone needs no strategy: use=['name']." in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("keyword", "settings"),
     [
@@ -109,9 +116,9 @@ def test_c14_an_unknown_option_names_at_most_three_options_like_it():
 @pytest.mark.parametrize(
     ("keyword", "value", "why"),
     [
-        ("frequency_penalty", 0.5, "is not supported; leave it out"),
-        ("repeat_penalty", 1.1, "is not supported; leave it out"),
-        ("logit_bias", {5: -100}, "is not supported; leave it out"),
+        ("tfs_z", 0.5, "is not supported; leave it out"),
+        ("repeat_penalty", 1.1, "pass repetition_penalty; leave it out"),
+        ("suppress_tokens", [5], "pass logit_bias={text: -100}; leave it out"),
         ("http_client", object(), "does not connect to a server; leave it out"),
         ("generate_kwargs", {"top_k": 5}, "each option in it as a keyword argument"),
         ("reasoning_effort", "low", "chat_template_kwargs"),
@@ -136,13 +143,13 @@ def test_an_option_of_another_provider_is_refused_by_name_or_dropped(keyword, va
 def test_a_neutral_value_is_dropped_without_a_warning(unsupported):
     neutral = {name: value for name, each in REFUSED.items() for value in each.neutral}
     neutral |= {
-        "presence_penalty": 0.0,
-        "logit_bias": {},
+        "typical_p": 1.0,
+        "suppress_tokens": [],
         "extra_body": None,
         "api_key": "x",
         "base_url": "",
     }
-    assert {"min_p", "repetition_penalty", "repeat_penalty", "frequency_penalty"} <= {*neutral}
+    assert {"num_beams", "typical_p", "repeat_penalty"} <= {*neutral}
     warnings: list[str] = []
     assert not check_option_names(neutral, unsupported=unsupported, warn=warnings.append)
     assert not warnings
@@ -151,7 +158,7 @@ def test_a_neutral_value_is_dropped_without_a_warning(unsupported):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"frequency_penalties": 1}, "unknown option 'frequency_penalties'"),
+        ({"frequency_penalties": 1}, "Did you mean 'frequency_penalty'"),
         ({"max_word": 1}, "'max_words'"),
         ({"model_name": "gpt-4o"}, "'model_name' does not exist here: pass members="),
         ({"base_url": "http://a"}, "'base_url' does not exist here: .*engine=RemoteEngine"),
@@ -165,14 +172,14 @@ def test_a_typo_a_model_or_a_server_is_never_dropped(given, message):
 
 
 def test_an_option_of_the_class_itself_is_never_refused():
-    given = {"timeout": 5, "frequency_penalty": 1, "model": "a", "api_key": "x", "do_sample": True}
+    given = {"timeout": 5, "num_beams": 2, "model": "a", "api_key": "x", "do_sample": True}
     assert check_option_names(given, extra=[*given]) == given
 
 
 def test_without_a_function_for_warnings_the_logger_warns(caplog):
     with caplog.at_level(logging.WARNING, "adafuse_llm"):
-        assert check_option_names({"min_p": 0.1}, unsupported="warn") == {}
-    assert caplog.messages == ["option 'min_p' is not supported; it is dropped"]
+        assert check_option_names({"tfs_z": 0.1}, unsupported="warn") == {}
+    assert caplog.messages == ["option 'tfs_z' is not supported; it is dropped"]
 
 
 def test_an_unknown_way_to_treat_unsupported_options_is_refused():

@@ -307,24 +307,24 @@ class NumbersSiblings(FakeBackend):
 
 
 class IgnoresMasks(FakeBackend):
-    def _next(self, ids, top, allowed, draw):
-        return super()._next(ids, top, None, draw)
+    def _next(self, ids, top, allowed, draw, changes):
+        return super()._next(ids, top, None, draw, changes)
 
 
 class NormalizesMasked(FakeBackend):
-    def _next(self, ids, top, allowed, draw):
-        known = super()._next(ids, top, allowed, draw)
+    def _next(self, ids, top, allowed, draw, changes):
+        known = super()._next(ids, top, allowed, draw, changes)
         return replace(known, logprobs=tuple(p - known.mass for p in known.logprobs))
 
 
 class WrongEnd(FakeBackend):
-    def _next(self, ids, top, allowed, draw):
-        return replace(super()._next(ids, top, allowed, draw), end_logprob=-1.0)
+    def _next(self, ids, top, allowed, draw, changes):
+        return replace(super()._next(ids, top, allowed, draw, changes), end_logprob=-1.0)
 
 
 class Unsorted(FakeBackend):
-    def _next(self, ids, top, allowed, draw):
-        known = super()._next(ids, top, allowed, draw)
+    def _next(self, ids, top, allowed, draw, changes):
+        known = super()._next(ids, top, allowed, draw, changes)
         return replace(known, tokens=known.tokens[::-1], logprobs=known.logprobs[::-1])
 
 
@@ -340,8 +340,8 @@ class HigherIdsFirst(FakeBackend):
 class MissesTheSecond(FakeBackend):
     """Lists tokens in order, but not all of the likeliest."""
 
-    def _next(self, ids, top, allowed, draw):
-        known = super()._next(ids, top + 1, allowed, draw)
+    def _next(self, ids, top, allowed, draw, changes):
+        known = super()._next(ids, top + 1, allowed, draw, changes)
         drop = [0, *range(2, len(known.tokens))] if len(known.tokens) > 2 else [0]
         return replace(
             known,
@@ -351,15 +351,37 @@ class MissesTheSecond(FakeBackend):
 
 
 class LikeliestAsDrawn(FakeBackend):
-    def _next(self, ids, top, allowed, draw):
-        known = super()._next(ids, top, allowed, draw)
+    def _next(self, ids, top, allowed, draw, changes):
+        known = super()._next(ids, top, allowed, draw, changes)
         return replace(known, drawn=None if draw is None else known.tokens[0])
 
 
 class DrawsWithoutTopK(FakeBackend):
-    def _next(self, ids, top, allowed, draw):
+    def _next(self, ids, top, allowed, draw, changes):
         draw = None if draw is None else replace(draw, top_k=None)
-        return super()._next(ids, top, allowed, draw)
+        return super()._next(ids, top, allowed, draw, changes)
+
+
+class ChangesOnlySummaries(FakeBackend):
+    def _evaluate_one(self, query):
+        plain = TokenTree(query.tree.ids)
+        nodes = tuple(plain.grow(query.tree.tokens(node)) for node in query.score)
+        scores = super()._evaluate_one(replace(query, tree=plain, evaluate=(), score=nodes))
+        return replace(super()._evaluate_one(query), logprobs=scores.logprobs)
+
+
+class CountsThePrompt(FakeBackend):
+    """Takes committed tokens for tokens of the prompt."""
+
+    def _evaluate_one(self, query):
+        if query.tree.adjustment is None:
+            return super()._evaluate_one(query)
+        later = TokenTree(query.tree.ids, query.tree.adjustment)
+        evaluate, score = (
+            tuple(later.grow(query.tree.tokens(node)) for node in nodes)
+            for nodes in (query.evaluate, query.score)
+        )
+        return super()._evaluate_one(replace(query, tree=later, evaluate=evaluate, score=score))
 
 
 class ScoresAfterTheRoot(FakeBackend):
@@ -370,11 +392,11 @@ class ScoresAfterTheRoot(FakeBackend):
 
 
 class KeepsTheFirstTop(Caching):
-    def _next(self, ids, top, allowed, draw):
+    def _next(self, ids, top, allowed, draw, changes):
         state = self.current.state
         assert isinstance(state, dict)
         top = state.setdefault(("top", *ids), top)
-        return super()._next(ids, top, allowed, draw)
+        return super()._next(ids, top, allowed, draw, changes)
 
 
 class KeepsStateAfterFailures(Caching):
@@ -548,6 +570,8 @@ FAULTS: list[tuple[Callable[[], Any], str, str]] = [
     (with_rule(MissesTheSecond), "plain_passes", "likeliest token number 2"),
     (with_rule(LikeliestAsDrawn), "draws", "the drawn token is"),
     (with_rule(DrawsWithoutTopK), "draws", "top_k=3"),
+    (with_rule(ChangesOnlySummaries), "adjustments", "NodeResult.logprobs"),
+    (with_rule(CountsThePrompt), "adjustments", "log-probability of token"),
     (with_rule(ScoresAfterTheRoot), "scores", "NodeResult.logprobs"),
     (KeepsTheFirstTop, "wider", "lists 2 tokens; expected 16"),
     (KeepsStateAfterFailures, "faults", "expected"),
@@ -675,7 +699,8 @@ def test_the_member_in_contributing_passes(tmp_path, monkeypatch, capsys) -> Non
     assert re.search(r"^\d+ checks passed; token_texts, masks, .* do not apply\n$", printed)
     skipped = [name for name in BY_NAME if name in printed.partition(";")[2]]
     assert skipped == [
-        *("token_texts", "masks", "draws", "placement", "drafts", "grammars", "anchors", "close")
+        *("token_texts", "masks", "draws", "adjustments", "placement", "drafts", "grammars"),
+        *("anchors", "close"),
     ]
 
 

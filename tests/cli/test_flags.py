@@ -58,6 +58,15 @@ def test_the_configuration_reaches_the_engine(adafuse, fakes):
     assert call["trust_remote_code"] is True
 
 
+def test_biases_are_numbers_by_text(adafuse, fakes):
+    result = adafuse("generate", "x:", "--logit-bias", " a=b=-2.5", "--logit-bias", "c=1")
+    assert result.exit_code == 0, result.output
+    assert fakes[0]["config"] == AdaFuseConfig(logit_bias={" a=b": -2.5, "c": 1.0})
+    result = adafuse("generate", "x:", "--logit-bias", "c")
+    assert result.exit_code == 2
+    assert "option 'logit_bias' must be TEXT=NUMBER; got 'c'" in result.stderr
+
+
 def test_members_in_processes_have_the_threads_of_the_command(adafuse, fakes, tmp_path):
     config = tmp_path / "ensemble.yaml"
     config.write_text("models: [a, {path: b, threads: 2}]\n")

@@ -24,14 +24,31 @@ def test_a_table_and_a_verdict(adafuse, models):
     for fact in ("LlamaForCausalLM", "GPT2LMHeadModel", "byte-level BPE", "8,192", "tree", "</s>"):
         assert fact in result.stdout
     assert "warning: badger: it has no chat template" in result.stdout
+    assert "warning: otter+badger: only some members have a chat template: 'otter'" in result.stdout
     assert result.stdout.endswith(
         "These models can work together; prompt and answer share a window of 8,192 tokens.\n"
     )
 
 
+def test_r2_what_a_checkpoint_asks_for(adafuse, models, tmp_path):
+    folder = tmp_path / "otter"
+    shutil.copytree(models[0], folder)
+    path = folder / "generation_config.json"
+    config = json.loads(path.read_text())
+    config |= {"repetition_penalty": 1.1, "do_sample": True, "temperature": 0.7}
+    path.write_text(json.dumps(config))
+    (facts,) = json.loads(adafuse("info", str(folder), "--json").stdout)["members"]
+    assert facts["followed_settings"] == ["repetition_penalty=1.1"]
+    assert facts["ignored_settings"] == ["do_sample=True", "temperature=0.7"]
+    shown = adafuse("info", str(folder)).stdout
+    assert "repetition_penalty=1.1" in shown
+    assert "temperature=0.7" in shown
+
+
 def test_json(adafuse, models):
     report = json.loads(adafuse("info", *models, "--json").stdout)
     assert report["can_work_together"] is True
+    assert report["is_chat_model"] is True
     otter, badger = report["members"]
     assert otter["format"] == badger["format"] == "transformers"
     assert otter["chat_template"] is True
@@ -71,7 +88,8 @@ def test_a_gguf_model_is_loaded_and_described(adafuse):
     (facts,) = report["members"]
     assert (facts["architecture"], facts["dtype"], facts["cache"]) == ("olmo2", "Q8_0", "tree")
     assert (facts["end_tokens"], facts["chat_template"]) == (["[|done|]"], True)
-    assert report["findings"] == []
+    (finding,) = report["findings"]
+    assert "loses the character \u2581" in finding["text"]
 
 
 def test_models_are_described_in_this_process_only(adafuse, models):
@@ -117,6 +135,23 @@ def test_a_tokenizer_that_loses_text(adafuse, models, tmp_path, alphabet, code):
     findings = [finding["text"] for finding in json.loads(report.stdout)["findings"]]
     assert any("loses emoji" in text for text in findings)
     assert any("loses plain text" in text for text in findings) == bool(code)
+
+
+def test_r9_texts_that_a_tokenizer_normalizes_are_named(adafuse, models, tmp_path):
+    from tokenizers import Tokenizer, normalizers
+
+    folder = tmp_path / "vole"
+    shutil.copytree(models[0], folder)
+    for path in Path(folder).glob("tokenizer.json"):
+        known = Tokenizer.from_file(str(path))
+        known.normalizer = normalizers.NFC()
+        known.save(str(path))
+    findings = json.loads(adafuse("info", folder, "--json").stdout)["findings"]
+    changed = [each["text"] for each in findings if "loses" in each["text"]]
+    assert changed == [
+        r"its tokenizer loses decomposed accents ('e\u0301' becomes '\xe9'), so it cannot score "
+        "candidates with such text"
+    ]
 
 
 def test_s11_a_model_that_is_not_there_is_named_once(adafuse):

@@ -155,6 +155,7 @@ CONFIGS = st.fixed_dictionaries(
         "max_words": st.integers(1, 3),
         "branching_factor": st.sampled_from([1, 2, 3, 5]),
         "max_word_tokens": st.sampled_from([1, 2, 4, 16]),
+        "max_word_letters": st.sampled_from([1, 2, 256]),
     }
 )
 

@@ -100,6 +100,7 @@ OPTIONS = st.fixed_dictionaries(
         "max_words": st.integers(1, 4),
         "branching_factor": st.integers(1, 4),
         "max_word_tokens": st.integers(1, 6),
+        "max_word_letters": st.sampled_from([1, 2, 256]),
     },
 )
 

@@ -236,7 +236,7 @@ def test_a_transcript_shows_the_text_up_to_the_stop_and_nothing_of_it(
         whole += span
         shown += transcript.push(span)
         ends = [whole.index(stop) for stop in stops if stop in whole]
-        assert transcript.stopped == bool(ends)
+        assert bool(transcript.stopped) == bool(ends)
         assert transcript.text == (whole[: min(ends)] if ends else whole)
         assert transcript.text.startswith(shown)
         if ends:

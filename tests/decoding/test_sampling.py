@@ -409,6 +409,7 @@ CONFIGS = st.fixed_dictionaries(
         "max_words": st.integers(1, 3),
         "branching_factor": st.sampled_from([1, 3]),
         "max_word_tokens": st.sampled_from([1, 2, 4, 16]),
+        "max_word_letters": st.sampled_from([1, 2, 256]),
         "max_new_tokens": st.integers(1, 16),
         "stop": st.sampled_from([(), ("\n",), ("e",), ("th", " o")]),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -150,6 +151,23 @@ def test_s11_a_missing_folder_is_not_asked_of_the_hub(
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", raises(AssertionError("hub")))
     with pytest.raises(LoadError, match="the folder does not exist"):
         load(path)
+
+
+@pytest.mark.parametrize("path", ["qwen3:8b", "library/llama3.1:8b-q4_K_M", "hf.co/a/b:Q4_0"])
+def test_l3_a_name_of_ollama_gets_the_command_that_prints_its_file(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", raises(AssertionError("hub")))
+    with pytest.raises(LoadError, match=f"ollama show --modelfile {path}$"):
+        load(path)
+    with pytest.raises(LoadError, match="the folder does not exist"):
+        load(r"C:\models\one")
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_l3_a_file_of_a_model_folder_gets_the_folder(saved: Path, file: str) -> None:
+    with pytest.raises(LoadError, match=f"Pass the folder: '{re.escape(str(saved))}'"):
+        load(saved / file)
 
 
 def test_s11_the_name_of_an_embedded_member_gets_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:

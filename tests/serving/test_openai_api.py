@@ -286,7 +286,8 @@ IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url":
         (400, "n", {"n": 3}),
         (400, "n", {"n": 5, "temperature": 1}),
         (400, "top_logprobs", {"top_logprobs": 2}),
-        (400, "frequency_penalty", {"frequency_penalty": 0.5}),
+        (400, "frequency_penalty", {"frequency_penalty": 5}),
+        (400, "min_tokens", {"extra_body": {"min_tokens": -1}}),
         (400, "logit_bias", {"logit_bias": {"5": 1}}),
         (400, "top_k", {"extra_body": {"top_k": 3}}),
         (400, "adafuse.max_wrds", {"extra_body": {"adafuse": {"max_wrds": 3}}}),
@@ -323,6 +324,31 @@ def test_a_prompt_that_is_too_long_has_the_code_that_frameworks_look_for(client)
             ask(client, messages=[{"role": "user", "content": "mill " * size}])
         assert caught.value.code == "context_length_exceeded"
         assert caught.value.param == "messages"
+
+
+def test_v9_penalties_of_openai_and_vllm_are_options_of_the_engine(client, engine):
+    given = {"presence_penalty": 0.5, "frequency_penalty": 0.7}
+    vllm = {"repetition_penalty": 1.2, "min_tokens": 9, "min_p": 0.1}
+    expected = engine.generate(
+        messages=QUESTION,
+        max_new_tokens=12,
+        **given,
+        repetition_penalty=1.2,
+        min_new_tokens=9,
+        min_p=0.1,
+    ).text
+    assert expected != engine.generate(messages=QUESTION, max_new_tokens=12).text
+    response = ask(client, max_completion_tokens=12, **given, extra_body=vllm)
+    assert response.choices[0].message.content == expected
+    named = {"adafuse": {**given, "repetition_penalty": 1.2, "min_new_tokens": 9, "min_p": 0.1}}
+    response = ask(client, max_completion_tokens=12, extra_body=named)
+    assert response.choices[0].message.content == expected
+    biased = {"adafuse": {"logit_bias": {" the": -50}}}
+    response = ask(client, max_completion_tokens=12, extra_body=biased)
+    expected = engine.generate(messages=QUESTION, max_new_tokens=12, logit_bias={" the": -50}).text
+    assert response.choices[0].message.content == expected
+    with pytest.raises(openai.BadRequestError, match="token ids differ between members"):
+        ask(client, logit_bias={"5": 1})
 
 
 def test_fields_at_their_defaults_change_nothing(client, engine):

@@ -500,7 +500,7 @@ def hypotheses(
 ) -> list[tuple[str, bool, float]]:
     """Answers it ends with, the best first: text, whether it stops, mean F of its rounds."""
     members = [reference(recipe) for recipe in recipes]
-    settings = Options(**options)
+    settings = Options(**options).settled(len(members), searches=True)
     start, begun = begin(members, prompt, None)
     kept: list[tuple[str, bool, list[float], dict[str, list[int]], bool]]
     kept = [("", False, [], begun, False)]
@@ -757,6 +757,7 @@ def test_an_option_that_a_strategy_does_not_use_is_refused(name: str) -> None:
         "max_words": 2,
         "branching_factor": 2,
         "max_word_tokens": 8,
+        "max_word_letters": 8,
         "weights": (1.0, 2.0),
     }
     use = ("a",) if name == "single" else None

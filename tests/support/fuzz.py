@@ -410,6 +410,7 @@ def _options(chance: random.Random, strategy: str, members: int) -> dict[str, An
         "max_words": chance.randint(1, 4),
         "branching_factor": chance.randint(1, 4),
         "max_word_tokens": chance.choice([1, 2, 4, 16]),
+        "max_word_letters": chance.choice([1, 2, 256]),
         "weights": (1.0, *(chance.choice([0.0, 0.5, 1.0, 3.0]) for _ in range(members - 1))),
     }
     options = {k: v for k, v in drawn.items() if k in used and chance.random() < 0.5}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adafuse_llm.text.stops import Transcript
+from adafuse_llm.text.stops import TURNS, Transcript
 
 pytestmark = pytest.mark.quick
 
@@ -38,3 +38,29 @@ def test_what_was_held_back_is_released_at_the_end() -> None:
     assert transcript.push("done\n") == "done"
     assert transcript.flush() == "\n"
     assert transcript.flush() == ""
+
+
+@pytest.mark.parametrize("gap", ["\n", "\n\n", " \n\n"])
+def test_r5_a_next_turn_ends_the_response_without_the_whitespace_before_it(gap: str) -> None:
+    transcript = Transcript(turns=TURNS)
+    spans = ["Paris", ".", gap, "User", ": And"]
+    shown = [transcript.push(span) for span in spans]
+    assert shown == ["Paris", ".", "", "", ""]
+    assert (transcript.text, transcript.stopped) == ("Paris.", "stop")
+    assert transcript.flush() == ""
+
+
+def test_r5_a_response_that_mentions_a_turn_goes_on() -> None:
+    transcript = Transcript(turns=TURNS)
+    spans = ["Ask the User:", "\nUsers", " know.\n", "Assistants", ": yes"]
+    assert "".join(map(transcript.push, spans)) + transcript.flush() == "".join(spans)
+    assert transcript.stopped is None
+
+
+def test_r5_the_earlier_of_a_stop_sequence_and_a_turn_counts() -> None:
+    stop_first = Transcript(["."], turns=TURNS)
+    stop_first.push("Paris. \nUser:")
+    assert (stop_first.text, stop_first.stopped) == ("Paris", "stop_sequence")
+    turn_first = Transcript([" And"], turns=TURNS)
+    turn_first.push("Paris. \nUser: And")
+    assert (turn_first.text, turn_first.stopped) == ("Paris.", "stop")

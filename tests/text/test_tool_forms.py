@@ -22,7 +22,7 @@ from adafuse_llm.adapters.conversation import to_conversation
 from adafuse_llm.backends.fake import FakeCodec
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.text import codec
-from adafuse_llm.text.chat import Tool
+from adafuse_llm.text.chat import Tool, default_system
 from adafuse_llm.text.codec import TokenizerCodec, encode_conversation
 from adafuse_llm.text.conversation import (
     AUTO,
@@ -178,7 +178,7 @@ def test_later_turns_follow(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("choice", "request_"),
-    [("auto", AUTO), ("required", REQUIRED), ("look_up", NAMED.format(name="look_up"))],
+    [("auto", ""), ("required", REQUIRED), ("look_up", NAMED.format(name="look_up"))],
 )
 @pytest.mark.parametrize("name", TOOL_FAMILIES)
 def test_members_are_told_the_common_form_where_their_own_differs(
@@ -186,7 +186,8 @@ def test_members_are_told_the_common_form_where_their_own_differs(
 ) -> None:
     for turns in (HISTORY[:2], HISTORY[1:2], HISTORY, HISTORY[1:]):
         text = rendered(name, check_conversation(turns, [ADD, LOOK], choice))
-        assert text.count(request_) == 1
+        assert not request_ or text.count(request_) == 1
+        assert AUTO not in text
         assert text.count(HOW_TO_CALL + ONLY_THIS_FORM) == (not FORMS[name].is_common)
         assert "# Tools\n\nYou have these tools" not in text
 
@@ -194,7 +195,139 @@ def test_members_are_told_the_common_form_where_their_own_differs(
 @pytest.mark.parametrize("name", TOOL_FAMILIES)
 def test_instructions_follow_the_tools(name: str) -> None:
     conversation = check_conversation(HISTORY, [ADD, LOOK], instructions="In French.")
-    assert f"{AUTO}\n\nIn French." in rendered(name, conversation)
+    before = "Be brief." if FORMS[name].is_common else ONLY_THIS_FORM
+    assert f"{before}\n\nIn French." in rendered(name, conversation)
+    asked = check_conversation(HISTORY, [ADD, LOOK], "required", instructions="In French.")
+    assert f"{REQUIRED}\n\nIn French." in rendered(name, asked)
+
+
+SCHEMA = {
+    "required": ["a"],
+    "properties": {"a": {"description": "The first.", "type": "number"}},
+    "title": "Sum",
+    "type": "object",
+}
+"""A schema in which the type is not the first key."""
+
+OPENAI_TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+    }
+    for name, description, parameters in (
+        ("add", "Adds up.", SCHEMA),
+        ("look_up", "", {"type": "object"}),
+    )
+]
+
+
+CALM: list[Any] = [
+    *HISTORY[:2],
+    {
+        **HISTORY[2],
+        "tool_calls": [{**call, "arguments": {"b": "é"}} for call in HISTORY[2]["tool_calls"]],
+    },
+    *HISTORY[3:],
+]
+"""The history without the spelling of a control token, which would stay text."""
+
+
+def own_rendering(name: str, turns: list[Any]) -> list[int]:
+    """The tokens that the family's own template makes of a conversation."""
+    nested = [
+        {
+            **turn,
+            "tool_calls": [
+                {"id": c["id"], "type": "function", "function": c} for c in turn["tool_calls"]
+            ],
+        }
+        if "tool_calls" in turn
+        else turn
+        for turn in turns
+    ]
+    known = family_tokenizer(name)
+    tokens = known.apply_chat_template(
+        nested, tools=OPENAI_TOOLS, add_generation_prompt=True, return_dict=False
+    )
+    return list(tokens)
+
+
+@pytest.mark.parametrize("turns", [CALM[1:2], CALM[:2], CALM, [*CALM[1:], *AFTER]])
+@pytest.mark.parametrize("name", ["qwen2.5", "qwen3"])
+def test_r3_with_automatic_calls_the_prompt_is_what_the_template_makes(
+    codecs: dict[str, TokenizerCodec], name: str, turns: list[Any]
+) -> None:
+    conversation = check_conversation(turns, OPENAI_TOOLS)
+    assert codecs[name].encode_conversation(conversation) == own_rendering(name, turns)
+
+
+def test_r3_a_template_that_needs_whole_schemas_gets_them() -> None:
+    old = "{{- '\n' + tool | tojson }}"
+    made = changed("qwen2.5", old, f"{{{{- tool.function.parameters.properties.a }}}}{old}")
+    assert made.tool_form is not None
+    picky = changed(
+        "qwen2.5",
+        old,
+        f"{{% if not tool.function.parameters.properties is defined %}}"
+        f"{{{{- raise_exception('no properties') }}}}{{% endif %}}{old}",
+    )
+    conversation = check_conversation(HISTORY[1:2], OPENAI_TOOLS)
+    tokens = picky.encode_conversation(conversation)
+    text = str(family_tokenizer("qwen2.5").decode(tokens))
+    assert '"parameters": {"type": "object", "properties": {}}' in text
+    assert "<tools>" in text
+
+
+DEFAULT = "You are a helper."
+"""The default system text of the family `qwen`."""
+
+
+@pytest.mark.parametrize(
+    ("choice", "added"),
+    [("auto", AUTO), ("required", REQUIRED), ("add", NAMED.format(name="add"))],
+)
+def test_r3_the_default_system_text_stays_without_a_template_for_tools(
+    choice: str, added: str
+) -> None:
+    text = rendered("qwen", check_conversation(HISTORY[1:2], [ADD], choice))
+    assert text.count("system\n") == 1
+    assert f"system\n{DEFAULT}\n\n# Tools\n" in text
+    assert f" {added}<|im_end|>" in text
+    given = rendered("qwen", check_conversation(HISTORY[:2], [ADD], choice))
+    assert "system\nBe brief.\n\n# Tools\n" in given
+    assert DEFAULT not in given
+
+
+def test_r3_the_default_system_text_stays_before_instructions() -> None:
+    text = rendered("qwen", check_conversation(HISTORY[1:2], instructions="In JSON."))
+    assert f"system\n{DEFAULT}\n\nIn JSON.<|im_end|>" in text
+
+
+@pytest.mark.parametrize(
+    ("choice", "added"), [("required", REQUIRED), ("add", NAMED.format(name="add"))]
+)
+def test_r3_the_default_system_text_stays_in_a_template_for_tools(choice: str, added: str) -> None:
+    start = "{%- if messages[0].role != 'system' %}{%- set messages = [{'role': 'system', "
+    start += f"'content': '{DEFAULT}'}}] + messages %}}{{% endif %}}"
+    known = copy.deepcopy(family_tokenizer("qwen2.5"))
+    known.chat_template = start + known.chat_template
+    made = TokenizerCodec(known)
+    conversation = check_conversation(HISTORY[1:2], [ADD], choice, instructions="In JSON.")
+    text = str(known.decode(made.encode_conversation(conversation)))
+    assert f"{DEFAULT}\n\n{added}\n\nIn JSON." in text
+    assert text.count(DEFAULT) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "default"), [("qwen", DEFAULT), ("gemma", ""), ("llama2", ""), ("mistral-1", "")]
+)
+def test_r3_the_default_system_text_is_found(name: str, default: str) -> None:
+    known = family_tokenizer(name)
+
+    def template(messages: list[dict[str, Any]]) -> str:
+        return str(known.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+    assert default_system(template) == default
 
 
 @pytest.mark.parametrize("name", TOOL_FAMILIES)

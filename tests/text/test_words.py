@@ -82,7 +82,7 @@ def test_a_word_that_ends_inside_a_character_may_be_three_tokens_longer() -> Non
     ],
 )
 def test_a_word_ends_before_whitespace(word: str, extended: str, ends: bool) -> None:
-    assert ends_before(word, extended) is ends
+    assert ends_before(word, extended, 256) is ends
 
 
 def test_small_text_functions() -> None:
@@ -92,3 +92,36 @@ def test_small_text_functions() -> None:
     assert leading_space(" \n a b") == " \n "
     assert leading_space("a ") == ""
     assert leading_space(" \t") == " \t"
+
+
+@pytest.mark.parametrize(
+    ("word", "extended", "letters", "ends"),
+    [
+        ("\u4e2d", "\u4e2d\u6587", 1, True),
+        ("\u4e2d", "\u4e2d\u6587", 2, False),
+        ("\u4e2d", "\u4e2d\u6587\u5b57", 2, True),
+        ("\u4e2d\u6587\u5b57", "\u4e2d\u6587\u5b57\uff0c", 2, False),
+        ("\u4e2d\uff0c", "\u4e2d\uff0c\u6587", 1, True),
+        ("\u4e2d", "\u4e2dPython", 1, False),
+        ("\u4e2dPython", "\u4e2dPython\u6587", 1, True),
+        ("Python", "Python\u4e2d", 1, False),
+        ("there", "thereof", 1, False),
+        ("\u4e2d", "\u4e2d\U0001f600", 1, False),
+        ("\u4e2d", "\u4e2d\ufffd", 1, True),
+        ("\U0001f600", "\U0001f600\ufffd", 1, False),
+        ("\u4e2d\u6587\ufffd", "\u4e2d\u6587\ufffd\ufffd", 1, False),
+        ("\u4e2d\ufffd", "\u4e2d\u6587", 1, False),
+        ("\u0e01", "\u0e01\u0e34", 1, False),
+        ("\u0e01\u0e34", "\u0e01\u0e34\u0e01", 1, True),
+        ("\u0e01", "\u0e01\u0e34\u0e01", 1, False),
+        ("\u304b", "\u304b\u3099", 1, False),
+        ("\u30ab", "\u30ab\u30fc", 1, True),
+        ("\ud55c", "\ud55c\uad6d", 1, False),
+        ("\u4e2d", "\u4e2d \u6587", 9, True),
+        (" ", " \u4e2d", 1, False),
+    ],
+)
+def test_r13_a_word_has_a_limit_of_letters_of_scripts_without_spaces(
+    word: str, extended: str, letters: int, ends: bool
+) -> None:
+    assert ends_before(word, extended, letters) is ends

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from adafuse_llm.backends.base import (
+    AdjustsTokens,
     Backend,
     DrawsTokens,
     FollowsGrammars,
@@ -15,7 +16,14 @@ from adafuse_llm.backends.base import (
     SupportsClose,
     SupportsPlacement,
 )
-from adafuse_llm.backends.conformance import choices, facts, requests, texts, trees
+from adafuse_llm.backends.conformance import (
+    adjustments,
+    choices,
+    facts,
+    requests,
+    texts,
+    trees,
+)
 from adafuse_llm.backends.conformance.subject import Subject
 from adafuse_llm.backends.conformance.trial import Trial
 from adafuse_llm.backends.conformance.violations import (
@@ -258,6 +266,12 @@ CHECKS: tuple[Check, ...] = (
         "log-probabilities.",
         choices.draws,
         _implements(DrawsTokens),
+    ),
+    Check(
+        "adjustments",
+        "TokenTree.changes changes the logits after a node before anything is computed from them.",
+        adjustments.adjustments,
+        _implements(AdjustsTokens),
     ),
     Check(
         "placement",

@@ -32,6 +32,7 @@ DRAWS = (
     Draw(4, 1.0, 0.8, None),
     Draw(5, 1.5, 1.0, 3),
     Draw(6, 2.0, 0.9, 10),
+    Draw(7, 1.5, 1.0, None, 0.3),
 )
 """Ways to draw a token."""
 
@@ -220,6 +221,8 @@ def _check_drawn(trial: Trial, tree: TokenTree, node: Node, summary: Next) -> No
     possible = {expected}
     if draw.top_p < 1:
         possible |= {rule(replace(draw, top_p=draw.top_p + change)) for change in (-close, close)}
+    if draw.min_p:
+        possible |= {rule(replace(draw, min_p=draw.min_p * (1 + c))) for c in (-close, close)}
     best = max(_sum(allowed[t], codes[t], draw) for t in possible)
     expect(
         token in possible or abs(_sum(allowed[token], codes[token], draw) - best) < 4 * close,

@@ -5,7 +5,7 @@ Shapes: n new tokens, r rows of the request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,11 +75,7 @@ def tree_attention(model: Any, device: torch.device) -> Attention | None:
         type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers
     ):
         return None
-    windows = {
-        index: int(layer.sliding_window)
-        for index, layer in enumerate(layers)
-        if isinstance(layer, DynamicSlidingWindowLayer)
-    }
+    windows = _windows(layers)
     if len(set(windows.values())) > 1:
         return None
     return Attention(
@@ -91,6 +87,21 @@ def tree_attention(model: Any, device: torch.device) -> Attention | None:
         dtype=model.dtype,
         device=device,
     )
+
+
+def sliding_windows(model: Any) -> frozenset[int]:
+    """Return the sliding windows of a model's layers, in tokens."""
+    layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
+    return frozenset(_windows(layers).values())
+
+
+def _windows(layers: Sequence[Any]) -> dict[int, int]:
+    """Return the windows of the layers of a cache that have one, by layer index."""
+    return {
+        index: int(layer.sliding_window)
+        for index, layer in enumerate(layers)
+        if isinstance(layer, DynamicSlidingWindowLayer)
+    }
 
 
 def rotary_positions(model: Any) -> tuple[frozenset[str], int | None]:

@@ -16,6 +16,7 @@ import torch
 from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.backends.huggingface.architecture import context_window, end_ids
 from adafuse_llm.backends.huggingface.decoder import Decoder
+from adafuse_llm.backends.huggingface.generation import advice, ignored_settings, own_adjustment
 from adafuse_llm.backends.huggingface.passes import PackedPasses
 from adafuse_llm.backends.huggingface.pools import MAX_OVERSIZE
 from adafuse_llm.backends.huggingface.prefix import PrefixCache
@@ -78,6 +79,9 @@ class HuggingFaceBackend(SupportsAnchorsWithLogits):
         static_cache: whether decoding passes have fixed sizes.
         compiles: whether these passes are compiled.
         shares_passes: whether requests share forward passes.
+        own_adjustment: the changes of distributions that the generation config asks for.
+        ignored_settings: settings of the generation config that would change responses and that
+            the member does not follow. The member logs a warning if there are any.
 
     Raises:
         UnsupportedModelError: the model cannot be a member, or no form gives the right numbers.
@@ -127,6 +131,8 @@ class HuggingFaceBackend(SupportsAnchorsWithLogits):
         self._text = HuggingFaceText(tokenizer)
         self._end_ids = end_ids(model, tokenizer)
         self._context_window = context_window(model)
+        self.own_adjustment = own_adjustment(model, self._end_ids)
+        self.ignored_settings = ignored_settings(model)
         self._decoder = Decoder(model)
         self._ends = torch.tensor(sorted(self._end_ids), device=self._decoder.device).long()
         self._codes = torch.empty(0, dtype=torch.long, device=self._decoder.device)
@@ -141,6 +147,13 @@ class HuggingFaceBackend(SupportsAnchorsWithLogits):
         self.shares_passes = isinstance(passes, (StaticPasses, PackedPasses))
         self.static_cache = isinstance(passes, StaticPasses)
         self.compiles = isinstance(passes, StaticPasses) and passes.compiled
+        if self.ignored_settings:
+            logger.warning(
+                "member %r: its generation config sets %s, which members do not follow. %s",
+                name,
+                ", ".join(f"{key}={value!r}" for key, value in self.ignored_settings.items()),
+                advice(self.ignored_settings),
+            )
 
     def _renew(self) -> None:
         self._lock = threading.Lock()  # several engines may share this member

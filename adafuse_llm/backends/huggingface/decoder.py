@@ -121,11 +121,15 @@ class Decoder:
         logits: torch.Tensor = self.model(**inputs, return_dict=True).logits
         return logits
 
-    def plain(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Return the logits after `tokens`, [v], from a forward pass without a cache."""
+    def plain(self, tokens: Sequence[int], last: int = 1) -> torch.Tensor:
+        """Return the logits after each of the `last` tokens of a sequence, [last, v].
+
+        The forward pass has no cache.
+        """
         ids = torch.tensor([list(tokens)], device=self.device)
-        output = self.model(input_ids=ids, use_cache=False, return_dict=True)
-        return precise(output.logits[0, -1])
+        kept = {"logits_to_keep": last} if self._takes_keep else {}
+        output = self.model(input_ids=ids, use_cache=False, return_dict=True, **kept)
+        return precise(output.logits[0, -last:])
 
     def compiled(self) -> Decoder:
         """Return a decoder that compiles the model for each size of its inputs.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
 
 import torch
 
-from adafuse_llm.backends.huggingface.architecture import tree_attention
+from adafuse_llm.backends.huggingface.architecture import sliding_windows, tree_attention
 from adafuse_llm.backends.huggingface.decoder import Decoder
 from adafuse_llm.backends.huggingface.executor import Executor, Passes
 from adafuse_llm.backends.huggingface.kv import device_shares
@@ -20,7 +21,12 @@ from adafuse_llm.tree import Node, TokenTree
 logger = logging.getLogger(__name__)
 
 TRIAL_TOKENS, TRIAL_DEPTH = 9, 3
-"""Length of the longest test sequence, and the number of its tokens that follow the prompt."""
+"""Length of the longest test sequence, and the number of its tokens that follow the prompt. If the
+test crosses a sliding window, the sequence is longer by the window."""
+
+MAX_CROSSING, MAX_CROSSING_ON_CPU = 2e13, 1e11
+"""Largest product of the number of weights that a token passes and the window that the test
+crosses. A pass makes about two operations for each unit."""
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """Largest accepted mean error of the logits, relative to their standard deviation."""
@@ -51,6 +57,7 @@ class Trial:
         self._name = name
         self._decoder = decoder
         self._window = window
+        self._length = min(window or TRIAL_TOKENS, TRIAL_TOKENS) + self._crossed()
 
     def choose(self, wanted: str, *, static: bool, compiled: bool) -> Executor:
         """Return an executor for the fastest way of evaluation that gives correct numbers.
@@ -105,7 +112,7 @@ class Trial:
         """Return the reason why an executor cannot be used; None if it can."""
         if executor.form == "path" and self._decoder.cache_name is None:
             return "the model has no cache"
-        room = min(self._window or TRIAL_TOKENS, TRIAL_TOKENS) - TRIAL_DEPTH
+        room = self._length - TRIAL_DEPTH
         if room < 1:
             too_small = "the context window of the model is too small for the test"
             return None if executor.form == "path" else too_small
@@ -115,7 +122,25 @@ class Trial:
             return f"{type(error).__name__}: {error}"
         if expected.isnan().any():
             return "the logits are NaN"
-        return _difference(logits, expected, self._tolerance(room + TRIAL_DEPTH))
+        return _difference(logits, expected, self._tolerance(min(self._length, TRIAL_TOKENS)))
+
+    def _crossed(self) -> int:
+        """Return the sliding window that the test crosses, in tokens; 0 if there is none."""
+        decoder = self._decoder
+        embedded = decoder.model.get_input_embeddings().weight.numel()
+        weights = max(0, sum(each.numel() for each in decoder.model.parameters()) - embedded)
+        most = MAX_CROSSING_ON_CPU if decoder.device.type == "cpu" else MAX_CROSSING
+        longest = min(self._window or sys.maxsize, decoder.rope_edge or sys.maxsize) - TRIAL_TOKENS
+        windows = sorted(window for window in sliding_windows(decoder.model) if window <= longest)
+        crossed = [window for window in windows if window * weights <= most]
+        for window in windows[len(crossed) :]:
+            logger.info(
+                "member %r: the test at load does not cross the model's sliding window of %d "
+                "tokens, which would take too long",
+                self._name,
+                window,
+            )
+        return max(crossed, default=0)
 
     @torch.inference_mode()
     def _tolerance(self, length: int) -> float:
@@ -127,7 +152,7 @@ class Trial:
             [(step * i + first) % self._decoder.vocabulary for i in range(length)]
             for step, first in ((7, 3), (5, 11))
         )
-        parts = torch.stack([self._decoder.plain(tokens[: end + 1]) for end in range(length)])
+        parts = torch.cat([self._decoder.plain(tokens[: end + 1]) for end in range(length)])
         noise = 0.0
         for rows in ([tokens], [tokens, other]):
             ids = torch.tensor(rows, device=self._decoder.device)
@@ -143,19 +168,17 @@ class Trial:
             The logits of the executor, and those of plain forward passes over the same sequences.
         """
         vocabulary = self._decoder.vocabulary
-        lengths = (room, max(1, room - 2))
+        lengths = (room, max(1, min(room, TRIAL_TOKENS - TRIAL_DEPTH) - 2))
         trees = [TokenTree([(7 * i + n) % vocabulary for i in range(n)]) for n in lengths]
         states = [RequestState(tree, executor.new_form(tree), None) for tree in trees]
-        actual, expected = [], []
+        actual: dict[tuple[int, ...], torch.Tensor] = {}
 
         def check(nodes: Sequence[Sequence[Node]]) -> None:
             executor.advance(states, nodes)
             for state, own in zip(states, nodes, strict=True):
                 for node in own:
                     logits, row = state.rows[node]
-                    actual.append(logits.values[row])
-                    tokens = [*state.tree.ids, *state.tree.tokens(node)]
-                    expected.append(self._decoder.plain(tokens))
+                    actual[(*state.tree.ids, *state.tree.tokens(node))] = logits.values[row]
 
         check([[tree.root] for tree in trees])
         forks = [
@@ -172,7 +195,28 @@ class Trial:
         check([[t.child(left, 5 % vocabulary)] for t, (left, _) in zip(trees, forks, strict=True)])
         self.row_bytes = states[0].form.row_bytes
         self.shares = device_shares(states[0].form.layers) or {self._decoder.device: 1.0}
-        return torch.stack(actual), torch.stack(expected)
+        expected = self._expected(sorted(actual, key=len, reverse=True))
+        return torch.stack([actual[each] for each in expected]), torch.stack([*expected.values()])
+
+    def _expected(
+        self, sequences: Sequence[tuple[int, ...]]
+    ) -> dict[tuple[int, ...], torch.Tensor]:
+        """Return the logits after sequences, from plain passes over those that none continues.
+
+        Only the first long sequence has a pass, because each pass over it takes long.
+
+        Args:
+            sequences: the sequences, the longest first.
+        """
+        expected: dict[tuple[int, ...], torch.Tensor] = {}
+        for whole in sequences:
+            if whole in expected or (expected and len(whole) > TRIAL_TOKENS):
+                continue
+            parts = [part for part in sequences if whole[: len(part)] == part]
+            first = len(parts[-1])
+            logits = self._decoder.plain(whole, len(whole) - first + 1)
+            expected.update({part: logits[len(part) - first] for part in parts})
+        return expected
 
 
 def _difference(logits: torch.Tensor, expected: torch.Tensor, tolerance: float) -> str | None:

@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import torch
 
+from adafuse_llm.adjustment import NOTHING
 from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.backends.gguf.header import CACHE_TYPES, read_facts
 from adafuse_llm.backends.llamacpp.batch import Batch, LlamaState
@@ -103,6 +104,8 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
         InvalidOptionError: an option is not valid.
         MissingDependencyError: llama-cpp-python is not installed.
     """
+
+    own_adjustment = NOTHING
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from adafuse_llm.backends.logits.adjust import adjusted
 from adafuse_llm.backends.logits.likeliest import likeliest
 from adafuse_llm.backends.logits.readout import masked
 from adafuse_llm.backends.logits.rows import RequestLogits
@@ -185,4 +186,5 @@ def shared_spellings(vocabulary: Mapping[str, int], size: int) -> dict[str, int]
 def _logits(tree: TokenTree, node: Node) -> torch.Tensor:
     """Return the logits after an evaluated node, [v]."""
     assert isinstance(tree.state, RequestLogits), "the node is not evaluated"
-    return tree.state.logits(node)
+    row = tree.state.logits(node)[None]
+    return adjusted(row, row[:, :1], [tree.changes(node)])[0][0]

@@ -41,19 +41,22 @@ def drawn(logits: torch.Tensor, draws: Sequence[Draw | None], codes: torch.Tenso
     """
     codes = codes.to(logits.device)
     tokens = torch.full((len(draws), 1), -1, device=logits.device)
-    groups: dict[tuple[float, float, int | None], dict[int, int]] = defaultdict(dict)
+    groups: dict[tuple[float, float, int | None, float], dict[int, int]] = defaultdict(dict)
     for row, draw in enumerate(draws):
         if draw is not None:
-            groups[draw.temperature, draw.top_p, draw.top_k][row] = draw.key
-    for (temperature, top_p, top_k), keys in groups.items():
+            groups[draw.temperature, draw.top_p, draw.top_k, draw.min_p][row] = draw.key
+    for (temperature, top_p, top_k, min_p), keys in groups.items():
         rows = to_device(torch.tensor(list(keys)), logits.device)
         chosen = logits.index_select(0, rows).double()
         scaled = chosen.sub_(chosen.amax(-1, keepdim=True)).div_(temperature)
         hashes = to_device(signed(list(keys.values()))[:, None], logits.device)
+        lowest = math.log(min_p) if min_p else -math.inf
         if top_k is None and top_p == 1:
+            scaled.masked_fill_(scaled < lowest, -math.inf)
             tokens[rows] = _noise(hashes ^ codes).add_(scaled).argmax(-1, keepdim=True)
         else:
             likely, ids = _likely(scaled, top_p, top_k)
+            likely.masked_fill_(likely < lowest, -math.inf)
             place = _noise(hashes ^ codes[ids]).add_(likely).argmax(-1, keepdim=True)
             tokens[rows] = ids.gather(-1, place)
     return tokens

@@ -15,12 +15,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from adafuse_llm.adjustment import Changes
 from adafuse_llm.backends.base import NodeQuery, NodeResult
+from adafuse_llm.backends.logits.adjust import adjusted
 from adafuse_llm.backends.logits.draw import drawn
 from adafuse_llm.backends.logits.likeliest import likeliest
 from adafuse_llm.backends.logits.rows import Logits, RequestLogits, gather, to_device
 from adafuse_llm.sampling import Draw
-from adafuse_llm.tree import Next
+from adafuse_llm.tree import Next, Node
 
 
 def read(
@@ -45,10 +47,19 @@ def read(
     parents = [
         state.rows[node.parent] for query, state in pairs for node in query.score if node.parent
     ]
+    changes = _changes(queries)
     allowed = [node.allowed for query in queries for node in query.evaluate]
     draws = [node.draw for query in queries for node in query.evaluate]
     all_summaries, all_logprobs = _summarize(
-        evaluated, allowed, draws, parents, scored, top=top, end_ids=end_ids, codes=codes
+        evaluated,
+        allowed,
+        draws,
+        parents,
+        scored,
+        changes=changes,
+        top=top,
+        end_ids=end_ids,
+        codes=codes,
     )
     summaries, logprobs = iter(all_summaries), iter(all_logprobs)
     results = []
@@ -59,6 +70,17 @@ def read(
         own = tuple(islice(logprobs, len(query.score)))
         results.append(NodeResult(nexts, own, *state.costs()))
     return results
+
+
+def _changes(queries: Sequence[NodeQuery]) -> list[Changes | None]:
+    """Return the changes of the evaluated rows, and then of the parents' rows."""
+    known: dict[Node, Changes | None] = {}
+    wanted = [(query.tree, node) for query in queries for node in query.evaluate]
+    wanted += ((q.tree, node.parent) for q in queries for node in q.score if node.parent)
+    for tree, node in wanted:
+        if node not in known:
+            known[node] = tree.changes(node)
+    return [known[node] for _, node in wanted]
 
 
 def _shortened(summary: Next, top: int) -> Next:
@@ -75,6 +97,7 @@ def _summarize(
     parents: Sequence[tuple[Logits, int]],
     tokens: Sequence[int],
     *,
+    changes: Sequence[Changes | None],
     top: int,
     end_ids: torch.Tensor,
     codes: torch.Tensor,
@@ -84,11 +107,12 @@ def _summarize(
 
     A summary lists only tokens that the row's mask in `allowed` permits, in the format of
     ``Node.allowed``, and has the token that the row's draw in `draws` draws. The log-probability of
-    a token comes from the row of its parent in `parents`.
+    a token comes from the row of its parent in `parents`. The rows change first, as `changes` says:
+    those of `evaluated`, and then those of `parents`.
     """
     parts = []
     if evaluated:
-        logits, total = gather(evaluated)
+        logits, total = adjusted(*gather(evaluated), changes[: len(evaluated)])
         mass = total
         ends = logits.index_select(-1, end_ids.to(logits.device))  # [n, end ids]
         ends = ends.logsumexp(-1, keepdim=True)  # -inf if there are no end ids
@@ -104,7 +128,7 @@ def _summarize(
         # float32 represents ids up to 2^24 exactly
         parts.append(table.flatten())
     if parents:
-        logits, total = gather(parents)
+        logits, total = adjusted(*gather(parents), changes[len(evaluated) :])
         chosen = logits.gather(-1, to_device(torch.tensor(tokens), logits.device)[:, None])
         parts.append((chosen - total).flatten())
     if not parts:
@@ -119,6 +143,7 @@ def _summarize(
             draws,
             parents,
             tokens,
+            changes=changes,
             top=top,
             end_ids=end_ids,
             codes=codes,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol, TypeVar
 
+from adafuse_llm.adjustment import Adjustment
 from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.backends.remote.protocol import (
     Channel,
@@ -19,6 +20,7 @@ from adafuse_llm.backends.remote.protocol import (
     HostDied,
     Message,
     decoded_result,
+    encoded_adjustment,
     encoded_draw,
     value_of,
 )
@@ -179,7 +181,10 @@ class _Mirror:
             (self._numbers[node], node.allowed, encoded_draw(node.draw)) for node in query.evaluate
         ]
         score = [self._numbers[node] for node in query.score]
-        return Delta(self.number, base, alive, committed, new, evaluate, score, query.top)
+        adjustment = None if base is None else encoded_adjustment(query.tree)
+        return Delta(
+            self.number, base, adjustment, alive, committed, new, evaluate, score, query.top
+        )
 
     def _follow(self, tree: TokenTree) -> tuple[list[int] | None, list[int]]:
         """Return the numbers that are alive, as `Delta.alive`, and the committed tokens."""
@@ -482,6 +487,14 @@ def _prepare_draws(session: _Session) -> None:
         session.draws = True
 
 
+class _Adjusts(RemoteBackend):
+    """A member that satisfies `AdjustsTokens`."""
+
+    @property
+    def own_adjustment(self) -> Adjustment:
+        return self._facts.own_adjustment
+
+
 class _Anchored(RemoteBackend):
     """A member that satisfies `SupportsAnchors`."""
 
@@ -546,6 +559,7 @@ PARTS: Final[Mapping[str, type[RemoteBackend]]] = {
     "RestrictsTokens": _Restricts,
     "FollowsGrammars": _FollowsGrammars,
     "DrawsTokens": _Draws,
+    "AdjustsTokens": _Adjusts,
     "SupportsAnchors": _Anchored,
     "clear_prefix_cache": _CachesPrefixes,
 }

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from adafuse_llm.adjustment import NOTHING
 from adafuse_llm.backends import base
 from adafuse_llm.backends.base import (
+    AdjustsTokens,
     Backend,
     DrawsTokens,
     LimitsCache,
@@ -24,6 +26,7 @@ from adafuse_llm.backends.remote.protocol import (
     Delta,
     Facts,
     Message,
+    adjusted_tree,
     decoded_draw,
     encoded_error,
     encoded_result,
@@ -39,6 +42,7 @@ PROTOCOLS = (
     "RestrictsTokens",
     "FollowsGrammars",
     "DrawsTokens",
+    "AdjustsTokens",
     "SupportsAnchors",
 )
 METHODS = ("clear_prefix_cache",)
@@ -119,7 +123,8 @@ class Host:
     def _apply(self, delta: Delta) -> NodeQuery:
         """Apply a delta to the tree of its request, and return its query."""
         if delta.base is not None:
-            self._requests[delta.request] = _HostedRequest(delta.base)
+            tree = adjusted_tree(delta.base, delta.adjustment)
+            self._requests[delta.request] = _HostedRequest(tree)
         request = self._requests[delta.request]
         request.follow(delta)
         return request.query(delta)
@@ -170,12 +175,12 @@ class _HostedRequest:
     """The tree of a request, and its nodes by number.
 
     Args:
-        base: the committed tokens.
+        tree: the tree of the committed tokens.
     """
 
-    def __init__(self, base: Sequence[int]) -> None:
-        self.tree = TokenTree(base)
-        self.nodes: dict[int, Node] = {0: self.tree.root}
+    def __init__(self, tree: TokenTree) -> None:
+        self.tree = tree
+        self.nodes: dict[int, Node] = {0: tree.root}
         self._next = 1
 
     def follow(self, delta: Delta) -> None:
@@ -236,4 +241,5 @@ def facts_of(backend: Backend) -> Facts:
             *(name for name in PROTOCOLS if isinstance(backend, getattr(base, name))),
             *(name for name in METHODS if hasattr(backend, name)),
         ),
+        own_adjustment=backend.own_adjustment if isinstance(backend, AdjustsTokens) else NOTHING,
     )

@@ -25,14 +25,15 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from adafuse_llm import errors
+from adafuse_llm.adjustment import NOTHING, Adjustment
 from adafuse_llm.backends.base import NodeResult
 from adafuse_llm.errors import AdaFuseError, LoadError, MemberError, as_member_error
 from adafuse_llm.sampling import Draw
-from adafuse_llm.tree import Next
+from adafuse_llm.tree import Next, TokenTree
 
 Message = tuple[Any, ...]
 
@@ -121,6 +122,7 @@ class Delta(NamedTuple):
     Attributes:
         request: number of the request. Each request that is opened has a number of its own.
         base: committed tokens of a request that the host does not know yet; None otherwise.
+        adjustment: the number of prompt tokens and the adjustment of such a request, or None.
         alive: numbers of the nodes that were not pruned; None if all nodes are alive.
         committed: tokens that were committed.
         new: parent's number and token of each new node.
@@ -131,6 +133,7 @@ class Delta(NamedTuple):
 
     request: int
     base: Sequence[int] | None
+    adjustment: Sequence[Any] | None
     alive: Sequence[int] | None
     committed: Sequence[int]
     new: Sequence[tuple[int, int]]
@@ -152,6 +155,7 @@ class Facts:
         cache_limit: as in `LimitsCache`; None if the cache has no fixed size.
         abilities: names of the optional protocols that the member satisfies, and of optional
             methods.
+        own_adjustment: as in `AdjustsTokens`.
     """
 
     end_ids: tuple[int, ...]
@@ -161,6 +165,7 @@ class Facts:
     token_bytes: int | None
     cache_limit: int | None
     abilities: tuple[str, ...]
+    own_adjustment: Adjustment = NOTHING
 
     def has_model_of(self, other: Facts) -> bool:
         """Return whether the facts are those of the same model.
@@ -181,17 +186,39 @@ class Facts:
     def decoded(cls, values: dict[str, Any]) -> Facts:
         """Return the facts that `encoded` returned as plain values."""
         lists = {name: tuple(values[name]) for name in ("end_ids", "abilities")}
-        return cls(**{**values, **lists})
+        own = Adjustment(**{name: _tuples(each) for name, each in values["own_adjustment"].items()})
+        return cls(**{**values, **lists, "own_adjustment": own})
 
 
 def encoded_draw(draw: Draw | None) -> Sequence[Any] | None:
     """Return a draw as plain values."""
-    return None if draw is None else (draw.key, draw.temperature, draw.top_p, draw.top_k)
+    return None if draw is None else astuple(draw)
 
 
 def decoded_draw(values: Sequence[Any] | None) -> Draw | None:
     """Return the draw that `encoded_draw` returned as plain values."""
     return None if values is None else Draw(*values)
+
+
+def encoded_adjustment(tree: TokenTree) -> Sequence[Any] | None:
+    """Return the adjustment of a tree as plain values."""
+    if tree.adjustment is None:
+        return None
+    return tree.prompt_tokens, *astuple(tree.adjustment)
+
+
+def adjusted_tree(base: Sequence[int], values: Sequence[Any] | None) -> TokenTree:
+    """Return the tree of committed tokens and what `encoded_adjustment` returned."""
+    tree = TokenTree(base)
+    if values is not None:
+        tree.prompt_tokens, *rest = values
+        tree.adjustment = Adjustment(*_tuples(rest))
+    return tree
+
+
+def _tuples(value: Any) -> Any:
+    """Return a value with tuples in place of lists."""
+    return tuple(map(_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
 def encoded_result(result: NodeResult) -> tuple[Any, ...]:

@@ -50,6 +50,9 @@ some chat templates show again, and copies of tool calls."""
 ERRORS_KEY = "adafuse_call_errors"
 """Key in the ``additional_kwargs`` of chunks, with the errors of malformed calls by id."""
 
+WARNINGS_KEY = "adafuse_warnings"
+"""Key in the ``response_metadata``, with what is wrong with the calls of a reply."""
+
 ToolLike = dict[str, Any] | type | Callable[..., Any] | BaseTool
 
 
@@ -194,12 +197,12 @@ class Reply:
     """A converter from stream events to chunks with text, reasoning and tool calls.
 
     Args:
-        tools: whether to recognize tool calls.
+        tools: the tools that the reply can call.
         parallel: whether to keep all calls of a reply; otherwise, only the first one.
     """
 
-    def __init__(self, *, tools: bool, parallel: bool = True) -> None:
-        self._reader = ReplyReader(tools=tools, parallel=parallel)
+    def __init__(self, tools: Sequence[Tool], *, parallel: bool = True) -> None:
+        self._reader = ReplyReader(tools, parallel=parallel)
         self._calls = 0
         self._has_valid_call = False
 
@@ -243,6 +246,8 @@ class Reply:
         if event.generation is not None:
             messages += [AIMessageChunk(content="")] if delta.calls else []
             metadata = dict(metadata or {})
+            if delta.warnings:
+                metadata[WARNINGS_KEY] = delta.warnings
             if self._has_valid_call and metadata.get("finish_reason") == "stop":
                 metadata["finish_reason"] = "tool_calls"
             messages[-1].response_metadata = metadata

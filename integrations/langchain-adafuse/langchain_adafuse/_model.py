@@ -44,7 +44,7 @@ from adafuse_llm import (
 from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
 from adafuse_llm.adapters.options import ALIASES, Unsupported, check_option_names
 from adafuse_llm.config import CONSTRAINTS, Options, explain
-from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.summary import RoundDetail
 from langchain_adafuse._calls import ONLY, Place, Response, Start, Step, Timing
 from langchain_adafuse._metadata import PROVIDER, metadata_of
@@ -84,6 +84,7 @@ class ModelFields(TypedDict, total=False):
     max_words: int | None
     branching_factor: int | None
     max_word_tokens: int | None
+    max_word_letters: int | None
     max_new_tokens: int | None
     stop: str | Sequence[str] | None
     weights: Mapping[str, float] | Sequence[float] | None
@@ -95,8 +96,15 @@ class ModelFields(TypedDict, total=False):
     temperature: float | None
     top_p: float | None
     top_k: int | None
+    min_p: float | None
     seed: int | None
     n: int | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    no_repeat_ngram_size: int | None
+    min_new_tokens: int | None
+    logit_bias: Mapping[str, float] | None
     logprobs: bool | None
     top_logprobs: int | None
     chat_template_kwargs: Mapping[str, Any] | None
@@ -168,6 +176,7 @@ class EnsembleModel(Serializable):
     max_words: int | None = None
     branching_factor: int | None = None
     max_word_tokens: int | None = None
+    max_word_letters: int | None = None
     max_new_tokens: int | None = None
     """Also accepted as `max_tokens` and `max_completion_tokens`."""
     stop: list[str] | str | None = None
@@ -182,11 +191,19 @@ class EnsembleModel(Serializable):
     """0 decodes deterministically. Above 0, the members draw their tokens."""
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
     seed: int | None = None
     """Determines what is drawn. ``response_metadata["seed"]`` has the seed of each response."""
     n: int | None = None
     """Number of responses to draw for each prompt. Above 1, it needs a `temperature` above 0, and
     responses cannot be streamed."""
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    min_new_tokens: int | None = None
+    logit_bias: dict[str, float] | None = None
+    """Numbers by text, such as ``{" Paris": -5}``, not by token id."""
     logprobs: bool | None = None
     """Whether ``response_metadata["logprobs"]`` has the log-probability of every token, in the form
     of OpenAI's API. The tokens are those of the member with the highest weight."""
@@ -214,7 +231,7 @@ class EnsembleModel(Serializable):
     """Whether to report each round as a child run. Use it for tracers that do not show custom
     events, such as LangSmith."""
     unsupported: Unsupported = "error"
-    """What to do with unsupported options of other providers, such as `presence_penalty`:
+    """What to do with unsupported options of other providers, such as `num_beams`:
     ``"error"`` to refuse them, or ``"warn"`` to drop them with one warning for each option. Unknown
     options are errors in both cases."""
 
@@ -227,7 +244,14 @@ class EnsembleModel(Serializable):
 
     else:
 
-        def __init__(self, **fields: Any) -> None:
+        def __init__(self, *given: Any, **fields: Any) -> None:
+            if given:
+                paths = list(given[0]) if isinstance(given[0], (list, tuple)) else [given[0]]
+                raise InvalidInputError(
+                    f"{type(self).__name__} takes keyword arguments only; got "
+                    f"{short_repr(given[0])}. To load models, pass members={short_repr(paths)}, "
+                    "with the folder, GGUF file or hub id of each"
+                )
             try:
                 super().__init__(**fields)
             except ValidationError as error:

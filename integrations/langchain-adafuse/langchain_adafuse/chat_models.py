@@ -73,7 +73,7 @@ class _Request(NamedTuple):
 
     def reply(self) -> Reply:
         """Return a new converter of replies."""
-        return Reply(tools=self.form.calls_tools, parallel=self.form.parallel)
+        return Reply(self.form.callable_tools, parallel=self.form.parallel)
 
     def message(self, response: Response) -> AIMessage:
         """Convert a whole response to a message."""
@@ -106,7 +106,9 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     The system message describes tools and schemas to the members. With the extra
     ``adafuse-llm[grammar]``, they also constrain decoding: the members call only tools that exist,
     with arguments that fit, and structured output fits its schema. Without the extra, the model
-    parses and checks each reply afterwards (see `enforce`).
+    parses and checks each reply afterwards (see `enforce`). A reply that consists of the JSON of
+    valid calls becomes calls. If a reply looks like a call and is none,
+    ``response_metadata["adafuse_warnings"]`` gives the reason.
 
     In assistant messages of other providers, members read the text. Other content blocks, such as
     images, are omitted, and one warning per model names their types.
@@ -555,16 +557,16 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
     def _resolve_model_profile(self) -> ModelProfile:
         """Return the model's capabilities.
 
-        The profile claims a forced tool choice and structured output if they can be enforced: the
-        extra ``adafuse-llm[grammar]`` is installed, and no loaded member prevents it. The context
+        The profile claims tool calls if a member has a chat template. It claims structured output,
+        and a forced tool choice, if they can be enforced: the extra ``adafuse-llm[grammar]`` is
+        installed, and no loaded member prevents it. The context
         window is the smallest of the active members, from their ``config.json``. If one of these
         files is not on this machine or has no window, the profile includes the window once the
         members are loaded.
         """
         self._has_own_profile = True
         ensemble = self._ensemble
-        enforces = self._can_enforce(ensemble.engine() if ensemble.is_loaded else None)
-        window = self._ensemble.context_window(self._names)
+        window = ensemble.context_window(self._names)
         profile = ModelProfile(
             text_inputs=True,
             text_outputs=True,
@@ -574,11 +576,9 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             video_inputs=False,
             pdf_inputs=False,
             reasoning_output=True,
-            tool_calling=True,
-            tool_choice=enforces,
             tool_call_streaming=True,
-            structured_output=enforces,
             temperature=True,
+            **self._abilities(ensemble.engine() if ensemble.is_loaded else None),
         )
         return profile if window is None else {**profile, "max_input_tokens": window}
 
@@ -590,18 +590,23 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
             if window is not None:
                 self.profile["max_input_tokens"] = window
         if self.profile is not None and self._has_own_profile:
-            enforces = self._can_enforce(engine)
-            self.profile["tool_choice"] = self.profile["structured_output"] = enforces
-        if plain := [
-            each.name
-            for each in engine.member_info
-            if each.name in names and not each.has_chat_template
-        ]:
+            self.profile.update(self._abilities(engine))
+        if self._ensemble.is_chat_model(names) is False:  # the engine warns of mixtures
             self._warn_once(
-                f"members without a chat template: {', '.join(plain)}. They read messages as plain "
+                f"members without a chat template: {', '.join(names)}. They read messages as plain "
                 "text, in which each message begins with 'User:' or 'Assistant:'"
             )
         return engine
+
+    def _abilities(self, engine: Engine | None) -> ModelProfile:
+        """Return the part of the profile that depends on the members."""
+        is_chat = self._ensemble.is_chat_model(self._names) is not False
+        enforces = self._can_enforce(engine)
+        return {
+            "tool_calling": is_chat,
+            "tool_choice": is_chat and enforces,
+            "structured_output": enforces,
+        }
 
     def _can_enforce(self, engine: Engine | None) -> bool:
         """Return whether the form of replies can be enforced.

@@ -29,7 +29,13 @@ def test_many_nodes_at_a_time_draw_what_each_draws_alone(
         logits[2, 5:] = -math.inf
         logits[3] = 0.0
         draws = [
-            Draw(sampling.text_hash(f"{number} {row}"), (0.1, 0.7, 1.0, 2.0)[row % 4], top_p, top_k)
+            Draw(
+                sampling.text_hash(f"{number} {row}"),
+                (0.1, 0.7, 1.0, 2.0)[row % 4],
+                top_p,
+                top_k,
+                (0.0, 0.0, 0.05, 0.9)[row // 2],
+            )
             for row in range(8)
         ]
         found = draw.drawn(logits, [*draws[:7], None], draw.signed(CODES))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import pickle
 import re
@@ -33,7 +34,8 @@ from adafuse_llm.config import CONSTRAINTS
 from adafuse_llm.text.grammar import is_available
 from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
 from tests.support.instruction_follower import answer
-from tests.support.scripted import save_scripted, scripted_engine
+from tests.support.models import CHATML
+from tests.support.scripted import save_scripted, scripted, scripted_engine
 
 BOTH = pytest.mark.parametrize("kind", [AdaFuseLLM, ChatAdaFuse])
 
@@ -130,6 +132,7 @@ def test_a_call_overrides_every_option(model):
         "max_words": 1,
         "branching_factor": 2,
         "max_word_tokens": 8,
+        "max_word_letters": 8,
         "max_tokens": 5,
         "weights": {"ink": 1, "quill": 2},
         "temperature": 0,
@@ -372,8 +375,9 @@ def test_options_that_are_wrong_have_one_kind_of_error_with_one_line(kind, oblig
         ({"temperature": "hot"}, "option 'temperature'"),
         ({"top_p": 2}, "option 'top_p'"),
         ({"n": 2}, "option 'n'.*nothing is drawn"),
-        ({"min_p": 0.1}, "option 'min_p' is not supported"),
-        ({"min_p": 0.1, "unsupported": "ignore"}, "option 'unsupported'"),
+        ({"min_p": 2}, "option 'min_p'"),
+        ({"num_beams": 2}, "option 'num_beams' is not supported: members"),
+        ({"num_beams": 2, "unsupported": "ignore"}, "option 'unsupported'"),
         ({"mni_p": 0.1, "unsupported": "warn"}, "unknown option 'mni_p'"),
         ({"round_detail": "some"}, "option 'round_detail'"),
         ({"trace_rounds": "perhaps"}, "option 'trace_rounds'"),
@@ -452,6 +456,34 @@ def test_c13_the_output_of_a_chat_model_has_its_name_and_its_tokens(obliging):
     alone = chat.generate(batch, model="quill").llm_output
     assert alone is not None
     assert alone["model_name"] == "quill"
+
+
+@pytest.mark.quick
+def test_r6_a_chat_model_calls_tools_if_a_member_has_a_chat_template():
+    for templates in itertools.product((CHATML, None), repeat=2):
+        members = [
+            scripted(lambda prompt: "Yes.", name=name, template=template)
+            for name, template in zip("ab", templates, strict=True)
+        ]
+        with AdaFuseEngine(members) as engine:
+            chat = ChatAdaFuse(engine=engine)
+            assert chat.profile is not None
+            assert chat.profile["tool_calling"] == any(templates)
+            assert chat.profile["tool_choice"] == (any(templates) and is_available())
+            assert chat.profile["structured_output"] == is_available()
+
+
+@BOTH
+@pytest.mark.parametrize("given", ["path/one", ["path/one"], ("path/one",)])
+def test_l3_members_without_a_keyword_get_the_keyword(kind, given):
+    with pytest.raises(InvalidInputError, match=re.escape("pass members=['path/one']")):
+        kind(given)
+
+
+@BOTH
+def test_l4_an_empty_input_is_named(kind, obliging):
+    with pytest.raises(InvalidInputError, match=r"(pass a text|pass a text to continue)"):
+        kind(engine=obliging).invoke("")
 
 
 @pytest.mark.quick

@@ -6,6 +6,7 @@ import re
 from typing import Any, TypedDict
 
 import pytest
+import pytest_socket
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import StrOutputParser
@@ -14,13 +15,18 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnablePassthrough
 from langgraph.graph import END, START, StateGraph
 
+from adafuse_llm import AdaFuseEngine
 from adafuse_llm.documents import INSTRUCTION, Retriever, read_documents
 from adafuse_llm.embedded import handbook_path, handbook_questions
+from adafuse_llm.serving import create_app
 from langchain_adafuse import ChatAdaFuse, get_round_callback
 from tests.support.paths import ROOT
+from tests.support.real_pages import put_embedded
+from tests.support.serving import served
 
 README = ROOT / "integrations" / "langchain-adafuse" / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+SERVER = "http://127.0.0.1:8000"
 ASKED = handbook_questions()[::8]
 
 
@@ -44,6 +50,12 @@ def embedded():
     chat = ChatAdaFuse.from_embedded(max_new_tokens=24)
     yield chat
     chat.unload()
+
+
+@pytest.fixture
+def in_folder_of_models(tmp_path, monkeypatch):
+    put_embedded(tmp_path)
+    monkeypatch.chdir(tmp_path)
 
 
 def numbered(documents: list[Document]) -> str:
@@ -113,7 +125,7 @@ def test_a_graph_answers_with_sources_and_rounds(retriever, embedded):
     assert {name for each in told for name in each["margins"]} == {"wren", "heron", "finch"}
 
 
-def test_the_readme_answers_with_sources_in_under_twenty_lines(capsys):
+def test_the_readme_answers_with_sources_in_under_twenty_lines(capsys, in_folder_of_models):
     (block,) = [each for each in BLOCKS if "handbook_path" in each]
     assert len(block.splitlines()) < 20
     names: dict[str, Any] = {}
@@ -126,7 +138,12 @@ def test_the_readme_answers_with_sources_in_under_twenty_lines(capsys):
 
 
 @pytest.mark.parametrize("block", [each for each in BLOCKS if "handbook_path" not in each])
-def test_other_blocks_of_the_readme_run(block, capsys):
-    exec(block, {})
+def test_other_blocks_of_the_readme_run(block, capsys, in_folder_of_models):
+    if SERVER in block:
+        pytest_socket.enable_socket()
+        with AdaFuseEngine.from_embedded() as engine, served(create_app(engine)) as address:
+            exec(block.replace(SERVER, address), {})
+    else:
+        exec(block, {})
     if "print" in block:
         assert capsys.readouterr().out.strip()

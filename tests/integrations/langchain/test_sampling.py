@@ -241,8 +241,8 @@ async def test_a_stream_tells_at_its_end_what_a_call_tells(engine):
 @BOTH
 def test_options_of_other_providers_are_dropped_with_one_warning_each(kind, engine, caplog):
     caplog.set_level(logging.WARNING)
-    neutral = {"presence_penalty": 0, "repetition_penalty": 1, "logit_bias": {}, "min_p": 0}
-    shared = kind(engine=engine, min_p=0.1, unsupported="warn")
+    neutral = {"presence_penalty": 0, "num_beams": 1, "logit_bias": {}, "tfs_z": 1}
+    shared = kind(engine=engine, tfs_z=0.1, unsupported="warn")
     logger = "langchain_adafuse.chat_models" if kind is ChatAdaFuse else "langchain_adafuse.llms"
 
     def warned():
@@ -251,17 +251,15 @@ def test_options_of_other_providers_are_dropped_with_one_warning_each(kind, engi
     assert len(warned()) == 1
     expected = text(kind(engine=engine, **neutral).invoke("Go", **neutral))
     for _ in range(2):
-        assert text(shared.invoke("Go", min_p=0.2, presence_penalty=1)) == expected
-        assert "".join(map(text, shared.stream("Go", frequency_penalty=1))) == expected
-    assert [message.split("'")[1] for message in warned()] == [
-        *("min_p", "presence_penalty", "frequency_penalty")
-    ]
-    with pytest.raises(InvalidOptionError, match="'min_p' is not supported"):
-        shared.invoke("Go", min_p=0.2, unsupported="error")
+        assert text(shared.invoke("Go", tfs_z=0.2, typical_p=0.3)) == expected
+        assert "".join(map(text, shared.stream("Go", num_beams=2))) == expected
+    assert [message.split("'")[1] for message in warned()] == [*("tfs_z", "typical_p", "num_beams")]
+    with pytest.raises(InvalidOptionError, match="'tfs_z' is not supported"):
+        shared.invoke("Go", tfs_z=0.2, unsupported="error")
     strict = kind(engine=engine)
-    with pytest.raises(InvalidOptionError, match="'min_p' is not supported"):
-        strict.invoke("Go", min_p=0.2)
-    assert text(strict.invoke("Go", min_p=0.2, unsupported="warn")) == expected
+    with pytest.raises(InvalidOptionError, match="'tfs_z' is not supported"):
+        strict.invoke("Go", tfs_z=0.2)
+    assert text(strict.invoke("Go", tfs_z=0.2, unsupported="warn")) == expected
     with pytest.raises(InvalidOptionError, match="Did you mean 'top_k'"):
         shared.invoke("Go", topk=3)
 

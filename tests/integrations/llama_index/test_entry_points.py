@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import inspect
 import io
 import itertools
 import re
@@ -191,7 +193,7 @@ async def test_predict_asks_what_complete_and_chat_ask():
             query_wrapper_prompt="<{query_str}>",
         )
         seen.clear()
-        direct = llm.chat if llm.metadata.is_chat_model else llm.complete
+        direct: Any = llm.chat if llm.metadata.is_chat_model else llm.complete
         direct([ChatMessage("Is it blue?")] if llm.metadata.is_chat_model else "Is it blue?")
         by_hand = set(seen)
         seen.clear()
@@ -451,6 +453,7 @@ def test_every_option_can_be_said_once_for_all_calls(engine):
         "max_words": 2,
         "branching_factor": 2,
         "max_word_tokens": 9,
+        "max_word_letters": 9,
         "max_new_tokens": 30,
         "stop": ("x",),
         "weights": {"ink": 1.0, "quill": 2.0},
@@ -512,3 +515,71 @@ async def test_a_reply_has_the_form_that_an_option_gives_it(engine, path, form):
     assert replaced.text == "hill"
     with pytest.raises(AdaFuseLLMError, match="only one of"):
         await ask(free, path, "Where?", regex="a", choices=["b"])
+
+
+# What is not a prompt and not a conversation ------------------------------------------------------
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", ["complete", "stream_complete", "acomplete", "astream_complete"])
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("", "the prompt is empty"),
+        (" ", "the prompt is empty"),
+        (None, "prompt must be text; got None"),
+        ([ChatMessage(content="Hi")], "For messages, call chat"),
+    ],
+)
+def test_l4_a_prompt_that_is_not_a_text_is_named(name, prompt, message):
+    with scripted_engine(lambda prompt: "Yes.") as engine:
+        call = getattr(AdaFuseLLM(engine=engine), name)
+        for keywords in ({}, {"formatted": True}):
+            with pytest.raises(AdaFuseLLMError, match=message):
+                run(call(prompt, **keywords))
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", ["chat", "stream_chat", "achat", "astream_chat"])
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([{"role": "user", "content": "Hi"}], "message 0 must be a ChatMessage; got {"),
+        ([ChatMessage(content="Hi"), "Hi"], "message 1 must be a ChatMessage; got 'Hi'"),
+        ("Hi", "messages must be a list of ChatMessage objects; got 'Hi'"),
+        (None, "messages must be a list of ChatMessage objects; got None"),
+        (ChatMessage(content="Hi"), "messages must be a list of ChatMessage objects"),
+        ([ChatMessage(content="")], "messages have no text"),
+    ],
+)
+def test_l4_messages_of_other_types_are_named(name, messages, message):
+    with scripted_engine(lambda prompt: "Yes.") as engine:
+        call = getattr(AdaFuseLLM(engine=engine), name)
+        with pytest.raises(AdaFuseLLMError, match=re.escape(message)):
+            run(call(messages))
+
+
+def run(given: Any) -> Any:
+    """Return what a call returns, or await it."""
+
+    async def result() -> Any:
+        return await given
+
+    return asyncio.run(result()) if inspect.isawaitable(given) else given
+
+
+@pytest.mark.quick
+def test_l7_the_repr_of_a_response_is_short():
+    text = " ".join(f"word{number}" for number in range(60))
+    with scripted_engine(lambda prompt: text, max_new_tokens=500) as engine:
+        llm = AdaFuseLLM(engine=engine)
+        response = llm.chat([ChatMessage(content="Go on")])
+        assert response.message.content == text
+        for shown in (repr(response.raw), str(response.raw)):
+            assert len(shown) < 200
+            assert "finish_reason='stop'" in shown
+            assert f"rounds=<{len(response.raw.rounds)}>" in shown
+        assert len(repr(response)) < 2 * len(text) + 400  # the delta repeats the text
+        assert len(response.raw.model_dump_json()) > 10_000
+        (last,) = list(llm.stream_chat([ChatMessage(content="Go on")]))[-1:]
+        assert len(repr(last.raw)) < 200

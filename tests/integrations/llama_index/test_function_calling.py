@@ -38,6 +38,7 @@ from llama_index.llms.adafuse.raw import AdaFuseRaw
 
 from adafuse_llm import AdaFuseEngine, GrammarError, InvalidInputError, MalformedReplyError
 from adafuse_llm.strategies import BeamSearch
+from adafuse_llm.text.chat import Tool
 from tests.support.instruction_follower import call as written_call
 from tests.support.llama_calls import recorded
 from tests.support.scripted import scripted, scripted_engine
@@ -391,7 +392,7 @@ REPLIES = {
     "calls": (f"{SUM}\n{HELLO}", "", "", ["add", "greet"]),
     "all": (f"<think>Hm.</think>\nSee:\n{SUM}\n", "See:\n", "Hm.", ["add"]),
     "malformed": (f"See:\n<tool_call>\nadd!\n</tool_call>\n{SUM}",
-                  "See:\n<tool_call>\nadd!\n</tool_call>\n", "", ["add"]),
+                  "See:\n<tool_call>\nadd!\n</tool_call>", "", ["add"]),
     "unfinished": ("<tool_call>\n{", "<tool_call>\n{", "", []),
     "nothing": ("", "", "", []),
 }  # fmt: skip
@@ -401,7 +402,7 @@ REPLIES = {
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_a_reply_is_the_same_however_it_is_cut(name, size):
     text, content, thinking, calls = REPLIES[name]
-    reply = Reply(parallel=True)
+    reply = Reply([Tool("add", "", {}), Tool("greet", "", {})])
     pieces = [text[start : start + size] for start in range(0, len(text), size)]
     responses = [reply.take(chunk(piece)) for piece in pieces]
     responses.append(reply.take(chunk("", last=True)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import gc
+import itertools
 import pickle
 import threading
 import time
@@ -237,8 +238,25 @@ def test_metadata_is_true():
         scripted(lambda p: "Yes.", name="b", template=None),
     ]
     with AdaFuseEngine(mixed) as engine:
-        assert not AdaFuseLLM(engine=engine).metadata.is_chat_model
+        assert AdaFuseLLM(engine=engine).metadata.is_chat_model
         assert AdaFuseLLM(engine=engine, use=["a"]).metadata.is_chat_model
+        assert not AdaFuseLLM(engine=engine, use=["b"]).metadata.is_chat_model
+
+
+@pytest.mark.quick
+def test_r6_a_model_that_calls_functions_is_a_chat_model():
+    pytest.importorskip("llguidance")
+    for templates in itertools.product((CHATML, None), repeat=2):
+        members = [
+            scripted(lambda p: "Yes.", name=name, template=template)
+            for name, template in zip("ab", templates, strict=True)
+        ]
+        with AdaFuseEngine(members) as engine:
+            metadata = AdaFuseLLM(engine=engine).metadata
+            is_chat = any(templates)
+            assert metadata.is_chat_model == metadata.is_function_calling_model == is_chat
+            assert AdaFuseLLM(engine=engine, enforce=False).metadata.is_chat_model == is_chat
+            assert not AdaFuseLLM(engine=engine, enforce=False).metadata.is_function_calling_model
 
 
 @pytest.mark.quick
@@ -292,7 +310,7 @@ def test_threads_share_one_llm():
         llm = AdaFuseLLM(engine=engine)
         asked = ["x " * n + "?" for n in range(1, 9)]
         alone = [llm.chat([ChatMessage(each)]).message.content for each in asked]
-        found: dict[int, str] = {}
+        found: dict[int, str | None] = {}
 
         def chat(number: int) -> None:
             *_, last = llm.stream_chat([ChatMessage(asked[number])])

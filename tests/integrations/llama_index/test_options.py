@@ -235,31 +235,31 @@ def test_replies_with_tools_have_log_probabilities():
 async def test_c15_an_option_of_another_provider_is_refused_or_dropped(engine, path, caplog):
     caplog.set_level(logging.WARNING)
     llm = create(engine=engine, max_new_tokens=3)
-    penalty: dict[str, Any] = {"presence_penalty": 0.5}
-    with pytest.raises(AdaFuseLLMError, match="'presence_penalty' is not supported") as caught:
+    penalty: dict[str, Any] = {"typical_p": 0.5}
+    with pytest.raises(AdaFuseLLMError, match="'typical_p' is not supported") as caught:
         await ask(llm, path, asked(path), **penalty)
     assert isinstance(caught.value.__cause__, InvalidOptionError)
-    neutral = await ask(llm, path, asked(path), presence_penalty=0, repetition_penalty=1, min_p=0)
+    neutral = await ask(llm, path, asked(path), typical_p=1, num_beams=1, min_length=0)
     assert not caplog.records
     for _ in range(2):
         said = await ask(llm, path, asked(path), unsupported="warn", **penalty)
         assert said.text == neutral.text
-    lenient = create(engine=engine, max_new_tokens=3, unsupported="warn", min_p=0.1, **penalty)
-    await ask(lenient, path, asked(path), presence_penalty=1)
+    lenient = create(engine=engine, max_new_tokens=3, unsupported="warn", tfs_z=0.1, **penalty)
+    await ask(lenient, path, asked(path), typical_p=0.1)
     warned = [record.getMessage() for record in caplog.records]
-    assert sum("'presence_penalty'" in message for message in warned) == 2  # one for each LLM
-    assert sum("'min_p'" in message for message in warned) == 1
+    assert sum("'typical_p'" in message for message in warned) == 2  # one for each LLM
+    assert sum("'tfs_z'" in message for message in warned) == 1
     assert len(warned) == 3
     for each in (llm, lenient):
-        with pytest.raises(AdaFuseLLMError, match="unknown option 'presense_penalty'"):
-            await ask(each, path, asked(path), unsupported="warn", presense_penalty=1)
-        with pytest.raises(AdaFuseLLMError, match="'presence_penalty' is not supported"):
+        with pytest.raises(AdaFuseLLMError, match="unknown option 'typicl_p'"):
+            await ask(each, path, asked(path), unsupported="warn", typicl_p=1)
+        with pytest.raises(AdaFuseLLMError, match="'typical_p' is not supported"):
             await ask(each, path, asked(path), unsupported="error", **penalty)
         with pytest.raises(AdaFuseLLMError, match="'unsupported' must be"):
             await ask(each, path, asked(path), unsupported="drop")
     with pytest.raises(InvalidOptionError, match="'unsupported' must be"):
         create(engine=engine, unsupported="drop")
-    with pytest.raises(InvalidOptionError, match="'presence_penalty' is not supported"):
+    with pytest.raises(InvalidOptionError, match="'typical_p' is not supported"):
         create(engine=engine, **penalty)
 
 
@@ -273,7 +273,7 @@ def test_c15_an_option_is_dropped_wherever_options_are_taken(caplog):
     caplog.set_level(logging.WARNING)
     with scripted_engine(lambda prompt: call) as engine:
         llm = create(engine=engine, enforce=False)
-        options: dict[str, Any] = {"presence_penalty": 1, "unsupported": "warn"}
+        options: dict[str, Any] = {"typical_p": 0.1, "unsupported": "warn"}
         tools = [FunctionTool.from_defaults(add)]
         assert llm.predict_and_call(tools, "1 + 2?", **options).response == "3"
         assert llm.choose("1 + 2?", ["3", "4"], **options).text in ("3", "4")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,38 +28,29 @@ from adafuse_llm import InvalidInputError, MalformedReplyError
 from adafuse_llm.adapters.reply import (
     CALL_CLOSES,
     CALL_OPENS,
+    CUT,
     InvalidToolCall,
-    Reasoning,
     ReplyParser,
+    ReplyReader,
     Text,
     ToolCall,
-    read_json,
 )
-from adafuse_llm.adapters.tool_grammar import tool_grammar
-from adafuse_llm.errors import nearest
+from adafuse_llm.adapters.reply_form import ReplyForm, to_tool_choice
 from adafuse_llm.text.chat import Tool
-from adafuse_llm.text.conversation import TOOL_CHOICES
 
 TOOL_KEYWORDS = ("tools", "tool_choice", "parallel_tool_calls")
 """Keywords of `AdaFuseLLM.chat` that concern tools."""
+
+WARNINGS_KEY = "adafuse_warnings"
+"""Key in the ``additional_kwargs`` of responses, with what is wrong with the calls of a reply."""
 
 REACT_KEYWORDS = ("react_chat_formatter", "output_parser", "tool_retriever", "memory")
 """Keywords of `AdaFuseLLM.predict_and_call` that concern a ReAct agent."""
 
 
 @dataclass(frozen=True)
-class Toolbox:
-    """The tools of a request.
-
-    Attributes:
-        tools: the tools.
-        choice: ``auto``, ``none``, ``required`` or the name of a tool.
-        parallel: whether a reply can have several calls.
-    """
-
-    tools: tuple[Tool, ...]
-    choice: str
-    parallel: bool
+class Toolbox(ReplyForm):
+    """The tools of a request, of which at least one can be called."""
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any]) -> Toolbox | None:
@@ -71,31 +61,25 @@ class Toolbox:
                 fit the tools.
         """
         tools = tuple(map(_tool, keywords.get("tools") or ()))
-        choice = tool_choice(keywords.get("tool_choice"), [tool.name for tool in tools])
+        choice = to_tool_choice(keywords.get("tool_choice"), [tool.name for tool in tools])
         if choice == "required" and not tools:
             raise InvalidInputError("tool_choice='required' needs at least one tool; got none")
-        if not tools or choice == "none":
-            return None
         parallel = keywords.get("parallel_tool_calls", True)
         if not isinstance(parallel, bool):
             raise InvalidInputError(f"parallel_tool_calls must be True or False; got {parallel!r}")
-        return cls(tools, choice, parallel)
+        box = cls(tools, choice, parallel)
+        return box if box.calls_tools else None
 
-    def grammar(self) -> dict[str, Any]:
-        """Return the option that enforces well-formed calls of these tools.
-
-        Raises:
-            GrammarError: the arguments of a tool cannot be enforced.
-            MissingDependencyError: llguidance is not installed.
-        """
-        return {"grammar": tool_grammar(self.tools, choice=self.choice, parallel=self.parallel)}
-
-    def problem(self, message: ChatMessage) -> str | None:
+    def problem(self, response: ChatResponse) -> str | None:
         """Return why a reply that was not enforced cannot be used; None if it can be."""
+        message = response.message
         parser = ReplyParser(tools=True)
         for part in (*parser.feed(message.content or ""), *parser.close()):
             if isinstance(part, InvalidToolCall):
                 return part.error
+        warnings = response.additional_kwargs.get(WARNINGS_KEY)
+        if warnings and getattr(response.raw, "finish_reason", None) in CUT:
+            return str(warnings[0])
         allowed = [tool.name for tool in self.tools]
         called = [block.tool_name for block in message.blocks if isinstance(block, ToolCallBlock)]
         if unknown := [name for name in called if name not in allowed]:
@@ -105,36 +89,6 @@ class Toolbox:
         if self.choice in allowed and called != [self.choice]:
             return f"it does not call the tool {self.choice} exactly once"
         return None
-
-
-def tool_choice(choice: Any, names: Sequence[str]) -> str:
-    """Return a tool choice as ``auto``, ``none``, ``required`` or the name of a tool.
-
-    Args:
-        choice: one of these; ``"any"`` for ``required``; None for ``auto``; or a dict of OpenAI,
-            such as ``{"type": "function", "function": {"name": ...}}``.
-        names: the names of the tools.
-
-    Raises:
-        InvalidInputError: `choice` has another value.
-    """
-    resolved = choice
-    if isinstance(choice, Mapping):
-        function = choice.get("function", choice)
-        resolved = function.get("name") if isinstance(function, Mapping) else None
-        resolved = resolved or choice.get("type")
-    if resolved is None and choice is None:
-        resolved = "auto"
-    if resolved == "any" and "any" not in names:
-        resolved = "required"
-    allowed = (*TOOL_CHOICES, *names)
-    if not isinstance(resolved, str) or resolved not in allowed:
-        raise InvalidInputError(
-            f"tool_choice must be {', '.join(TOOL_CHOICES)} or the name of a tool "
-            f"({', '.join(names) or 'no tools given'}); got {choice!r:.100}."
-            f"{nearest(str(resolved), allowed)}"
-        )
-    return resolved
 
 
 def to_openai_tool(tool: BaseTool) -> dict[str, Any]:
@@ -166,22 +120,20 @@ class Reply:
     """A converter from the chunks of a reply to chat responses with text, reasoning and tool calls.
 
     The text excludes reasoning and calls. A malformed call, which only a reply without enforcement
-    can have, stays in the text. Whitespace after reasoning and after calls is removed.
+    can have, stays in the text, unless a length limit cut it off. Whitespace after reasoning and
+    after calls is removed.
 
     Args:
-        tools: whether the reply can have calls.
+        tools: the tools that the reply can call.
         parallel: whether it can have several calls; otherwise only the first one counts.
     """
 
-    def __init__(self, *, tools: bool = True, parallel: bool = True) -> None:
-        self._tools = tools
-        self._parallel = parallel
-        self._parser: ReplyParser | None = None
+    def __init__(self, tools: Sequence[Tool] = (), *, parallel: bool = True) -> None:
+        self._reader = ReplyReader(tools, parallel=parallel)
         self._text = ""
         self._thinking = ""
         self._calls: list[ToolCallBlock] = []
         self._next_id = _call_id()
-        self._after_mark = False  # whether only whitespace has followed a call or reasoning
 
     def take(self, chunk: Chunk) -> ChatResponse:
         """Return the response after one more chunk.
@@ -189,34 +141,27 @@ class Reply:
         An unfinished call is the last of the calls as soon as its arguments have begun. Its
         ``tool_kwargs`` are then JSON text.
         """
-        last = chunk.raw.finish_reason is not None
-        if self._parser is None:
-            self._parser = ReplyParser(tools=self._tools, prefix=chunk.reply_prefix)
-        parts = self._parser.feed(chunk.delta)
-        if last:
-            parts += self._parser.close()
-        delta, thinking = "", ""
-        for part in parts:
-            if isinstance(part, Reasoning):
-                thinking += part.text
+        reason = chunk.raw.finish_reason
+        added = self._reader.add(chunk.delta, chunk.reply_prefix, reason)
+        delta = ""
+        for part in added.parts:
+            if isinstance(part, Text):
+                delta += part.text
             elif isinstance(part, ToolCall):
-                self._add_call(part)
-            else:
-                text = part.text if isinstance(part, Text) else _as_written(part)
-                text = text.lstrip() if self._after_mark else text
-                delta += text
-                self._after_mark = self._after_mark and not text
-                continue
-            self._after_mark = True
+                self._calls.append(_block(self._next_id, part.name, part.arguments))
+                self._next_id = _call_id()
+            elif isinstance(part, InvalidToolCall) and not (part.is_cut and reason in CUT):
+                delta += _as_written(part)
         self._text += delta
-        self._thinking += thinking
-        calls = [*self._calls, *([] if last else self._unfinished_call(self._parser))]
+        self._thinking += added.reasoning
+        calls = [*self._calls, *(self._unfinished_call() if reason is None else ())]
+        extras = {"thinking_delta": added.reasoning, WARNINGS_KEY: added.warnings}
         return ChatResponse(
             message=self._message(calls),
             delta=delta,
             raw=chunk.raw,
             logprobs=chunk.logprobs,
-            additional_kwargs={"thinking_delta": thinking} if thinking else {},
+            additional_kwargs={key: value for key, value in extras.items() if value},
         )
 
     def _message(self, calls: list[ToolCallBlock]) -> ChatMessage:
@@ -231,12 +176,6 @@ class Reply:
             role=MessageRole.ASSISTANT, blocks=[*blocks, *calls], additional_kwargs=extras
         )
 
-    def _add_call(self, call: ToolCall) -> None:
-        if self._calls and not self._parallel:
-            return
-        self._calls.append(_block(self._next_id, call.name, call.arguments))
-        self._next_id = _call_id()
-
     def take_completion(self, chunk: Chunk) -> CompletionResponse:
         """Return the completion after one more chunk. Its text excludes reasoning."""
         response = self.take(chunk)
@@ -248,20 +187,12 @@ class Reply:
             additional_kwargs=response.additional_kwargs,
         )
 
-    def _unfinished_call(self, parser: ReplyParser) -> list[ToolCallBlock]:
-        if self._calls and not self._parallel:
+    def _unfinished_call(self) -> list[ToolCallBlock]:
+        unfinished = self._reader.unfinished()
+        begun = unfinished.begun if unfinished else None
+        if begun is None:
             return []
-        parts = copy.copy(parser).close()
-        last = parts[-1] if parts else None
-        if not isinstance(last, InvalidToolCall):
-            return []
-        name, key, arguments = last.text.partition(', "arguments": ')
-        try:
-            name = read_json(name + "}")["name"]
-        except (ValueError, KeyError, TypeError):
-            return []
-        if not key or not isinstance(name, str) or not arguments.startswith("{"):
-            return []
+        name, arguments = begun
         try:
             complete, _ = json.JSONDecoder().raw_decode(arguments)
         except ValueError:
@@ -319,7 +250,7 @@ class CallAttempts:
 
     def take(self, response: ChatResponse) -> None:
         """Accept a response, or add it and what is wrong with it to the next request."""
-        problem = self._toolbox.problem(response.message) if self._toolbox else None
+        problem = self._toolbox.problem(response) if self._toolbox else None
         if problem is None:
             self.response = response
             return
@@ -343,7 +274,7 @@ def _call_id() -> str:
 
 
 def _as_written(call: InvalidToolCall) -> str:
-    closes = "" if "is not closed by" in call.error else CALL_CLOSES
+    closes = "" if call.is_cut else CALL_CLOSES
     return f"{CALL_OPENS}{call.text}{closes}"
 
 

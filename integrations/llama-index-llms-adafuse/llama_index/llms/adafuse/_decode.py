@@ -13,6 +13,7 @@ from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
+import llama_index_instrumentation.dispatcher as instrumentation
 from llama_index.core.base.llms.types import LogProb
 from llama_index.core.instrumentation.span import active_span_id
 from llama_index.llms.adafuse._logprobs import token_logprobs
@@ -24,7 +25,6 @@ from llama_index.llms.adafuse.events import (
 )
 from llama_index.llms.adafuse.raw import AdaFuseRaw
 from llama_index_instrumentation import get_dispatcher
-from llama_index_instrumentation.dispatcher import active_instrument_tags
 
 from adafuse_llm import AdaFuseConfig, Engine, Generation, Round, StreamEvent
 from adafuse_llm.summary import Summary, record
@@ -209,7 +209,7 @@ class Decode:
         self._context = copy_context()
         self._span = f"AdaFuse.decode-{uuid.uuid4()}"
         self._bound_args = inspect.signature(Engine.stream).bind(self._engine, **self._request)
-        parent, tags = active_span_id.get(), active_instrument_tags.get()
+        parent, tags = active_span_id.get(), _active_tags()
         dispatcher.span_enter(self._span, self._bound_args, self._engine, parent, tags)
         self._context.run(active_span_id.set, self._span)
         self._context.run(
@@ -245,6 +245,15 @@ class Decode:
             )
             self._context.run(dispatcher.event, end)
             self.end(generation=generation)
+
+
+def _active_tags() -> dict[str, Any]:
+    """Return the tags of the active span. Without LlamaIndex's internal variable, there are none.
+
+    Its public `instrument_tags` only sets tags.
+    """
+    variable = getattr(instrumentation, "active_instrument_tags", None)
+    return {} if variable is None else dict(variable.get())
 
 
 async def _without_index(

@@ -28,6 +28,10 @@ class Correction(ChatMessage):
     """A user message that requests the correction of a reply. The query wrapper leaves it alone."""
 
 
+class Instructions(ChatMessage):
+    """Instructions for the form of the reply, which end the members' system text."""
+
+
 def to_turns(messages: Sequence[ChatMessage]) -> list[Turn]:
     """Convert messages to turns with a role, text and tool calls.
 

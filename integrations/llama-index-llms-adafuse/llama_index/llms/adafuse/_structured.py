@@ -13,7 +13,7 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.bridge.pydantic import BaseModel, ValidationError
 from llama_index.core.program.utils import FlexibleModel, process_streaming_objects
-from llama_index.llms.adafuse._messages import Correction
+from llama_index.llms.adafuse._messages import Correction, Instructions
 
 from adafuse_llm import MalformedReplyError
 from adafuse_llm.adapters.structured import (
@@ -44,7 +44,11 @@ class Attempts(Generic[Model]):
 
     def __init__(self, output_cls: type[Model], messages: list[ChatMessage], retries: int) -> None:
         self._output_cls = output_cls
-        self._messages = _with_instructions(output_cls, messages)
+        instructions = schema_instructions(output_cls.model_json_schema())
+        self._messages: list[ChatMessage] = [
+            Instructions(role=MessageRole.SYSTEM, blocks=[TextBlock(text=instructions)]),
+            *messages,
+        ]
         self._attempts_left = retries + 1
         self._max_attempts = retries + 1
         self._last_error = ""
@@ -93,17 +97,6 @@ class Partial(Generic[Model]):
             return None
         self._previous = current
         return current  # type: ignore[no-any-return]
-
-
-def _with_instructions(
-    output_cls: type[BaseModel], messages: list[ChatMessage]
-) -> list[ChatMessage]:
-    """Append instructions for the format of the reply to the system message."""
-    instructions = schema_instructions(output_cls.model_json_schema())
-    if not messages or messages[0].role != "system":
-        return [ChatMessage(role="system", content=instructions), *messages]
-    blocks = [*messages[0].blocks, TextBlock(text=f"\n{instructions}")]
-    return [ChatMessage(role="system", blocks=blocks), *messages[1:]]
 
 
 def _summarize(error: Exception) -> str:

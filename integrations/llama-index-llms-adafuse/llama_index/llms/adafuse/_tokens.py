@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +12,14 @@ from llama_index.core.utilities.token_counting import TokenCounter
 
 from adafuse_llm import Engine
 
+logger = logging.getLogger(__name__)
+
 MESSAGE_TOKENS = 3
 """Tokens for the markers of a message, as in LlamaIndex's counts."""
+
+COUNTER = "_token_counter"
+"""Attribute of LlamaIndex's prompt helpers with their counter, which is not part of its public
+interface."""
 
 MAX_SEEN = 1000
 """Number of texts whose tokens are remembered."""
@@ -86,5 +93,11 @@ def make_prompt_helper(
     counted = tokenizer.by_member(given)
     reserved = max(len(ids) - len(counted[name]) for name, ids in encoded.items())
     helper = PromptHelper(window - reserved, num_output, tokenizer=tokenizer)
-    helper._token_counter = MemberTokenCounter(tokenizer)
+    if isinstance(getattr(helper, COUNTER, None), TokenCounter):
+        setattr(helper, COUNTER, MemberTokenCounter(tokenizer))
+    else:
+        logger.warning(
+            "this version of llama-index-core counts the tokens of messages with its global "
+            "tokenizer. Set Settings.tokenizer = llm.tokenizer"
+        )
     return helper

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from llama_index.core.agent.workflow import ReActAgent
-from llama_index.core.agent.workflow.agent_context import SimpleAgentContext
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.chat_engine.types import AgentChatResponse
 from llama_index.core.llms import LLM
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.tools import BaseTool, adapt_to_async_tool
 from llama_index.core.tools.calling import acall_tool_with_selection
+from llama_index.core.workflow import Context
 
 from adafuse_llm import MalformedReplyError
 
@@ -53,7 +53,7 @@ async def step_and_call(
             for tool in await retriever.aretrieve(str(messages[-1].content))
         ]
     for _ in range(retries + 1):
-        step = await agent.take_step(SimpleAgentContext(), messages, callable_tools, memory)
+        step = await agent.take_step(Context(agent), messages, callable_tools, memory)
         if not step.retry_messages:
             break
         messages = [*messages, *step.retry_messages]

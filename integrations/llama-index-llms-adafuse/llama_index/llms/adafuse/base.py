@@ -32,12 +32,12 @@ from llama_index.core.instrumentation.events.llm import (
     LLMStructuredPredictStartEvent,
 )
 from llama_index.core.llms import CustomLLM
-from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import default_completion_to_prompt
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from llama_index.core.tools.calling import acall_tool_with_selection, call_tool_with_selection
 from llama_index.core.types import PydanticProgramMode
+from llama_index.llms.adafuse._callbacks import chat_callback, completion_callback
 from llama_index.llms.adafuse._calls import (
     REACT_KEYWORDS,
     TOOL_KEYWORDS,
@@ -46,10 +46,9 @@ from llama_index.llms.adafuse._calls import (
     Toolbox,
     selections,
     to_openai_tool,
-    tool_choice,
 )
 from llama_index.llms.adafuse._decode import Chunk, Decode, aends_when_closed, ends_when_closed
-from llama_index.llms.adafuse._messages import add_prompts, to_turns
+from llama_index.llms.adafuse._messages import Instructions, add_prompts, to_turns
 from llama_index.llms.adafuse._react import describes_steps, with_observation
 from llama_index.llms.adafuse._structured import Attempts, Model, Partial
 from llama_index.llms.adafuse._tokens import LongestTokenizer, make_prompt_helper
@@ -160,10 +159,11 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
             follow a grammar, and the schema can be enforced; otherwise the prompt requests the
             form, and a warning gives the reason. True: an error instead of that warning. False:
             only the prompt requests the form. The LLM is a function-calling model in LlamaIndex's
-            sense (``metadata.is_function_calling_model``) only if calls can be enforced.
+            sense (``metadata.is_function_calling_model``) only if calls can be enforced, and a
+            member has a chat template.
         complete_as_chat: whether completions send the prompt as a user message, which each member
             formats with its own chat template. `complete` then returns what `chat` returns for one
-            user message. Default: true if every active member has a chat template and
+            user message. Default: true if an active member has a chat template and
             `completion_to_prompt` is not set. A call with ``formatted=True`` always continues the
             prompt as it is.
         react_stop: whether the reply to a ReAct agent ends where it would invent a tool's result,
@@ -211,7 +211,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
     )
     is_chat_model: bool | None = Field(
         default=None,
-        description="Whether LlamaIndex sends chats instead of completions. Default: whether every "
+        description="Whether LlamaIndex sends chats instead of completions. Default: whether an "
         "active member has a chat template.",
     )
     emit_events: bool = Field(
@@ -232,7 +232,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
     complete_as_chat: bool | None = Field(
         default=None,
         description="Whether completions go through the members' chat templates. Default: whether "
-        "every active member has one and completion_to_prompt is not set.",
+        "an active member has one and completion_to_prompt is not set.",
     )
     react_stop: bool = Field(
         default=True,
@@ -248,6 +248,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
     max_words: int | None = _option("max_words")
     branching_factor: int | None = _option("branching_factor")
     max_word_tokens: int | None = _option("max_word_tokens")
+    max_word_letters: int | None = _option("max_word_letters")
     max_new_tokens: int | None = _option("max_new_tokens")
     stop: tuple[str, ...] | None = _option("stop")
     weights: dict[str, float] | tuple[float, ...] | None = _option("weights")
@@ -259,8 +260,15 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
     temperature: float | None = _option("temperature")
     top_p: float | None = _option("top_p")
     top_k: int | None = _option("top_k")
+    min_p: float | None = _option("min_p")
     seed: int | None = _option("seed")
     n: int | None = _option("n")
+    repetition_penalty: float | None = _option("repetition_penalty")
+    presence_penalty: float | None = _option("presence_penalty")
+    frequency_penalty: float | None = _option("frequency_penalty")
+    no_repeat_ngram_size: int | None = _option("no_repeat_ngram_size")
+    min_new_tokens: int | None = _option("min_new_tokens")
+    logit_bias: dict[str, float] | None = _option("logit_bias")
     logprobs: bool | None = _option("logprobs")
     top_logprobs: int | None = _option("top_logprobs")
     chat_template_kwargs: dict[str, Any] | None = _option("chat_template_kwargs")
@@ -386,20 +394,23 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         They are read from the members' files. Reading them loads the members only if one of these
         files is not on this machine or does not tell.
 
-        ``is_function_calling_model`` is true if well-formed tool calls can be enforced. LlamaIndex
-        then uses function agents and programs that call functions.
+        ``is_chat_model`` is true if at least one active member has a chat template. The other
+        members then read messages as plain text. ``is_function_calling_model`` is true if the LLM
+        is a chat model, and well-formed tool calls can be enforced. LlamaIndex then uses function
+        agents and programs that call functions.
         """
         config = self._config(self._options({}))
         names = tuple(config.member_weights(self._ensemble.names))
+        is_chat = self.is_chat_model
+        if is_chat is None:
+            is_chat = bool(self._told(lambda ensemble: ensemble.is_chat_model(names)))
         return LLMMetadata(
             context_window=self.context_window
             or self._told(lambda ensemble: ensemble.context_window(names))
             or LLMMetadata().context_window,
             num_output=config.max_new_tokens,
-            is_chat_model=bool(self._told(lambda ensemble: ensemble.has_chat_templates(names)))
-            if self.is_chat_model is None
-            else self.is_chat_model,
-            is_function_calling_model=self._can_enforce_calls,
+            is_chat_model=is_chat,
+            is_function_calling_model=is_chat and self._can_enforce_calls,
             model_name=self._model_name,
         )
 
@@ -456,13 +467,13 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
     # The eight entry points -------------------------------------------------------------------
 
     @adapter_errors()
-    @llm_completion_callback()
+    @completion_callback
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         request = self._prompt(prompt, formatted, kwargs)
         return _completion(request)(self._decode(request).result())
 
     @ends_when_closed
-    @llm_completion_callback()
+    @completion_callback
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
@@ -471,7 +482,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         return (to_response(chunk) for chunk in self._decode(request).chunks())
 
     @aadapter_errors
-    @llm_completion_callback()
+    @completion_callback
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
@@ -480,7 +491,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         return _completion(request)(await self._decode(request).aresult())
 
     @aends_when_closed
-    @llm_completion_callback()
+    @completion_callback
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
@@ -491,7 +502,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         return (to_response(chunk) async for chunk in chunks)
 
     @adapter_errors()
-    @llm_chat_callback()
+    @chat_callback
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Return the reply to a conversation.
 
@@ -507,19 +518,19 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         return to_response(self._decode(request).result())
 
     @ends_when_closed
-    @llm_chat_callback()
+    @chat_callback
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         request, to_response = self._chat(messages, kwargs)
         return (to_response(chunk) for chunk in self._decode(request).chunks())
 
     @aadapter_errors
-    @llm_chat_callback()
+    @chat_callback
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         request, to_response = await self._achat(messages, kwargs)
         return to_response(await self._decode(request).aresult())
 
     @aends_when_closed
-    @llm_chat_callback()
+    @chat_callback
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
@@ -672,7 +683,9 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         Where `enforce` allows it, the members can write nothing but text and well-formed calls of
         these tools, with arguments that fit the tools' schemas. Otherwise, if a call is malformed
         or missing, the LLM requests another reply, up to `retries` times. The streaming forms
-        request no other reply. They leave a malformed call in the text.
+        request no other reply. They leave a malformed call in the text. If the whole text is JSON
+        of valid calls, it becomes calls. If a reply looks like a call and is none,
+        ``additional_kwargs["adafuse_warnings"]`` of the response gives the reason.
 
         Args:
             tools: tools that the members can call.
@@ -681,8 +694,8 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
             verbose: not used.
             allow_parallel_tool_calls: whether the reply can have several calls.
             tool_required: whether the reply must call a tool, if `tool_choice` is not given.
-            **kwargs: ``tool_choice`` (``"auto"``, ``"none"``, ``"required"``, ``"any"``, the name
-                of a tool, or a dict of OpenAI), and options of `AdaFuseConfig`.
+            **kwargs: ``tool_choice`` (``"auto"``, ``"none"`` or False; ``"required"``, ``"any"``
+                or True; the name of a tool, or a dict of OpenAI), and options of `AdaFuseConfig`.
 
         Raises:
             AdaFuseLLMError: a tool, the choice or an option cannot be used, or no reply has the
@@ -747,7 +760,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         return {
             "messages": _conversation(user_msg, chat_history),
             "tools": [to_openai_tool(tool) for tool in tools],
-            "tool_choice": tool_choice(choice, [tool.metadata.get_name() for tool in tools]),
+            "tool_choice": choice,
             "parallel_tool_calls": allow_parallel_tool_calls,
             **kwargs,
         }
@@ -974,6 +987,8 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
             if self.completion_to_prompt is not None:
                 prompt = self.completion_to_prompt(prompt)
             if self._completes_as_chat(options):
+                if not (prompt.strip() or self.system_prompt or self.query_wrapper_prompt):
+                    raise InvalidInputError("the prompt is empty, or has only spaces: pass a text")
                 message = ChatMessage(role=MessageRole.USER, content=prompt)
                 return self._messages([message], overrides)
             prompt = self._extend_prompt(prompt)
@@ -984,7 +999,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
             return self.complete_as_chat
         if self.completion_to_prompt not in (None, default_completion_to_prompt):
             return False
-        return bool(self._ensemble.has_chat_templates(self._active_members(options)))
+        return bool(self._ensemble.is_chat_model(self._active_members(options)))
 
     def _messages(
         self,
@@ -998,21 +1013,23 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         set `messages_to_prompt`, the request has one prompt for all members instead.
         """
         options = self._options(overrides)
-        described: dict[str, Any] = {}
+        instructions = [str(each.content) for each in messages if isinstance(each, Instructions)]
+        messages = [each for each in messages if not isinstance(each, Instructions)]
+        described: dict[str, Any] = {"instructions": "\n\n".join(instructions)}
         if toolbox is not None:
             if constraints := [name for name in CONSTRAINTS if overrides.get(name) is not None]:
                 raise InvalidOptionError(
                     f"{constraints[0]} cannot be combined with tools, because both determine the "
                     "form of the reply; pass tool_choice='none', or omit one of them"
                 )
-            options = self._enforce(options, toolbox.grammar)
-            described = {"tools": toolbox.tools, "tool_choice": toolbox.choice}
+            options = self._enforce(options, toolbox.constraint)
+            described |= {"tools": toolbox.tools, "tool_choice": toolbox.choice}
         with_prompts = add_prompts(messages, self.system_prompt, self.query_wrapper_prompt)
         if self.react_stop and toolbox is None and describes_steps(with_prompts):
             options["stop"] = with_observation(self._config(options).stop)
         if self.messages_to_prompt in (None, generic_messages_to_prompt):
             return {"messages": to_conversation(to_turns(with_prompts), **described), **options}
-        if toolbox is not None:
+        if any(described.values()):
             plain = to_messages(to_turns(with_prompts), **described)
             with_prompts = [ChatMessage(role=m["role"], content=m["content"]) for m in plain]
         return {"prompt": self.messages_to_prompt(with_prompts), **options}
@@ -1025,8 +1042,8 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         overrides = {key: value for key, value in keywords.items() if key not in TOOL_KEYWORDS}
         request = self._messages(messages, overrides, toolbox)
         if toolbox is None:
-            return request, Reply(tools=False).take
-        return request, Reply(parallel=toolbox.parallel).take
+            return request, Reply().take
+        return request, Reply(toolbox.tools, parallel=toolbox.parallel).take
 
     async def _achat(
         self, messages: Sequence[ChatMessage], keywords: Mapping[str, Any]
@@ -1128,7 +1145,7 @@ def _completion(request: Mapping[str, Any]) -> Callable[[Chunk], CompletionRespo
 
     The response to a message excludes reasoning. The continuation of a prompt is unchanged.
     """
-    return Reply(tools=False).take_completion if "messages" in request else _completion_response
+    return Reply().take_completion if "messages" in request else _completion_response
 
 
 def _merged(*options: Mapping[str, Any]) -> dict[str, Any]:

@@ -58,6 +58,17 @@ class AdaFuseRaw(BaseModel):
     seed: int | None = None
     alternatives: tuple[Generation, ...] = ()
 
+    def __repr__(self) -> str:
+        """Return a summary, because the rounds of a response can have megabytes."""
+        tokens = "None" if self.usage is None else str(self.usage.total_tokens)
+        return (
+            f"{type(self).__name__}(finish_reason={self.finish_reason!r}, rounds=<"
+            f"{len(self.rounds)}>, tokens={tokens}, seed={self.seed}, "
+            f"alternatives=<{len(self.alternatives)}>)"
+        )
+
+    __str__ = __repr__
+
     @classmethod
     def of_chunk(cls, event: StreamEvent) -> AdaFuseRaw:
         rounds = () if event.round is None else (event.round,)

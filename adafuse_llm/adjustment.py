@@ -1,0 +1,152 @@
+"""How a request changes a member's next-token distribution before anything reads it.
+
+The meaning and the order of the changes are those of transformers' ``generate``. The presence
+penalty and the frequency penalty are those of OpenAI and vLLM.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+FORBIDDEN = 10_000.0
+"""What a forbidden token loses, in nats. Its probability is then exactly 0 in every float format.
+Unlike minus infinity, this value keeps forbidden tokens in order, so a member can still go on where
+a grammar or another member leaves only such tokens."""
+
+Sequences = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The changes of one distribution, in this order.
+
+    Attributes:
+        added: number to add to the logit of a token, by token id.
+        penalized: tokens whose logit is divided by the repetition penalty if it is positive, and
+            multiplied by it otherwise.
+        penalty: the repetition penalty.
+        taken: number to take from the logit of a token, by token id.
+    """
+
+    added: Mapping[int, float]
+    penalized: Collection[int]
+    penalty: float
+    taken: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustment:
+    """The changes of a member's distributions in one request, or those its checkpoint asks for.
+
+    The default values change nothing. Sequences are token ids; their last token is changed where
+    the tokens before it are those that were written.
+
+    Attributes:
+        repetition_penalty: divides positive logits of tokens of the prompt and the response, and
+            multiplies negative ones.
+        no_repeat_ngram_size: number of tokens of sequences that cannot occur twice in prompt and
+            response; 0 for no limit.
+        min_new_tokens: number of tokens of the response before which `end_ids` are forbidden.
+        presence_penalty: number that every token of the response loses.
+        frequency_penalty: number that a token loses for each time it is in the response.
+        biases: sequences, each with the number that its last token gains.
+        bad_words: forbidden sequences.
+        suppressed: forbidden tokens.
+        suppressed_first: tokens with which the response cannot begin.
+        end_ids: tokens that end a response.
+    """
+
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    min_new_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    biases: tuple[tuple[tuple[int, ...], float], ...] = ()
+    bad_words: Sequences = ()
+    suppressed: tuple[int, ...] = ()
+    suppressed_first: tuple[int, ...] = ()
+    end_ids: tuple[int, ...] = ()
+
+    def changes(self, ids: Sequence[int], prompt: int) -> Changes:
+        """Return the changes of the distribution after some tokens.
+
+        Args:
+            ids: the tokens of prompt and response.
+            prompt: number of tokens of the prompt.
+        """
+        added: dict[int, float] = {}
+        for sequence, bias in self.biases:
+            if _follows(sequence, ids):
+                added[sequence[-1]] = added.get(sequence[-1], 0.0) + bias
+        penalized = set(ids) if self.repetition_penalty != 1 else ()
+        taken: dict[int, float] = {}
+        if self.presence_penalty or self.frequency_penalty:
+            for token, count in Counter(ids[prompt:]).items():
+                taken[token] = self.presence_penalty + count * self.frequency_penalty
+        for token in set(self._forbidden(ids, len(ids) - prompt)):
+            taken[token] = taken.get(token, 0.0) + FORBIDDEN
+        return Changes(added, penalized, self.repetition_penalty, taken)
+
+    def _forbidden(self, ids: Sequence[int], new: int) -> Iterator[int]:
+        """Yield the tokens that cannot follow `ids`, of which `new` are those of the response."""
+        yield from self.suppressed
+        if new == 0:
+            yield from self.suppressed_first
+        if new < self.min_new_tokens:
+            yield from self.end_ids
+        for sequence in self.bad_words:
+            if _follows(sequence, ids):
+                yield sequence[-1]
+        if self.no_repeat_ngram_size:
+            yield from _repeated(ids, self.no_repeat_ngram_size)
+
+
+NOTHING = Adjustment()
+"""The adjustment that changes nothing."""
+
+
+def changed(logits: Mapping[int, float], changes: Changes) -> dict[int, float]:
+    """Return the log-probabilities of a changed distribution, by token id.
+
+    Backends with arrays compute the same numbers for all tokens at a time.
+
+    Args:
+        logits: the logits by token id.
+        changes: the changes.
+    """
+    values = {}
+    for token, logit in logits.items():
+        value = logit + changes.added.get(token, 0.0)
+        if token in changes.penalized:
+            value = value * changes.penalty if value < 0 else value / changes.penalty
+        values[token] = value - changes.taken.get(token, 0.0)
+    highest = max(values.values(), default=-math.inf)
+    if highest == -math.inf:
+        return values
+    total = highest + math.log(math.fsum(math.exp(value - highest) for value in values.values()))
+    return {token: value - total for token, value in values.items()}
+
+
+def _follows(sequence: Sequence[int], ids: Sequence[int]) -> bool:
+    """Return whether `ids` end with all tokens of `sequence` but the last."""
+    before = len(sequence) - 1
+    return not before or tuple(ids[-before:]) == tuple(sequence[:-1])
+
+
+def _repeated(ids: Sequence[int], size: int) -> Iterator[int]:
+    """Yield the tokens that would complete a sequence of `size` tokens that `ids` contain."""
+    if size == 1:
+        yield from ids
+        return
+    before = list(ids[1 - size :])
+    place = -1
+    while len(ids) >= size:
+        try:
+            place = ids.index(before[-1], place + 1, len(ids) - 1)
+        except ValueError:
+            return
+        if list(ids[max(0, place + 2 - size) : place + 1]) == before:
+            yield ids[place + 1]

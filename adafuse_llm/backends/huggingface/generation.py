@@ -1,0 +1,91 @@
+"""Read what a checkpoint's generation config asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from adafuse_llm.adjustment import FORBIDDEN, NOTHING, Adjustment
+
+OF_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("typical_p", "top_h", "epsilon_cutoff", "eta_cutoff"),
+)
+"""Settings that have an effect only if ``do_sample`` is true."""
+
+OF_BEAMS = ("length_penalty", "early_stopping", "num_beam_groups", "diversity_penalty")
+"""Settings that have an effect only if ``num_beams`` is above 1."""
+
+OTHERS: Mapping[str, tuple[Any, ...]] = {
+    "do_sample": (False,),
+    "num_beams": (1,),
+    "max_new_tokens": (),
+    "min_length": (0,),
+    "stop_strings": (),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "exponential_decay_length_penalty": (),
+    "guidance_scale": (1,),
+    "penalty_alpha": (0,),
+    "dola_layers": (),
+    "constraints": (),
+    "force_words_ids": (),
+    "watermarking_config": (),
+}
+"""Other settings that members do not follow, with the values that change nothing."""
+
+INSTEAD = {"stop_strings": "stop"}
+OPTIONS = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "stop")
+"""Options with the meaning of such settings, and settings with another name."""
+
+
+def own_adjustment(model: Any, end_ids: frozenset[int]) -> Adjustment:
+    """Return the changes of distributions that the generation config of a model asks for.
+
+    Args:
+        model: the model.
+        end_ids: the member's end-of-sequence ids, which no list of bad words forbids.
+    """
+    config = getattr(model, "generation_config", None)
+    if config is None:
+        return NOTHING
+    biases = getattr(config, "sequence_bias", None) or {}
+    pairs = biases.items() if isinstance(biases, Mapping) else biases
+    bad_words = [tuple(each) for each in getattr(config, "bad_words_ids", None) or ()]
+    return Adjustment(
+        repetition_penalty=getattr(config, "repetition_penalty", None) or 1.0,
+        no_repeat_ngram_size=getattr(config, "no_repeat_ngram_size", None) or 0,
+        min_new_tokens=getattr(config, "min_new_tokens", None) or 0,
+        biases=tuple((tuple(ids), max(-FORBIDDEN, min(FORBIDDEN, bias))) for ids, bias in pairs),
+        bad_words=tuple(each for each in bad_words if each not in {(end,) for end in end_ids}),
+        suppressed=_tokens(getattr(config, "suppress_tokens", None)),
+        suppressed_first=_tokens(getattr(config, "begin_suppress_tokens", None)),
+    )
+
+
+def ignored_settings(model: Any) -> dict[str, Any]:
+    """Return the settings of a model's generation config that change texts and are not followed."""
+    config = getattr(model, "generation_config", None)
+    found = {
+        name: value
+        for name, neutral in OTHERS.items()
+        if (value := getattr(config, name, None)) is not None and value not in neutral
+    }
+    for switch, names in (("do_sample", OF_SAMPLING), ("num_beams", OF_BEAMS)):
+        if switch in found:
+            values = {name: getattr(config, name, None) for name in names}
+            found |= {name: value for name, value in values.items() if value is not None}
+    return found
+
+
+def advice(settings: Mapping[str, Any]) -> str:
+    """Say what to pass for settings that are not followed."""
+    options = {INSTEAD.get(name, name): value for name, value in settings.items()}
+    passed = [f"{name}={value!r}" for name, value in options.items() if name in OPTIONS]
+    if options.get("do_sample") and "temperature" not in options:
+        passed.insert(0, "temperature=1.0")
+    return f"To get the same, pass {', '.join(passed)}." if passed else "No option does the same."
+
+
+def _tokens(ids: Iterable[int] | None) -> tuple[int, ...]:
+    return tuple(int(token) for token in ids or () if token >= 0)

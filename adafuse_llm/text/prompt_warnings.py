@@ -1,0 +1,137 @@
+"""Warnings about what the members of an engine read, each logged once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from adafuse_llm.text.codec import TextCodec
+from adafuse_llm.text.conversation import Conversation
+from adafuse_llm.text.exactness import change_of
+from adafuse_llm.text.reply_start import mixed_reasoning, template_facts
+
+logger = logging.getLogger(__name__)
+
+
+class PromptWarnings:
+    """Warnings of one engine. Members are named by the keys of the codecs."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def check_members(
+        self,
+        codecs: Mapping[str, TextCodec],
+        given: Mapping[str, Any] | None,
+        members: Sequence[str],
+    ) -> None:
+        """Log a warning if only some members have a chat template, or reason before they answer.
+
+        Args:
+            codecs: the codecs of the active members, by name.
+            given: the option ``chat_template_kwargs``.
+            members: names of all members of the engine.
+
+        Raises:
+            InvalidOptionError: `given` has invalid variables.
+        """
+        if mixture := mixed_templates(
+            {name: codec.has_chat_template for name, codec in codecs.items()}
+        ):
+            logger.warning("%s", mixture)
+        reasoning, others = mixed_reasoning(codecs, given, members)
+        if reasoning:
+            logger.warning(
+                "only some members reason before they answer: %s, but not %s. All members write "
+                "the same text. So reasoning that a chat template opens is closed before the "
+                "response, and other reasoning is a part of it. Use members that all reason, or "
+                "members that do not",
+                _names(reasoning),
+                _names(others),
+            )
+
+    def check_prompt(self, name: str, codec: TextCodec, ids: Sequence[int], prompt: str) -> None:
+        """Log a warning if a prompt spells out a token of the chat template, or is changed.
+
+        Args:
+            name: the member's name.
+            codec: its codec.
+            ids: the tokens of the prompt.
+            prompt: the prompt.
+        """
+        spelled = next((each for each in template_facts(codec).tokens if each in prompt), None)
+        if spelled and self._is_new("spelled"):
+            logger.warning(
+                "the prompt contains %r, which the chat template of member %r writes as a control "
+                "token. In a prompt, it is plain text, so the member does not read a conversation. "
+                "To send a conversation, pass messages=[...]; each member then uses its own chat "
+                "template",
+                spelled,
+                name,
+            )
+        self._check_exact(name, codec, ids, [prompt])
+
+    def check_conversation(
+        self, name: str, codec: TextCodec, ids: Sequence[int], conversation: Conversation
+    ) -> None:
+        """Log a warning if a member's tokenizer changes a message.
+
+        Args:
+            name: the member's name.
+            codec: its codec.
+            ids: the tokens of the conversation.
+            conversation: the conversation.
+        """
+        texts = [message["content"] for message in conversation.messages]
+        self._check_exact(name, codec, ids, texts)
+
+    def _check_exact(
+        self, name: str, codec: TextCodec, ids: Sequence[int], texts: Sequence[str]
+    ) -> None:
+        """Log a warning if a member reads one of the texts in its prompt differently.
+
+        A text whose characters are all in the decoded tokens is unchanged. Another text may be
+        missing for another reason, such as a template that omits it, so it is encoded alone.
+        """
+        key = f"exact {name}"
+        if key in self._said:
+            return
+        read = codec.decode_continuation((), ids)
+        missing = (text.strip() for text in texts if text.strip() not in read)
+        change = next(filter(None, (change_of(codec, text) for text in missing)), None)
+        if change and self._is_new(key):
+            logger.warning(
+                "member %r does not read exactly the given prompt, because its tokenizer changes "
+                "it: %s. The member cannot score a response with such text, either. Write the text "
+                "in another form, or leave the member out with use=[...]",
+                name,
+                change,
+            )
+
+    def _is_new(self, key: str) -> bool:
+        is_new = key not in self._said
+        self._said.add(key)
+        return is_new
+
+
+def mixed_templates(has_template: Mapping[str, bool]) -> str | None:
+    """Return a warning if some members have a chat template and others do not, or None.
+
+    Args:
+        has_template: whether a member has a chat template, by name.
+    """
+    plain = [name for name, has in has_template.items() if not has]
+    others = [name for name, has in has_template.items() if has]
+    if not plain or not others:
+        return None
+    return (
+        f"only some members have a chat template: {_names(others)}, but not {_names(plain)}. "
+        "Members without one are usually base models. They read messages as plain text (User: ...),"
+        " and often expect other answers than members with one. Use only instruction-tuned models "
+        "or only base models, or leave members out with use=[...]"
+    )
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names))

@@ -1,0 +1,211 @@
+"""Replies that are the JSON of tool calls without markers, in the frameworks and the server."""
+
+from __future__ import annotations
+
+import json
+from functools import reduce
+from operator import add as joined
+from typing import Any
+
+import openai
+import pytest
+from langchain.agents import create_agent
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.llms import ChatMessage
+from llama_index.core.tools import FunctionTool
+from llama_index.llms.adafuse import AdaFuseLLM
+
+from adafuse_llm import InvalidInputError
+from adafuse_llm.adapters.reply_form import to_tool_choice
+from adafuse_llm.serving import create_app
+from langchain_adafuse import ChatAdaFuse
+from tests.support.scripted import scripted_engine
+from tests.support.serving import served
+
+CALL = '{"name": "add", "arguments": {"a": 12, "b": 7}}'
+UNKNOWN = '{"name": "sum", "arguments": {"a": 12, "b": 7}}'
+WRITTEN = {
+    "bare": (CALL, [{"a": 12, "b": 7}]),
+    "fenced": (f"```json\n{CALL}\n```", [{"a": 12, "b": 7}]),
+    "in a list": (f"[{CALL}, {CALL}]", [{"a": 12, "b": 7}] * 2),
+}
+QUESTION = "What is 12 plus 7?"
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+    "required": ["a", "b"],
+}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "add", "description": "Add two numbers.", "parameters": SCHEMA},
+}
+
+
+def replying(reply: str) -> Any:
+    """An engine whose members write `reply`, and the answer after a result."""
+    return scripted_engine(
+        lambda prompt: "It is 19." if '<tool_response>\n{"name"' in prompt else reply
+    )
+
+
+@pytest.mark.parametrize("enforce", ["auto", False])
+@pytest.mark.parametrize("case", WRITTEN)
+def test_r4_bare_calls_are_calls_in_langchain(case: str, enforce: Any) -> None:
+    reply, expected = WRITTEN[case]
+    with replying(reply) as engine:
+        chat = ChatAdaFuse(engine=engine, enforce=enforce)
+        bound = chat.bind_tools([add])
+        for message in (bound.invoke(QUESTION), reduce(joined, list(bound.stream(QUESTION)))):
+            assert [call["args"] for call in message.tool_calls] == expected
+            assert message.content == ""
+            assert message.response_metadata["finish_reason"] == "tool_calls"
+            assert "adafuse_warnings" not in message.response_metadata
+        state = create_agent(chat, [add]).invoke({"messages": [("user", QUESTION)]})
+        assert [m.type for m in state["messages"]] == [
+            "human",
+            "ai",
+            *["tool"] * len(expected),
+            "ai",
+        ]
+        assert state["messages"][-1].content == "It is 19."
+
+
+@pytest.mark.parametrize("case", WRITTEN)
+async def test_r4_bare_calls_are_calls_in_llama_index(case: str) -> None:
+    reply, expected = WRITTEN[case]
+    with replying(reply) as engine:
+        llm = AdaFuseLLM(engine=engine)
+        asked: dict[str, Any] = {
+            "tools": [FunctionTool.from_defaults(add)],
+            "user_msg": QUESTION,
+            "allow_parallel_tool_calls": True,
+        }
+        *_, last = llm.stream_chat_with_tools(**asked)
+        for response in (llm.chat_with_tools(**asked), last):
+            calls = llm.get_tool_calls_from_response(response)
+            assert [call.tool_kwargs for call in calls] == expected
+            assert not response.message.content
+            assert "adafuse_warnings" not in response.additional_kwargs
+        agent = FunctionAgent(llm=llm, tools=[add])
+        assert str(await agent.run(QUESTION)) == "It is 19."
+
+
+@pytest.mark.parametrize("case", WRITTEN)
+def test_r4_bare_calls_are_calls_on_the_server(case: str) -> None:
+    reply, expected = WRITTEN[case]
+    asked: dict[str, Any] = {
+        "model": "adafuse",
+        "messages": [{"role": "user", "content": QUESTION}],
+        "tools": [TOOL],
+    }
+    with replying(reply) as engine, served(create_app(engine)) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        (choice,) = client.chat.completions.create(**asked).choices
+        calls = choice.message.tool_calls or []
+        assert [json.loads(call.function.arguments) for call in calls] == expected
+        assert choice.message.content is None
+        assert choice.finish_reason == "tool_calls"
+        parts = [part.choices[0] for part in client.chat.completions.create(**asked, stream=True)]
+        calls = [call for part in parts for call in part.delta.tool_calls or ()]
+        assert [json.loads(call.function.arguments) for call in calls] == expected
+        assert not any(part.delta.content for part in parts)
+        assert parts[-1].finish_reason == "tool_calls"
+
+
+def test_r4_what_looks_like_a_call_has_a_warning() -> None:
+    with replying(UNKNOWN) as engine:
+        bound = ChatAdaFuse(engine=engine).bind_tools([add])
+        for message in (bound.invoke(QUESTION), reduce(joined, list(bound.stream(QUESTION)))):
+            assert message.content == UNKNOWN
+            (warning,) = message.response_metadata["adafuse_warnings"]
+            assert "there is no tool 'sum'" in warning
+        llm = AdaFuseLLM(engine=engine)
+        asked = ([FunctionTool.from_defaults(add)], QUESTION)
+        *_, last = llm.stream_chat_with_tools(*asked)
+        for response in (llm.chat_with_tools(*asked), last):
+            assert response.message.content == UNKNOWN
+            assert response.additional_kwargs["adafuse_warnings"] == [warning]
+        with served(create_app(engine)) as url:
+            client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+            given: dict[str, Any] = {
+                "model": "adafuse",
+                "messages": [{"role": "user", "content": QUESTION}],
+                "tools": [TOOL],
+            }
+            whole = client.chat.completions.create(**given)
+            assert whole.choices[0].message.content == UNKNOWN
+            assert (whole.model_extra or {})["adafuse"]["warnings"] == [warning]
+            *_, end = client.chat.completions.create(**given, stream=True)
+            assert (end.model_extra or {})["adafuse"]["warnings"] == [warning]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 10, 16])
+def test_v13_a_call_that_is_cut_off_is_no_text(size: int) -> None:
+    marked = f"<tool_call>\n{CALL}\n</tool_call>"
+    with replying(marked) as engine:
+        bound = ChatAdaFuse(engine=engine, enforce=False, max_new_tokens=size).bind_tools([add])
+        message = bound.invoke(QUESTION)
+        assert message.response_metadata["finish_reason"] == "length"
+        assert "<tool" not in str(message.content)
+        llm = AdaFuseLLM(engine=engine, enforce=False, max_new_tokens=size)
+        history = [ChatMessage(role="user", content=QUESTION)]
+        response = llm.chat(history, tools=[TOOL])
+        assert "<tool" not in (response.message.content or "")
+        with served(create_app(engine)) as url:
+            client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+            given: dict[str, Any] = {
+                "model": "adafuse",
+                "messages": [{"role": "user", "content": QUESTION}],
+                "tools": [TOOL],
+                "max_tokens": size,
+                "extra_body": {"adafuse": {"enforce": False}},
+            }
+            whole = client.chat.completions.create(**given).choices[0]
+            assert whole.finish_reason == "length"
+            assert "<tool" not in (whole.message.content or "")
+            for call in whole.message.tool_calls or ():
+                assert call.function.name == "add"
+                assert call.function.arguments.startswith("{")
+            parts = [p.choices[0] for p in client.chat.completions.create(**given, stream=True)]
+            assert parts[-1].finish_reason == "length"
+            assert "<tool" not in "".join(part.delta.content or "" for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("choice", "names", "resolved"),
+    [
+        (None, ["add"], "auto"),
+        (True, ["add"], "required"),
+        (False, ["add"], "none"),
+        ("any", ["add"], "required"),
+        ("any", ["add", "any"], "any"),
+        ({"type": "function", "function": {"name": "any"}}, ["any"], "any"),
+        ({"type": "any"}, ["add"], "required"),
+        ({"type": "tool", "name": "add"}, ["add"], "add"),
+    ],
+)
+def test_l1_a_tool_choice_means_the_same_everywhere(
+    choice: Any, names: list[str], resolved: str
+) -> None:
+    assert to_tool_choice(choice, names) == resolved
+    assert to_tool_choice(to_tool_choice(choice, names), names) == resolved
+    tools = [FunctionTool.from_defaults(add, name=name) for name in names]
+    with replying("Hm.") as engine:
+        llm = AdaFuseLLM(engine=engine, enforce=False)
+        asked = llm._prepare_chat_with_tools(tools, QUESTION, tool_choice=choice)
+        request, _ = llm._chat(asked.pop("messages"), asked)
+        given = request["messages"]
+        assert (given.tool_choice if given.tools else "none") == resolved
+        chat = ChatAdaFuse(engine=engine, enforce=False)
+        others = [{**TOOL, "function": {**TOOL["function"], "name": name}} for name in names]
+        bound: Any = chat.bind_tools(others, tool_choice=choice)
+        assert bound.kwargs["tool_choice"] == resolved
+        with pytest.raises(InvalidInputError, match="tool_choice must be"):
+            to_tool_choice("sub", names)

@@ -1,0 +1,149 @@
+"""Penalties, biases and minimum lengths on real members."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from adafuse_llm import AdaFuseEngine, RuntimeConfig
+from adafuse_llm.backends.huggingface import HuggingFaceBackend
+from adafuse_llm.loading.specs import MemberSpec
+from tests.real.reference import CachedMember, reference_of
+from tests.reference import Options, decode
+from tests.support.compare import assert_same
+
+pytestmark = pytest.mark.real
+
+TOLERANCE = 5e-3
+"""Largest difference of log-probabilities in float32. A penalty enlarges the noise of logits."""
+
+NAMES = ("smollm", "gemma", "qwen")
+PROMPTS = ("The old lighthouse keeper climbed the stairs and", "A list of words: cat, cat, cat,")
+BIASES = {" and": -4.0, " the": 1.5, " the sea": 3.0}
+PENALTIES: dict[str, Any] = {
+    "repetition_penalty": 1.1,
+    "no_repeat_ngram_size": 4,
+    "min_new_tokens": 12,
+    "logit_bias": BIASES,
+}
+
+Engine = Callable[..., AdaFuseEngine]
+
+
+@pytest.fixture(scope="module")
+def references(
+    real_backends: dict[str, HuggingFaceBackend], real_models: dict[str, tuple[Any, Any]]
+) -> dict[str, CachedMember]:
+    return {name: reference_of(real_backends[name], *real_models[name]) for name in NAMES}
+
+
+@pytest.fixture(autouse=True)
+def _free(references: dict[str, CachedMember]) -> Iterator[None]:
+    yield
+    for member in references.values():
+        member.forget()
+
+
+def generated(model: Any, backend: HuggingFaceBackend, prompt: str, **options: Any) -> str:
+    """The text of transformers' own greedy decoding, without the end token."""
+    ids = backend.codec.encode_prompt(prompt)
+    output = model.generate(torch.tensor([ids]), do_sample=False, pad_token_id=0, **options)[
+        0
+    ].tolist()
+    new = [token for token in output[len(ids) :] if token not in backend.end_ids]
+    return backend.codec.decode_continuation(ids, new)
+
+
+def biased(backend: HuggingFaceBackend) -> dict[tuple[int, ...], float]:
+    before = backend.codec.encode_prompt("\n")
+    return {
+        tuple(backend.codec.encode_continuation(before, text)[0]): bias
+        for text, bias in BIASES.items()
+    }
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_r8_one_member_equals_generate(
+    name: str,
+    prompt: str,
+    real_engine: Engine,
+    real_models: dict[str, tuple[Any, Any]],
+    real_backends: dict[str, HuggingFaceBackend],
+) -> None:
+    model, backend = real_models[name][0], real_backends[name]
+    given = {**PENALTIES, "sequence_bias": biased(backend), "max_new_tokens": 32}
+    del given["logit_bias"]
+    plain = generated(model, backend, prompt, max_new_tokens=32)
+    expected = generated(model, backend, prompt, **given)
+    assert expected != plain
+    for drafting in (False, True):
+        engine = real_engine(name, runtime=RuntimeConfig(drafting=drafting))
+        result = engine.generate(prompt, branching_factor=1, max_new_tokens=32, **PENALTIES)
+        assert result.text == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "branches"), [(("smollm", "qwen"), 1), (("smollm", "qwen"), 3), (NAMES, 3)]
+)
+def test_r8_ensembles_equal_the_reference(
+    names: tuple[str, ...],
+    branches: int,
+    real_engine: Engine,
+    references: dict[str, CachedMember],
+) -> None:
+    given: dict[str, Any] = {
+        **PENALTIES,
+        "presence_penalty": 0.4,
+        "frequency_penalty": 0.3,
+        "branching_factor": branches,
+        "max_new_tokens": 20,
+    }
+    members = [references[name] for name in names]
+    for prompt in PROMPTS:
+        expected = decode(members, prompt, Options(**given))
+        for drafting in (False, True):
+            engine = real_engine(*names, runtime=RuntimeConfig(drafting=drafting))
+            assert_same(engine.generate(prompt, **given), expected, TOLERANCE)
+
+
+def test_r8_members_in_processes_write_the_same(
+    real_engine: Engine, real_folders: dict[str, Path]
+) -> None:
+    given: dict[str, Any] = {**PENALTIES, "frequency_penalty": 0.2, "max_new_tokens": 24}
+    expected = real_engine("smollm", "gemma").generate(PROMPTS[1], **given)
+    specs = [
+        MemberSpec(str(real_folders[name]), name=name, process=True, dtype="float32", threads=1)
+        for name in ("smollm", "gemma")
+    ]
+    with AdaFuseEngine.from_pretrained(specs) as engine:
+        assert engine.generate(PROMPTS[1], **given).text == expected.text
+
+
+def test_r2_a_generation_config_is_followed_as_by_generate(
+    real_models: dict[str, tuple[Any, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The one of Qwen2.5-Coder-0.5B-Instruct on the hub, which GGUF files do not have."""
+    model, tokenizer = real_models["qwen"]
+    before = model.generation_config
+    model.generation_config = copy.deepcopy(before)
+    model.generation_config.update(
+        repetition_penalty=1.1, do_sample=True, temperature=0.7, top_p=0.8, top_k=20
+    )
+    try:
+        backend = HuggingFaceBackend(model, tokenizer, "qwen")
+        expected = generated(model, backend, PROMPTS[1], max_new_tokens=32)
+    finally:
+        model.generation_config = before
+    (record,) = caplog.records
+    assert "do_sample=True, temperature=0.7, top_p=0.8, top_k=20" in record.getMessage()
+    with AdaFuseEngine([backend]) as engine:
+        given: dict[str, Any] = {"branching_factor": 1, "max_new_tokens": 32}
+        assert engine.generate(PROMPTS[1], **given).text == expected
+        off = engine.generate(PROMPTS[1], repetition_penalty=1, **given).text
+        assert off == generated(model, backend, PROMPTS[1], max_new_tokens=32) != expected

@@ -1,0 +1,117 @@
+"""One real member alone, with defaults, writes the text of its own greedy `generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from langchain_core.messages import HumanMessage
+from llama_index.core.llms import ChatMessage
+from llama_index.llms.adafuse import AdaFuseLLM
+from typer.testing import CliRunner
+
+from adafuse_llm import AdaFuseEngine
+from adafuse_llm.cli import create_app
+from langchain_adafuse import ChatAdaFuse
+
+pytestmark = pytest.mark.real
+
+NAMES = ("smollm", "gemma", "qwen")
+LENGTH = 48
+PROMPTS = (
+    "The old lighthouse keeper climbed the stairs and",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n",
+    "import json\n\ndef load(path):\n",
+    "\u5317\u4eac\u662f\u4e2d\u56fd\u7684\u9996\u90fd\uff0c",
+    "Die Hauptstadt von \u00d6sterreich hei\u00dft",
+    "My favourite animals \U0001f436\U0001f431 are",
+    '{"name": "Anna", "age": 31, "languages": ["German",',
+    "Once upon a time, in a small village by the sea,",
+)
+CHATS = (
+    "What is the capital of France?",
+    "Write a Python function that reverses a string.",
+    "\u4e2d\u56fd\u7684\u9996\u90fd\u662f\u54ea\u91cc\uff1f",
+    "Wie hei\u00dft die Hauptstadt von \u00d6sterreich?",
+    "Reply with an emoji and one word \U0001f600",
+    "Give me a JSON object with the fields name and age.",
+    "List three tips for a job interview.",
+    "What is 12 + 7?",
+)
+Engine = Callable[..., AdaFuseEngine]
+
+
+@pytest.fixture(scope="module")
+def generated(real_models: dict[str, tuple[Any, Any]]) -> Callable[..., str]:
+    """A function that returns the text of a model's own `generate`."""
+    known: dict[tuple[str, str, bool], str] = {}
+
+    def generate(name: str, text: str, *, chat: bool) -> str:
+        if (name, text, chat) not in known:
+            model, tokenizer = real_models[name]
+            if chat:
+                messages = [{"role": "user", "content": text}]
+                ids = tokenizer.apply_chat_template(
+                    messages, add_generation_prompt=True, return_dict=False
+                )
+            else:
+                ids = tokenizer(text)["input_ids"]
+            with torch.inference_mode():
+                found = model.generate(
+                    torch.tensor([ids]), do_sample=False, max_new_tokens=LENGTH, pad_token_id=0
+                )
+            written = tokenizer.decode(found[0, len(ids) :], skip_special_tokens=True)
+            known[name, text, chat] = written.lstrip() if chat else written
+        return known[name, text, chat].rstrip("\ufffd")
+
+    return generate
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_r1_alone_and_chosen_among_several(
+    name: str, real_engine: Engine, generated: Callable[..., str]
+) -> None:
+    """One half of the texts goes to the member alone, the other half to a pair with this member."""
+    alone, pair = real_engine(name), real_engine(name, NAMES[NAMES.index(name) - 1])
+    different = {}
+    for texts, chat in ((PROMPTS, False), (CHATS, name != "gemma")):  # Gemma has no template
+        for engine, half, use in ((alone, texts[::2], None), (pair, texts[1::2], name)):
+            inputs = [[{"role": "user", "content": text}] if chat else text for text in half]
+            given = {"messages" if chat else "prompts": inputs, "max_new_tokens": LENGTH}
+            found = engine.generate_batch(use=use, **given)
+            for text, generation in zip(half, found, strict=True):
+                expected = generated(name, text, chat=chat)
+                if generation.text.rstrip("\ufffd") != expected:
+                    different[text] = (generation.text, expected)
+    assert not different
+
+
+@pytest.mark.parametrize("name", ["smollm", "qwen"])
+def test_r1_in_langchain_and_llama_index(
+    name: str, real_engine: Engine, generated: Callable[..., str]
+) -> None:
+    for engine, use in ((real_engine(name), None), (real_engine("smollm", "qwen"), name)):
+        chat = ChatAdaFuse(engine=engine, max_tokens=LENGTH, use=use)
+        llm = AdaFuseLLM(engine=engine, max_tokens=LENGTH, **({"use": use} if use else {}))
+        for text in CHATS[:3]:
+            expected = generated(name, text, chat=True)
+            assert chat.invoke([HumanMessage(text)]).content.rstrip("\ufffd") == expected
+            reply = llm.chat([ChatMessage(role="user", content=text)])
+            assert reply.message.content.rstrip("\ufffd") == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_r1_in_the_command(
+    name: str, real_folders: dict[str, Path], generated: Callable[..., str]
+) -> None:
+    text = PROMPTS[0]
+    flags = ["--max-new-tokens", str(LENGTH), "--dtype", "float32"]
+    folders = [real_folders[name], real_folders[NAMES[NAMES.index(name) - 1]]]
+    for paths, use in ((folders[:1], []), (folders, ["--use", folders[0].name])):
+        models = [word for path in paths for word in ("--model", str(path))]
+        result = CliRunner().invoke(create_app(), ["generate", text, *models, *use, *flags])
+        assert result.exit_code == 0, result.output
+        assert result.stdout.removesuffix("\n") == generated(name, text, chat=False)

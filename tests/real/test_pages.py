@@ -1,0 +1,39 @@
+"""Examples with real models print what their pages show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.real.members import real_folder
+from tests.support.paths import ROOT
+from tests.support.real_pages import SHOWN, needs_real_models
+
+pytestmark = pytest.mark.real
+
+PAGES = {
+    "README.md": 2,
+    "docs/guides/real-models.md": 1,
+    "integrations/langchain-adafuse/README.md": 2,
+    "integrations/llama-index-llms-adafuse/README.md": 2,
+}
+"""Pages with examples that load real models, and the number of these examples."""
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_examples_print_what_the_page_shows(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "models").symlink_to(real_folder(), target_is_directory=True)
+    monkeypatch.chdir(tmp_path)
+    blocks = SHOWN.findall((ROOT / page).read_text(encoding="utf-8"))
+    examples = [(code, shown) for code, shown in blocks if needs_real_models(code)]
+    assert len(examples) == PAGES[page]
+    names: dict[str, Any] = {}
+    printed = []
+    for code, _ in examples:
+        exec(code, names)
+        printed.append(capsys.readouterr().out.strip())
+    assert printed == [shown.strip() for _, shown in examples]

@@ -1,0 +1,273 @@
+"""Penalties, biases and minimum lengths: the rule, requests, and who refuses them."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidOptionError
+from adafuse_llm.adjustment import FORBIDDEN, NOTHING, Adjustment, changed
+from adafuse_llm.backends import FakeBackend
+from adafuse_llm.backends.huggingface.generation import advice, ignored_settings, own_adjustment
+from adafuse_llm.backends.logits.adjust import adjusted
+from adafuse_llm.strategies.registry import NAMED
+from tests.reference_adjustment import processed, processors
+
+pytestmark = pytest.mark.quick
+
+SIZE, END = 12, 0
+WORDS = ["a ", "b ", "c "]
+
+
+def rule(text: str) -> dict[str, float]:
+    return {"a ": 0.4, "b ": 0.3, "c ": 0.2, "<end>": 0.1}
+
+
+def engine(*names: str, **options: Any) -> AdaFuseEngine:
+    return AdaFuseEngine([FakeBackend(name, rule, WORDS) for name in names or ("wren",)], **options)
+
+
+def drawn_adjustment(chance: random.Random) -> tuple[dict[str, Any], Adjustment]:
+    """Settings of transformers, and what they are here."""
+    sequences = [
+        tuple(chance.choices(range(1, 5), k=chance.randint(1, 3)))
+        for _ in range(chance.randint(1, 4))
+    ]
+    given: dict[str, Any] = {
+        "repetition_penalty": chance.choice([1.0, 1.3, 0.5]),
+        "no_repeat_ngram_size": chance.randint(0, 4),
+        "min_new_tokens": chance.randint(0, 6),
+        "presence_penalty": chance.choice([0.0, 1.5, -0.5]),
+        "frequency_penalty": chance.choice([0.0, 0.25, -0.5]),
+    }
+    lists = {
+        "sequence_bias": {each: chance.uniform(-9, 9) for each in sequences},
+        "bad_words_ids": [list(each) for each in sequences[:2]],
+        "suppress_tokens": [5],
+        "begin_suppress_tokens": [6, 7],
+    }
+    return (
+        {**given, **lists},
+        Adjustment(
+            **given,
+            biases=tuple(lists["sequence_bias"].items()),  # type: ignore[union-attr]
+            bad_words=tuple(sequences[:2]),
+            suppressed=(5,),
+            suppressed_first=(6, 7),
+            end_ids=(END,),
+        ),
+    )
+
+
+def test_r8_changes_equal_the_processors_of_transformers() -> None:
+    chance = random.Random(5)
+    for _ in range(300):
+        given, adjustment = drawn_adjustment(chance)
+        prompt = chance.randint(1, 5)
+        ids = chance.choices(range(1, 5), k=prompt + chance.randint(0, 8))
+        row = torch.randn(SIZE, dtype=torch.float64, generator=None)
+        found = processors(SimpleNamespace(**given), SimpleNamespace(), None, prompt, [END])
+        expected = torch.tensor(processed(found, ids, row.numpy())).log_softmax(-1)
+        changes = adjustment.changes(ids, prompt)
+        mine = changed(dict(enumerate(row.tolist())), changes)
+        assert [mine[token] for token in range(SIZE)] == pytest.approx(expected.tolist(), abs=1e-5)
+        other = torch.randn(SIZE, dtype=torch.float64)
+        rows = torch.stack([other, row])
+        before, total = rows.clone(), rows.logsumexp(-1, keepdim=True)
+        logits, totals = adjusted(rows, total, [None, changes])
+        assert torch.equal(rows, before)
+        assert torch.equal(logits[0], other)
+        assert torch.equal(totals[0], total[0])
+        assert (logits - totals)[1].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def test_tokens_beyond_the_logits_are_left_out() -> None:
+    changes = Adjustment(repetition_penalty=2.0, suppressed=(99,)).changes([1, 50], 1)
+    logits, _ = adjusted(torch.ones(1, 4), torch.ones(1, 1), [changes])
+    assert logits.tolist() == [[1.0, 0.5, 1.0, 1.0]]
+
+
+def test_a_long_text_has_its_repeated_sequences() -> None:
+    ids = [1, 2, 3, 1, 2, 4, 1, 2]
+    for size, banned in ((1, {1, 2, 3, 4}), (2, {3, 4}), (3, {3, 4}), (4, set()), (9, set())):
+        found = Adjustment(no_repeat_ngram_size=size).changes(ids, 1).taken
+        assert found == dict.fromkeys(banned, FORBIDDEN), size
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "a a a a "),
+        ({"repetition_penalty": 1.0, "presence_penalty": 0, "logit_bias": {}}, "a a a a "),
+        ({"presence_penalty": 2.0}, "a b c "),
+        ({"frequency_penalty": 0.3}, "a b a b "),
+        ({"no_repeat_ngram_size": 1}, "a b c "),
+        ({"no_repeat_ngram_size": 2}, "a a b a "),
+        ({"logit_bias": {"c ": 5}}, "c c c c "),
+        ({"logit_bias": {"a b ": 5}}, "a b a b "),
+        ({"logit_bias": {"a ": -100, "b ": -100, "c ": -100}}, ""),
+    ],
+)
+def test_r8_options_of_a_request(options: dict[str, Any], text: str) -> None:
+    given: dict[str, Any] = {"max_new_tokens": 4, "branching_factor": 1, **options}
+    for names in (("wren",), ("wren", "heron")):
+        with engine(*names) as ensemble:
+            assert ensemble.generate("x", **given).text == text
+            batch = ensemble.generate_batch(["x", "x"], **given)
+            assert [each.text for each in batch] == [text, text]
+        with engine(*names, config=AdaFuseConfig(**given)) as ensemble:
+            assert ensemble.generate("x").text == text
+
+
+def test_r8_a_response_has_the_minimum_length_in_every_members_tokens() -> None:
+    def short(text: str) -> dict[str, float]:
+        return {"<end>": 0.9, "ab ": 0.1}
+
+    def split(text: str) -> dict[str, float]:
+        return {"<end>": 0.9, "a": 0.1} if text[-1] in "x " else {"b ": 1.0}
+
+    members = [FakeBackend("wren", short, ["ab "]), FakeBackend("heron", split, ["b "])]
+    with AdaFuseEngine(members) as ensemble:
+        assert ensemble.generate("x").text == ""
+        result = ensemble.generate("x", min_new_tokens=3)
+    assert result.usage.completion_tokens == {"wren": 3, "heron": 6}
+    assert result.finish_reason == "stop"
+
+
+def test_r8_a_grammar_wins_over_forbidden_tokens() -> None:
+    member = FakeBackend("wren", rule, [*WORDS, "\n", *map(chr, range(32, 127))], is_complete=True)
+    with AdaFuseEngine([member]) as ensemble:
+        result = ensemble.generate("x", regex="(a |b ){3}", logit_bias={"a ": -90}, temperature=0)
+        assert result.text == "b b b "
+        result = ensemble.generate("x", regex="(a ){3}", no_repeat_ngram_size=1, min_new_tokens=9)
+        assert result.text == "a a a "
+
+
+@pytest.mark.parametrize("strategy", NAMED)
+def test_r8_every_strategy_takes_the_options(strategy: str) -> None:
+    if strategy == "deepen":
+        pytest.skip("fake members have no anchors")
+    with engine("wren", "heron", strategy=strategy) as ensemble:
+        given: dict[str, Any] = {"use": "wren"} if strategy == "single" else {}
+        biases = {"a ": -50, "c ": 9}
+        result = ensemble.generate("x", max_new_tokens=4, logit_bias=biases, **given)
+    assert result.text.startswith("c c ")
+
+
+def test_r2_a_members_own_changes_hold_unless_a_request_sets_the_option() -> None:
+    member = FakeBackend("wren", rule, WORDS)
+    member.own_adjustment = Adjustment(no_repeat_ngram_size=1, repetition_penalty=1.2)
+    with AdaFuseEngine([member]) as ensemble:
+        assert ensemble.generate("x", max_new_tokens=4).text == "a b c "
+        given: dict[str, Any] = {"no_repeat_ngram_size": 0, "repetition_penalty": 1}
+        assert ensemble.generate("x", max_new_tokens=4, **given).text == "a a a a "
+
+
+def test_choices_and_scores_have_the_members_own_probabilities() -> None:
+    options: dict[str, Any] = {"logit_bias": {"a ": -50}, "repetition_penalty": 3.0}
+    with engine() as plain, engine(config=AdaFuseConfig(**options)) as ensemble:
+        for each in (plain, ensemble):
+            assert each.choose("x", choices=["a ", "c "]).text == "a "
+        assert ensemble.score("x", ["a "]).texts == plain.score("x", ["a "]).texts
+
+
+class Unable:
+    """A member that cannot change its distributions."""
+
+    def __init__(self) -> None:
+        member = FakeBackend("finch", rule, WORDS)
+        names = ("name", "codec", "end_ids", "context_window", "evaluate", "release")
+        for name in names:
+            setattr(self, name, getattr(member, name))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"presence_penalty": 1}, "'presence_penalty': member 'finch' cannot change"),
+        ({"logit_bias": {"a ": 1}}, "'logit_bias': member 'finch' cannot change"),
+    ],
+)
+def test_a_member_that_cannot_change_distributions_is_one_error(
+    options: dict[str, Any], message: str
+) -> None:
+    with AdaFuseEngine([FakeBackend("wren", rule, WORDS), Unable()]) as ensemble:  # type: ignore[list-item]
+        with pytest.raises(InvalidOptionError, match=message):
+            ensemble.generate("x", **options)
+        neutral = ensemble.generate("x", max_new_tokens=2, repetition_penalty=1, min_new_tokens=0)
+        assert neutral.text == ensemble.generate("x", max_new_tokens=2).text
+        assert ensemble.generate("x", max_new_tokens=2, use="wren", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"repetition_penalty": 0}, "'repetition_penalty': .*greater than 0; got 0"),
+        ({"repetition_penalty": True}, "'repetition_penalty': the value must be a number"),
+        ({"presence_penalty": 3}, "'presence_penalty': .*less than or equal to 2; got 3"),
+        ({"min_p": 1.5}, "'min_p': .*less than or equal to 1"),
+        ({"no_repeat_ngram_size": -1}, "'no_repeat_ngram_size': .*; got -1"),
+        (
+            {"min_new_tokens": 9, "max_new_tokens": 8},
+            r"must be at most max_new_tokens \(8\); got 9",
+        ),
+        ({"logit_bias": {5: -1}}, "'logit_bias': .* by text, .* token ids differ between members"),
+        ({"logit_bias": {"": 1}}, "'logit_bias': every text must have at least one character"),
+        ({"logit_bias": {"a": 101}}, "'logit_bias': every number must be from -100 to 100"),
+        ({"logit_bias": {"a": float("nan")}}, "'logit_bias': every number must be"),
+        ({"logit_bias": dict.fromkeys(map(str, range(2000)), 1)}, "at most 1,024 texts"),
+        ({"num_beams": 2}, "'num_beams'.* not supported: members would search"),
+        ({"typical_p": 0.5}, "'typical_p'.* not supported: .* pass min_p or top_p"),
+        ({"suppress_tokens": [1]}, r"'suppress_tokens'.*pass logit_bias=\{text: -100\}"),
+    ],
+)
+def test_options_that_cannot_be_used_are_one_error(options: dict[str, Any], message: str) -> None:
+    with engine() as ensemble, pytest.raises(InvalidOptionError, match=message) as caught:
+        ensemble.generate("x", **options)
+    assert "\n" not in str(caught.value)
+
+
+# Generation configs -----------------------------------------------------------------------------
+
+
+def model(**settings: Any) -> Any:
+    return SimpleNamespace(generation_config=SimpleNamespace(**settings))
+
+
+def test_r2_settings_that_change_nothing_are_not_mentioned() -> None:
+    assert own_adjustment(SimpleNamespace(), frozenset()) == NOTHING
+    neutral = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_new_tokens": None}
+    old = {"temperature": 1.0, "top_p": 1.0, "top_k": 50, "num_beams": 1, "do_sample": False}
+    quiet = model(**neutral, **old, length_penalty=1.0, min_length=0, suppress_tokens=None)
+    assert own_adjustment(quiet, frozenset()) == NOTHING
+    assert ignored_settings(quiet) == {}
+    assert ignored_settings(model(temperature=0.7, length_penalty=2.0)) == {}
+
+
+def test_r2_settings_that_are_not_followed_come_with_advice() -> None:
+    sampled = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20}
+    assert ignored_settings(model(**sampled, repetition_penalty=1.1)) == sampled
+    assert advice(sampled) == "To get the same, pass temperature=0.7, top_p=0.8, top_k=20."
+    assert advice({"do_sample": True}) == "To get the same, pass temperature=1.0."
+    assert advice({"num_beams": 4}) == "No option does the same."
+
+
+def test_r2_lists_of_tokens_are_followed() -> None:
+    config = model(
+        repetition_penalty=1.1,
+        bad_words_ids=[[1, 2], [3]],
+        suppress_tokens=[-1, 4],
+        begin_suppress_tokens=[5],
+        sequence_bias=[[[6], -2.5], [[7, 8], float("-inf")]],
+    )
+    assert own_adjustment(config, frozenset({3})) == Adjustment(
+        repetition_penalty=1.1,
+        bad_words=((1, 2),),
+        suppressed=(4,),
+        suppressed_first=(5,),
+        biases=(((6,), -2.5), ((7, 8), -FORBIDDEN)),
+    )

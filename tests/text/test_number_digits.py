@@ -1,0 +1,78 @@
+"""The digits of numbers in JSON end, and no value within the digits is lost."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+pytest.importorskip("llguidance")
+
+from adafuse_llm import AdaFuseConfig
+from adafuse_llm.text.grammar import Grammar, GrammarText
+
+pytestmark = pytest.mark.quick
+
+
+def start(schema: dict[str, Any]) -> GrammarText:
+    grammar = Grammar.of(AdaFuseConfig(json_schema=schema))
+    assert grammar is not None
+    return grammar.text()
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "number"},
+        {"type": "number", "minimum": 0},
+        {"type": "number", "minimum": 0, "maximum": 1},
+        {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+        {"type": "number", "minimum": 0.5, "maximum": 99.9},
+        {"type": ["number", "null"]},
+        {"type": "integer"},
+    ],
+)
+def test_r14_digits_end(schema: dict[str, Any]) -> None:
+    for first in ("0", "0.", "1", "1.", "9", "-", "-1."):
+        text = start(schema)
+        if not text.holds(first):
+            continue
+        text.commit(first)
+        for _ in range(40):
+            digit = next((each for each in "0123456789" if text.holds(each)), None)
+            if digit is None:
+                break
+            text.commit(digit)
+        else:
+            pytest.fail(f"the digits after {first} go on")
+
+
+def test_r14_numbers_of_everyday_size_can_be_written() -> None:
+    for number in ("0", "-3", "3.14159", "-0.000000001", "9007199254740991", "1234567.123456789"):
+        assert start({"type": "number"}).can_end(number)
+    for number in ("1e5", "0.1234567891", "9007199254740992", "1E-3", ".5", "01"):
+        assert not start({"type": "number"}).can_end(number)
+
+
+def test_r14_bounds_lose_no_short_number() -> None:
+    chance = random.Random(3)
+    for _ in range(60):
+        low = round(chance.uniform(-1000, 1000), chance.randint(0, 4))
+        high = round(low + chance.uniform(1, 500), chance.randint(0, 4))
+        text = start({"type": "number", "minimum": low, "maximum": high})
+        for value in (low, high, *(chance.uniform(low, high) for _ in range(6))):
+            number = f"{value:.{chance.randint(0, 6)}f}"
+            if float(number) and (low < float(number) < high or not low <= float(number) <= high):
+                inside = low <= float(number) <= high
+                assert text.can_end(number) is inside, (low, high, number)
+
+
+def test_r14_joint_schemas_keep_their_numbers() -> None:
+    joint = {"type": "number", "allOf": [{"minimum": 0.95}, {"maximum": 1.5}]}
+    assert start(joint).can_end("0.95")
+    half = {"type": "number", "anyOf": [{"minimum": 1.1}, {"maximum": 0.3}]}
+    assert start(half).can_end("1.1")
+    assert not start(half).can_end("0.5")
+    parts = {"items": {"type": "number"}, "allOf": [{"items": {"multipleOf": 0.5}}]}
+    assert start({"type": "array", **parts}).can_end("[1.5, 2]")
