@@ -48,6 +48,7 @@ MEMBER_SETTINGS = {
     "process": "process",
     "processes": "process",  # of the command line
     "ray": "ray",
+    "repeatable": "repeatable",
     "threads": "threads",
     # of llama-cpp-python:
     "flash_attn": "flash_attention",

@@ -118,6 +118,7 @@ def load_gguf(plan: GGUFPlan) -> LlamaCppBackend:
         flash_attention=spec.flash_attention,
         cache_type=spec.cache_type,
         prefix_cache_bytes=spec.prefix_cache_bytes,
+        repeatable=bool(spec.repeatable),
         end_tokens=spec.end_tokens or (),
         tokenizer=find_tokenizer(plan),
     )

@@ -30,7 +30,10 @@ GGUF_ENDING = re.compile(r"(?<=.)(-00001-of-\d{5})?\.gguf$", re.IGNORECASE)
 QUANTIZED_CACHES = ("q8_0", "q4_0")
 """Types of caches that llama.cpp reads with flash attention only."""
 
-GGUF_ONLY = ("file", "context", "gpu_layers", "flash_attention", "cache_type", "end_tokens")
+GGUF_ONLY = (
+    *("file", "context", "gpu_layers", "flash_attention", "cache_type", "repeatable"),
+    "end_tokens",
+)
 """Settings that are for GGUF members only."""
 
 TRANSFORMERS_ONLY = {
@@ -95,6 +98,9 @@ class MemberSpec:
         flash_attention: whether a GGUF member uses flash attention. By default, llama.cpp decides.
         cache_type: type of the keys and values in a GGUF member's cache: ``"f32"``, ``"f16"`` (the
             default), ``"bf16"``, ``"q8_0"`` or ``"q4_0"``.
+        repeatable: whether a GGUF member's numbers for a token depend only on the tokens before it,
+            and not on other requests, on drafts or on reused prefixes. It needs flash attention,
+            and all layers on the CPU.
         end_tokens: spellings of tokens that end a response of a GGUF member, such as
             ``("<|eom_id|>",)``, in addition to those that the file names and the one with which its
             chat template ends a reply.
@@ -126,6 +132,7 @@ class MemberSpec:
     gpu_layers: int | None = None
     flash_attention: bool | None = None
     cache_type: str | None = None
+    repeatable: bool | None = None
     end_tokens: Sequence[str] | None = None
     weight: float = 1.0
 
@@ -219,6 +226,12 @@ def _check_elsewhere(spec: MemberSpec) -> None:
     require(
         "flash_attention", "True, False or None", valid=spec.flash_attention in (None, True, False)
     )
+    require("repeatable", "True, False or None", valid=spec.repeatable in (None, True, False))
+    if spec.repeatable and spec.flash_attention is False:
+        raise InvalidOptionError(
+            f"member {spec.path!r}: repeatable=True needs flash attention. Remove "
+            "flash_attention=False, or leave out repeatable."
+        )
     allowed = ", ".join(map(repr, CACHE_TYPES))
     require("cache_type", f"one of {allowed}", valid=spec.cache_type in (None, *CACHE_TYPES))
     ends = spec.end_tokens

@@ -159,6 +159,7 @@ def test_layers_on_gpus_need_a_llama_cpp_for_gpus(tmp_path: Path, caplog, layers
         {"gpu_layers": 0},
         {"flash_attention": False},
         {"cache_type": "f16"},
+        {"repeatable": True},
         {"end_tokens": ["</s>"]},
     ],
 )

@@ -90,6 +90,8 @@ def test_a_path_can_be_a_positional_argument() -> None:
         ({"path": "x", "cache_type": "q5_0"}, "cache_type must be one of 'f32', 'f16', 'bf16'"),
         ({"path": "x", "cache_type": "q4_0", "flash_attention": False}, "needs flash attention"),
         ({"path": "x", "end_tokens": "</s>"}, "end_tokens must be a list of tokens"),
+        ({"path": "x", "repeatable": "no"}, "repeatable must be True, False or None"),
+        ({"path": "x", "repeatable": True, "flash_attention": False}, "repeatable=True needs"),
         ({"path": "x", "end_tokens": [2]}, "end_tokens must be a list of tokens"),
         ({"path": "x", "file": ""}, "file must be the name of a GGUF file"),
         ({"path": "x", "file": "../y.gguf"}, "file must be the name of a GGUF file"),

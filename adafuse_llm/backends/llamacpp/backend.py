@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,6 @@ from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.backends.gguf.header import CACHE_TYPES, read_facts
 from adafuse_llm.backends.llamacpp.batch import Batch, LlamaState
 from adafuse_llm.backends.llamacpp.context import (
-    MAX_SEQUENCES,
     CacheFullError,
     Context,
     Entry,
@@ -90,6 +89,9 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
         prefix_cache_bytes: maximum size, in bytes, of the cells that the member keeps from finished
             requests. Later requests that begin with the same tokens reuse them. With 0, the member
             keeps no cells.
+        repeatable: whether a token's numbers depend only on the tokens before it, and not on what
+            else runs, on drafts or on reused prefixes. It needs flash attention, and all layers on
+            the CPU.
         end_tokens: spellings of tokens that end a response, in addition to those that the file
             names and the one with which its chat template ends a reply.
         tokenizer: a Hugging Face tokenizer with the same tokens as the file. By default, the member
@@ -116,6 +118,7 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
         flash_attention: bool | None = None,
         cache_type: str | None = None,
         prefix_cache_bytes: int | None = None,
+        repeatable: bool = False,
         end_tokens: Sequence[str] = (),
         tokenizer: Any = None,
     ) -> None:
@@ -123,7 +126,15 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
         _check_options(context, threads, flash_attention, cache_type)
         self.name = name
         self.path = Path(path)
-        self._model = Model(self.path, f"member {name!r} ({path})", gpu_layers=gpu_layers)
+        self._model = Model(
+            self.path,
+            f"member {name!r} ({path})",
+            gpu_layers=gpu_layers,
+            reorder=not repeatable,
+        )
+        self._repeatable = repeatable
+        if repeatable:
+            flash_attention = self._check_repeatable(flash_attention)
         self._text, ends = _text_of(self._model, tokenizer)
         self._end_ids = ends | self._ids_of(end_tokens)
         tokens = self._cache_tokens(context, cache_type)
@@ -134,8 +145,9 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
             threads=threads or _cores(),
             flash_attention=flash_attention,
             cache_type=cache_type,
+            repeatable=repeatable,
         )
-        self._free = FreeSequences(self._context, MAX_SEQUENCES)
+        self._free = FreeSequences(self._context, self._context.sequences)
         self._ends = torch.tensor(sorted(self.end_ids)).long()
         self._codes = torch.empty(0, dtype=torch.long)
         self._space = AnchorSpace(lambda: self._model.embeddings, self._text.tokenizer.get_vocab)
@@ -204,14 +216,22 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
             try:
                 return in_turn(queries, self._late, self._evaluate_once)
             except BaseException as error:
-                self._forget_all(queries)
-                if len(queries) > 1 or not isinstance(error, CacheFullError):
+                self._forget_all(query.tree.state for query in queries)
+                is_full = isinstance(error, CacheFullError)
+                if not is_full or (len(queries) > 1 and not self._repeatable):
                     raise
             try:
+                if self._repeatable:
+                    self._start_anew()
+                    if len(queries) > 1:
+                        return in_turn(queries, self._late, self._evaluate_once)
+                    self._context.fills_gaps = True  # nothing else is in the cache
                 return self._evaluate_once(queries, in_parts=True)
             except BaseException:
-                self._forget_all(queries)
+                self._forget_all(query.tree.state for query in queries)
                 raise
+            finally:
+                self._context.fills_gaps = not self._repeatable
 
     def release(self, tree: TokenTree) -> None:
         with self._lock:
@@ -224,8 +244,7 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
     def clear_prefix_cache(self) -> None:
         """Drop the cells of all finished requests."""
         with self._lock:
-            self._free.give_back(kept.sequence for kept in self._kept)
-            self._kept = []
+            self._drop_kept()
 
     def close(self) -> None:
         """Free the model and its cache. Later evaluations fail."""
@@ -302,7 +321,7 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
             try:
                 return self._context.run(entries)
             except CacheFullError:
-                if not self._shed(states):
+                if self._repeatable or not self._shed(states):
                     raise
 
     def _make_room(self, count: int, batch: Batch, state: LlamaState | None = None) -> None:
@@ -387,9 +406,13 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
             tokens -= len(covered[-1].ids)
         self._free.give_back(old.sequence for old in covered)
 
-    def _forget_all(self, queries: Sequence[NodeQuery]) -> None:
-        for query in queries:
-            self._forget(query.tree.state)
+    def _drop_kept(self) -> None:
+        self._free.give_back(kept.sequence for kept in self._kept)
+        self._kept = []
+
+    def _forget_all(self, states: Iterable[object]) -> None:
+        for state in list(states):
+            self._forget(state)
 
     def _forget(self, state: object) -> None:
         """Drop the state of a request, because it is incomplete or wrong, or needs too much room.
@@ -400,6 +423,25 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
             self._running.discard(state)
             state.sequences.drop()
             state.tree.state = None
+
+    def _start_anew(self) -> None:
+        """Empty the cache. Requests go on, because their tokens are evaluated again."""
+        self._forget_all(self._running)
+        self._drop_kept()
+        self._context.clear()
+
+    def _check_repeatable(self, flash_attention: bool | None) -> bool:
+        """Check that results can be repeatable. Return whether to use flash attention."""
+        reason = None
+        if flash_attention is False:
+            reason = "flash attention. Remove flash_attention=False"
+        elif self._model.on_gpu:
+            reason = "all layers on the CPU. Pass gpu_layers=0"
+        if reason is not None:
+            raise InvalidOptionError(
+                f"{self._model.label}: repeatable=True needs {reason}, or leave out repeatable"
+            )
+        return True
 
     def _ids_of(self, end_tokens: Sequence[str]) -> set[int]:
         """Return the ids of tokens by their spellings."""

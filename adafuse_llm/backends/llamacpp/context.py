@@ -27,6 +27,11 @@ MAX_SEQUENCES = 256
 BATCH_TOKENS = 2048
 """Maximum number of tokens in one call of llama.cpp, if the cache has room for them."""
 
+REPEATABLE_TOKENS = (4, 32)
+"""Smallest and largest number of tokens in one call of llama.cpp if results must not depend on it.
+For fewer tokens, some types of weights have other kernels, and for 64 or more queries, flash
+attention has."""
+
 TYPE_NUMBERS = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}
 """The numbers that ggml gives to the types of keys and values."""
 
@@ -58,15 +63,24 @@ class CacheFullError(MemoryError):
 class Context:
     """The cache of a loaded model.
 
+    With ``repeatable``, a token's numbers depend only on the tokens before it. So every call of
+    llama.cpp has a number of tokens for which it uses the same kernels, and the cells of each
+    sequence are in the order of its positions, because attention adds them up in the order of the
+    cells. To keep this order, the cells of removed tokens stay in use until `clear`.
+
     Args:
         model: the model.
         cells: number of cells. llama.cpp rounds it up to a multiple of 256.
         threads: number of CPU threads.
         flash_attention: whether to use flash attention; None to let llama.cpp decide.
         cache_type: a key of `TYPE_NUMBERS`.
+        repeatable: whether numbers must not depend on the other tokens of a call.
 
     Attributes:
         cells: number of cells.
+        sequences: number of sequences, from 0, which callers may use.
+        fills_gaps: whether cells of removed tokens can hold other tokens at once. With
+            ``repeatable``, it may be True only while no other tokens come after a gap.
         batch_tokens: maximum number of tokens in one call of llama.cpp.
 
     Raises:
@@ -81,7 +95,12 @@ class Context:
         threads: int,
         flash_attention: bool | None,
         cache_type: str,
+        repeatable: bool = False,
     ) -> None:
+        self.fills_gaps = not repeatable
+        self.sequences = MAX_SEQUENCES - (2 if repeatable else 0)
+        self._garbage, self._padding = MAX_SEQUENCES - 2, MAX_SEQUENCES - 1
+        self._least = REPEATABLE_TOKENS[0] if repeatable else 0
         self._library = library = load_library()
         self._model = model  # it must not be freed before the cache
         params = library.llama_context_default_params()
@@ -107,6 +126,8 @@ class Context:
         self._memory = library.llama_get_memory(self._pointer)
         self.cells = int(library.llama_n_ctx(self._pointer))
         self.batch_tokens = int(library.llama_n_batch(self._pointer))  # small caches lower it
+        if repeatable:
+            self.batch_tokens = min(self.batch_tokens, REPEATABLE_TOKENS[1])
 
     @property
     def closed(self) -> bool:
@@ -130,6 +151,8 @@ class Context:
             CacheFullError: the cache has no room for the tokens.
             RuntimeError: llama.cpp failed. The state of all sequences of the batch is unknown.
         """
+        padding = range(self._least - len(entries))
+        entries = [*entries, *(Entry(0, position, [self._padding], False) for position in padding)]
         count = len(entries)
         tokens = np.array([entry.token for entry in entries], dtype=np.int32)
         positions = np.array([entry.position for entry in entries], dtype=np.int32)
@@ -156,6 +179,8 @@ class Context:
             )
         if code:
             raise RuntimeError(f"llama.cpp failed to evaluate a batch (code {code})")
+        if padding:
+            self.cut(self._padding)
         kept = int(keep.sum())
         if not kept:
             return torch.empty(0, self._model.vocabulary)
@@ -175,8 +200,14 @@ class Context:
 
     def cut(self, sequence: int, length: int = 0) -> None:
         """Remove all tokens of a sequence after the first `length` ones."""
+        if not self.fills_gaps:
+            self.copy(sequence, self._garbage, length, -1)
         if not self._library.llama_memory_seq_rm(self._memory, sequence, length, -1):
             raise RuntimeError("llama.cpp cannot remove tokens from the cache of this model")
+
+    def clear(self) -> None:
+        """Remove all tokens of all sequences."""
+        self._library.llama_memory_clear(self._memory, False)
 
     def state_bytes(self, sequence: int) -> int:
         """Return the size of a sequence's cells, and of what describes them, in bytes."""

@@ -23,6 +23,8 @@ class Model:
         path: the GGUF file, or the first file of a split model.
         label: text that names the member in errors.
         gpu_layers: number of layers on GPUs; None for all if llama.cpp was built for a GPU.
+        reorder: whether llama.cpp may store weights in the order that its fastest kernels need.
+            Some of these kernels round in other ways for one token than for several.
 
     Attributes:
         path: the argument of the same name.
@@ -37,14 +39,15 @@ class Model:
         UnsupportedModelError: the model cannot be a member.
     """
 
-    def __init__(self, path: Path, label: str, *, gpu_layers: int | None) -> None:
+    def __init__(
+        self, path: Path, label: str, *, gpu_layers: int | None, reorder: bool = True
+    ) -> None:
         library = load_library()
         params = library.llama_model_default_params()
         params.n_gpu_layers = -1 if gpu_layers is None else gpu_layers
-        if AMX in library.llama_print_system_info():
-            # With weights in the order of AMX, the first pass of a quantized model ends the process
-            # (segmentation fault).
-            params.use_extra_bufts = False
+        # With weights in the order of AMX, the first pass of a quantized model ends the process
+        # (segmentation fault).
+        params.use_extra_bufts = reorder and AMX not in library.llama_print_system_info()
         with collect_errors() as errors:
             self.pointer = library.llama_model_load_from_file(os.fsencode(path), params)
         if not self.pointer:
