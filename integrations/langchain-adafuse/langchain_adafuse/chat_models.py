@@ -599,8 +599,11 @@ class ChatAdaFuse(EnsembleModel, BaseChatModel):
         return engine
 
     def _abilities(self, engine: Engine | None) -> ModelProfile:
-        """Return the part of the profile that depends on the members."""
-        is_chat = self._ensemble.is_chat_model(self._names) is not False
+        """Return the part of the profile that depends on the members.
+
+        Without an engine, it assumes members with chat templates.
+        """
+        is_chat = engine is None or bool(self._ensemble.is_chat_model(self._names))
         enforces = self._can_enforce(engine)
         return {
             "tool_calling": is_chat,

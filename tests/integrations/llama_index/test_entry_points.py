@@ -342,11 +342,14 @@ async def test_l3_a_completion_is_a_chat_with_one_user_message(path):
     assert all("Q: Is it blue?" in text for text in both)
     assert len(both) == 2
 
-    assert await prompts_of_call(path, CHATML, None) == {"Is it blue?"}
+    plain = await prompts_of_call(path, CHATML, None, options={"use": ["member1"]})
+    assert plain == {"Is it blue?"}
     (only,) = await prompts_of_call(path, CHATML, None, options={"use": ["member0"]})
     assert only.startswith("<|im_start|>user\nIs it blue?")
-    wanted = await prompts_of_call(path, CHATML, None, complete_as_chat=True)
-    assert wanted == {only, "User: Is it blue?\n\nAssistant:"}
+    mixed = await prompts_of_call(path, CHATML, None)
+    assert mixed == {only, "User: Is it blue?\n\nAssistant:"}
+    continued = await prompts_of_call(path, CHATML, None, complete_as_chat=False)
+    assert continued == {"Is it blue?"}
 
 
 @pytest.mark.quick
