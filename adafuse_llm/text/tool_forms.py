@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, cast
 
-from adafuse_llm.text.chat import Tool, default_system, fold_system, merge_turns
+from adafuse_llm.text.chat import Template, Tool, default_system, fold_system, merge_turns
 from adafuse_llm.text.conversation import (
     HOW_TO_CALL,
     ONLY_THIS_FORM,
@@ -169,7 +169,7 @@ def render_tools(
     for tools in (_tools(conversation), _tools(conversation, complete=True)):
         default = ""
         if (added or conversation.instructions) and not conversation.has_system:
-            default = default_system(lambda messages, tools=tools: template(messages, tools))
+            default = default_system(_with_tools(template, tools))
         messages = conversation.with_system(added, default=default).messages
         for arranged in _arrangements(messages):
             marked, marks = _with_marks(arranged, form)
@@ -179,6 +179,10 @@ def render_tools(
                 if text:
                     return text, words
     return None
+
+
+def _with_tools(template: ToolTemplate, tools: list[dict[str, Any]]) -> Template:
+    return lambda messages: template(messages, tools)
 
 
 def _try(

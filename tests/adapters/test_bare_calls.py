@@ -25,7 +25,7 @@ NOW = '{"arguments": {}, "name": "now"}'
 SIZE = '{"name": "größe", "arguments": {"of": "```[{\\"x\\u00e9"}}'
 
 ADDED = ("add", {"a": 1, "b": 2})
-TOLD = ("now", {})
+TOLD: tuple[str, Any] = ("now", {})
 SIZED = ("größe", {"of": '```[{"xé'})
 
 CALLS: dict[str, tuple[str, list[tuple[str, Any]]]] = {
