@@ -499,8 +499,9 @@ class AdaFuseEngine(Engine):
             play: PlayRound = partial(choose, members, config.choices)
         else:
             _check_room(members, config)
-            all_stops = config.override({"stop": (*config.stop, *turns)})
-            play = self.strategy.begin(StrategyContext(members, all_stops, self._new_drafting))
+            stops = {"stop": (*config.stop, *turns)} if turns else {}
+            context = StrategyContext(members, config.override(stops), self._new_drafting)
+            play = self.strategy.begin(context)
         needs = self._budget.needs(members, config, spare)
         transcript = Transcript(
             () if config.choices else config.stop, grammar.can_end if grammar else None, turns
