@@ -27,7 +27,7 @@ MAX_SEQUENCES = 256
 BATCH_TOKENS = 2048
 """Maximum number of tokens in one call of llama.cpp, if the cache has room for them."""
 
-REPEATABLE_TOKENS = (4, 32)
+REPEATABLE_TOKENS = (8, 32)
 """Smallest and largest number of tokens in one call of llama.cpp if results must not depend on it.
 For fewer tokens, some types of weights have other kernels, and for 64 or more queries, flash
 attention has."""
