@@ -44,7 +44,7 @@ def drawn_adjustment(chance: random.Random) -> tuple[dict[str, Any], Adjustment]
         "presence_penalty": chance.choice([0.0, 1.5, -0.5]),
         "frequency_penalty": chance.choice([0.0, 0.25, -0.5]),
     }
-    lists = {
+    lists: dict[str, Any] = {
         "sequence_bias": {each: chance.uniform(-9, 9) for each in sequences},
         "bad_words_ids": [list(each) for each in sequences[:2]],
         "suppress_tokens": [5],
@@ -54,7 +54,7 @@ def drawn_adjustment(chance: random.Random) -> tuple[dict[str, Any], Adjustment]
         {**given, **lists},
         Adjustment(
             **given,
-            biases=tuple(lists["sequence_bias"].items()),  # type: ignore[union-attr]
+            biases=tuple(lists["sequence_bias"].items()),
             bad_words=tuple(sequences[:2]),
             suppressed=(5,),
             suppressed_first=(6, 7),

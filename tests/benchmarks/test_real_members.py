@@ -68,7 +68,7 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Index:
                     wheel.writestr(name, data)
             return subprocess.CompletedProcess(command, 0, "", "")
 
-        monkeypatch.setattr(members.subprocess, "run", pip)
+        monkeypatch.setattr(subprocess, "run", pip)
         return asked
 
     return publish

@@ -79,7 +79,8 @@ def test_r8_a_generation_config_is_followed_unless_a_call_sets_the_option() -> N
     )
     backend.cache_clear()
     try:
-        for given in ({}, {"repetition_penalty": 1.0, "min_new_tokens": 0}):
+        replaced: dict[str, Any] = {"repetition_penalty": 1.0, "min_new_tokens": 0}
+        for given in ({}, replaced):
             check([own, PAIR[1]], PROMPTS[1], max_new_tokens=16, branching_factor=2, **given)
     finally:
         backend.cache_clear()

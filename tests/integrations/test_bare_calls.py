@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 from langchain.agents import create_agent
+from langchain_core.messages import HumanMessage
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
@@ -67,7 +68,7 @@ def test_r4_bare_calls_are_calls_in_langchain(case: str, enforce: Any) -> None:
             assert message.content == ""
             assert message.response_metadata["finish_reason"] == "tool_calls"
             assert "adafuse_warnings" not in message.response_metadata
-        state = create_agent(chat, [add]).invoke({"messages": [("user", QUESTION)]})
+        state = create_agent(chat, [add]).invoke({"messages": [HumanMessage(QUESTION)]})
         assert [m.type for m in state["messages"]] == [
             "human",
             "ai",

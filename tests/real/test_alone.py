@@ -80,8 +80,8 @@ def test_r1_alone_and_chosen_among_several(
     for texts, chat in ((PROMPTS, False), (CHATS, name != "gemma")):  # Gemma has no template
         for engine, half, use in ((alone, texts[::2], None), (pair, texts[1::2], name)):
             inputs = [[{"role": "user", "content": text}] if chat else text for text in half]
-            given = {"messages" if chat else "prompts": inputs, "max_new_tokens": LENGTH}
-            found = engine.generate_batch(use=use, **given)
+            given: dict[str, Any] = {"messages" if chat else "prompts": inputs}
+            found = engine.generate_batch(use=use, max_new_tokens=LENGTH, **given)
             for text, generation in zip(half, found, strict=True):
                 expected = generated(name, text, chat=chat)
                 if generation.text.rstrip("\ufffd") != expected:
@@ -94,13 +94,14 @@ def test_r1_in_langchain_and_llama_index(
     name: str, real_engine: Engine, generated: Callable[..., str]
 ) -> None:
     for engine, use in ((real_engine(name), None), (real_engine("smollm", "qwen"), name)):
+        chosen: dict[str, Any] = {"use": use} if use else {}
         chat = ChatAdaFuse(engine=engine, max_tokens=LENGTH, use=use)
-        llm = AdaFuseLLM(engine=engine, max_tokens=LENGTH, **({"use": use} if use else {}))
+        llm = AdaFuseLLM(engine=engine, max_tokens=LENGTH, **chosen)
         for text in CHATS[:3]:
             expected = generated(name, text, chat=True)
-            assert chat.invoke([HumanMessage(text)]).content.rstrip("\ufffd") == expected
+            assert chat.invoke([HumanMessage(text)]).text.rstrip("\ufffd") == expected
             reply = llm.chat([ChatMessage(role="user", content=text)])
-            assert reply.message.content.rstrip("\ufffd") == expected
+            assert str(reply.message.content).rstrip("\ufffd") == expected
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -85,7 +85,7 @@ CHATS = {
     "several turns": [ASK, SAY, THEN],
     "a system message and turns": [SYSTEM, ASK, SAY, THEN],
 }
-TOOL_CHATS = {
+TOOL_CHATS: dict[str, list[Any]] = {
     **CHATS,
     "a call": [ASK, CALLED, RESULT],
     "a system message and a call": [SYSTEM, ASK, CALLED, RESULT],
@@ -174,7 +174,7 @@ def test_r3_tools_of_the_frameworks_equal_the_template(
 
     engine = real_engine("qwen")
     expected = {"qwen": own(tokenizers["qwen"], [ASK], tools=[convert_to_openai_tool(unit_price)])}
-    bound = ChatAdaFuse(engine=engine).bind_tools([unit_price])
+    bound: Any = ChatAdaFuse(engine=engine).bind_tools([unit_price])
     assert langchain_prompt(engine, [ASK], **bound.kwargs) == expected
     tool = FunctionTool.from_defaults(unit_price)
     llm = AdaFuseLLM(engine=engine, enforce=False)

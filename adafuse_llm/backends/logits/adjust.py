@@ -5,7 +5,7 @@ Shapes: n nodes, v vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain, repeat
 
 import torch
@@ -55,7 +55,7 @@ def _change(logits: torch.Tensor, changes: Sequence[Changes]) -> None:
 
 
 def _entries(
-    logits: torch.Tensor, tokens: Sequence[Collection[int]], numbers: Sequence[object]
+    logits: torch.Tensor, tokens: Sequence[Collection[int]], numbers: Sequence[Iterable[float]]
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
     """Return the indices of each row's tokens, and the numbers of these entries.
 

@@ -159,7 +159,7 @@ def test_random_requests_get_the_numbers_of_transformers(
     """Six requests at a time, with and without room for them: requests lose cells and go on."""
     monkeypatch.setattr(context, "MAX_SEQUENCES", sequences)
     monkeypatch.setattr(backend, "PART_NODES", 4 if sequences < 256 else backend.PART_NODES)
-    flash = {"repeatable": True, "flash_attention": None} if repeatable else {}
+    flash: dict[str, Any] = {"repeatable": True, "flash_attention": None} if repeatable else {}
     ours = gguf("wren", context=cells, **flash)
     theirs = HuggingFaceBackend(model("wren"), tokenizer("wren"), "wren", prefix_cache_bytes=0)
     sides: tuple[Backend, Backend] = (ours, theirs)
