@@ -577,6 +577,7 @@ def test_l7_the_repr_of_a_response_is_short():
         llm = AdaFuseLLM(engine=engine)
         response = llm.chat([ChatMessage(content="Go on")])
         assert response.message.content == text
+        assert response.raw is not None
         for shown in (repr(response.raw), str(response.raw)):
             assert len(shown) < 200
             assert "finish_reason='stop'" in shown
