@@ -181,7 +181,7 @@ def test_r9_an_impossible_text_is_missing_for_another_reason() -> None:
 @pytest.mark.parametrize("way", ["prompt", "messages"])
 def test_r9_a_prompt_that_a_member_changes_is_one_warning(way, caplog) -> None:
     text = f"Where is the {DECOMPOSED}?"
-    given = {"messages": [{"role": "user", "content": text}], "prompt": text}
+    given: dict[str, Any] = {"messages": [{"role": "user", "content": text}], "prompt": text}
     with AdaFuseEngine([normalizing("nfc"), plain("whole")]) as engine:
         for _ in range(3):
             engine.generate(**{way: given[way]})

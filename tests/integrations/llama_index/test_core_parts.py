@@ -11,11 +11,11 @@ import llama_index_instrumentation.dispatcher as instrumentation
 import pytest
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.indices.prompt_helper import PromptHelper
-from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.span_handlers import SimpleSpanHandler
 from llama_index.core.utilities.token_counting import TokenCounter
 from llama_index.llms.adafuse import AdaFuseLLM
 from llama_index.llms.adafuse._tokens import COUNTER, MemberTokenCounter
+from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.dispatcher import instrument_tags
 
 from tests.support.scripted import scripted_engine
