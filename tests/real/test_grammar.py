@@ -168,7 +168,8 @@ def forms() -> Iterator[tuple[str, dict[str, Any]]]:
     for question, schema in SCHEMAS:
         yield f"{question} Answer in JSON.", {"json_schema": schema, "max_new_tokens": 64}
     asked = itertools.cycle(question for question, _ in SCHEMAS)
-    others = (*({"regex": each} for each in REGEXES), *({"choices": each} for each in CHOICES))
+    others: list[dict[str, Any]] = [{"regex": each} for each in REGEXES]
+    others += [{"choices": each} for each in CHOICES]
     for question, form in zip(asked, itertools.cycle(others), strict=False):
         yield question, {**form, "max_new_tokens": 24}
 

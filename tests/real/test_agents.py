@@ -1,0 +1,64 @@
+"""Agents of LangChain and LlamaIndex finish an errand with real members and two tools."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from llama_index.core.agent.workflow import FunctionAgent, ToolCallResult
+from llama_index.llms.adafuse import AdaFuseLLM
+
+from adafuse_llm import AdaFuseEngine
+from langchain_adafuse import ChatAdaFuse
+
+pytestmark = pytest.mark.real
+
+Engines = Callable[..., AdaFuseEngine]
+
+ERRAND = "What is the unit price of a bolt? Then multiply it by 3."
+MEMBERS = [("qwen",), ("smollm", "qwen")]
+STEPS = [("unit_price", {"item": "bolt"}), ("multiply", {"a": 4, "b": 3})]
+
+
+def unit_price(item: str) -> str:
+    """Return the unit price of an item, in euros."""
+    return {"bolt": "4", "nut": "7"}[item.strip().lower()]
+
+
+def multiply(a: float, b: float) -> str:
+    """Multiply two numbers."""
+    return f"{a * b:g}"
+
+
+@pytest.mark.parametrize("names", MEMBERS, ids="+".join)
+def test_r4_a_langchain_agent_finishes_an_errand(real_engine: Engines, names: Any) -> None:
+    chat = ChatAdaFuse(engine=real_engine(*names), max_new_tokens=100)
+    agent = create_agent(chat, [unit_price, multiply])
+    state = agent.invoke({"messages": [("user", ERRAND)]}, {"recursion_limit": 9})
+    calls = [
+        (call["name"], call["args"])
+        for message in state["messages"]
+        for call in getattr(message, "tool_calls", ())
+    ]
+    assert calls == STEPS
+    assert "12" in state["messages"][-1].text
+
+
+@pytest.mark.parametrize("names", MEMBERS, ids="+".join)
+def test_r4_a_llama_index_agent_finishes_an_errand(real_engine: Engines, names: Any) -> None:
+    llm = AdaFuseLLM(engine=real_engine(*names), max_new_tokens=100)
+    agent = FunctionAgent(llm=llm, tools=[unit_price, multiply])
+
+    async def run() -> tuple[list[tuple[str, Any]], str]:
+        handler = agent.run(ERRAND, max_iterations=5)
+        events = [event async for event in handler.stream_events()]
+        answer = str(await handler)
+        results = [event for event in events if isinstance(event, ToolCallResult)]
+        return [(each.tool_name, each.tool_kwargs) for each in results], answer
+
+    calls, answer = asyncio.run(run())
+    assert calls == STEPS
+    assert "12" in answer
