@@ -66,7 +66,8 @@ def _is_optional(error: BaseException | None) -> bool:
 
 
 def folders() -> list[Path]:
-    return sorted({path.parent for path in TESTS.rglob("test_*.py")})
+    """The folders of tests, except those of real members, which are never quick."""
+    return sorted({path.parent for path in TESTS.rglob("test_*.py")} - {TESTS / "real"})
 
 
 @pytest.mark.parametrize("folder", folders(), ids=lambda folder: str(folder.relative_to(TESTS)))

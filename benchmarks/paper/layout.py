@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.config import DEFAULT_BRANCHES, AdaFuseConfig
 from adafuse_llm.embedded import HELDOUT_KINDS
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest
 from adafuse_llm.evaluation.metrics import METRICS
@@ -84,10 +84,16 @@ class Row(Plain):
         given = [
             f"{name}={value}"
             for name, value in sorted(self.options.items())
-            if name in OF_TASKS or name not in fields or value != fields[name].default
+            if name in OF_TASKS or name not in fields or value not in _defaults(name)
         ]
         members = "+".join(quote(each, safe="") for each in self.use or ())
         return " ".join([self.strategy, *given, *([f"by {members}"] if members else [])])
+
+
+def _defaults(option: str) -> tuple[Any, ...]:
+    """Return the values of an option that change nothing in an ensemble of several members."""
+    default = AdaFuseConfig.model_fields[option].default
+    return (default, DEFAULT_BRANCHES) if option == "branching_factor" else (default,)
 
 
 class Part(Plain):

@@ -82,13 +82,20 @@ def test_bars_that_are_switched_off_are_no_warning():
     assert done.stderr == ""
 
 
+def without_mixture(errors: bytes) -> bytes:
+    """The error stream without the warning that only one of the two members has a template."""
+    first, _, rest = errors.partition(b"\n")
+    assert first.startswith(b"only some members have a chat template: 'otter', but not 'badger'")
+    return rest
+
+
 def test_ctrl_c_ends_a_stream_with_the_text_so_far(start, members):
     process = start("generate", "the mill", *members, "--json", "--max-new-tokens", 8000)
     first = process.stdout.readline()
     process.send_signal(signal.SIGINT)
     rest, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors == b"interrupted\n"
+    assert without_mixture(errors) == b"interrupted\n"
     lines = [json.loads(line) for line in (first + rest).splitlines()]
     generation = Generation.model_validate(lines[-1]["generation"])
     assert generation.finish_reason == "cancelled"
@@ -101,7 +108,7 @@ def test_a_closed_pipe_is_no_error(start, members):
     process.stdout.read(1)
     process.stdout.close()
     assert process.wait(timeout=60) == 1
-    assert process.stderr.read() == b""
+    assert without_mixture(process.stderr.read()) == b""
 
 
 def test_an_interrupted_run_resumes(start, adafuse, members, tmp_path):
@@ -143,7 +150,7 @@ def test_a_terminal_sees_the_answer_grow(start, members, tmp_path):
         shown += chunk
     os.close(leader)
     assert process.wait(timeout=60) == 130
-    assert process.stderr.read() == b"interrupted\n"
+    assert without_mixture(process.stderr.read()) == b"interrupted\n"
     text = shown.decode()
     assert text.index("Who founded the mill?") < text.index("● otter") < text.index("Sources")
     assert "interrupted" in text

@@ -77,7 +77,7 @@ def count_work(monkeypatch: pytest.MonkeyPatch) -> list[Counter[str]]:
     count(FakeCodec, "decode_continuation", "tokens decoded", lambda _, __, new: len(new))
     count(FakeCodec, "encode_continuation", "characters encoded", lambda _, __, new: len(new))
     count(Lookup, "_guesses", "tokens looked up", lambda *_: 1)
-    count(Transcript, "_occurrences", "characters searched", _characters_searched)
+    count(Transcript, "_starts", "characters searched", _characters_searched)
     count(TokenTree, "path", "nodes on paths", lambda tree, node: node.length - tree.root.length)
     monkeypatch.setattr(
         sampling, "blake2b", lambda data, **options: CountingHash(work, data, **options)
@@ -85,8 +85,8 @@ def count_work(monkeypatch: pytest.MonkeyPatch) -> list[Counter[str]]:
     return after
 
 
-def _characters_searched(transcript: Transcript, _: str, start: int) -> int:
-    return len(transcript.text) - start
+def _characters_searched(transcript: Transcript, _: Any, before: int) -> int:
+    return len(transcript.text) - before
 
 
 @pytest.mark.quick
