@@ -80,8 +80,8 @@ def test_r1_alone_and_chosen_among_several(
     for texts, chat in ((PROMPTS, False), (CHATS, name != "gemma")):  # Gemma has no template
         for engine, half, use in ((alone, texts[::2], None), (pair, texts[1::2], name)):
             inputs = [[{"role": "user", "content": text}] if chat else text for text in half]
-            given = {"messages" if chat else "prompts": inputs, "max_new_tokens": LENGTH}
-            found = engine.generate_batch(use=use, **given)
+            given: dict[str, Any] = {"messages" if chat else "prompts": inputs}
+            found = engine.generate_batch(use=use, max_new_tokens=LENGTH, **given)
             for text, generation in zip(half, found, strict=True):
                 expected = generated(name, text, chat=chat)
                 if generation.text.rstrip("\ufffd") != expected:
