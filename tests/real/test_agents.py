@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
+from langchain_core.messages import HumanMessage
 from llama_index.core.agent.workflow import FunctionAgent, ToolCallResult
 from llama_index.llms.adafuse import AdaFuseLLM
 
@@ -37,7 +38,7 @@ def multiply(a: float, b: float) -> str:
 def test_r4_a_langchain_agent_finishes_an_errand(real_engine: Engines, names: Any) -> None:
     chat = ChatAdaFuse(engine=real_engine(*names), max_new_tokens=100)
     agent = create_agent(chat, [unit_price, multiply])
-    state = agent.invoke({"messages": [("user", ERRAND)]}, {"recursion_limit": 9})
+    state = agent.invoke({"messages": [HumanMessage(ERRAND)]}, {"recursion_limit": 9})
     calls = [
         (call["name"], call["args"])
         for message in state["messages"]

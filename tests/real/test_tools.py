@@ -38,7 +38,7 @@ def multiply(a: float, b: float) -> str:
     return f"{a * b:g}"
 
 
-FUNCTIONS = {"unit_price": unit_price, "multiply": multiply}
+FUNCTIONS: dict[str, Callable[..., str]] = {"unit_price": unit_price, "multiply": multiply}
 LLAMA_TOOLS = [FunctionTool.from_defaults(function) for function in FUNCTIONS.values()]
 OPENAI_TOOLS = [tool.metadata.to_openai_tool() for tool in LLAMA_TOOLS]
 
