@@ -94,9 +94,8 @@ def test_r1_in_langchain_and_llama_index(
     name: str, real_engine: Engine, generated: Callable[..., str]
 ) -> None:
     for engine, use in ((real_engine(name), None), (real_engine("smollm", "qwen"), name)):
-        chosen: dict[str, Any] = {"use": use} if use else {}
         chat = ChatAdaFuse(engine=engine, max_tokens=LENGTH, use=use)
-        llm = AdaFuseLLM(engine=engine, max_tokens=LENGTH, **chosen)
+        llm = AdaFuseLLM(engine=engine, max_tokens=LENGTH, use=use)
         for text in CHATS[:3]:
             expected = generated(name, text, chat=True)
             assert chat.invoke([HumanMessage(text)]).text.rstrip("\ufffd") == expected
