@@ -322,10 +322,10 @@ class ReplyReader:
         delta = ReplyDelta()
         for part in self._with_bare_calls(parts, is_last=finish_reason is not None):
             if isinstance(part, Text):
-                said = part.text.lstrip() if self._at_start else part.text
-                self._at_start = self._at_start and not said
-                self._text += said
-                delta.parts += [Text(said)] if said else []
+                shown = part.text.lstrip() if self._at_start else part.text
+                self._at_start = self._at_start and not shown
+                self._text += shown
+                delta.parts += [Text(shown)] if shown else []
                 continue
             self._at_start = True
             if not isinstance(part, Reasoning):

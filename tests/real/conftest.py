@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from adafuse_llm import AdaFuseEngine
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from benchmarks.real import members
+from tests.real.reference import CachedMember, reference_of
 
 
 @pytest.fixture(scope="session")
@@ -62,3 +63,14 @@ def real_engine(
     yield engine
     for each in engines:
         each.close()
+
+
+@pytest.fixture
+def references(
+    real_backends: dict[str, HuggingFaceBackend], real_models: dict[str, tuple[Any, Any]]
+) -> Iterator[dict[str, CachedMember]]:
+    """The reference's members, which share the weights. They forget all after each test."""
+    known = {name: reference_of(each, *real_models[name]) for name, each in real_backends.items()}
+    yield known
+    for member in known.values():
+        member.forget()

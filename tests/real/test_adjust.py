@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from adafuse_llm import AdaFuseEngine, RuntimeConfig
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.loading.specs import MemberSpec
-from tests.real.reference import CachedMember, reference_of
+from tests.real.reference import CachedMember
 from tests.reference import Options, decode
 from tests.support.compare import assert_same
 
@@ -33,20 +33,6 @@ PENALTIES: dict[str, Any] = {
 }
 
 Engine = Callable[..., AdaFuseEngine]
-
-
-@pytest.fixture(scope="module")
-def references(
-    real_backends: dict[str, HuggingFaceBackend], real_models: dict[str, tuple[Any, Any]]
-) -> dict[str, CachedMember]:
-    return {name: reference_of(real_backends[name], *real_models[name]) for name in NAMES}
-
-
-@pytest.fixture(autouse=True)
-def _free(references: dict[str, CachedMember]) -> Iterator[None]:
-    yield
-    for member in references.values():
-        member.forget()
 
 
 def generated(model: Any, backend: HuggingFaceBackend, prompt: str, **options: Any) -> str:

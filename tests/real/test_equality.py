@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from adafuse_llm import AdaFuseEngine, Generation, RuntimeConfig
 from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.tree import TokenTree
-from tests.real.reference import CachedMember, reference_of
+from tests.real.reference import CachedMember
 from tests.reference import Options, decode
 from tests.support.compare import assert_same
 
@@ -38,20 +38,6 @@ FACTS = "The ferry to Orrin leaves at nine. It carries twelve people, three goat
 """A passage of 21 to 23 tokens, to make prompts longer than Gemma's sliding window of 512."""
 
 Engine = Callable[..., AdaFuseEngine]
-
-
-@pytest.fixture(scope="module")
-def references(
-    real_backends: dict[str, HuggingFaceBackend], real_models: dict[str, tuple[Any, Any]]
-) -> dict[str, CachedMember]:
-    return {name: reference_of(real_backends[name], *real_models[name]) for name in NAMES}
-
-
-@pytest.fixture(autouse=True)
-def _free(references: dict[str, CachedMember]) -> Iterator[None]:
-    yield
-    for member in references.values():
-        member.forget()
 
 
 def given(kind: str) -> dict[str, Any]:
