@@ -67,7 +67,8 @@ from adafuse_llm.loading.config_file import ConfigFile, read_config
 from adafuse_llm.results import MemberInfo, PassCost, Round, Scores
 from adafuse_llm.runtime.budget import CacheBudget
 from adafuse_llm.runtime.heap import trim_heap
-from adafuse_llm.runtime.scheduler import Request, Scheduler
+from adafuse_llm.runtime.request import Request
+from adafuse_llm.runtime.scheduler import Scheduler
 from adafuse_llm.runtime.vocabularies import Vocabularies
 from adafuse_llm.sampling import Sampling
 from adafuse_llm.strategies.base import (
@@ -669,8 +670,7 @@ class _LocalDecode(Decode):
 
     @override
     def stop(self) -> None:
-        for request in self._requests:
-            request.abandoned.set()
+        self._scheduler.abandon(self._requests)
 
 
 def _close_members(members: Sequence[Backend]) -> None:
