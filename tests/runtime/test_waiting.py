@@ -213,9 +213,9 @@ def test_r3_v7_an_abandoned_request_ends_without_a_poll(monkeypatch: pytest.Monk
 
 
 def _call(prompt: str) -> Any:
-    from adafuse_llm.interface import Call
+    from adafuse_llm.calls import Call, CallInput
 
-    return Call([(prompt, None)])
+    return Call([CallInput(prompt, None)])
 
 
 # V5: rankers -----------------------------------------------------------------------------------
