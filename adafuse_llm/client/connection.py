@@ -158,7 +158,7 @@ class Connection:
             done: called in another thread with the answer, or with the error.
 
         Returns:
-            A future. Cancelling it ends the request, and nothing is called.
+            A future. Cancelling it ends the request. What `done` receives then does not matter.
 
         Raises:
             EngineClosedError: `close` has been called.

@@ -4,6 +4,7 @@ engine."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -15,6 +16,7 @@ import pytest
 pytest.importorskip("starlette")
 
 import httpx
+from starlette.requests import ClientDisconnect
 
 from adafuse_llm import (
     AdaFuseEngine,
@@ -32,6 +34,7 @@ from adafuse_llm.backends import FakeBackend
 from adafuse_llm.client import connection, wire
 from adafuse_llm.serving import ServingConfig, create_app
 from adafuse_llm.serving.app import build_app
+from adafuse_llm.serving.http import unless_disconnected
 from adafuse_llm.serving.service import Service
 from tests.support.serving import served
 
@@ -213,6 +216,28 @@ def test_r3_v3_an_answer_with_too_few_scores_is_an_error(
     monkeypatch.setattr(connection.Connection, "_post", empty)
     with pytest.raises(ServerError, match="unknown form"):
         remote.score("x", ["a"])
+
+
+async def test_r3_v3_work_for_a_client_that_has_left_ends_at_the_second_request_to_end() -> None:
+    """Before Python 3.12, `asyncio.wait_for` ignores a cancellation if its work is just done."""
+    ended = False
+
+    async def stubborn() -> None:
+        nonlocal ended
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended = True
+
+    async def receive() -> dict[str, str]:
+        await asyncio.sleep(0)
+        return {"type": "http.disconnect"}
+
+    with pytest.raises(ClientDisconnect):
+        await asyncio.wait_for(unless_disconnected(receive, stubborn()), PATIENCE)
+    assert ended
 
 
 # V4: closed engines ----------------------------------------------------------------------------
