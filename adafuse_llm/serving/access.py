@@ -97,7 +97,7 @@ def middlewares(
                 allow_origins=config.cors_origins,
                 allow_methods=("GET", "POST"),
                 allow_headers=("*",),
-                expose_headers=("X-Request-ID", "Retry-After"),
+                expose_headers=("X-Request-ID", "Retry-After", "X-AdaFuse-Warnings"),
             )
         )
     if api_keys:
