@@ -47,7 +47,8 @@ def template_options(
         elif asked.effort == "none" and switch is not None:
             given.setdefault(switch, False)
         else:
-            asked.ignored.add("reasoning_effort", "no chat template of the members reads it")
+            name = "reasoning_effort" if asked.echoed is None else "reasoning.effort"
+            asked.ignored.add(name, "no chat template of the members reads it")
     return {**options, "chat_template_kwargs": given} if given else options
 
 
