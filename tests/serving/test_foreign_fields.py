@@ -12,6 +12,9 @@ from adafuse_llm.adapters.reply_form import schema_of
 from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.serving import ServingConfig, create_app
 from adafuse_llm.serving.openai_fields import HEADER, IGNORED, REASONS, REFUSED, WITHOUT_EFFECT
+from adafuse_llm.serving.openai_requests import _ChatBody, _CompletionBody
+from adafuse_llm.serving.responses_requests import _ResponseBody
+from tests.support.paths import ROOT
 from tests.support.scripted import scripted_engine
 from tests.support.serving import served
 from tests.support.thinkers import thinkers
@@ -306,6 +309,20 @@ def test_r3_v10_unknown_keys_in_a_format_or_a_tool_are_told(address, strict):
 )
 def test_r3_v10_a_tool_of_another_form_is_an_error(address, tool):
     assert error(chat(address, tools=[tool]))["param"] == "tools"
+
+
+def test_r3_v9_the_guide_lists_the_fields():
+    guide = (ROOT / "docs" / "guides" / "serving.md").read_text(encoding="utf-8")
+    for body in (_ChatBody, _CompletionBody, _ResponseBody):
+        fields = set(body.model_fields) - {"text", "reasoning", "add_generation_prompt"}
+        assert [name for name in sorted(fields) if f"`{name}`" not in guide] == []
+    assert "`text.format`" in guide
+    assert "`reasoning.effort`" in guide
+    named = {*WITHOUT_EFFECT, *IGNORED, *REFUSED}
+    assert not named & {*_ChatBody.model_fields, *_ResponseBody.model_fields}
+    assert not WITHOUT_EFFECT & IGNORED.keys()
+    assert not (WITHOUT_EFFECT | IGNORED.keys()) & REFUSED.keys()
+    assert REASONS.keys() <= IGNORED.keys() | REFUSED.keys()
 
 
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": NAME}}
