@@ -82,20 +82,19 @@ def set_up_libraries() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     places: Counter[str] = Counter()
     for item in items:
-        if (mark := item.get_closest_marker("sweep")) and not config.getoption("--sweeps"):
+        if (sweeps := item.get_closest_marker("sweep")) and not config.getoption("--sweeps"):
             sweep = item.nodeid.partition("[")[0]
             # Multiples of the golden ratio: a share of the cases that follows no parameter's order.
-            if places[sweep] * 0.6180339887 % 1 >= 1 / mark.args[0]:
+            if places[sweep] * 0.6180339887 % 1 >= 1 / sweeps.args[0]:
                 item.add_marker(pytest.mark.skip(reason=SWEEPS_NOT_RUN))
             places[sweep] += 1
-        marks = {mark.name for mark in item.iter_markers()}
-        for mark in marks & GROUPS.keys():
-            option, reason = GROUPS[mark]
+        for name in GROUPS.keys() & {mark.name for mark in item.iter_markers()}:
+            option, reason = GROUPS[name]
             if not config.getoption(option):
                 item.add_marker(pytest.mark.skip(reason=reason))
-            elif mark == "real" and not has_real_members():
+            elif name == "real" and not has_real_members():
                 item.add_marker(pytest.mark.skip(reason=REAL_MISSING))
-            elif mark == "ray" and not is_loopback_only():
+            elif name == "ray" and not is_loopback_only():
                 item.add_marker(pytest.mark.skip(reason=RAY_CANNOT_RUN))
 
 

@@ -155,6 +155,10 @@ MAX_HEADER = 2000
 """Maximum characters of this header."""
 
 
+MAX_WARNINGS = 32
+"""Maximum number of ignored parts of a request that are named."""
+
+
 class Ignored:
     """The parts of a request that were ignored.
 
@@ -179,11 +183,13 @@ class Ignored:
         Raises:
             ApiError: the server is strict.
         """
-        shown = f"the field {short_repr(name)}"
         reason = f": {reason}" if reason else ""
         if self._strict:
             raise _refused(name, reason)
-        self.warnings.append(f"{shown} was ignored{reason}")
+        if len(self.warnings) < MAX_WARNINGS:
+            self.warnings.append(f"the field {short_repr(name)} was ignored{reason}")
+        elif len(self.warnings) == MAX_WARNINGS:
+            self.warnings.append("more fields were ignored")
 
     def keep(self, given: Mapping[str, Any], known: Collection[str], place: str) -> dict[str, Any]:
         """Return the known keys of an object; the others are ignored unless they are None."""

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 from adafuse_llm.adapters.conversation import Turn, to_conversation
 from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_tool_choice
-from adafuse_llm.config import CONSTRAINTS, AdaFuseConfig
+from adafuse_llm.config import CONSTRAINTS, MAX_BIASED, AdaFuseConfig
 from adafuse_llm.errors import InvalidInputError, nearest, short_repr
 from adafuse_llm.serving.errors import CONTEXT_CODE, ApiError, api_error, invalid, option_of
 from adafuse_llm.serving.openai_fields import EXTENSION, NO_TOOLS, Ignored, parse
@@ -330,6 +330,10 @@ def _shared(body: Common, ignored: Ignored) -> dict[str, Any]:
             "stream_options.include_usage",
         )
     biases = body.logit_bias or {}
+    if len(biases) > MAX_BIASED:  # before each of them is encoded
+        raise invalid(
+            f"logit_bias can have at most {MAX_BIASED} entries; got {len(biases)}", "logit_bias"
+        )
     texts = {text: bias for text, bias in biases.items() if not _is_token(text)}
     if texts and options.setdefault("logit_bias", texts) is not texts:
         raise invalid(

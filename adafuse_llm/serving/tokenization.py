@@ -14,8 +14,8 @@ from starlette.routing import Route
 
 from adafuse_llm.backends import RestrictsTokens
 from adafuse_llm.engine import AdaFuseEngine
-from adafuse_llm.errors import short_list
-from adafuse_llm.serving.errors import invalid
+from adafuse_llm.errors import AdaFuseError, short_list
+from adafuse_llm.serving.errors import api_error, invalid
 from adafuse_llm.serving.http import read_object, unless_disconnected
 from adafuse_llm.serving.openai_fields import EXTENSION, Ignored, parse, warnings_header
 from adafuse_llm.serving.openai_requests import Body, read_conversation
@@ -130,7 +130,14 @@ def _texts(engine: AdaFuseEngine, member: str, tokens: list[int]) -> list[str]:
 
 
 async def _work(service: Service, request: Request, work: Callable[[], T]) -> T:
-    """Return the result of some work in a thread, within the time limit of the server."""
-    async with service.running_until_stopped():
-        done = within(service.time_limit(), asyncio.to_thread(work))
-        return await unless_disconnected(request.receive, done)
+    """Return the result of some work in a thread, within the time limit of the server.
+
+    Raises:
+        ApiError: the work failed.
+    """
+    try:
+        async with service.running_until_stopped():
+            done = within(service.time_limit(), asyncio.to_thread(work))
+            return await unless_disconnected(request.receive, done)
+    except AdaFuseError as error:
+        raise api_error(error) from error

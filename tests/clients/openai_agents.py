@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 set_tracing_disabled(True)
 CLIENT = AsyncOpenAI(base_url=f"{sys.argv[1]}/v1", api_key="none")
-computed = []
+computed: list[str] = []
 
 
 @function_tool

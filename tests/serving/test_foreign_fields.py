@@ -11,7 +11,15 @@ from adafuse_llm import AdaFuseEngine
 from adafuse_llm.adapters.reply_form import schema_of
 from adafuse_llm.errors import InvalidInputError
 from adafuse_llm.serving import ServingConfig, create_app
-from adafuse_llm.serving.openai_fields import HEADER, IGNORED, REASONS, REFUSED, WITHOUT_EFFECT
+from adafuse_llm.serving.openai_fields import (
+    HEADER,
+    IGNORED,
+    MAX_HEADER,
+    MAX_WARNINGS,
+    REASONS,
+    REFUSED,
+    WITHOUT_EFFECT,
+)
 from adafuse_llm.serving.openai_requests import _ChatBody, _CompletionBody
 from adafuse_llm.serving.responses_requests import _ResponseBody
 from tests.support.paths import ROOT
@@ -157,6 +165,17 @@ def test_r3_v9_other_fields_are_ignored_with_a_warning_or_refused(address, stric
         assert refused["code"] == "unsupported_parameter"
         assert refused["param"].partition(".")[0] == name
     assert any("send repetition_penalty" in each for each in told)
+
+
+def test_r3_v9_warnings_have_a_limit(address):
+    function = {"name": "look_up", "parameters": NAME, **{f"key\n{n}": "é" for n in range(5000)}}
+    response = chat(address, tools=[{"type": "function", "function": function}])
+    told = [each for each in warnings(response) if "ignored" in each]
+    assert len(told) == MAX_WARNINGS + 1
+    assert told[-1] == "more fields were ignored"
+    assert len(response.headers[HEADER]) == MAX_HEADER
+    many = chat(address, model="wren", logit_bias={str(n): 1 for n in range(1025)})
+    assert error(many)["param"] == "logit_bias"
 
 
 def test_r3_v9_a_stream_has_the_warnings_in_its_header_and_at_its_end(address):

@@ -205,7 +205,9 @@ def test_r3_v11_reasoning_is_an_item_and_returns_to_the_members():
         user = {"role": "user", "content": "How many?"}
         history = [user, reasoning.model_dump(), message.model_dump(), call, result]
         assert ask(client, input=history, max_output_tokens=100).output_text == "Four."
-    (_, turn, _) = read_response({"input": history}).conversation.messages
+    conversation = read_response({"input": history}).conversation
+    assert conversation is not None
+    (_, turn, _) = conversation.messages
     assert turn["reasoning_content"].strip() == "Three is few."
     assert (turn["content"], turn["tool_calls"][0]["name"]) == ("Four.", "look")
 
@@ -258,7 +260,7 @@ def test_r3_v11_what_is_ignored_is_told(client):
     for name in (*names, "text.verbosity"):
         assert any(f"'{name}'" in each for each in told), name
     assert "this server stores nothing" in raw.headers[HEADER]
-    assert raw.parse().store is False  # type: ignore[attr-defined]
+    assert raw.parse().store is False
 
 
 def test_r3_v11_a_stream_that_fails_ends_with_the_event_for_it():
@@ -340,6 +342,8 @@ def test_r3_v11_tokens_are_those_of_each_member(address, engine):
         post("/tokenize", prompt="a", messages=MESSAGES),
         post("/tokenize", prompt="mill " * 20_000),
         post("/tokenize", messages=MESSAGES, add_generation_prompt=False),
+        post("/tokenize", messages=MESSAGES, chat_template_kwargs={"nothing": 1}),
+        post("/tokenize", messages=[]),
     ]
     assert {each.status_code for each in wrong} == {400}
     assert post("/tokenize", model="nobody", prompt="a").status_code == 404
