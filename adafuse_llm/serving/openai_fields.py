@@ -202,7 +202,7 @@ class Ignored:
 def warnings_header(warnings: Sequence[str]) -> dict[str, str]:
     """Return warnings as a header, in ASCII; nothing if there are none."""
     text = " ".join("; ".join(warnings).split())
-    shown = text.encode("ascii", "backslashreplace").decode()[:MAX_HEADER]
+    shown = text.encode("ascii", "backslashreplace").decode()[:MAX_HEADER].rstrip()
     return {HEADER: shown} if shown else {}
 
 

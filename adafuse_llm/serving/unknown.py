@@ -42,15 +42,15 @@ _PREFIX = re.compile(r"^(?:/v\d+)*/")
 async def unknown(request: Request, error: Exception) -> Response:
     """Return the response for an error of the routing: what is wrong, and what the server has."""
     assert isinstance(error, HTTPException), "the application registers it for these"
-    path = request.url.path
-    message = error.detail
+    path, message, code = request.url.path, error.detail, "not_found"
+    headers = dict(error.headers or {})
     if error.status_code == 404:
         message = _not_found(path, _addresses(request))
     elif error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
+        code = "method_not_allowed"
+        allowed = headers["Allow"] = ", ".join(sorted(headers.get("Allow", "").split(", ")))
         message = f"{path[:200]} does not take the method {request.method}; allowed: {allowed}"
-    code = "method_not_allowed" if error.status_code == 405 else "not_found"
-    return error_response(ApiError(error.status_code, message, code=code, headers=error.headers))
+    return error_response(ApiError(error.status_code, message, code=code, headers=headers))
 
 
 def _not_found(path: str, addresses: list[str]) -> str:
