@@ -100,6 +100,8 @@ class ResponseWriter:
             tokens = tokens if isinstance(part, Reasoning) else []
         self._warnings += delta.warnings
         if (whole := event.generation) is not None:
+            if not self._output:  # clients expect a message
+                yield from self._begin("message")
             yield from self._close("incomplete" if whole.finish_reason in CUT else "completed")
 
     def ending(self, generations: Sequence[Generation]) -> Iterator[bytes]:

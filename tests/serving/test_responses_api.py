@@ -134,6 +134,14 @@ def test_r3_v11_a_response_that_is_cut_is_incomplete(client):
     assert last.response.output_text == response.output_text
 
 
+def test_r3_v11_a_response_without_text_has_an_empty_message(client):
+    first = ask(client).output_text[0]
+    (message,) = ask(client, extra_body={"stop": first}).output
+    assert (message.type, message.content[0].text) == ("message", "")
+    *_, last = ask(client, extra_body={"stop": first}, stream=True)
+    assert last.response.output[0].content[0].text == ""
+
+
 def test_r3_v11_functions_are_called_and_their_results_are_read():
     def reply(prompt):
         return "It is 1364." if "1364" in prompt else f"Let me see.\n{CALL}"
