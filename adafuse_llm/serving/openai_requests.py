@@ -109,7 +109,7 @@ class Conversational(Common):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class _Common(Common):
+class _AnyCompletion(Common):
     max_tokens: int | None = None
     n_predict: int | None = None
     n: int | None = None
@@ -121,7 +121,7 @@ class _Common(Common):
     structured_outputs: dict[str, Any] | None = None
 
 
-class _ChatBody(_Common, Conversational):
+class _ChatBody(_AnyCompletion, Conversational):
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -132,7 +132,7 @@ class _ChatBody(_Common, Conversational):
     add_generation_prompt: bool | None = None
 
 
-class _CompletionBody(_Common):
+class _CompletionBody(_AnyCompletion):
     prompt: str | list[str]
     logprobs: int | None = None
     echo: bool | None = None
