@@ -89,7 +89,7 @@ function showAnswerSoon(view) {
   view.timer ??= setTimeout(() => {
     const began = performance.now();
     showAnswer(view);
-    follow();
+    if (views.get(view.turn) === view) follow();
     view.wait = PAUSES * (performance.now() - began);
   }, Math.max(PAUSE, view.wait));
 }
