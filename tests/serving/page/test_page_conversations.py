@@ -96,7 +96,6 @@ def test_r3_v14_what_runs_is_deleted_with_all(visit, members) -> None:
     tab.say("long", wait=False)
     tab.spans.first.wait_for()
     open_list(tab)
-    tab.page.evaluate("save()")
     tab.press("Delete all")
     confirm(tab, "Delete")
     tab.finish()
