@@ -123,6 +123,21 @@ def test_r3_v14_formatting_can_be_switched_off(visit, engine) -> None:
     assert element_texts(tab, "h3") == ["Title"]
 
 
+def test_r3_v14_marks_do_not_move_the_columns_of_code(visit) -> None:
+    tab = visit()
+    tab.say("markdown")
+    assert tab.page.locator("pre [data-mark='=']").count() > 1, "there are marks"
+    widths = """() => {
+        const code = document.querySelector("pre code"), style = getComputedStyle(code);
+        const widest = code.appendChild(make("span", {}, "\\nif a < b:\\n    print(a)"));
+        const ends = element => [...element.getClientRects()].map(box => Math.round(box.right));
+        const spans = [...code.querySelectorAll(".span")].flatMap(ends);
+        return [Math.max(...spans), Math.max(...ends(widest))];
+    }"""
+    marked, plain = tab.page.evaluate(widths)
+    assert marked == plain
+
+
 @pytest.mark.parametrize("is_secure", [True, False])
 def test_r3_v14_code_and_answers_can_be_copied(visit, engine, is_secure) -> None:
     tab = visit()
