@@ -128,8 +128,9 @@ def test_r3_v14_marks_do_not_move_the_columns_of_code(visit) -> None:
     tab.say("markdown")
     assert tab.page.locator("pre [data-mark='=']").count() > 1, "there are marks"
     widths = """() => {
-        const code = document.querySelector("pre code"), style = getComputedStyle(code);
-        const widest = code.appendChild(make("span", {}, "\\nif a < b:\\n    print(a)"));
+        const code = document.querySelector("pre code");
+        code.append("\\n");
+        const widest = code.appendChild(make("span", {}, "if a < b:\\n    print(a)"));
         const ends = element => [...element.getClientRects()].map(box => Math.round(box.right));
         const spans = [...code.querySelectorAll(".span")].flatMap(ends);
         return [Math.max(...spans), Math.max(...ends(widest))];
