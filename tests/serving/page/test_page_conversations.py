@@ -266,10 +266,11 @@ def test_r3_v14_bars_have_a_fixed_scale(visit) -> None:
 
 
 def test_r3_v14_a_reload_in_mid_answer_keeps_what_was_shown(visit, front) -> None:
-    hold(front, 8)
+    may_go_on = hold(front, 8)
     tab = visit()
     tab.say("markdown", wait=False)
     tab.page.locator(".answer h3").wait_for()
     tab.page.reload()
+    may_go_on.set()
     assert tab.page.locator(".answer h3").inner_text().endswith("Title")
     assert "lost" in tab.note
