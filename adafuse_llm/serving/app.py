@@ -86,8 +86,8 @@ async def _unknown(request: Request, error: Exception) -> Response:
         404: f"there is no address {request.url.path[:200]!r} here. OpenAI's clients need a base "
         "address that ends in /v1, and RemoteEngine one without it. The server has "
         "/v1/chat/completions, /v1/completions and /v1/models.",
-        405: f"{request.url.path[:200]} does not take the method {request.method}. Send "
-        f"{(error.headers or {}).get('Allow')}.",
+        405: f"{request.url.path[:200]} does not take the method {request.method}. "
+        f"Allowed: {(error.headers or {}).get('Allow')}.",
     }.get(error.status_code, error.detail)
     code = {405: "method_not_allowed"}.get(error.status_code, "not_found")
     response = error_response(ApiError(error.status_code, message, code=code))
