@@ -86,6 +86,12 @@ class ServingConfig(Options):
         description="Seconds that running requests may take after the signal to stop. Then they "
         "end with the text so far.",
     )
+    strict: bool = Field(
+        default=False,
+        description="Whether to refuse requests with fields of other servers that this server does "
+        "not have. By default, the server ignores such a field with a warning, unless it "
+        "determines the form of the answer.",
+    )
     page: bool = Field(default=True, description="Whether the page at / exists.")
     log_prompts: bool = Field(
         default=False, description="Whether the log has the body of each request."

@@ -28,6 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from adafuse_llm.errors import InvalidOptionError, short_repr
 from adafuse_llm.serving.errors import LATE, ApiError, api_error, invalid
 from adafuse_llm.serving.http import error_response
+from adafuse_llm.serving.openai_fields import HEADER
 from adafuse_llm.serving.settings import KEY
 from adafuse_llm.serving_config import ServingConfig
 
@@ -98,7 +99,7 @@ def middlewares(
                 allow_origins=config.cors_origins,
                 allow_methods=("GET", "POST"),
                 allow_headers=("*",),
-                expose_headers=("X-Request-ID", "Retry-After"),
+                expose_headers=("X-Request-ID", "Retry-After", HEADER),
             )
         )
     if api_keys:

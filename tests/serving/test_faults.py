@@ -256,6 +256,7 @@ def test_requests_wait_for_the_members():
         (400, b'{"prompt": "\\ud800"}', JSON),
         (400, b'{"prompt": ""}', JSON),
         (400, b'{"prompt": "x", "seed": 1e400}', JSON),
+        (400, b'{"prompt": "x", "max_tokens": 1%s}' % (b"0" * 5000), JSON),
         (400, b'{"prompt": "x", "\\ud800": 1}', JSON),
         (400, b'{"prompt": "x", "adafuse": {"\\ud800": 1}}', JSON),
         (400, b'{"prompt": "x", "%s": 1}' % (b"field" * 50_000), JSON),
@@ -326,8 +327,12 @@ def test_the_time_limit_counts_before_the_decode(monkeypatch):
     assert response.status_code == 504
 
 
-def test_an_unknown_address_or_method_has_an_error_in_the_same_form(plain):
-    assert error_of(httpx.get(f"{plain}/v2/models"))["code"] == "not_found"
+@pytest.mark.parametrize("number", ["1e999", "-1e999"])
+def test_r3_v13_a_number_without_end_is_refused(plain, number):
+    body = f'"prompt": "x", "max_tokens": 2, "temperature": {number}'
+    response = httpx.post(plain + COMPLETE, content=f"{{{body}}}", headers={"Content-Type": JSON})
+    assert response.status_code == 400
+    assert f"the number {number} is too large" in error_of(response)["message"]
 
 
 @pytest.mark.parametrize(
@@ -347,6 +352,25 @@ def test_r3_v13_a_wrong_method_is_told_the_right_one(plain, method, path, allowe
     assert set(response.headers["allow"].split(", ")) == allowed
     assert error_of(response)["code"] == "method_not_allowed"
     assert all(each in error_of(response)["message"] for each in allowed)
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/v1/embeddings", "embeddings are not supported"),
+        ("/v1/audio/speech", "not supported: the server completes text"),
+        ("/v1/responses/resp_1/cancel", "the server stores nothing"),
+        ("/chat/completions", "it is '/v1/chat/completions'"),
+        ("/v1/v1/completions", "it is '/v1/completions'"),
+        ("/v1/chat/completion", "Did you mean '/v1/chat/completions'?"),
+        ("/api/chat", "the API of Ollama is not supported"),
+        ("/v2/nothing", "The server has /health, /ready, /v1/chat/completions, /v1/completions"),
+    ],
+)
+def test_r3_v11_an_unknown_address_has_an_error_that_says_what_exists(plain, path, says):
+    response = httpx.post(plain + path, json={})
+    assert (response.status_code, error_of(response)["code"]) == (404, "not_found")
+    assert says in error_of(response)["message"]
 
 
 def test_an_unexpected_failure_tells_nothing_but_the_log_does(caplog, monkeypatch):
