@@ -45,6 +45,12 @@ class ServingConfig(Options):
     max_body_bytes: int = Field(
         default=4 * 2**20, ge=1024, description="Maximum bytes of the body of a request."
     )
+    body_timeout: float = Field(
+        default=60.0,
+        gt=0,
+        le=86_400,
+        description="Maximum seconds that a client may take to send the body of a request.",
+    )
     max_prompt_characters: int | None = Field(
         default=None,
         ge=1,

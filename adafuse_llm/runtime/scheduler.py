@@ -499,9 +499,8 @@ class _Coordinator(threading.Thread):
         startable: list[Request] = []
         too_large: list[Request] = []
         for request in self._waiting:
-            if len(used) >= most or len(too_large) >= most:
-                break
-            if too_large and too_large[0].overtaken >= most:  # the oldest was overtaken most often
+            is_blocked = too_large and too_large[0].overtaken >= most  # the oldest, most often
+            if is_blocked or len(used) >= most or len(too_large) >= most:
                 break
             if budget.fits([request.needs, *used]):
                 for each in too_large:

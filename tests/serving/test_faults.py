@@ -8,11 +8,18 @@ import logging
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import httpx
 import pytest
 
-from adafuse_llm import AdaFuseEngine, RuntimeConfig
+from adafuse_llm import (
+    AdaFuseEngine,
+    InvalidInputError,
+    MemberError,
+    RemoteEngine,
+    RuntimeConfig,
+)
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.serving import ServingConfig, create_app
 from adafuse_llm.serving.app import build_app
@@ -197,6 +204,32 @@ def test_the_end_of_the_server_completes_streams():
     assert (ready.status_code, health.status_code) == (503, 200)
 
 
+def test_r3_h4_streams_of_remote_engines_leave_no_flags():
+    def fail(call):
+        time.sleep(0.01)
+        if call == fails_at:
+            raise RuntimeError("broken")
+
+    fails_at = 0
+    member = Member(fail)
+    app = create_app(AdaFuseEngine([member]))
+    streams = app.state.service.streams
+    with served(app) as url, RemoteEngine(url) as remote:
+        list(remote.stream("x", max_new_tokens=2))
+        assert settles(lambda: not streams), "a stream that ended left its flag"
+        with closing(remote.stream("x", max_new_tokens=10_000)) as left:
+            next(left)
+            assert len(streams) == 1
+        assert settles(lambda: not streams), "a stream whose client left has left its flag"
+        fails_at = member.calls + 5
+        with pytest.raises(MemberError):
+            list(remote.stream("x", max_new_tokens=10_000))
+        assert settles(lambda: not streams), "a stream that failed left its flag"
+        with pytest.raises(InvalidInputError):
+            list(remote.stream(""))
+        assert settles(lambda: not streams), "a stream that never began left its flag"
+
+
 def test_requests_wait_for_the_members():
     service = Service(ServingConfig())
     with served(build_app(service)) as url:
@@ -302,11 +335,23 @@ def test_r3_v13_a_number_without_end_is_refused(plain, number):
     assert f"the number {number} is too large" in error_of(response)["message"]
 
 
-def test_r3_v13_an_unknown_method_has_an_error_that_says_which_are_allowed(plain):
-    response = httpx.get(plain + COMPLETE)
-    assert (response.status_code, response.headers["allow"]) == (405, "POST")
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", COMPLETE, {"POST"}),
+        ("PUT", CHAT, {"POST"}),
+        ("POST", "/health", {"GET", "HEAD"}),
+        ("DELETE", "/", {"GET", "HEAD"}),
+        ("POST", "/v1/models", {"GET", "HEAD"}),
+        ("GET", "/adafuse/v1/cancel", {"POST"}),
+    ],
+)
+def test_r3_v13_a_wrong_method_is_told_the_right_one(plain, method, path, allowed):
+    response = httpx.request(method, plain + path)
+    assert response.status_code == 405
+    assert set(response.headers["allow"].split(", ")) == allowed
     assert error_of(response)["code"] == "method_not_allowed"
-    assert httpx.post(f"{plain}/v1/models", json={}).headers["allow"] == "GET, HEAD"
+    assert all(each in error_of(response)["message"] for each in allowed)
 
 
 @pytest.mark.parametrize(
