@@ -118,7 +118,8 @@ async def _check(service: Service, request: Request) -> Response:
     asked = await _read(request, wire.CheckRequest)
     engine = service.view(asked.strategy)
     options = await asyncio.to_thread(_limited, service, engine, asked.options)
-    await _work(service, request, lambda _: engine.check_grammar(**options))
+    async with service.running_until_stopped():
+        await unless_disconnected(request.receive, service.check_grammar(engine, options))
     return _written(wire.Done())
 
 
@@ -251,6 +252,7 @@ async def _open(
     """Check and encode the inputs of a stream."""
     engine = service.view(asked.strategy)
     options = await asyncio.to_thread(_limited, service, engine, asked.options, asked.inputs)
+    await service.check_grammar(engine, options)
     given = {**options, "cancel": cancel, "timeout": timeout}
     checked = await asyncio.to_thread(lambda: [each.conversation() for each in asked.inputs])
     conversations = [each for each in checked if each is not None]

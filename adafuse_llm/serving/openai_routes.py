@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections.abc import AsyncGenerator, Callable
@@ -36,7 +35,8 @@ from adafuse_llm.serving.openai_responses import (
     Writer,
     model_object,
 )
-from adafuse_llm.serving.service import SINGLE, Events, Service, within
+from adafuse_llm.serving.service import SINGLE, Events, Service
+from adafuse_llm.text.isolation import isolated
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,8 @@ async def _complete(
     body = await read_object(request)
     asked = await unless_slow(len(await request.body()), read, body)
     try:
-        checked = within(service.time_limit(), asyncio.to_thread(_Call, service, asked))
+        check = partial(_Call, service, asked)
+        checked = service.checked(check, asked.options, forms=not asked.form.is_free)
         call = await unless_disconnected(request.receive, checked)
         if not asked.stream:
             response = await unless_disconnected(request.receive, call.response())
@@ -97,18 +98,19 @@ class _Call:
     Args:
         service: the service.
         asked: the request.
+        left: flag that is set when nobody waits for the request any more.
 
     Raises:
         ApiError: the request cannot be served.
         InvalidInputError: an option cannot be used.
     """
 
-    def __init__(self, service: Service, asked: ServedRequest) -> None:
+    def __init__(self, service: Service, asked: ServedRequest, left: threading.Event) -> None:
         engine, options = service.resolve(asked.model, asked.strategy, asked.options)
         options = service.check_limits(
             engine, options, inputs=len(asked.prompts) or 1, characters=asked.characters
         )
-        enforced, warnings = _constraint(engine, options, asked)
+        enforced, warnings = _constraint(engine, options, asked, left)
         is_chat = asked.conversation is not None
         self._service, self._asked, self._engine = service, asked, engine
         self._options = {**options, **enforced}
@@ -177,7 +179,7 @@ class _Call:
 
 
 def _constraint(
-    engine: AdaFuseEngine, options: dict[str, Any], asked: ServedRequest
+    engine: AdaFuseEngine, options: dict[str, Any], asked: ServedRequest, left: threading.Event
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the option that enforces the form of a reply, and a warning if nothing does.
 
@@ -185,13 +187,15 @@ def _constraint(
         ApiError: the request wants the form to be enforced, and it cannot be.
     """
     config: AdaFuseConfig = engine.config.override(options)
+    if any(getattr(config, name) is not None for name in CONSTRAINTS):
+        engine.check_grammar(cancel=left, **options)
+        return {}, []
     if asked.form.is_free or not asked.enforce:
         return {}, []
-    if any(getattr(config, name) is not None for name in CONSTRAINTS):
-        return {}, []
     try:
-        constraint = asked.form.constraint()
-        engine.check_grammar(**{**options, **constraint})
+        with isolated(engine.runtime.grammar_isolation, left):
+            constraint = asked.form.constraint()
+        engine.check_grammar(cancel=left, **{**options, **constraint})
     except (InvalidOptionError, MissingDependencyError) as error:
         if asked.enforce is True:
             field = "response_format" if asked.form.schema is not None else "tools"
