@@ -44,6 +44,7 @@ from adafuse_llm.decoding.rounds import (
 )
 from adafuse_llm.errors import (
     ContextWindowError,
+    GrammarError,
     InvalidInputError,
     InvalidOptionError,
     MemberError,
@@ -773,7 +774,8 @@ def _check_room(members: Sequence[Member], config: AdaFuseConfig) -> None:
     if grammar is None:
         return
     closing = grammar.closing()
-    assert closing is not None, "a grammar has a text"
+    if closing is None:
+        raise GrammarError("no short text that fits the grammar was found. Simplify the grammar.")
     sizes = []
     for member in members:
         owed = 0 if member.holds_spaces else member.opening.spaces

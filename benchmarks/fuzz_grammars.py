@@ -37,6 +37,9 @@ from tests.support.serving import server_process
 LEAVING = 0.1
 """Share of the hostile requests whose clients leave early."""
 
+PATIENCE = 60.0
+"""Seconds after which a client that does not leave early gives up."""
+
 EXPECTED = ("200", "400", "left", "time is over")
 """Outcomes of hostile requests that are no fault."""
 
@@ -124,7 +127,7 @@ class _Honest:
     """
 
     def __init__(self, url: str, report: Report) -> None:
-        self._client = httpx.Client(base_url=url, timeout=25)
+        self._client = httpx.Client(base_url=url, timeout=PATIENCE)
         self._report = report
         self._number = 0
 
@@ -157,7 +160,7 @@ def _send(url: str, seed: int, number: int) -> tuple[int, str]:
     _, options = request_of(seed, number)
     dice = random.Random(f"client {seed} {number}")
     leaves = dice.random() < LEAVING
-    timeout = httpx.Timeout(dice.uniform(0.01, 1.0) if leaves else 25)
+    timeout = httpx.Timeout(dice.uniform(0.01, 1.0) if leaves else PATIENCE)
     body = {
         "model": "adafuse",
         "messages": [{"role": "user", "content": "Repeat: abba cab 0110 " * 3}],
@@ -167,7 +170,7 @@ def _send(url: str, seed: int, number: int) -> tuple[int, str]:
     try:
         response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=timeout)
     except httpx.TimeoutException:
-        return number, "left" if leaves else "no answer for 120 seconds"
+        return number, "left" if leaves else f"no answer for {PATIENCE:g} seconds"
     except httpx.HTTPError as error:
         return number, f"{error!r:.200}"
     if response.status_code in (200, 400):

@@ -8,6 +8,7 @@ import itertools
 import math
 import time
 import unicodedata
+from dataclasses import dataclass
 from typing import Any
 
 from adafuse_llm.text.matchers import next_bytes
@@ -36,6 +37,13 @@ MAX_CHOICES = 2_000
 MAX_SECONDS = 1.0
 """Maximum CPU time of the search for a first complete text, when a grammar is compiled."""
 
+RESPONSE_STATES = 40_000
+"""Number of states that the searches for texts that complete a response may read together, in
+addition to `CLOSING_STATES` for each of them."""
+
+CLOSING_STATES = 2_000
+"""Number of states that each of these searches may read."""
+
 _CLOSERS = b'}]"'
 _OPENERS = b"{["
 _VALUE_ENDS = b'"}],'
@@ -58,25 +66,44 @@ class Failure(enum.Enum):
     )
 
 
-def found_closing(state: Any, expires: float = math.inf) -> bytes | Failure:
+@dataclass
+class Effort:
+    """What a search may still cost.
+
+    Attributes:
+        states: number of states that it may read. Some 75,000 take a second.
+        expires: the CPU time of this thread, in seconds, at which it is given up.
+    """
+
+    states: float = math.inf
+    expires: float = math.inf
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the search must end."""
+        return self.states < 0 or (self.expires < math.inf and time.thread_time() > self.expires)
+
+
+def found_closing(state: Any, effort: Effort | None = None) -> bytes | Failure:
     """Complete a text.
 
     Args:
         state: a matcher over bytes, after the text. The search may change it.
-        expires: the CPU time of this thread, in seconds, at which the search is given up.
+        effort: what the search may cost. What it has cost is subtracted.
     """
-    greedy = _greedy_closing(state.deep_copy(), FEW_CHOICES, expires)
+    effort = effort or Effort()
+    greedy = _greedy_closing(state.deep_copy(), FEW_CHOICES, effort)
     if isinstance(greedy, bytes):
         return greedy
-    found = _searched_closing(state.deep_copy(), expires)
+    found = _searched_closing(state.deep_copy(), effort)
     if found is not Failure.COMPLEX:
         return found
     if greedy is Failure.COMPLEX:
-        greedy = _greedy_closing(state.deep_copy(), MAX_CHOICES, expires)
+        greedy = _greedy_closing(state.deep_copy(), MAX_CHOICES, effort)
     return found if greedy is Failure.NONE else greedy
 
 
-def _greedy_closing(state: Any, most: int, expires: float) -> bytes | Failure:
+def _greedy_closing(state: Any, most: int, effort: Effort) -> bytes | Failure:
     """Complete a text with the best next byte at every step, and at most `most` choices."""
     found = bytearray()
     before, best, repeats, choices = b"", 0, 0, 0
@@ -86,19 +113,20 @@ def _greedy_closing(state: Any, most: int, expires: float) -> bytes | Failure:
         following = next_bytes(state)
         if not following:
             return Failure.NONE
-        if choices > most or _is_over(expires):
+        effort.states -= 1
+        if choices > most or effort.is_over:
             return Failure.COMPLEX
         if following != before or repeats == MAX_REPEATS:
-            best = following[0] if len(following) == 1 else _ranked(state, _sample(following))[0]
+            best = (
+                following[0]
+                if len(following) == 1
+                else _ranked(state, _sample(following), effort)[0]
+            )
             repeats, choices = 0, choices + (len(following) > 1)
         before, repeats = following, repeats + 1
         found.append(best)
         state.consume_token(best)
     return Failure.LONG
-
-
-def _is_over(expires: float) -> bool:
-    return expires < math.inf and time.thread_time() > expires
 
 
 def _sample(following: bytes) -> bytes:
@@ -112,7 +140,7 @@ def _sample(following: bytes) -> bytes:
     return bytes({*chosen, *(byte for byte in _CLOSERS if byte in following)}) or following
 
 
-def _searched_closing(state: Any, expires: float) -> bytes | Failure:
+def _searched_closing(state: Any, effort: Effort) -> bytes | Failure:
     """Complete a text with a best-first search over all bytes.
 
     The cost of a text is the number of steps with several possible bytes, plus the ranks of the
@@ -124,7 +152,7 @@ def _searched_closing(state: Any, expires: float) -> bytes | Failure:
     for _ in range(MAX_STATES):
         if not queue:
             return Failure.LONG if is_cut else Failure.NONE
-        if _is_over(expires):
+        if effort.is_over:
             break
         cost, _, found, before = heapq.heappop(queue)
         reached = before.deep_copy()  # only states that are visited, which saves memory
@@ -139,12 +167,12 @@ def _searched_closing(state: Any, expires: float) -> bytes | Failure:
         if len(found) >= MAX_CLOSING:
             is_cut = True
             continue
-        for rank, byte in enumerate(_ranked(reached, following)):
+        for rank, byte in enumerate(_ranked(reached, following, effort)):
             heapq.heappush(queue, (cost + 1 + rank, next(order), found + bytes([byte]), reached))
     return Failure.COMPLEX
 
 
-def _ranked(state: Any, candidates: bytes) -> list[int]:
+def _ranked(state: Any, candidates: bytes, effort: Effort) -> list[int]:
     """Order bytes that may follow: the byte that probably leads to the shortest text first.
 
     First come the bytes that close an object, an array or a string. Then come the bytes after which
@@ -167,6 +195,7 @@ def _ranked(state: Any, candidates: bytes) -> list[int]:
         opens = byte in _OPENERS and len(options) <= MAX_RANKED
         run = _forced_bytes(child) if len(options) == 1 and not ends else 0
         loops = options == following
+        effort.states -= 1 + run
         rank = (place, opens, byte in _LAST, not ends, not soon, loops, run, len(options))
         ranks.append((*rank, byte))
     return [byte for *_, byte in sorted(ranks)]

@@ -23,7 +23,15 @@ from functools import partial
 from typing import Any, Protocol
 
 from adafuse_llm.errors import GrammarError
-from adafuse_llm.text.closing import MAX_FORCED, MAX_SECONDS, Failure, found_closing
+from adafuse_llm.text.closing import (
+    CLOSING_STATES,
+    MAX_FORCED,
+    MAX_SECONDS,
+    RESPONSE_STATES,
+    Effort,
+    Failure,
+    found_closing,
+)
 from adafuse_llm.text.depth import check_grammar, check_regex, check_schema
 from adafuse_llm.text.grammar_cache import GrammarCache
 from adafuse_llm.text.isolation import TrialTokens, try_grammar
@@ -97,16 +105,18 @@ class Grammar:
         lark = self.lark()
         try:
             check_grammar(lark)
-            is_tried = try_grammar(lark, search=True)
+            closing = try_grammar(lark, search=True)
         except GrammarError as error:
             raise GrammarError(f"option {option!r}: {error}") from None
         self._start = compiled(byte_tokenizer(), lark)
         if self._start.is_error():
             raise GrammarError(f"option {option!r}: {_reason(self._start.get_error(), option)}")
-        if not is_tried:
-            found = found_closing(self._start, time.thread_time() + MAX_SECONDS)
+        if closing is None:
+            found = found_closing(self._start, Effort(expires=time.thread_time() + MAX_SECONDS))
             if isinstance(found, Failure):
                 raise GrammarError(f"option {option!r}: {found.value}")
+            closing = found.decode()
+        self._closing = closing
         start = self.text()
         self.begins_with_space = any(start.holds(space) for space in _SPACES)
 
@@ -128,7 +138,7 @@ class Grammar:
 
     def text(self) -> GrammarText:
         """Return the state of an empty response."""
-        return GrammarText(self._start)
+        return GrammarText(self._start, closing=self._closing)
 
     @property
     def size(self) -> int | None:
@@ -251,12 +261,15 @@ class GrammarText:
     Args:
         state: a matcher over bytes. This class does not change it.
         begun: text of the grammar that precedes the response.
+        closing: a text that completes the response now, if it is known.
     """
 
-    def __init__(self, state: Any, begun: str = "") -> None:
+    def __init__(self, state: Any, begun: str = "", closing: str | None = None) -> None:
         self.begun = begun
         self._first = state
         self._state = state.deep_copy()
+        self._spare_states = RESPONSE_STATES
+        self._closings: dict[str, str | None] = {} if closing is None else {"": closing}
 
     @property
     def may_end(self) -> bool:
@@ -272,6 +285,7 @@ class GrammarText:
         """Add text to the response. The grammar must allow it."""
         consumed = self._state.consume_tokens(list(text.encode()))
         assert consumed, f"the grammar does not allow {text!r}"
+        self._closings = {"": self._closings[text]} if text in self._closings else {}
 
     def holds(self, text: str) -> bool:
         """Return whether `text` can follow the response."""
@@ -311,12 +325,20 @@ class GrammarText:
 
         Returns:
             The text, which is empty if the response may end after `text`. None if the grammar does
-            not allow `text`, or if the search finds no text of at most `MAX_CLOSING` bytes.
+            not allow `text`, or if the search finds no text of at most `MAX_CLOSING` bytes within
+            its limits.
         """
+        if text not in self._closings:
+            self._closings[text] = self._searched_closing(text)
+        return self._closings[text]
+
+    def _searched_closing(self, text: str) -> str | None:
         state = self._after(text)
         if state is None:
             return None
-        found = found_closing(state)
+        effort = Effort(CLOSING_STATES + self._spare_states)
+        found = found_closing(state, effort)
+        self._spare_states = int(min(self._spare_states, max(effort.states, 0)))
         return found.decode() if isinstance(found, bytes) else None
 
     def begun_with(self, text: str) -> GrammarText:

@@ -57,6 +57,11 @@ POLL_SECONDS: Final = 0.05
 OUT_OF_MEMORY: Final = 3
 """Exit code of a trial without memory."""
 
+FOUND: Final = "found"
+REFUSED: Final = "refused"
+DIED: Final = "died"
+"""First words of the answers of trials. The text, the reason or the exit code follows."""
+
 BOOTSTRAP: Final = (
     "import json, sys; "
     "sys.path[:] = json.loads(sys.argv[2]); "
@@ -147,7 +152,9 @@ def isolated(
         _request.reset(token)
 
 
-def try_grammar(lark: str, tokens: TrialTokens | None = None, *, search: bool = False) -> bool:
+def try_grammar(
+    lark: str, tokens: TrialTokens | None = None, *, search: bool = False
+) -> str | None:
     """Try a grammar in another process, if this is inside `isolated`.
 
     Args:
@@ -156,7 +163,8 @@ def try_grammar(lark: str, tokens: TrialTokens | None = None, *, search: bool = 
         search: whether to search for a text that fits the grammar, too.
 
     Returns:
-        Whether the grammar was tried. It can still have errors that compiling tells.
+        The text that was found, which is empty without a search; None if the grammar was not tried.
+        The grammar can still have errors that compiling tells.
 
     Raises:
         GrammarError: the grammar is harmful, no text fits it, or the request was cancelled.
@@ -164,11 +172,8 @@ def try_grammar(lark: str, tokens: TrialTokens | None = None, *, search: bool = 
     """
     request = _request.get()
     if request is None:
-        return False
-    refusal = _trials.run(request, lark, tokens, search=search)
-    if refusal:
-        raise GrammarError(refusal)
-    return True
+        return None
+    return _trials.run(request, lark, tokens, search=search)
 
 
 class _Helper:
@@ -243,7 +248,12 @@ class _Trials:
         self._places = threading.BoundedSemaphore(MAX_TRIALS)
 
     def run(self, request: _Request, lark: str, tokens: TrialTokens | None, *, search: bool) -> str:
-        """Try a grammar, and return why it is refused; empty if it is not."""
+        """Try a grammar, and return the text that was found.
+
+        Raises:
+            GrammarError: the grammar is refused.
+            RequestTimeoutError: the time of the request is over.
+        """
         places = self._places
         while not places.acquire(timeout=POLL_SECONDS):
             request.check()
@@ -263,7 +273,7 @@ class _Trials:
                     self._drop(helper)
         finally:
             places.release()
-        return "the process that tries grammars has died. Try again."
+        raise GrammarError("the process that tries grammars has died. Try again.")
 
     def _running_helper(self) -> _Helper:
         with self._starting:
@@ -291,15 +301,20 @@ def _answer(connection: Connection, request: _Request) -> str:
     """Wait for the end of a trial. If the connection is closed before, the trial ends at once.
 
     Returns:
-        Why the grammar is refused; empty if it is not.
+        The text that was found.
+
+    Raises:
+        GrammarError: the grammar is refused.
     """
     latest = time.monotonic() + MAX_WAIT_SECONDS
     while not connection.poll(POLL_SECONDS):
         request.check()
         if time.monotonic() > latest:
-            return _reason(-signal.SIGXCPU)
+            raise GrammarError(_reason(-signal.SIGXCPU))
     kind, _, rest = connection.recv_bytes().decode().partition(" ")
-    return rest if kind == "done" else _reason(int(rest))
+    if kind == FOUND:
+        return rest
+    raise GrammarError(rest if kind == REFUSED else _reason(int(rest)))
 
 
 def _reason(code: int) -> str:

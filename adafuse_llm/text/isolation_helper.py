@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from adafuse_llm.errors import GrammarError
-from adafuse_llm.text.closing import MAX_SECONDS, Failure, found_closing
+from adafuse_llm.text.closing import MAX_SECONDS, Effort, Failure, found_closing
 from adafuse_llm.text.isolation import (
+    DIED,
+    FOUND,
     MAX_BYTES,
     MAX_CPU_SECONDS,
     OUT_OF_MEMORY,
+    REFUSED,
     STACK_BYTES,
     TrialTokens,
 )
@@ -83,7 +86,7 @@ class _Server:
         if isinstance(message, TrialTokens):
             self._tokenizers[message.key] = _tokenizer(message)
             with connection, suppress(OSError):
-                connection.send_bytes(b"done")
+                connection.send_bytes(FOUND.encode())
             return
         pid = os.fork()
         if pid == 0:
@@ -110,7 +113,7 @@ class _Server:
                     self._selector.unregister(connection)
                 if code := os.waitstatus_to_exitcode(status):
                     with suppress(OSError):
-                        connection.send_bytes(b"died %d" % code)
+                        connection.send_bytes(f"{DIED} {code}".encode())
 
 
 def _tokenizer(tokens: TrialTokens) -> Any:
@@ -146,8 +149,7 @@ def _run_trial(connection: Connection, tokenizer: Any, lark: str, *, search: boo
 
     def work() -> None:
         try:
-            refusal = _refusal(tokenizer, lark, search=search)
-            connection.send_bytes(f"done {refusal}".encode())
+            connection.send_bytes(_answer(tokenizer, lark, search=search).encode())
             os._exit(0)
         except MemoryError:
             os._exit(OUT_OF_MEMORY)
@@ -160,17 +162,16 @@ def _run_trial(connection: Connection, tokenizer: Any, lark: str, *, search: boo
         time.sleep(MAX_CPU_SECONDS)
 
 
-def _refusal(tokenizer: Any, lark: str, *, search: bool) -> str:
-    """Return why a grammar is refused; empty if it is not."""
+def _answer(tokenizer: Any, lark: str, *, search: bool) -> str:
+    """Compile a grammar, search for a text that fits it, and return the answer."""
     matcher = compiled(tokenizer, lark)
     if matcher.is_error():
-        return ""  # the main process finds the same error
+        return FOUND  # the main process finds the same error
     try:
         if not search:
             matcher.compute_bitmask()
-        else:
-            found = found_closing(matcher, time.thread_time() + MAX_SECONDS)
-            return found.value if isinstance(found, Failure) else ""
+            return FOUND
+        found = found_closing(matcher, Effort(expires=time.thread_time() + MAX_SECONDS))
     except GrammarError as error:
-        return str(error)
-    return ""
+        return f"{REFUSED} {error}"
+    return f"{REFUSED} {found.value}" if isinstance(found, Failure) else f"{FOUND} {found.decode()}"
