@@ -112,7 +112,10 @@ def test_a_closing_takes_the_short_way(form: dict[str, Any], closing: str) -> No
     assert grammar.text().closing() == closing
 
 
-HEAVY = r"(x|y{20}[a-z]a\p{L}[a-z]+\p{L}{20}.*.a{1000}\w\p{L}{1,2}{3}a*?\w?.{1000}\w{1,9}\w{1000}\w+){2}"
+HEAVY = (
+    r"(x|y{20}[a-z]a\p{L}[a-z]+\p{L}{20}.*.a{1000}\w\p{L}{1,2}{3}a*?\w?"
+    r".{1000}\w{1,9}\w{1000}\w+){2}"
+)
 
 
 def test_r3_v2_searches_in_a_response_have_a_limit_together() -> None:
