@@ -96,6 +96,6 @@ def test_r3_v2_the_trial_of_a_client_that_left_stops() -> None:
             httpx.post(f"{url}/v1/completions", json=body, timeout=0.4)
         places = isolation._trials._places
         end = time.monotonic() + 0.6
-        while places._value < isolation.MAX_TRIALS:  # type: ignore[attr-defined]
+        while places._value < isolation.MAX_TRIALS:
             assert time.monotonic() < end, "the trial still has its place"
             time.sleep(0.01)

@@ -67,12 +67,13 @@ def test_r3_v1_a_chain_of_rules_is_refused_before_it_is_compiled(rule: str) -> N
 def test_r3_v1_a_deep_expression_is_refused_before_it_is_compiled(kind: str) -> None:
     regex = EXPRESSIONS[kind](MAX_REGEX_DEPTH + 1)
     quoted = json.dumps(regex)
-    for option in (
+    options: tuple[dict[str, Any], ...] = (
         {"regex": regex},
         {"grammar": f"start: /{regex}/"},
         {"grammar": f'start: %json {{"type": "string", "pattern": {quoted}}}'},
         {"grammar": f'start: %json {{"patternProperties": {{{quoted}: true}}}}'},
-    ):
+    )
+    for option in options:
         with pytest.raises(GrammarError, match=f"levels deep; the limit is {MAX_REGEX_DEPTH}"):
             Grammar.of(AdaFuseConfig(**option))
 

@@ -82,7 +82,7 @@ def test_r3_v2_a_grammar_that_reached_a_limit_is_compiled_anew() -> None:
 
 @pytest.mark.quick
 def test_the_cache_drops_what_was_used_the_longest_ago() -> None:
-    sizes = {}
+    sizes: dict[int, int] = {}
     cache: GrammarCache[int] = GrammarCache(lambda value: sizes.get(value, 1))
     made: list[int] = []
 

@@ -13,7 +13,8 @@ from adafuse_llm.text import grammar as grammars
 
 pytest.importorskip("llguidance")
 
-from adafuse_llm.text.grammar import MAX_SECONDS, Grammar
+from adafuse_llm.text.closing import MAX_SECONDS
+from adafuse_llm.text.grammar import Grammar
 
 NO_TEXT = "no text fits the grammar"
 LONG = "no text of at most 10,000 bytes that fits the grammar was found"
