@@ -10,6 +10,7 @@ SERVE := $(VENV)/.serve
 SETUP := $(VENV)/.set-up
 GGUF := $(VENV)/.gguf
 RAY := $(VENV)/.ray
+CLIENTS := .venv-clients
 LOWEST := .venv-lowest
 LOWEST_TORCH ?= 2.13.0
 QUESTION ?= Who is the director of the Kalost Bakery, who was the founder of the Kalost Bakery, and who designed the Kalost Bakery?
@@ -25,7 +26,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve real quick test test-real test-cookbooks test-gguf test-ray test-slow test-lowest fuzz lint format docs build cookbooks bench soak clean
+.PHONY: help demo serve real quick test test-real test-cookbooks test-gguf test-ray test-clients test-slow test-lowest fuzz lint format docs build cookbooks bench soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -57,6 +58,9 @@ test-gguf: $(GGUF) ## the tests of GGUF members and their cookbook; compiles lla
 
 test-ray: $(RAY) ## the tests of members and servers on several machines, which Ray connects; needs Linux
 	$(BIN)/python -m tests.support.loopback $(BIN)/python -m pytest -q --ray -m ray
+
+test-clients: $(SETUP) $(CLIENTS)/.set-up ## the tests of LiteLLM, OpenAI's Agents SDK and, with Node, Vercel's AI SDK against a server
+	ADAFUSE_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -q --clients -m clients
 
 test-slow: $(SETUP) ## the slow tests: soaks, loads, clusters, and all cases of sweeps
 	$(BIN)/python -m pytest -m "slow or sweep" --sweeps
@@ -100,7 +104,7 @@ soak: $(SETUP) ## half an hour of mixed, cancelled and failing requests; texts m
 	$(BIN)/python -m benchmarks.soak --minutes 30
 
 clean: ## remove the virtual environments, built files and caches
-	rm -rf $(VENV) $(LOWEST) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache site docs/cookbooks jupyter_execute
+	rm -rf $(VENV) $(LOWEST) $(CLIENTS) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache site docs/cookbooks jupyter_execute
 
 # Steps: what the demo runs; what the server needs; what tests, linters and documentation need.
 $(DEMO): pyproject.toml constraints.txt
@@ -127,6 +131,14 @@ $(GGUF): $(SETUP)
 $(RAY): $(SETUP)
 	@echo "adding Ray to $(VENV) (once)"
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[ray]'
+	@touch $@
+
+$(CLIENTS)/.set-up: pyproject.toml tests/clients/package.json
+	@echo "setting up $(CLIENTS) (once)"
+	@$(call new_environment,$(CLIENTS))
+	@$(CLIENTS)/bin/python -m pip install --quiet --group clients
+	@mkdir -p $(CLIENTS)/node && cp tests/clients/package.json $(CLIENTS)/node
+	@if command -v npm > /dev/null; then cd $(CLIENTS)/node && npm install --silent --no-audit --no-fund || echo "the packages of the AI SDK were not installed; its test is skipped"; fi
 	@touch $@
 
 # torch is not in constraints-lowest.txt: its lowest version has CPU builds only on PyTorch's own

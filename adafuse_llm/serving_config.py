@@ -45,6 +45,12 @@ class ServingConfig(Options):
     max_body_bytes: int = Field(
         default=4 * 2**20, ge=1024, description="Maximum bytes of the body of a request."
     )
+    body_timeout: float = Field(
+        default=60.0,
+        gt=0,
+        le=86_400,
+        description="Maximum seconds that a client may take to send the body of a request.",
+    )
     max_prompt_characters: int | None = Field(
         default=None,
         ge=1,
@@ -79,6 +85,12 @@ class ServingConfig(Options):
         le=86_400,
         description="Seconds that running requests may take after the signal to stop. Then they "
         "end with the text so far.",
+    )
+    strict: bool = Field(
+        default=False,
+        description="Whether to refuse requests with fields of other servers that this server does "
+        "not have. By default, the server ignores such a field with a warning, unless it "
+        "determines the form of the answer.",
     )
     page: bool = Field(default=True, description="Whether the page at / exists.")
     log_prompts: bool = Field(

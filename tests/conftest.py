@@ -30,16 +30,27 @@ CHROMIUM_FLAGS = (
     *("--disable-background-networking", "--disable-component-update"),
 )
 
+CLIENTS_NOT_RUN = "make test-clients runs it"
 COOKBOOKS_NOT_RUN = "make test-cookbooks runs it"
 GGUF_NOT_RUN = "make test-gguf runs it"
 RAY_NOT_RUN = "make test-ray runs it"
 REAL_NOT_RUN = "make test-real runs it"
 REAL_MISSING = "the real members are not here: make real fetches them"
 SWEEPS_NOT_RUN = "make test-slow runs it"
+GROUPS = {
+    "clients": ("--clients", CLIENTS_NOT_RUN),
+    "cookbook": ("--cookbooks", COOKBOOKS_NOT_RUN),
+    "gguf": ("--gguf", GGUF_NOT_RUN),
+    "ray": ("--ray", RAY_NOT_RUN),
+    "real": ("--real", REAL_NOT_RUN),
+}
+"""Marks of tests that run only with an option, the option, and what is said without it."""
+
 RAY_CANNOT_RUN = "this machine allows no network namespace (unshare -rn)"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--clients", action="store_true", help="run the tests of clients, too")
     parser.addoption("--cookbooks", action="store_true", help="run the cookbooks, too")
     parser.addoption("--gguf", action="store_true", help="run the tests of GGUF members, too")
     parser.addoption("--ray", action="store_true", help="run the tests of Ray, too")
@@ -71,24 +82,20 @@ def set_up_libraries() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     places: Counter[str] = Counter()
     for item in items:
-        if (mark := item.get_closest_marker("sweep")) and not config.getoption("--sweeps"):
+        if (sweeps := item.get_closest_marker("sweep")) and not config.getoption("--sweeps"):
             sweep = item.nodeid.partition("[")[0]
             # Multiples of the golden ratio: a share of the cases that follows no parameter's order.
-            if places[sweep] * 0.6180339887 % 1 >= 1 / mark.args[0]:
+            if places[sweep] * 0.6180339887 % 1 >= 1 / sweeps.args[0]:
                 item.add_marker(pytest.mark.skip(reason=SWEEPS_NOT_RUN))
             places[sweep] += 1
-        if item.get_closest_marker("cookbook") and not config.getoption("--cookbooks"):
-            item.add_marker(pytest.mark.skip(reason=COOKBOOKS_NOT_RUN))
-        if item.get_closest_marker("gguf") and not config.getoption("--gguf"):
-            item.add_marker(pytest.mark.skip(reason=GGUF_NOT_RUN))
-        if item.get_closest_marker("real") and not config.getoption("--real"):
-            item.add_marker(pytest.mark.skip(reason=REAL_NOT_RUN))
-        elif item.get_closest_marker("real") and not has_real_members():
-            item.add_marker(pytest.mark.skip(reason=REAL_MISSING))
-        if item.get_closest_marker("ray") and not config.getoption("--ray"):
-            item.add_marker(pytest.mark.skip(reason=RAY_NOT_RUN))
-        elif item.get_closest_marker("ray") and not is_loopback_only():
-            item.add_marker(pytest.mark.skip(reason=RAY_CANNOT_RUN))
+        for name in GROUPS.keys() & {mark.name for mark in item.iter_markers()}:
+            option, reason = GROUPS[name]
+            if not config.getoption(option):
+                item.add_marker(pytest.mark.skip(reason=reason))
+            elif name == "real" and not has_real_members():
+                item.add_marker(pytest.mark.skip(reason=REAL_MISSING))
+            elif name == "ray" and not is_loopback_only():
+                item.add_marker(pytest.mark.skip(reason=RAY_CANNOT_RUN))
 
 
 @functools.cache
@@ -144,18 +151,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         compared = ", ".join(f"{count} {what}" for what, count in TALLY.items())
         terminalreporter.write_line(f"compared with the reference: {compared}")
     skipped = terminalreporter.getreports("skipped")
-    if cookbooks := sum(COOKBOOKS_NOT_RUN in str(report.longrepr) for report in skipped):
-        terminalreporter.write_line(
-            f"{cookbooks} cookbooks were not run: make test-cookbooks runs them"
-        )
-    if sweeps := sum(SWEEPS_NOT_RUN in str(report.longrepr) for report in skipped):
-        terminalreporter.write_line(
-            f"{sweeps} cases of sweeps were not run: make test-slow runs them"
-        )
-    if gguf := sum(GGUF_NOT_RUN in str(report.longrepr) for report in skipped):
-        terminalreporter.write_line(
-            f"{gguf} tests of GGUF members were not run: make test-gguf runs them"
-        )
+    for reason, what in (
+        (COOKBOOKS_NOT_RUN, "cookbooks"),
+        (SWEEPS_NOT_RUN, "cases of sweeps"),
+        (GGUF_NOT_RUN, "tests of GGUF members"),
+        (CLIENTS_NOT_RUN, "tests of clients"),
+    ):
+        if count := sum(reason in str(report.longrepr) for report in skipped):
+            runs = reason.replace("runs it", "runs them")
+            terminalreporter.write_line(f"{count} {what} were not run: {runs}")
     for reason in (REAL_NOT_RUN, REAL_MISSING):
         if real := sum(reason in str(report.longrepr) for report in skipped):
             terminalreporter.write_line(f"{real} tests of real members were not run: {reason}")

@@ -112,6 +112,11 @@ class ReferenceMember:
             else processors(config, options, biases, prompt, sorted(self.end_ids))
         )
 
+    @property
+    def vocabulary(self) -> int:
+        """Number of logits."""
+        return int(self.model.config.vocab_size)
+
     def forward(self, ids: Sequence[int]) -> Any:
         """Logits after every token of `ids`, [tokens, vocabulary]."""
         self.passes += 1
@@ -168,7 +173,7 @@ class ReferenceMember:
         if key not in self._continuing:
             texts = {
                 token: self.text(ids, [token])
-                for token in range(self.model.config.vocab_size)
+                for token in range(self.vocabulary)
                 if token not in self.end_ids
             }
             self._continuing[key] = [
@@ -189,7 +194,7 @@ class ReferenceMember:
         if spaces > 0 and key not in self._can_write:
             texts = [
                 (token, self.text(ids, [token]))
-                for token in range(self.model.config.vocab_size)
+                for token in range(self.vocabulary)
                 if token not in self.end_ids
             ]
             self._can_write[key] = any(text.startswith(" " * spaces) for _, text in texts) or any(
@@ -215,7 +220,7 @@ class ReferenceMember:
         if not self._codes:
             before = self.tokenizer.encode("a", add_special_tokens=False)
             known = set(self.tokenizer.get_vocab().values())
-            size = self.model.config.vocab_size
+            size = self.vocabulary
             texts = [self.text(before, [token]) if token in known else "" for token in range(size)]
             self._codes = codes(texts, self.end_ids, size)
         return self._codes

@@ -66,8 +66,9 @@ def _is_optional(error: BaseException | None) -> bool:
 
 
 def folders() -> list[Path]:
-    """The folders of tests, except those of real members, which are never quick."""
-    return sorted({path.parent for path in TESTS.rglob("test_*.py")} - {TESTS / "real"})
+    """The folders of tests, except those of real members and clients, which are never quick."""
+    slow = {TESTS / "real", TESTS / "clients"}
+    return sorted({path.parent for path in TESTS.rglob("test_*.py")} - slow)
 
 
 @pytest.mark.parametrize("folder", folders(), ids=lambda folder: str(folder.relative_to(TESTS)))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -151,10 +152,20 @@ class ReplyParser:
         reasoning: whether to recognize reasoning; otherwise it is text.
         prefix: text with which the chat templates began the reply (`StreamEvent.reply_prefix`). If
             it opens reasoning, the reply begins inside the reasoning.
+        calls_forbidden: whether a grammar keeps the reply from opening a call. Most of an opening
+            marker at the end of the reply is then dropped.
     """
 
-    def __init__(self, *, tools: bool = False, reasoning: bool = True, prefix: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        tools: bool = False,
+        reasoning: bool = True,
+        prefix: str = "",
+        calls_forbidden: bool = False,
+    ) -> None:
         self._tools = tools
+        self._calls_forbidden = calls_forbidden
         self._reasoning = reasoning  # becomes False after the first text
         is_open = reasoning and bool(open_reasoning(prefix))
         self._kind: type[Text | Reasoning | ToolCall] = Reasoning if is_open else Text
@@ -184,8 +195,11 @@ class ReplyParser:
         self._complete = True
         parts = self.feed("")
         is_marker = CALL_OPENS.startswith(self._buffer) and len(self._buffer) >= MIN_CUT_MARKER
-        if is_cut and is_marker and self._tools and self._kind is Text:
-            self._kind, self._buffer = ToolCall, ""
+        if is_marker and self._kind is Text:
+            if self._calls_forbidden:
+                self._buffer = ""
+            elif is_cut and self._tools:
+                self._kind, self._buffer = ToolCall, ""
         if self._kind is not ToolCall:
             return parts + self._take(len(self._buffer))
         self._kind, rest, self._buffer = Text, self._buffer, ""
@@ -230,10 +244,11 @@ class ReplyParser:
     def _partial_marker_size(self) -> int:
         """Return how many characters at the buffer's end may be the beginning of a marker."""
         size = len(self._buffer)
+        is_forbidden = self._calls_forbidden and self._kind is Text
         return max(
             (
                 length
-                for marker in self._markers()
+                for marker in [*self._markers(), *[CALL_OPENS] * is_forbidden]
                 for length in range(1, min(len(marker), size + 1))
                 if self._buffer.endswith(marker[:length])
                 and self._is_valid_at(marker, size - length)
@@ -289,10 +304,14 @@ class ReplyReader:
     Args:
         tools: the tools that the reply can call; if there are none, calls are text.
         parallel: whether to keep all calls of the reply; otherwise, only the first one.
+        calls_forbidden: as for `ReplyParser`.
     """
 
-    def __init__(self, tools: Sequence[Tool] = (), *, parallel: bool = True) -> None:
+    def __init__(
+        self, tools: Sequence[Tool] = (), *, parallel: bool = True, calls_forbidden: bool = False
+    ) -> None:
         self._tools = tools
+        self._calls_forbidden = calls_forbidden
         self._parallel = parallel
         self._parser: ReplyParser | None = None
         self._calls: list[ToolCall | InvalidToolCall] = []
@@ -315,7 +334,9 @@ class ReplyReader:
             finish_reason: why the reply ends after this text; None if it goes on.
         """
         if self._parser is None:
-            self._parser = ReplyParser(tools=bool(self._tools), prefix=prefix)
+            self._parser = ReplyParser(
+                tools=bool(self._tools), prefix=prefix, calls_forbidden=self._calls_forbidden
+            )
         parts = self._parser.feed(text)
         if finish_reason is not None:
             parts += self._parser.close(is_cut=finish_reason in CUT)
@@ -424,17 +445,22 @@ def _read_call(text: str) -> ToolCall | InvalidToolCall:
     return ToolCall(name, arguments, text)
 
 
-def read_json(text: str) -> Any:
+def read_json(text: str, *, clips: bool = True) -> Any:
     """Parse standard JSON, which has no NaN or Infinity.
 
-    A number that is too large for Python becomes the largest float, or an integer of that size, so
-    all values can be written as JSON again.
+    All values can be written as JSON again.
+
+    Args:
+        text: the JSON.
+        clips: whether a number that is too large for Python becomes the largest float, or an
+            integer of that size. Otherwise, it is an error.
 
     Raises:
-        ValueError: `text` is not JSON.
+        ValueError: `text` is not JSON, or a number is too large.
     """
+    to_float, to_int = (_to_float, _to_int) if clips else (_finite, int)
     try:
-        return json.loads(text, parse_constant=_reject, parse_float=_to_float, parse_int=_to_int)
+        return json.loads(text, parse_constant=_reject, parse_float=to_float, parse_int=to_int)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -448,6 +474,12 @@ def _to_int(text: str) -> int:
         return int(text)
     except ValueError:  # more digits than Python converts
         return int(_to_float(text))
+
+
+def _finite(text: str) -> float:
+    if math.isinf(value := float(text)):
+        raise ValueError(f"the number {text[:20]} is too large")
+    return value
 
 
 def _reject(constant: str) -> NoReturn:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from adafuse_llm.adapters.reply import ReplyReader
 from adafuse_llm.adapters.schema import close_objects
 from adafuse_llm.adapters.structured import schema_instructions
 from adafuse_llm.adapters.tool_grammar import tool_grammar
@@ -19,6 +20,9 @@ from adafuse_llm.errors import (
 from adafuse_llm.text.chat import Tool
 
 ONE_CALL = "A reply can have at most one call."
+
+_PLACES = {"schema", "json_schema"}
+"""Keys of a response format whose value has a schema."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,14 @@ class ReplyForm:
             lines.append(schema_instructions(self.schema))
         return "\n\n".join(lines)
 
+    def reader(self) -> ReplyReader:
+        """Return a reader of a reply with this form."""
+        return ReplyReader(
+            self.callable_tools,
+            parallel=self.parallel,
+            calls_forbidden=bool(self.tools) and not self.calls_tools,
+        )
+
     def constraint(self) -> dict[str, Any]:
         """Return the engine's option that enforces this form; empty if every text has it.
 
@@ -81,21 +93,30 @@ class ReplyForm:
 
 
 def schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return the JSON schema in a ``response_format`` of OpenAI's API; None for free text.
+    """Return the JSON schema in a ``response_format``; None for free text.
+
+    A schema in another place than in OpenAI's API is never dropped: ``schema`` beside the type, as
+    llama.cpp and OpenAI's Responses API have it, counts, and every other one is an error.
 
     Raises:
         InvalidInputError: `response_format` has another form.
     """
-    match response_format:
-        case None | {"type": "text"}:
-            return None
-        case {"type": "json_object"}:
-            return {"type": "object"}
-        case {"type": "json_schema", "json_schema": {"schema": Mapping() as schema}}:
-            return schema
+    if response_format is None:
+        return None
+    items = response_format.items() if isinstance(response_format, Mapping) else ()
+    match {name: value for name, value in items if value is not None}:
+        case {"type": "json_schema", "json_schema": {"schema": Mapping() as schema}, **rest}:
+            if "schema" not in rest:
+                return schema
+        case {"type": "json_schema" | "json_object", "schema": Mapping() as schema, **rest}:
+            if "json_schema" not in rest:
+                return schema
+        case {"type": "json_object" | "text" as kind, **rest} if not _PLACES & rest.keys():
+            return {"type": "object"} if kind == "json_object" else None
     raise InvalidInputError(
         "response_format must be {'type': 'json_schema', 'json_schema': {'schema': ...}}, "
-        f"{{'type': 'json_object'}} or {{'type': 'text'}}; got {short_repr(response_format)}"
+        "{'type': 'json_object'} (also with 'schema') or {'type': 'text'}; got "
+        f"{short_repr(response_format)}"
     )
 
 

@@ -22,11 +22,13 @@ from urllib.parse import quote
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from adafuse_llm.errors import InvalidOptionError, short_repr
-from adafuse_llm.serving.errors import ApiError, api_error, invalid
+from adafuse_llm.serving.errors import LATE, ApiError, api_error, invalid
 from adafuse_llm.serving.http import error_response
+from adafuse_llm.serving.openai_fields import HEADER
 from adafuse_llm.serving.settings import KEY
 from adafuse_llm.serving_config import ServingConfig
 
@@ -97,12 +99,19 @@ def middlewares(
                 allow_origins=config.cors_origins,
                 allow_methods=("GET", "POST"),
                 allow_headers=("*",),
-                expose_headers=("X-Request-ID", "Retry-After"),
+                expose_headers=("X-Request-ID", "Retry-After", HEADER),
             )
         )
     if api_keys:
         chosen.append(Middleware(KeyCheck, keys=api_keys))
-    chosen.append(Middleware(BodyLimit, limit=config.max_body_bytes, log_bodies=config.log_prompts))
+    chosen.append(
+        Middleware(
+            BodyLimit,
+            limit=config.max_body_bytes,
+            timeout=config.body_timeout,
+            log_bodies=config.log_prompts,
+        )
+    )
     return chosen
 
 
@@ -183,6 +192,9 @@ class _Call:
         self._receive = receive
         self._send = send
         self._sends_id = sends_id
+        self._is_ambiguous = {b"content-length", b"transfer-encoding"} <= dict(
+            scope["headers"]
+        ).keys()
         self._started = time.perf_counter()
 
     async def receive(self) -> Message:
@@ -196,6 +208,8 @@ class _Call:
             self.status = message["status"]
             if self._sends_id:
                 MutableHeaders(scope=message)["X-Request-ID"] = self.id
+            if self._is_ambiguous:  # RFC 9112, section 6.1; proxies may see another end of the body
+                MutableHeaders(scope=message)["Connection"] = "close"
         elif not message.get("more_body"):
             self.is_complete = True
         await self._send(message)
@@ -314,17 +328,21 @@ def _digest(key: str) -> bytes:
 
 
 class BodyLimit:
-    """Reads the body of a request before the application runs, up to a limit.
+    """Reads the body of a request before the application runs, up to a limit of size and time.
 
     Args:
         app: the application.
         limit: maximum bytes of a body.
+        timeout: maximum seconds until a body is complete.
         log_bodies: whether to log bodies.
     """
 
-    def __init__(self, app: ASGIApp, limit: int, *, log_bodies: bool = False) -> None:
+    def __init__(
+        self, app: ASGIApp, limit: int, timeout: float, *, log_bodies: bool = False
+    ) -> None:
         self.app = app
         self._limit = limit
+        self._timeout = timeout
         self._logs_bodies = log_bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -332,11 +350,16 @@ class BodyLimit:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        body = None
-        if not self._is_declared_too_large(scope):
-            body = await self._read(receive)
-        if body is None:
-            await self._answer_too_large(scope, receive, send)
+        try:
+            if self._is_declared_too_large(scope):
+                raise self._too_large()
+            body = await asyncio.wait_for(self._read(receive), self._timeout)
+        except asyncio.TimeoutError:
+            response = _closing(self._too_slow())
+            await response(scope, receive, send)
+            return
+        except ApiError as error:
+            await _answer_and_discard(error, scope, receive, send)
             return
         if self._logs_bodies and body.get("body"):
             text = json.dumps(body["body"].decode(errors="replace"))
@@ -352,10 +375,11 @@ class BodyLimit:
         length = Headers(scope=scope).get("content-length", "0").lstrip("0")
         return len(length) > len(str(self._limit)) or int(length or "0") > self._limit
 
-    async def _read(self, receive: Receive) -> Message | None:
+    async def _read(self, receive: Receive) -> Message:
         """Return the whole body as one message, or the message that the client has left.
 
-        Return None if the body exceeds the limit.
+        Raises:
+            ApiError: the body exceeds the limit.
         """
         body = bytearray()
         more = True
@@ -366,31 +390,50 @@ class BodyLimit:
             body += message.get("body", b"")
             more = message.get("more_body", False)
             if len(body) > self._limit:
-                return None
+                raise self._too_large()
         return {"type": "http.request", "body": bytes(body), "more_body": False}
 
-    async def _answer_too_large(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with an error, discard some of the rest of the body, and close the connection."""
-        held: list[Message] = []
-
-        async def hold_end(message: Message) -> None:
-            if message["type"] == "http.response.body":
-                held.append({**message, "body": b""})
-                message = {**message, "more_body": True}
-            await send(message)
-
-        message = (
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413,
             f"the body of the request is too large: at most {self._limit:,} bytes are allowed "
-            "(max_body_bytes, --max-body-bytes). Send a shorter one."
+            "(max_body_bytes, --max-body-bytes). Send a shorter one.",
+            code="request_too_large",
         )
-        response = error_response(ApiError(413, message, code="request_too_large"))
-        response.headers["Connection"] = "close"
-        note_outcome("refused")  # also if the client leaves during the rest
-        await response(scope, receive, hold_end)
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(_discard(receive), DISCARD_SECONDS)
-        for last in held:
-            await send(last)
+
+    def _too_slow(self) -> ApiError:
+        return ApiError(
+            408,
+            f"the body of the request was not complete after {self._timeout:g} seconds "
+            "(body_timeout, --body-timeout). Send it faster, or send a shorter one.",
+            type=LATE,
+            code="body_timeout",
+        )
+
+
+def _closing(error: ApiError) -> Response:
+    """Return the response for an error after which the connection is closed."""
+    response = error_response(error)
+    response.headers["Connection"] = "close"
+    return response
+
+
+async def _answer_and_discard(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer with an error, discard some of the rest of the body, and close the connection."""
+    held: list[Message] = []
+
+    async def hold_end(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            held.append({**message, "body": b""})
+            message = {**message, "more_body": True}
+        await send(message)
+
+    note_outcome("refused")  # also if the client leaves during the rest
+    await _closing(error)(scope, receive, hold_end)
+    with suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(_discard(receive), DISCARD_SECONDS)
+    for last in held:
+        await send(last)
 
 
 async def _discard(receive: Receive) -> None:

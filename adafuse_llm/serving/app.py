@@ -11,12 +11,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from adafuse_llm.serving import native, openai_routes
+from adafuse_llm.serving import native, openai_routes, tokenization
 from adafuse_llm.serving.access import middlewares
 from adafuse_llm.serving.errors import ApiError, api_error
 from adafuse_llm.serving.http import error_response
 from adafuse_llm.serving.page import page_route
 from adafuse_llm.serving.service import Service
+from adafuse_llm.serving.unknown import unknown
 
 CLIENT_CLOSED = 499
 """Status code for the log if the client left before the response. Nobody receives it."""
@@ -34,7 +35,11 @@ def build_app(
             cancels a request whose client has left, and exports the metrics of all replicas. So
             there is no address ``/metrics``.
     """
-    work = [*openai_routes.routes(service), *native.routes(service)]
+    work = [
+        *openai_routes.routes(service),
+        *tokenization.routes(service),
+        *native.routes(service),
+    ]
     counted = frozenset(route.path for route in work if "POST" in (route.methods or ()))
     app = Starlette(
         middleware=middlewares(
@@ -53,7 +58,7 @@ def build_app(
         ],
         exception_handlers={
             ApiError: _failed,
-            HTTPException: _unknown,
+            HTTPException: unknown,
             ClientDisconnect: _left,
         },
     )
@@ -78,17 +83,6 @@ async def _metrics(service: Service, _: Request) -> Response:
 
 async def _failed(_: Request, error: Exception) -> Response:
     return error_response(api_error(error))
-
-
-async def _unknown(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException), "the application registers it for these"
-    message = {
-        404: f"there is no address {request.url.path[:200]!r} here. OpenAI's clients need a base "
-        "address that ends in /v1, and RemoteEngine one without it. The server has "
-        "/v1/chat/completions, /v1/completions and /v1/models.",
-        405: f"{request.url.path} does not take the method {request.method}",
-    }.get(error.status_code, error.detail)
-    return error_response(ApiError(error.status_code, message, code="not_found"))
 
 
 async def _left(_: Request, __: Exception) -> Response:

@@ -59,6 +59,7 @@ class ApiError(Exception):
         param: name of the field that is wrong.
         code: short name of the error.
         retry_after: seconds after which the client can try again.
+        headers: other headers of the response.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: int | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -77,7 +79,8 @@ class ApiError(Exception):
         self.type = type
         self.param = param
         self.code = code
-        self.retry_after = retry_after
+        wait = {} if retry_after is None else {"Retry-After": str(retry_after)}
+        self.headers: Mapping[str, str] = {**(headers or {}), **wait}
 
     @property
     def body(self) -> dict[str, Any]:
@@ -90,11 +93,6 @@ class ApiError(Exception):
                 "code": self.code,
             }
         }
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Headers of the response."""
-        return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:

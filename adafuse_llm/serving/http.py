@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -65,9 +66,9 @@ async def unless_slow(size: int, work: Callable[[T], R], argument: T) -> R:
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        value = read_json(body.decode("utf-8"))
-    except ValueError as error:  # JSON or UTF-8
-        raise invalid(f"the body is not JSON: {error}", code="invalid_json") from None
+        value = read_json(body.decode("utf-8"), clips=False)
+    except ValueError as error:  # JSON, its numbers, or UTF-8
+        raise invalid(f"the body cannot be read as JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):
         raise invalid(
             f"the body must be a JSON object; got {type(value).__name__}", code="invalid_json"
@@ -121,6 +122,7 @@ class StreamResponse(Response):
         parts: the parts of the body. Its first part is `first`.
         first: the first part, which has been taken from `parts`.
         media_type: content type of the response.
+        headers: more headers of the response.
         send_timeout: maximum seconds to wait for a client that does not read.
     """
 
@@ -130,9 +132,10 @@ class StreamResponse(Response):
         first: bytes,
         *,
         media_type: str = EVENTS,
+        headers: Mapping[str, str] = MappingProxyType({}),
         send_timeout: float,
     ) -> None:
-        super().__init__(headers=STREAM_HEADERS, media_type=media_type)
+        super().__init__(headers={**STREAM_HEADERS, **headers}, media_type=media_type)
         del self.headers["content-length"]
         self._parts = parts
         self._first = first

@@ -5,75 +5,66 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from adafuse_llm.adapters.conversation import Turn, to_conversation
 from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_tool_choice
-from adafuse_llm.config import CONSTRAINTS, AdaFuseConfig
+from adafuse_llm.config import CONSTRAINTS, MAX_BIASED, AdaFuseConfig
 from adafuse_llm.errors import InvalidInputError, nearest, short_repr
 from adafuse_llm.serving.errors import CONTEXT_CODE, ApiError, api_error, invalid, option_of
+from adafuse_llm.serving.openai_fields import EXTENSION, NO_TOOLS, Ignored, parse
+from adafuse_llm.text.chat import Tool
 from adafuse_llm.text.conversation import Conversation, check_tools
 
-IGNORED = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
-"""Fields that are accepted and change nothing."""
+TOKENS = ("max_tokens", "max_completion_tokens", "n_predict", "max_output_tokens")
+"""Fields for the option ``max_new_tokens``."""
 
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "audio": (),
-    "best_of": (1,),
-    "echo": (False,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "logit_bias": ({},),
-    "modalities": (["text"],),
-    "moderation": (),
-    "prediction": (),
-    "reasoning_effort": (),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "suffix": ("",),
-    "verbosity": ("medium",),
-    "web_search_options": (),
+OPTIONS = {
+    "min_tokens": "min_new_tokens",
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_choice": "choices",
 }
-"""Fields that are not supported, with the values that change nothing. None is always one."""
+"""Fields of vLLM for options of the engine with another name."""
 
-REASONS: Mapping[str, str] = {
-    "logit_bias": "token ids differ between members; send {'adafuse': {'logit_bias': {text: "
-    "number}}}"
-}
-"""Why a field is not supported, and what to send instead."""
-
-EXTENSION = "adafuse"
-"""Name of the field with the options of the ensemble."""
-
-TOKENS = ("max_tokens", "max_completion_tokens")
-"""Fields for the option ``max_new_tokens``. The field of vLLM for ``min_new_tokens`` is
-``min_tokens``."""
-
-SAMPLING = (
-    *("temperature", "top_p", "min_p", "seed", "n", "stop", "top_logprobs"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+SAME = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "n", "stop", "top_logprobs"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "no_repeat_ngram_size"),
+    *("json_schema", "regex", "continue_final_message"),
 )
 """Fields that are options of the engine under the same name."""
 
+STRUCTURED = {"json": "json_schema", "regex": "regex", "choice": "choices"}
+"""Keys of vLLM's field ``structured_outputs`` and the options of the engine."""
+
 MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
-"""Keys of a message that the members may read."""
+"""Keys of a message that the members may read. Clients send many others, which are ignored."""
 
-MESSAGE_NOISE = ("refusal", "annotations", "audio", "function_call", "adafuse")
-"""Keys of messages that clients send back and that the members do not read."""
+THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
+"""Types of content parts that are reasoning of earlier replies, which members do not read there."""
+
+FUNCTION_KEYS = ("name", "description", "parameters", "strict")
+FORMAT_KEYS = ("name", "description", "schema", "strict")
+"""Keys of a function, and of the ``json_schema`` in a ``response_format``."""
+
+MAX_DIGITS = 19
+"""Digits from which on a number is no token id."""
+
+ROUND_TRIP = ("cache_control", "provider_specific_fields")
+"""Keys of tools that promise nothing about the answer."""
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
+    """The body of a request."""
+
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
-class _StreamOptions(_Body):
-    include_usage: bool | None = None
-    include_obfuscation: bool | None = None
+class Extension(BaseModel):
+    """The field with the options of the ensemble."""
 
-
-class _Extension(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     strategy: str | None = None
@@ -88,38 +79,63 @@ class _Extension(BaseModel):
         return value
 
 
-class _Common(_Body):
+class Common(Body):
+    """The fields that all requests can have."""
+
     model: str | None = None
     stream: bool | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: dict[str, Any] | None = None
     stop: str | list[str] | None = None
-    max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
+    top_k: int | None = None
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    logit_bias: dict[str, float] | None = None
     min_tokens: int | None = None
     seed: int | None = None
+    adafuse: Extension | None = None
+
+
+class Conversational(Common):
+    """The fields of requests with a conversation."""
+
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class _AnyCompletion(Common):
+    max_tokens: int | None = None
+    n_predict: int | None = None
     n: int | None = None
-    adafuse: _Extension | None = None
+    json_schema: dict[str, Any] | None = None
+    regex: str | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    structured_outputs: dict[str, Any] | None = None
 
 
-class _ChatBody(_Common):
+class _ChatBody(_AnyCompletion, Conversational):
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
 
-class _CompletionBody(_Common):
+class _CompletionBody(_AnyCompletion):
     prompt: str | list[str]
     logprobs: int | None = None
+    echo: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -130,28 +146,40 @@ class ServedRequest:
         model: name of the model; None for the ensemble.
         strategy: name of the strategy; None for the model's own.
         options: options of `AdaFuseConfig`.
+        ignored: the parts of the request that were ignored.
         given: the names of the options in the request, where they differ.
         prompts: the prompts of a completion.
+        echo: whether each completion begins with its prompt.
         conversation: the conversation of a chat.
         form: the form of the reply.
         enforce: whether the form is enforced: True, False, or ``"auto"`` to describe a form that
             cannot be enforced to the members only.
+        variables: variables for the chat templates that read them.
+        effort: how much the members reason; None for their own default.
+        token_bias: number that the logit of a token gains, by token id.
         stream: whether the response is a stream.
         include_usage: whether the stream ends with the usage.
         rounds: whether the response has the rounds.
+        echoed: the fields that a response of the Responses API repeats; None for the other APIs.
     """
 
     model: str | None
     strategy: str | None
     options: Mapping[str, Any]
+    ignored: Ignored
     given: Mapping[str, str] = field(default_factory=dict)
     prompts: Sequence[str] = ()
+    echo: bool = False
     conversation: Conversation | None = None
     form: ReplyForm = field(default_factory=ReplyForm)
     enforce: bool | Literal["auto"] = "auto"
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    effort: str | None = None
+    token_bias: Mapping[int, float] = field(default_factory=dict)
     stream: bool = False
     include_usage: bool = False
     rounds: bool = False
+    echoed: Mapping[str, Any] | None = None
 
     @property
     def characters(self) -> int:
@@ -168,163 +196,198 @@ class ServedRequest:
             described.param = name
             described.message = described.message.replace(f"option {option!r}", f"field {name!r}")
         if described.param is None and described.code == CONTEXT_CODE:
-            described.param = "prompt" if self.conversation is None else "messages"
+            chat = "messages" if self.echoed is None else "input"
+            described.param = "prompt" if self.conversation is None else chat
         return described
 
 
-def read_chat(body: dict[str, Any]) -> ServedRequest:
+def read_chat(body: dict[str, Any], *, strict: bool = False) -> ServedRequest:
     """Read a request for a chat completion.
 
+    Args:
+        body: the body of the request.
+        strict: whether to refuse fields that are otherwise ignored with a warning.
+
     Raises:
         ApiError: a field is unknown, not supported, or has an invalid value.
     """
-    chat = _parse(_ChatBody, body)
-    options, given = _options(chat, chat.max_completion_tokens)
-    if chat.logprobs is not None:
-        options["logprobs"] = chat.logprobs
-    if chat.top_logprobs is not None:
-        options["top_logprobs"] = chat.top_logprobs
-        if not chat.logprobs:
-            raise invalid("top_logprobs needs logprobs: true", "top_logprobs")
-    form, strict = _form(chat)
-    constraint = next((name for name in CONSTRAINTS if options.get(name) is not None), None)
-    if constraint is not None and (form.calls_tools or form.schema is not None):
-        other = "tools" if form.calls_tools else "response_format"
+    ignored = Ignored(strict=strict)
+    chat = parse(_ChatBody, body, ignored)
+    if chat.add_generation_prompt is False and not chat.continue_final_message:
         raise invalid(
-            f"adafuse.{constraint} cannot be combined with {other}, because both determine the "
-            "form of the reply; send only one of them",
-            given.get(constraint),
+            "add_generation_prompt: false needs continue_final_message: true",
+            "add_generation_prompt",
         )
-    extension = chat.adafuse or _Extension()
-    with _naming("messages"):
-        conversation = to_conversation(
-            [_turn(number, message) for number, message in enumerate(chat.messages)],
-            tools=form.tools,
-            tool_choice=form.choice,
-            instructions=form.instructions,
-        )
-    return ServedRequest(
-        options=options,
-        given=given,
-        conversation=conversation,
-        form=form,
-        enforce=True if strict and extension.enforce == "auto" else extension.enforce,
-        **_shared(chat, extension),
+    turns = _turns(chat.messages)
+    asked = conversational(
+        chat, ignored, turns, response_format=chat.response_format, effort=chat.reasoning_effort
     )
+    if chat.logprobs is not None:
+        asked["options"]["logprobs"] = chat.logprobs
+    if chat.top_logprobs is not None and not chat.logprobs:
+        raise invalid("top_logprobs needs logprobs: true", "top_logprobs")
+    return ServedRequest(**asked)
 
 
-def read_completion(body: dict[str, Any]) -> ServedRequest:
+def read_completion(body: dict[str, Any], *, strict: bool = False) -> ServedRequest:
     """Read a request for a completion.
 
+    Args:
+        body: the body of the request.
+        strict: whether to refuse fields that are otherwise ignored with a warning.
+
     Raises:
         ApiError: a field is unknown, not supported, or has an invalid value.
     """
-    completion = _parse(_CompletionBody, body)
-    options, given = _options(completion)
-    if completion.logprobs is not None:
-        options |= {"logprobs": True, "top_logprobs": completion.logprobs}
-        given["top_logprobs"] = "logprobs"
-    prompts = completion.prompt
-    prompts = [prompts] if isinstance(prompts, str) else prompts
-    if not prompts:
-        raise invalid("prompt must be a text, or a list of at least one text", "prompt")
-    return ServedRequest(
-        options=options,
-        given=given,
-        prompts=prompts,
-        **_shared(completion, completion.adafuse or _Extension()),
-    )
-
-
-def _shared(body: _Common, extension: _Extension) -> dict[str, Any]:
-    """Return the fields that chats and completions have in common."""
-    return {
-        "model": body.model,
-        "strategy": extension.strategy,
-        "stream": bool(body.stream),
-        "include_usage": bool(body.stream_options and body.stream_options.include_usage),
-        "rounds": extension.rounds,
-    }
-
-
-Body = TypeVar("Body", bound=_Common)
-
-
-def _parse(kind: type[Body], body: dict[str, Any]) -> Body:
-    """Check the fields of a body."""
-    allowed = tuple(kind.model_fields)
-    used = {}
-    for name, value in body.items():
-        if name in allowed:
-            used[name] = value
-        elif name in NEUTRAL:
-            if value is not None and value not in NEUTRAL[name]:
-                reason = f": {REASONS[name]}" if name in REASONS else ""
-                raise invalid(
-                    f"the field {name!r} is not supported{reason}; got {short_repr(value)}. Leave "
-                    "it out.",
-                    name,
-                    "unsupported_parameter",
-                )
-        elif name not in IGNORED:
-            raise invalid(
-                f"unknown field {short_repr(name)}.{_advice(name, allowed)}",
-                name[:100],
-                "unknown_parameter",
-            )
-    if isinstance(prompt := used.get("prompt"), list) and any(
-        not isinstance(each, str) for each in prompt
-    ):
+    prompts = body.get("prompt")
+    if isinstance(prompts, list) and any(not isinstance(each, str) for each in prompts):
         raise invalid(
             "prompt must be a text or a list of texts; token ids are not supported, because every "
             "member has its own tokens",
             "prompt",
         )
-    try:
-        return kind.model_validate(used)
-    except ValidationError as error:
-        problem = error.errors(include_url=False, include_context=False)[0]
-        name = ".".join(str(part) for part in problem["loc"] if not _is_type(part))
-        message = problem["msg"].removeprefix("Value error, ")
-        message = message[:1].lower() + message[1:]
-        shown = "" if problem["type"] == "missing" else f"; got {short_repr(problem['input'])}"
-        raise invalid(f"{name}: {message}{shown}", name) from None
+    ignored = Ignored(strict=strict)
+    completion = parse(_CompletionBody, body, ignored)
+    asked = _shared(completion, ignored)
+    if completion.logprobs is not None:
+        asked["options"] |= {"logprobs": True, "top_logprobs": completion.logprobs}
+        asked["given"]["top_logprobs"] = "logprobs"
+        if completion.echo:
+            raise invalid(
+                "echo cannot be combined with logprobs, because the prompt has no "
+                "log-probabilities; RemoteEngine has the method score",
+                "echo",
+            )
+    prompts = completion.prompt
+    prompts = [prompts] if isinstance(prompts, str) else prompts
+    if not prompts:
+        raise invalid("prompt must be a text, or a list of at least one text", "prompt")
+    return ServedRequest(prompts=prompts, echo=bool(completion.echo), **asked)
 
 
-def _is_type(part: int | str) -> bool:
-    """Return whether a part of a location is one of several types of a field, not a field."""
-    return isinstance(part, str) and (part in ("str", "bool") or "[" in part)
+def conversational(
+    body: Conversational,
+    ignored: Ignored,
+    turns: Sequence[Turn],
+    *,
+    response_format: Mapping[str, Any] | None,
+    effort: str | None,
+    place: str = "messages",
+    format_place: str = "response_format",
+) -> dict[str, Any]:
+    """Return the arguments of `ServedRequest` for a request with a conversation.
+
+    Args:
+        body: the fields of the request.
+        ignored: takes what is ignored.
+        turns: the conversation.
+        response_format: the form of replies without calls.
+        effort: how much the members reason.
+        place: name of the field with the conversation.
+        format_place: name of the field with the form of replies.
+
+    Raises:
+        ApiError: a field has an invalid value, or two fields contradict each other.
+    """
+    asked = _shared(body, ignored)
+    form, strict = _form(body, response_format, format_place, ignored)
+    constraint = next((name for name in CONSTRAINTS if name in asked["options"]), None)
+    if constraint is not None and (form.calls_tools or form.schema is not None):
+        other = "tools" if form.calls_tools else format_place
+        name = asked["given"][constraint]
+        raise invalid(
+            f"{name} cannot be combined with {other}, because both determine the form of the "
+            "reply; send only one of them",
+            name,
+        )
+    with naming(place):
+        conversation = to_conversation(
+            turns, tools=form.tools, tool_choice=form.choice, instructions=form.instructions
+        )
+    if strict and asked["enforce"] == "auto":
+        asked["enforce"] = True
+    return {
+        **asked,
+        "conversation": conversation,
+        "form": form,
+        "variables": body.chat_template_kwargs or {},
+        "effort": effort,
+    }
 
 
-def _advice(name: str, allowed: Sequence[str]) -> str:
-    if name in AdaFuseConfig.model_fields:
-        return f" It is an option of the ensemble: send {{{EXTENSION!r}: {{{name!r}: ...}}}}."
-    return nearest(name, allowed) or f" Fields: {', '.join(allowed)}."
+def _shared(body: Common, ignored: Ignored) -> dict[str, Any]:
+    """Return the arguments of `ServedRequest` that all requests have in common."""
+    options, given = _options(body)
+    extension = body.adafuse or Extension()
+    stream_options = body.stream_options or {}
+    for name, value in stream_options.items():
+        if name not in ("include_usage", "include_obfuscation") and value:
+            ignored.add(f"stream_options.{name}")
+    include_usage = stream_options.get("include_usage")
+    if not isinstance(include_usage, (bool, type(None))):
+        raise invalid(
+            f"stream_options.include_usage must be true or false; got {short_repr(include_usage)}",
+            "stream_options.include_usage",
+        )
+    biases = body.logit_bias or {}
+    if len(biases) > MAX_BIASED:  # before each of them is encoded
+        raise invalid(
+            f"logit_bias can have at most {MAX_BIASED} entries; got {len(biases)}", "logit_bias"
+        )
+    texts = {text: bias for text, bias in biases.items() if not _is_token(text)}
+    if texts and options.setdefault("logit_bias", texts) is not texts:
+        raise invalid(
+            "adafuse.logit_bias and logit_bias are the same option; send only one of them",
+            "logit_bias",
+        )
+    return {
+        "model": body.model,
+        "strategy": extension.strategy,
+        "options": options,
+        "given": given,
+        "ignored": ignored,
+        "enforce": extension.enforce,
+        "token_bias": {int(each): biases[each] for each in biases if _is_token(each)},
+        "stream": bool(body.stream),
+        "include_usage": bool(include_usage),
+        "rounds": extension.rounds,
+    }
 
 
-def _options(
-    body: _Common, completion_tokens: int | None = None
-) -> tuple[dict[str, Any], dict[str, str]]:
+def _is_token(text: str) -> bool:
+    """Return whether a key of ``logit_bias`` is a token id, as in OpenAI's API, and not a text."""
+    return text.isascii() and text.isdigit() and len(text) < MAX_DIGITS
+
+
+def _options(body: Common) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the options of the engine in a body, and where the body has them."""
     options: dict[str, Any] = {}
     given: dict[str, str] = {}
     extension = {} if body.adafuse is None else dict(body.adafuse.model_extra or {})
     for name, value in extension.items():
         if name not in AdaFuseConfig.model_fields:
-            names = (*_Extension.model_fields, *AdaFuseConfig.model_fields)
+            names = (*Extension.model_fields, *AdaFuseConfig.model_fields)
             raise invalid(
                 f"unknown option {EXTENSION}.{name[:100]}.{nearest(name, names)} The options are: "
                 f"{', '.join(names)}.",
                 f"{EXTENSION}.{name[:100]}",
                 "unknown_parameter",
             )
-        options[name], given[name] = value, f"{EXTENSION}.{name}"
-    sizes = dict(zip(TOKENS, (body.max_tokens, completion_tokens), strict=True))
-    fields = {name: ("max_new_tokens", value) for name, value in sizes.items()}
-    fields |= {name: (name, getattr(body, name, None)) for name in SAMPLING}
-    fields["min_tokens"] = ("min_new_tokens", body.min_tokens)
-    for name, (option, value) in fields.items():
-        if value is None or name == "top_logprobs":
+        if value is not None or name not in CONSTRAINTS:
+            options[name], given[name] = value, f"{EXTENSION}.{name}"
+    fields = [(name, "max_new_tokens") for name in TOKENS]
+    fields += [(name, name) for name in SAME]
+    fields += OPTIONS.items()
+    values = [(name, option, getattr(body, name, None)) for name, option in fields]
+    for key, value in (getattr(body, "structured_outputs", None) or {}).items():
+        if key not in STRUCTURED and value is not None:
+            raise invalid(
+                f"structured_outputs has {short_repr(key)}; allowed: {', '.join(STRUCTURED)}",
+                "structured_outputs",
+            )
+        values.append((f"structured_outputs.{key}", STRUCTURED.get(key, ""), value))
+    for name, option, value in values:
+        if value is None:
             continue
         if option in options and options[option] != value:
             raise invalid(
@@ -336,29 +399,84 @@ def _options(
     return options, given
 
 
-def _form(chat: _ChatBody) -> tuple[ReplyForm, bool]:
+def _form(
+    body: Conversational, response_format: Mapping[str, Any] | None, place: str, ignored: Ignored
+) -> tuple[ReplyForm, bool]:
     """Return the form of the reply, and whether it has to be enforced."""
-    with _naming("tools"):
-        tools = check_tools(chat.tools or ())
-    with _naming("tool_choice"):
-        choice = to_tool_choice(chat.tool_choice, [tool.name for tool in tools])
-    with _naming("response_format"):
-        schema = schema_of(chat.response_format)
-    strict = [tool.get("function", {}).get("strict") for tool in chat.tools or ()]
-    strict.append(((chat.response_format or {}).get("json_schema") or {}).get("strict"))
-    parallel = chat.parallel_tool_calls is not False
+    given = [_function(number, tool, ignored) for number, tool in enumerate(body.tools or ())]
+    tools = _tools(given)
+    with naming("tool_choice"):
+        choice = to_tool_choice(body.tool_choice, [tool.name for tool in tools])
+    with naming(place):
+        schema = schema_of(response_format)
+    named = _check_format(response_format or {}, place, ignored)
+    strict = [each.get("strict") for each in (*given, named)]
+    parallel = body.parallel_tool_calls is not False
     return ReplyForm(tools, choice, parallel, schema), any(each is True for each in strict)
 
 
+def _function(number: int, tool: Mapping[str, Any], ignored: Ignored) -> Mapping[str, Any]:
+    """Return the function of a tool. Other tools, and schemas under other names, are errors."""
+    place = f"tools.{number}"
+    if (kind := tool.get("type", "function")) != "function":
+        raise invalid(
+            f"{place} has the type {short_repr(kind)}; only the type 'function' is allowed, "
+            f"because {NO_TOOLS}",
+            "tools",
+        )
+    function = tool.get("function")
+    if isinstance(function, Mapping):
+        ignored.keep(tool, ("type", "function", *ROUND_TRIP), place)
+    else:
+        function = {name: value for name, value in tool.items() if name != "type"}
+    known = (*FUNCTION_KEYS, *ROUND_TRIP)
+    others = [name for name, value in function.items() if name not in known and value is not None]
+    if function.get("parameters") is None and any(
+        isinstance(function[name], Mapping) for name in others
+    ):
+        raise invalid(
+            f"{place} has {short_repr(others[0])} but no 'parameters'; put the JSON schema of the "
+            "arguments into 'parameters'",
+            "tools",
+        )
+    return ignored.keep(function, known, place)
+
+
+def _check_format(given: Mapping[str, Any], place: str, ignored: Ignored) -> Mapping[str, Any]:
+    """Check the keys of a format that `schema_of` has read, and return those beside the schema."""
+    inner = given.get("json_schema")
+    if isinstance(inner, Mapping):
+        ignored.keep(given, ("type", "json_schema"), place)
+        return ignored.keep(inner, FORMAT_KEYS, f"{place}.json_schema")
+    return ignored.keep(given, ("type", *FORMAT_KEYS), place)
+
+
+def read_conversation(
+    messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]], ignored: Ignored
+) -> Conversation:
+    """Return a conversation for its tokens, without the form of a reply.
+
+    Raises:
+        ApiError: a message or a tool has an invalid form.
+    """
+    given = [_function(number, tool, ignored) for number, tool in enumerate(tools)]
+    turns = _turns(messages)
+    with naming("messages"):
+        return to_conversation(turns, tools=_tools(given))
+
+
+def _tools(functions: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
+    with naming("tools"):
+        return check_tools(functions)
+
+
+def _turns(messages: Sequence[dict[str, Any]]) -> list[Turn]:
+    return [_turn(number, message) for number, message in enumerate(messages)]
+
+
 def _turn(number: int, message: dict[str, Any]) -> Turn:
-    """Return a message of OpenAI's API as a turn."""
+    """Return a message of OpenAI's API as a turn. Keys that members do not read are ignored."""
     known = {name: value for name, value in message.items() if name in MESSAGE_KEYS}
-    for name, value in message.items():
-        if name not in known and name not in MESSAGE_NOISE and value is not None:
-            raise invalid(
-                f"message {number} has {short_repr(name)}; allowed: {', '.join(MESSAGE_KEYS)}",
-                f"messages.{number}",
-            )
     for name in ("name", "tool_call_id", "reasoning_content"):
         if not isinstance(known.get(name), (str, type(None))):
             raise invalid(
@@ -367,12 +485,30 @@ def _turn(number: int, message: dict[str, Any]) -> Turn:
             )
     if (reasoning := known.pop("reasoning_content", None)) is not None:
         known["reasoning"] = reasoning
+    known["content"] = readable_content(known.get("content"))
     turn: Turn = known  # type: ignore[assignment]
     return turn
 
 
+def readable_content(content: Any) -> Any:
+    """Return the content of a message without its thoughts; refusals become text.
+
+    Other parts that are not text, such as images, stay and are refused later.
+    """
+    if not isinstance(content, list):
+        return content
+    kept = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind == "refusal":
+            kept.append({"type": "text", "text": part.get("refusal")})
+        elif kind not in THOUGHTS:
+            kept.append(part)
+    return kept
+
+
 @contextmanager
-def _naming(name: str) -> Iterator[None]:
+def naming(name: str) -> Iterator[None]:
     """Name the field in errors about invalid input."""
     try:
         yield

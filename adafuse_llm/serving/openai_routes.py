@@ -1,4 +1,4 @@
-"""The routes of OpenAI's API: chat completions, completions, models."""
+"""The routes of OpenAI's API: chat completions, completions, responses, models."""
 
 from __future__ import annotations
 
@@ -20,27 +20,23 @@ from adafuse_llm.results import Generation
 from adafuse_llm.serving.access import request_id
 from adafuse_llm.serving.errors import ApiError, invalid
 from adafuse_llm.serving.http import (
-    DONE,
     StreamResponse,
-    event,
     read_object,
     unless_disconnected,
     unless_slow,
 )
+from adafuse_llm.serving.openai_completions import CompletionWriter, Writer, model_object
+from adafuse_llm.serving.openai_fields import warnings_header
 from adafuse_llm.serving.openai_requests import ServedRequest, read_chat, read_completion
-from adafuse_llm.serving.openai_responses import (
-    ChatChoice,
-    Choice,
-    TextChoice,
-    Writer,
-    model_object,
-)
+from adafuse_llm.serving.openai_vocabulary import template_options, with_token_bias
+from adafuse_llm.serving.responses_requests import read_response
+from adafuse_llm.serving.responses_writer import ResponseWriter
 from adafuse_llm.serving.service import SINGLE, Events, Service
 from adafuse_llm.text.isolation import isolated
 
 logger = logging.getLogger(__name__)
 
-CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETION, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 
 
 def routes(service: Service) -> list[Route]:
@@ -48,6 +44,7 @@ def routes(service: Service) -> list[Route]:
     return [
         Route(CHAT, partial(_complete, service, read_chat), methods=["POST"]),
         Route(COMPLETION, partial(_complete, service, read_completion), methods=["POST"]),
+        Route(RESPONSE, partial(_complete, service, read_response), methods=["POST"]),
         Route("/v1/models", partial(_models, service), methods=["GET"]),
         Route("/v1/models/{name:path}", partial(_model, service), methods=["GET"]),
     ]
@@ -68,28 +65,33 @@ async def _model(service: Service, request: Request) -> Response:
 def _described(service: Service, name: str) -> Any:
     engine = service.engine
     if name == service.config.served_model_name:
-        return model_object(name, service.created, engine.members, engine.strategy.name)
-    return model_object(name, service.created, [name], SINGLE)
+        window = engine.context_window
+        return model_object(name, service.created, engine.members, engine.strategy.name, window)
+    window = next(each.context_window for each in engine.member_info if each.name == name)
+    return model_object(name, service.created, [name], SINGLE, window)
 
 
 async def _complete(
-    service: Service, read: Callable[[dict[str, Any]], ServedRequest], request: Request
+    service: Service, read: Callable[..., ServedRequest], request: Request
 ) -> Response:
-    """Answer a request for a chat completion or a completion."""
+    """Answer a request for a chat completion, a completion or a response."""
     body = await read_object(request)
-    asked = await unless_slow(len(await request.body()), read, body)
+    reader = partial(read, strict=service.config.strict)
+    asked = await unless_slow(len(await request.body()), reader, body)
     try:
         check = partial(_Call, service, asked)
         checked = service.checked(check, asked.options, forms=not asked.form.is_free)
         call = await unless_disconnected(request.receive, checked)
+        headers = warnings_header(call.warnings)
         if not asked.stream:
             response = await unless_disconnected(request.receive, call.response())
-            return JSONResponse(response)
+            return JSONResponse(response, headers=headers)
         parts = call.parts()
         first = await unless_disconnected(request.receive, anext(parts))
     except (ApiError, AdaFuseError) as error:
         raise asked.error(error) from error
-    return StreamResponse(parts, first, send_timeout=service.config.send_timeout)
+    limit = service.config.send_timeout
+    return StreamResponse(parts, first, headers=headers, send_timeout=limit)
 
 
 class _Call:
@@ -100,6 +102,9 @@ class _Call:
         asked: the request.
         left: flag that is set when nobody waits for the request any more.
 
+    Attributes:
+        warnings: what the client should know about the request.
+
     Raises:
         ApiError: the request cannot be served.
         InvalidInputError: an option cannot be used.
@@ -107,26 +112,34 @@ class _Call:
 
     def __init__(self, service: Service, asked: ServedRequest, left: threading.Event) -> None:
         engine, options = service.resolve(asked.model, asked.strategy, asked.options)
+        options = template_options(engine, options, asked)
+        options = with_token_bias(engine, options, asked)
         options = service.check_limits(
-            engine, options, inputs=len(asked.prompts) or 1, characters=asked.characters
+            engine,
+            options,
+            inputs=len(asked.prompts) or 1,
+            characters=asked.characters,
+            length_option=asked.given.get("max_new_tokens", "max_tokens"),
         )
         enforced, warnings = _constraint(engine, options, asked, left)
-        is_chat = asked.conversation is not None
         self._service, self._asked, self._engine = service, asked, engine
         self._options = {**options, **enforced}
-        self._writer = Writer(
-            asked.model or service.config.served_model_name,
-            is_chat=is_chat,
-            rounds=asked.rounds,
-            warnings=warnings,
+        self.warnings = [*asked.ignored.warnings, *warnings]
+        self._writer = self._new_writer(asked.model or service.config.served_model_name)
+
+    def _new_writer(self, model: str) -> Writer:
+        config = self._engine.config.override(self._options)
+        members = self._engine.members
+        leader = None if config.counted_logprobs is None else config.leading_member(members)
+        if self._asked.echoed is None:
+            return CompletionWriter(model, self._asked, config.n, leader, self.warnings)
+
+        def count_tokens(member: str, text: str) -> int:
+            return len(self._engine.encode_text(text, use=(member,))[member])
+
+        return ResponseWriter(
+            model, self._asked, config, leader, warnings=self.warnings, count_tokens=count_tokens
         )
-        config = engine.config.override(self._options)
-        leader = None if config.counted_logprobs is None else config.leading_member(engine.members)
-        self._prompts = max(len(asked.prompts), 1)
-        self._choices: list[Choice] = [
-            ChatChoice(index, asked.form, leader) if is_chat else TextChoice(index, leader)
-            for index in range(self._prompts * config.n)
-        ]
 
     async def response(self) -> dict[str, Any]:
         """Return the whole response."""
@@ -135,39 +148,36 @@ class _Call:
             async for index, each in events:
                 if each.generation is not None:
                     done[index] = each.generation
-        generations = [done[index] for index in range(len(self._choices))]
-        return self._writer.response(self._choices, generations, self._prompts)
+        return self._writer.response([done[index] for index in range(self._writer.size)])
 
     async def parts(self) -> AsyncGenerator[bytes, None]:
-        """Yield the events of a streamed response.
+        """Yield the parts of a streamed response.
 
-        Until the first event, an error is raised. Then it is the last event.
+        Until the first part, an error is raised. Then it is the last part.
         """
         begun = False
         try:
-            async with aclosing(self._chunks()) as chunks:
-                async for chunk in chunks:
+            async with aclosing(self._written()) as parts:
+                async for part in parts:
                     begun = True
-                    yield event(chunk)
+                    yield part
         except Exception as error:
             if not begun:
                 raise
             if not isinstance(error, (ApiError, AdaFuseError)):
                 logger.exception("request %s failed", request_id())
-            yield event(self._asked.error(error).body)
-            return
-        yield DONE
+            yield self._writer.failure(self._asked.error(error))
 
-    async def _chunks(self) -> AsyncGenerator[dict[str, Any], None]:
+    async def _written(self) -> AsyncGenerator[bytes, None]:
         done: dict[int, Generation] = {}
         async with self._service.decoding(self._start) as events:
             async for index, each in events:
-                for part in self._choices[index].chunks(each):
-                    yield self._writer.chunk(part)
+                for part in self._writer.events(index, each):
+                    yield part
                 if each.generation is not None:
                     done[index] = each.generation
-        if self._asked.include_usage:
-            yield self._writer.usage_chunk([done[index] for index in sorted(done)], self._prompts)
+        for part in self._writer.ending([done[index] for index in sorted(done)]):
+            yield part
 
     async def _start(self, cancel: threading.Event, timeout: float | None) -> Events:
         asked, given = self._asked, {"cancel": cancel, "timeout": timeout, **self._options}
@@ -198,7 +208,8 @@ def _constraint(
         engine.check_grammar(cancel=left, **{**options, **constraint})
     except (InvalidOptionError, MissingDependencyError) as error:
         if asked.enforce is True:
-            field = "response_format" if asked.form.schema is not None else "tools"
+            named = "response_format" if asked.echoed is None else "text.format"
+            field = named if asked.form.schema is not None else "tools"
             raise invalid(str(error), field) from error
         return {}, [
             f"the form of the reply is only described to the members, not enforced: {error}"

@@ -16,7 +16,17 @@ from starlette.routing import Route
 from adafuse_llm.report.page import STROKES, STROKES_OF_SHARED, palette
 from adafuse_llm.report.styles import AGREED, CHOSEN, COLORS, ENDINGS, FORCED, MARKS
 
-TEMPLATE = Path(__file__).parent / "page.html"
+STATIC = Path(__file__).parent / "static"
+
+LIBRARY = "markdown-it.umd.min.js"
+"""The library that reads Markdown. `LICENSE-markdown-it.txt` names its source and its SHA-256."""
+
+SCRIPTS = (
+    *("base.js", "talks.js", "state.js", "server.js", "markdown.js", "answer.js", "asking.js"),
+    *("round.js", "settings.js", "main.js"),
+)
+"""The scripts of the page, in their order. They share one scope."""
+
 SHARED = {"agreed": AGREED, "chosen": CHOSEN, "forced": FORCED}
 
 
@@ -38,9 +48,24 @@ def page_route() -> Route:
 
 @cache
 def page() -> str:
-    """Return the page with the colors, marks and words of the reports."""
-    template = TEMPLATE.read_text(encoding="utf-8")
-    return template.replace("/* palette */", palette()).replace("/* looks */", _looks())
+    """Return the page: one file with its style and its scripts.
+
+    It has the colors, marks and words of the reports.
+    """
+    parts = {
+        "/* style */": palette() + _read("page.css"),
+        "/* looks */": _looks(),
+        "/* library */": _read(LIBRARY),
+        "/* script */": "".join(map(_read, SCRIPTS)),
+    }
+    html = _read("page.html")
+    for place, content in parts.items():
+        html = html.replace(place, content)
+    return html
+
+
+def _read(name: str) -> str:
+    return (STATIC / name).read_text(encoding="utf-8")
 
 
 def _looks() -> str:
@@ -59,24 +84,24 @@ def _looks() -> str:
 
 
 def _policy(html: str) -> str:
-    """Return the content security policy that permits only the page's own style and script."""
+    """Return the content security policy that permits only the page's own style and scripts."""
     rules = {
         "default-src": "'none'",
-        "script-src": _digest(html, "script"),
-        "style-src": _digest(html, "style"),
+        "script-src": _digests(html, "script"),
+        "style-src": _digests(html, "style"),
         "connect-src": "'self'",
         "img-src": "data:",  # the icon
         "base-uri": "'none'",
         "form-action": "'none'",
         "frame-ancestors": "'none'",
-        "require-trusted-types-for": "'script'",  # the script cannot insert HTML
+        "require-trusted-types-for": "'script'",  # no script can insert HTML
         "trusted-types": "'none'",
     }
     return "; ".join(f"{name} {value}" for name, value in rules.items())
 
 
-def _digest(html: str, tag: str) -> str:
-    """Return the hash of the one element `tag` without attributes, as a policy writes it."""
-    (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
-    digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-    return f"'sha256-{digest}'"
+def _digests(html: str, tag: str) -> str:
+    """Return the hashes of the elements `tag` without attributes, as a policy writes them."""
+    contents = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+    digests = [hashlib.sha256(each.encode()).digest() for each in contents]
+    return " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in digests)

@@ -48,12 +48,13 @@ def test_flags_override_the_file_which_overrides_the_defaults(adafuse, runs, fak
     flags = (
         "--max-choices", 7, "--cors-origin", "https://a.example", "--cors-origin", "http://b:1",
         "--no-page", "--cache-bytes", 1000, "--max-requests", 4, "--margin-threshold", 0.5,
-        "--request-timeout", 0, "--log-level", "error",
+        "--request-timeout", 0, "--log-level", "error", "--strict",
     )  # fmt: skip
     result = adafuse("serve", "--config", config, *flags)
     assert result.exit_code == 0, result.output
     used = runs[0]["config"]
     assert (used.served_model_name, used.max_choices, used.page) == ("town", 7, False)
+    assert used.strict
     assert used.allowed_hosts == ("a.example", "localhost", "127.0.0.1", "[::1]")
     assert used.cors_origins == ("https://a.example", "http://b:1")
     assert used.request_timeout is None

@@ -21,6 +21,7 @@ from adafuse_llm.decoding.draft import Drafts
 from adafuse_llm.decoding.lead import Lead
 from adafuse_llm.decoding.lookup import Lookup
 from adafuse_llm.decoding.member import Member
+from adafuse_llm.decoding.odds import MAX_DRAFT_TOKENS
 from adafuse_llm.decoding.score import PoolCandidate
 from adafuse_llm.tree import Node
 from tests.support.compare import approximately, as_data
@@ -137,6 +138,31 @@ def test_what_is_drafted_in_vain_is_bounded(branches: int):
     tokens, needed = (sum(sum(m.sizes) for m in each) for each in (members, plain))
     assert tokens <= 1.25 * needed
     assert sum(passes(members)) < sum(passes(plain))
+
+
+def misled(name: str, seed: int) -> Callable[[str], dict[str, float]]:
+    """Words of a passage, mostly in another order, so that copies of the passage are wrong."""
+
+    def rule(text: str) -> dict[str, float]:
+        place = text.count(" w")
+        chance = random.Random(f"{name} {seed} {place // 3}")
+        word = WORDS[place % 12] if chance.random() > 0.8 else chance.choice(WORDS[:12])
+        return {word: 0.75, " x": 0.1, " y": 0.05}
+
+    return rule
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_r3_h4_copies_that_are_wrong_are_bounded(seed: int):
+    """Without `may_waste`, these members process up to 4.1 tokens per committed token."""
+    pauses = (0.001, 0.0)
+    members = [Bulk(n, misled(n, seed), p) for n, p in zip("ab", pauses, strict=True)]
+    passage = "".join(WORDS[:12] * 2)
+    generation = decode(members, passage, max_new_tokens=60, branching_factor=1)
+    assert len(generation.text.split()) == 60
+    last_pass = MAX_DRAFT_TOKENS + 1 + 1  # drafts, a node that is needed, and that of the prompt
+    for member in members:
+        assert sum(member.sizes) <= (2 + 1) * 60 + last_pass
 
 
 class WildDrafts(Drafts):

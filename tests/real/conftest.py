@@ -74,3 +74,14 @@ def references(
     yield known
     for member in known.values():
         member.forget()
+
+
+@pytest.fixture(scope="session")
+def real_gguf(real_files: dict[str, Path]) -> dict[str, Any]:
+    """The GGUF files as members with repeatable results."""
+    from adafuse_llm.backends.llamacpp import LlamaCppBackend
+
+    return {
+        name: LlamaCppBackend(path, name, context=4096, repeatable=True)
+        for name, path in real_files.items()
+    }

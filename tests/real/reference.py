@@ -1,4 +1,4 @@
-"""The reference on real members, which reads long sequences with transformers' own cache."""
+"""The reference on real members, which reads long sequences with a cache."""
 
 from __future__ import annotations
 
@@ -80,7 +80,55 @@ class CachedMember(ReferenceMember):
         self._cache, self._held = None, []
 
 
-def reference_of(backend: HuggingFaceBackend, model: Any, tokenizer: Any) -> CachedMember:
+@dataclass
+class GgufMember(CachedMember):
+    """A reference member that llama.cpp runs: one sequence, in calls of 8 to 32 tokens.
+
+    Results of calls of these sizes are equal in every bit, so those of `LlamaCppBackend` with
+    ``repeatable=True`` are, too.
+    """
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.model._model.vocabulary)
+
+    def forward(self, ids: Sequence[int]) -> Any:
+        return _Rows(self, ids)
+
+    def _next(self, ids: list[int]) -> Any:
+        from adafuse_llm.backends.llamacpp.context import REPEATABLE_TOKENS, CacheFullError, Entry
+
+        shared = 0
+        while shared < min(len(ids) - 1, len(self._held)) and ids[shared] == self._held[shared]:
+            shared += 1
+        try:
+            self.model.cut(0, shared)
+            for start in range(shared, len(ids), REPEATABLE_TOKENS[1]):
+                part = enumerate(ids[start : start + REPEATABLE_TOKENS[1]], start)
+                entries = [Entry(token, at, [0], at == len(ids) - 1) for at, token in part]
+                row = self.model.run(entries)
+        except CacheFullError:  # cells of removed tokens stay in use
+            self.model.clear()
+            self._held = []
+            return self._next(ids)
+        self.passes += 1
+        self._held = ids
+        return row[-1].numpy()
+
+
+@dataclass
+class _Rows:
+    """The rows of logits after each token of `ids`, evaluated when they are read."""
+
+    member: GgufMember
+    ids: Sequence[int]
+
+    def __getitem__(self, index: int) -> Any:
+        return self.member.row(self.ids[: index + 1])
+
+
+def reference_of(backend: Any, model: Any, tokenizer: Any) -> CachedMember:
     """The reference's member of a backend. It shares the weights and the encoding."""
+    kind = CachedMember if isinstance(backend, HuggingFaceBackend) else GgufMember
     codec, window = backend.codec, backend.context_window
-    return CachedMember(backend.name, model, tokenizer, codec, backend.end_ids, window)
+    return kind(backend.name, model, tokenizer, codec, backend.end_ids, window)

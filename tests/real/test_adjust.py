@@ -123,13 +123,13 @@ def test_r2_a_generation_config_is_followed_as_by_generate(
     )
     try:
         backend = HuggingFaceBackend(model, tokenizer, "qwen")
-        expected = generated(model, backend, PROMPTS[1], max_new_tokens=32)
+        expected = generated(model, backend, PROMPTS[0], max_new_tokens=32)
     finally:
         model.generation_config = before
     (record,) = caplog.records
     assert "do_sample=True, temperature=0.7, top_p=0.8, top_k=20" in record.getMessage()
     with AdaFuseEngine([backend]) as engine:
         given: dict[str, Any] = {"branching_factor": 1, "max_new_tokens": 32}
-        assert engine.generate(PROMPTS[1], **given).text == expected
-        off = engine.generate(PROMPTS[1], repetition_penalty=1, **given).text
-        assert off == generated(model, backend, PROMPTS[1], max_new_tokens=32) != expected
+        assert engine.generate(PROMPTS[0], **given).text == expected
+        off = engine.generate(PROMPTS[0], repetition_penalty=1, **given).text
+        assert off == generated(model, backend, PROMPTS[0], max_new_tokens=32) != expected

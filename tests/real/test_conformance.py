@@ -15,7 +15,7 @@ from adafuse_llm.backends import conformance
 from adafuse_llm.backends.conformance import Subject
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from tests.decoding.test_sampling_distribution import chi_square
-from tests.real.reference import reference_of
+from tests.real.reference import CachedMember, reference_of
 
 pytestmark = pytest.mark.real
 
@@ -46,29 +46,31 @@ def test_a_real_member_keeps_the_rules_of_backends(
 def test_a_real_member_draws_from_its_own_distribution(
     name: str,
     real_engine: Callable[..., AdaFuseEngine],
-    real_models: dict[str, tuple[Any, Any]],
+    references: dict[str, CachedMember],
 ) -> None:
+    check_draws(real_engine(name), references[name])
+
+
+def check_draws(engine: AdaFuseEngine, member: CachedMember) -> None:
     """Pearson's chi-square test of the first two tokens, with T = 0.7 and top_p = 0.9."""
-    engine = real_engine(name)
     prompt, temperature, top_p = "My favourite animal is", 0.7, 0.9
-    model, tokenizer = real_models[name]
-    before = engine.encode_prompt(prompt)[name]
+    before = engine.encode_prompt(prompt)[member.name]
 
     def kept(tokens: list[int]) -> dict[int, float]:
-        with torch.no_grad():
-            row = model(torch.tensor([[*before, *tokens]])).logits[0, -1].double() / temperature
+        row = torch.from_numpy(member.row([*before, *tokens])).double() / temperature
         chances, ids = row.softmax(-1).sort(descending=True)
         size = int((chances.cumsum(-1) < top_p).sum()) + 1
         shares = chances[:size] / chances[:size].sum()
         return dict(zip(ids[:size].tolist(), shares.tolist(), strict=True))
 
+    decode = member.tokenizer.decode
     expected: defaultdict[str, float] = defaultdict(float)
     for first, chance in kept([]).items():
         if chance < 0.02:  # a text of the tail, whatever follows
             expected[TAIL] += chance
             continue
         for second, share in kept([first]).items():
-            text = tokenizer.decode([*before, first, second])[len(tokenizer.decode(before)) :]
+            text = decode([*before, first, second])[len(decode(before)) :]
             expected[text] += chance * share
     drawn: Counter[str] = Counter()
     for seed in range(DRAWS // 100):

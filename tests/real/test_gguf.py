@@ -1,18 +1,61 @@
-"""Real GGUF files have the end tokens and the prompts of their transformers checkpoints."""
+"""Real GGUF files: prompts and ends as their transformers checkpoints, decoding as the reference.
+
+These quantized members have ``repeatable=True``, so their numbers are those of the reference.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-from tests.real.test_equality import PROMPTS
+from adafuse_llm import AdaFuseEngine, RuntimeConfig
+from adafuse_llm.backends import NodeQuery, TokenTree, conformance
+from tests.real.reference import CachedMember, reference_of
+from tests.real.test_conformance import check_draws
+from tests.real.test_equality import FACTS, NAMES, PROMPTS, given
+from tests.real.test_grammar import FORMS, check_forms
+from tests.reference import Options, decode
+from tests.support.compare import assert_same
 
 pytestmark = [pytest.mark.real, pytest.mark.gguf]
 
+TOLERANCE = 1e-4
+"""Largest difference of log-probabilities, because the engine sums them up in 32-bit numbers."""
 
-def test_r3_ends_are_those_of_the_transformers_checkpoint(
+TEAMS = (("smollm",), ("smollm", "qwen"), ("qwen",), NAMES, ("gemma",), ("gemma", "qwen"))
+
+
+@pytest.fixture(scope="module")
+def gguf_references(
+    real_gguf: dict[str, Any], real_models: dict[str, tuple[Any, Any]]
+) -> Iterator[dict[str, CachedMember]]:
+    from adafuse_llm.backends.llamacpp.context import Context
+
+    contexts = {
+        name: Context(
+            member._model,
+            cells=4096,
+            threads=1,
+            flash_attention=True,
+            cache_type="f16",
+            repeatable=True,
+        )
+        for name, member in real_gguf.items()
+    }
+    yield {
+        name: reference_of(member, contexts[name], real_models[name][1])
+        for name, member in real_gguf.items()
+    }
+    for context in contexts.values():
+        context.close()
+
+
+def test_r11_ends_are_those_of_the_transformers_checkpoint(
     real_folders: dict[str, Path], real_files: dict[str, Path]
 ) -> None:
     from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
@@ -41,3 +84,78 @@ def test_prompts_are_those_of_the_transformers_checkpoint(
             messages, add_generation_prompt=True, return_dict=False
         )
         assert text.codec.encode_messages(messages) == expected
+
+
+@pytest.mark.parametrize(("kind", "team"), zip(PROMPTS, cycle(TEAMS), strict=False))
+def test_r10_repeatable_members_equal_the_reference(
+    kind: str,
+    team: tuple[str, ...],
+    real_gguf: dict[str, Any],
+    gguf_references: dict[str, CachedMember],
+) -> None:
+    request = given(kind)
+    options: dict[str, Any] = {"branching_factor": (3, 1)[len(team) % 2], "max_new_tokens": 12}
+    members = [gguf_references[name] for name in team]
+    prompt, messages = request.get("prompt"), request.get("messages")
+    expected = decode(members, prompt, Options(**options), messages=messages)
+    for drafting in (False, True):
+        engine = AdaFuseEngine(
+            [real_gguf[name] for name in team], runtime=RuntimeConfig(drafting=drafting)
+        )
+        assert_same(engine.generate(**request, **options), expected, TOLERANCE)
+
+
+def test_a_mixture_equals_the_reference(
+    real_gguf: dict[str, Any],
+    real_backends: dict[str, Any],
+    references: dict[str, CachedMember],
+    gguf_references: dict[str, CachedMember],
+) -> None:
+    engine = AdaFuseEngine([real_gguf["qwen"], real_backends["smollm"]])
+    members = [gguf_references["qwen"], references["smollm"]]
+    for branches in (1, 3):
+        options: dict[str, Any] = {"branching_factor": branches, "max_new_tokens": 12}
+        expected = decode(members, PROMPTS["german"], Options(**options))
+        assert_same(engine.generate(PROMPTS["german"], **options), expected, 2e-3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_real_file_keeps_the_rules_of_backends(
+    name: str, real_gguf: dict[str, Any], gguf_references: dict[str, CachedMember]
+) -> None:
+    logits = gguf_references[name].row
+    subject = conformance.Subject(lambda: real_gguf[name], logits=logits, tolerance=TOLERANCE)
+    report = conformance.run_checks(subject)
+    assert report.skipped == ("close",)
+
+
+def test_a_real_file_draws_from_its_own_distribution(
+    real_gguf: dict[str, Any], gguf_references: dict[str, CachedMember]
+) -> None:
+    check_draws(AdaFuseEngine([real_gguf["smollm"]]), gguf_references["smollm"])
+
+
+def test_every_response_has_its_form(real_gguf: dict[str, Any]) -> None:
+    engine = AdaFuseEngine([real_gguf["smollm"], real_gguf["qwen"]])
+    check_forms(engine, range(3, FORMS, 10))
+
+
+def test_a_kept_prefix_beyond_the_window_changes_no_number(real_gguf: dict[str, Any]) -> None:
+    """llama.cpp may reuse cells outside a sliding window, which a kept prefix can need again."""
+    member = real_gguf["gemma"]
+    long, other = (member.codec.encode_prompt(text * 36) for text in (FACTS, FACTS[::-1]))
+
+    def likeliest(ids: list[int]) -> list[tuple[int, float]]:
+        tree = TokenTree(ids)
+        query = NodeQuery(tree, evaluate=(tree.root,), score=(), top=20)
+        found = member.evaluate([query])[0].next[0]
+        member.release(tree)
+        return list(zip(found.tokens, found.logprobs, strict=True))
+
+    for size in (len(long), 600, 400, 100):
+        asked = [*long[:size], *other[:9]]
+        for ids in (long, other[:400], other[300:900]):
+            likeliest(ids)
+        warm = likeliest(asked)
+        member.clear_prefix_cache()
+        assert likeliest(asked) == warm

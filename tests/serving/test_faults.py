@@ -8,11 +8,18 @@ import logging
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import httpx
 import pytest
 
-from adafuse_llm import AdaFuseEngine, RuntimeConfig
+from adafuse_llm import (
+    AdaFuseEngine,
+    InvalidInputError,
+    MemberError,
+    RemoteEngine,
+    RuntimeConfig,
+)
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.serving import ServingConfig, create_app
 from adafuse_llm.serving.app import build_app
@@ -197,6 +204,32 @@ def test_the_end_of_the_server_completes_streams():
     assert (ready.status_code, health.status_code) == (503, 200)
 
 
+def test_r3_h4_streams_of_remote_engines_leave_no_flags():
+    def fail(call):
+        time.sleep(0.01)
+        if call == fails_at:
+            raise RuntimeError("broken")
+
+    fails_at = 0
+    member = Member(fail)
+    app = create_app(AdaFuseEngine([member]))
+    streams = app.state.service.streams
+    with served(app) as url, RemoteEngine(url) as remote:
+        list(remote.stream("x", max_new_tokens=2))
+        assert settles(lambda: not streams), "a stream that ended left its flag"
+        with closing(remote.stream("x", max_new_tokens=10_000)) as left:
+            next(left)
+            assert len(streams) == 1
+        assert settles(lambda: not streams), "a stream whose client left has left its flag"
+        fails_at = member.calls + 5
+        with pytest.raises(MemberError):
+            list(remote.stream("x", max_new_tokens=10_000))
+        assert settles(lambda: not streams), "a stream that failed left its flag"
+        with pytest.raises(InvalidInputError):
+            list(remote.stream(""))
+        assert settles(lambda: not streams), "a stream that never began left its flag"
+
+
 def test_requests_wait_for_the_members():
     service = Service(ServingConfig())
     with served(build_app(service)) as url:
@@ -223,6 +256,7 @@ def test_requests_wait_for_the_members():
         (400, b'{"prompt": "\\ud800"}', JSON),
         (400, b'{"prompt": ""}', JSON),
         (400, b'{"prompt": "x", "seed": 1e400}', JSON),
+        (400, b'{"prompt": "x", "max_tokens": 1%s}' % (b"0" * 5000), JSON),
         (400, b'{"prompt": "x", "\\ud800": 1}', JSON),
         (400, b'{"prompt": "x", "adafuse": {"\\ud800": 1}}', JSON),
         (400, b'{"prompt": "x", "%s": 1}' % (b"field" * 50_000), JSON),
@@ -293,9 +327,50 @@ def test_the_time_limit_counts_before_the_decode(monkeypatch):
     assert response.status_code == 504
 
 
-def test_an_unknown_address_or_method_has_an_error_in_the_same_form(plain):
-    assert error_of(httpx.get(f"{plain}/v2/models"))["code"] == "not_found"
-    assert httpx.get(plain + COMPLETE).status_code == 405
+@pytest.mark.parametrize("number", ["1e999", "-1e999"])
+def test_r3_v13_a_number_without_end_is_refused(plain, number):
+    body = f'"prompt": "x", "max_tokens": 2, "temperature": {number}'
+    response = httpx.post(plain + COMPLETE, content=f"{{{body}}}", headers={"Content-Type": JSON})
+    assert response.status_code == 400
+    assert f"the number {number} is too large" in error_of(response)["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", COMPLETE, {"POST"}),
+        ("PUT", CHAT, {"POST"}),
+        ("POST", "/health", {"GET", "HEAD"}),
+        ("DELETE", "/", {"GET", "HEAD"}),
+        ("POST", "/v1/models", {"GET", "HEAD"}),
+        ("GET", "/adafuse/v1/cancel", {"POST"}),
+    ],
+)
+def test_r3_v13_a_wrong_method_is_told_the_right_one(plain, method, path, allowed):
+    response = httpx.request(method, plain + path)
+    assert response.status_code == 405
+    assert set(response.headers["allow"].split(", ")) == allowed
+    assert error_of(response)["code"] == "method_not_allowed"
+    assert all(each in error_of(response)["message"] for each in allowed)
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/v1/embeddings", "embeddings are not supported"),
+        ("/v1/audio/speech", "not supported: the server completes text"),
+        ("/v1/responses/resp_1/cancel", "the server stores nothing"),
+        ("/chat/completions", "it is '/v1/chat/completions'"),
+        ("/v1/v1/completions", "it is '/v1/completions'"),
+        ("/v1/chat/completion", "Did you mean '/v1/chat/completions'?"),
+        ("/api/chat", "the API of Ollama is not supported"),
+        ("/v2/nothing", "The server has /health, /ready, /v1/chat/completions, /v1/completions"),
+    ],
+)
+def test_r3_v11_an_unknown_address_has_an_error_that_says_what_exists(plain, path, says):
+    response = httpx.post(plain + path, json={})
+    assert (response.status_code, error_of(response)["code"]) == (404, "not_found")
+    assert says in error_of(response)["message"]
 
 
 def test_an_unexpected_failure_tells_nothing_but_the_log_does(caplog, monkeypatch):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -238,20 +239,112 @@ def test_a_huge_body_is_refused_before_it_is_sent_in_full(caplog) -> None:
         assert message.endswith("outcome=refused")
 
 
-@pytest.mark.parametrize(
-    ("sent", "limit"),
-    [
-        (b"GET /health HTTP/1.1\r\nHost:", "HEAD_SECONDS"),
-        (b"POST /size HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc", "BODY_SECONDS"),
-    ],
-)
-def test_a_client_that_does_not_finish_its_request_is_disconnected(
-    monkeypatch, sent: bytes, limit: str
-) -> None:
-    monkeypatch.setattr(server, limit, 0.3)
+def test_a_client_that_does_not_finish_its_headers_is_disconnected(monkeypatch, caplog) -> None:
+    caplog.set_level(logging.INFO, "adafuse_llm.serving.server")
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.3)
+    sent = b"GET /health HTTP/1.1\r\nHost:"
     with running() as each, connected(each.address, sent) as client:
         assert is_closed_by_server(client)
         assert each.thread.is_alive()
+    assert caplog.messages == [
+        "client=127.0.0.1 disconnected: it did not send the head of a request within 0.3 seconds"
+    ]
+
+
+UPLOAD = b"POST /size HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+
+
+@contextmanager
+def trickled(client: socket.socket, pause: float = 0.05) -> Iterator[None]:
+    """Send a byte again and again, as long as the connection takes it."""
+    ended = threading.Event()
+
+    def send() -> None:
+        with suppress(OSError):
+            while not ended.wait(pause):
+                client.sendall(b"x")
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    yield
+    ended.set()
+    thread.join()
+
+
+def test_r3_v13_a_body_that_trickles_is_cut(caplog) -> None:
+    caplog.set_level(logging.INFO, "adafuse_llm.serving.access")
+    with running(body_timeout=0.5) as each, connected(each.address, UPLOAD) as client:
+        began = time.monotonic()
+        with trickled(client):
+            answer = b"".join(iter(lambda: client.recv(65536), b""))
+        assert 0.4 < time.monotonic() - began < 5
+        wait_for(lambda: caplog.messages)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 ")
+    assert b"connection: close" in head.lower()
+    error = json.loads(body)["error"]
+    assert error["code"] == "body_timeout"
+    assert "not complete after 0.5 seconds (body_timeout, --body-timeout)" in error["message"]
+    assert caplog.messages[0].endswith("outcome=timeout")
+
+
+def test_r3_v13_a_body_that_nobody_reads_is_cut_too(monkeypatch, caplog) -> None:
+    """The application answers before it has read the body, as it does without a valid key."""
+    caplog.set_level(logging.INFO, "adafuse_llm.serving.server")
+    monkeypatch.setattr(server, "BODY_MARGIN_SECONDS", 0.0)
+    head = UPLOAD.replace(b"Host: x", b"Host: elsewhere")
+    options: dict[str, Any] = {"body_timeout": 0.5, "allowed_hosts": ("x",)}
+    with running(**options) as each, connected(each.address, head) as client, trickled(client):
+        assert is_closed_by_server(client)
+    assert "did not send the body of a request within 0.5 seconds" in caplog.text
+
+
+def test_r3_v13_each_body_has_its_own_time(monkeypatch) -> None:
+    """Also if the next body begins at once, so that the client always owes a body."""
+    monkeypatch.setattr(server, "BODY_MARGIN_SECONDS", 0.0)
+    half = b"x" * 500
+    with running(body_timeout=0.6) as each, connected(each.address, UPLOAD + half) as client:
+        for _ in range(4):
+            time.sleep(0.3)
+            client.sendall(half + UPLOAD + half)
+        client.sendall(half)
+        answers = b""
+        while answers.count(b"\r\n\r\n1000") < 5:
+            part = client.recv(65536)
+            assert part, "the server has closed the connection"
+            answers += part
+
+
+def test_r3_v13_draining_keeps_its_limit() -> None:
+    """One client trickles its body, and another reads nothing."""
+    flood = b"GET /flood HTTP/1.1\r\nHost: x\r\n\r\n"
+    with (
+        running(drain_seconds=0.5) as each,
+        connected(each.address, UPLOAD) as slow,
+        connected(each.address, flood),
+        trickled(slow),
+    ):
+        connections = each.server.server_state.connections
+        wait_for(lambda: len(connections) == 2 and len(each.server.server_state.tasks) == 2)
+        began = time.monotonic()
+        each.server.handle_exit(signal.SIGTERM, None)
+        each.thread.join(30)
+        assert 0.4 < time.monotonic() - began < 3
+    assert each.result == 0
+
+
+def test_r3_v13_two_lengths_of_a_body_close_the_connection() -> None:
+    head = b"POST /size HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+    chunks = b"\r\n3\r\nabc\r\n0\r\n\r\n"
+    with running() as each:
+        with connected(each.address, head + b"Content-Length: 3\r\n" + chunks) as client:
+            answer = b"".join(iter(lambda: client.recv(65536), b""))  # the server closes
+        assert b"\r\nconnection: close\r\n" in answer.lower()
+        assert answer.endswith(b"\r\n\r\n3")
+        with connected(each.address, head + chunks) as client:
+            for _ in range(2):
+                assert b"connection: close" not in client.recv(65536).lower()
+                client.sendall(head + chunks)
 
 
 def test_a_client_that_does_not_read_is_disconnected() -> None:
@@ -266,8 +359,8 @@ def test_a_client_that_does_not_read_is_disconnected() -> None:
 
 def test_a_client_that_pauses_between_requests_stays_connected(monkeypatch) -> None:
     monkeypatch.setattr(server, "HEAD_SECONDS", 0.2)
-    monkeypatch.setattr(server, "BODY_SECONDS", 0.2)
-    with running() as each, httpx.Client(base_url=each.url) as client:
+    monkeypatch.setattr(server, "BODY_MARGIN_SECONDS", 0.0)
+    with running(body_timeout=0.2) as each, httpx.Client(base_url=each.url) as client:
         assert client.post("/size", content=b"abc").json() == 3
         first = address_of(client.get("/health"))
         time.sleep(0.6)

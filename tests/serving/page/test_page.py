@@ -2,269 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
+import hashlib
 import json
 import re
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any, Literal
 
 import pytest
-from playwright import sync_api
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Candidate, Generation, Round
-from adafuse_llm.backends import FakeBackend
-from adafuse_llm.errors import MemberError
+from adafuse_llm import Candidate, Round
 from adafuse_llm.report.styles import COLORS, looks, owner, shared
-from adafuse_llm.serving import ServingConfig, create_app, errors
+from adafuse_llm.serving import ServingConfig, create_app
 from adafuse_llm.serving.app import build_app
-from adafuse_llm.serving.errors import ApiError, api_error
-from adafuse_llm.serving.http import error_response
-from adafuse_llm.serving.page import page, page_route
+from adafuse_llm.serving.page import LIBRARY, STATIC, page, page_route
 from adafuse_llm.serving.service import Service
 from adafuse_llm.summary import choice_probabilities
+from tests.support.chat_page import (
+    ANSWERS,
+    HEBREW,
+    IMAGE,
+    MEMBERS,
+    SCRIPT,
+    Tab,
+    generated,
+    hold,
+    mark_of,
+)
 from tests.support.colors import contrast
-from tests.support.serving import served
-
-IMAGE = "<img src=x onerror=\"document.title='hurt'\">"
-SCRIPT = "<script>document.title='hurt'</script>"
-MEMBERS = ("wren", "heron", IMAGE)
-HEBREW = "1874 הטחנה נוסדה על ידי עדה ברוק ליד הנהר"
-Scheme = Literal["light", "dark"]
-PATIENCE = 20
-"""Seconds after which a member fails that waits for a test."""
-
-ANSWERS: dict[str, tuple[str, ...]] = {
-    "sum": ("The sum is 85 for sure.", "The sum is 90 for sure.", "The result is 90, I think."),
-    "nasty": (f"It is {SCRIPT} or {IMAGE} or so.", f"Is {IMAGE} or {SCRIPT} or so."),
-    "hebrew": (HEBREW, HEBREW, "1874 אחר"),
-    "long": ("\n".join(f"line {number}" for number in range(12)),),
-    "think": ("<think>\nSo it is</think>\n\nNow it is done",),
-    "m" * 200: ("n" * 200,),
-}
-"""What the members write by themselves, in their order; the last one is for all further ones."""
-
-
-class Writer(FakeBackend):
-    """A member that writes its own answer as long as the text allows it, else another one.
-
-    Attributes:
-        may_go_on: whether passes run that follow three words of an answer; others wait.
-        fails: whether these passes fail.
-    """
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name, self.following)
-        self.number = MEMBERS.index(name)
-        self.may_go_on = threading.Event()
-        self.reset()
-
-    def reset(self) -> None:
-        self.may_go_on.set()
-        self.fails = False
-        self.context_window = None
-
-    def following(self, text: str) -> dict[str, float]:
-        conversation, _, written = text.rpartition("Assistant:")
-        answers = ANSWERS[conversation.rpartition("User: ")[2].strip()]
-        written = written.removeprefix(" ")
-        if len(written.split()) >= 3:
-            if not self.may_go_on.wait(PATIENCE):
-                raise TimeoutError("no test let the member go on")
-            if self.fails:
-                raise OSError("broken")
-        own = answers[min(self.number, len(answers) - 1)]
-        odds = {own: 0.8} if own.startswith(written) else {}
-        odds |= {each: 0.1 for each in answers if each != own and each.startswith(written)}
-        following: dict[str, float] = {}
-        for each, odd in odds.items():
-            letter = each[len(written)] if each != written else "<end>"
-            following[letter] = following.get(letter, 0.0) + odd
-        return following or {"<end>": 0.9}
-
-
-@pytest.fixture(scope="module")
-def members() -> list[Writer]:
-    return [Writer(name) for name in MEMBERS]
-
-
-@pytest.fixture(scope="module")
-def engine(members) -> Iterator[AdaFuseEngine]:
-    with AdaFuseEngine(members, AdaFuseConfig(max_words=1)) as made:
-        yield made
-
-
-class Front:
-    """The application at an address. Tests replace it."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.app(scope, receive, send)
-
-
-@pytest.fixture(scope="module")
-def site(engine) -> Iterator[tuple[Front, str]]:
-    front = Front(create_app(engine))
-    with served(front) as address:
-        yield front, f"{address}/"
-
-
-@pytest.fixture
-def front(site, engine, members) -> Iterator[Front]:
-    yield site[0]
-    site[0].app = create_app(engine)
-    for member in members:
-        member.reset()
-
-
-def refuse(front: Front, *refusals: ApiError) -> None:
-    """Answer the next requests for chat completions with errors."""
-    app, left = front.app, list(refusals)
-
-    async def refused(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope.get("method") == "POST" and left:
-            await error_response(left.pop(0))(scope, receive, send)
-        else:
-            await app(scope, receive, send)
-
-    front.app = refused
-
-
-def hold(front: Front, parts: int, *, cut: bool = False) -> threading.Event:
-    """Hold the next response after some parts of its body until the returned event is set.
-
-    Then the response goes on, or the connection is cut. Browsers drop what arrives together with a
-    cut, so a test sets the event when the page has shown these parts.
-    """
-    app, left, may_go_on = front.app, parts, threading.Event()
-
-    async def held(scope: Scope, receive: Receive, send: Send) -> None:
-        async def put(message: Message) -> None:
-            nonlocal left
-            left -= message["type"] == "http.response.body"
-            if left < 0 and not await asyncio.to_thread(may_go_on.wait, PATIENCE):
-                raise TimeoutError("no test let the response go on")
-            if left < 0 and cut:
-                raise ConnectionError("cut on purpose")
-            await send(message)
-
-        await app(scope, receive, put if scope.get("method") == "POST" else send)
-
-    front.app = held
-    return may_go_on
-
-
-class Tab:
-    """The page in a tab of a browser, with what happened there since the last visit began."""
-
-    def __init__(self, page: sync_api.Page) -> None:
-        self.page = page
-        self.problems: list[str] = []
-        self.bodies: list[dict[str, Any]] = []
-        page.set_default_timeout(10_000)
-        page.on("pageerror", lambda problem: self.problems.append(str(problem)))
-        page.on("console", lambda message: self.problems.append(message.text))
-        page.on("request", self.note_body)
-
-    def open(self, address: str, width: int, height: int, scheme: Scheme) -> None:
-        """Show the page as a new visitor sees it."""
-        self.page.set_viewport_size({"width": width, "height": height})
-        self.page.emulate_media(color_scheme=scheme)
-        self.problems.clear()
-        self.bodies.clear()
-        self.page.goto(address)
-
-    def leave(self) -> None:
-        """Leave the page without a trace."""
-        self.page.evaluate("stored.set = () => true; sessionStorage.clear()")
-        self.page.goto("about:blank")
-
-    def note_body(self, request: sync_api.Request) -> None:
-        if request.method == "POST":
-            self.bodies.append(request.post_data_json or {})
-
-    def say(self, text: str, *, wait: bool = True) -> None:
-        self.page.fill("#text", text)
-        self.page.keyboard.press("Enter")
-        if wait:
-            self.finish()
-
-    def finish(self) -> None:
-        self.page.locator("#send").wait_for()
-
-    def press(self, name: str) -> None:
-        self.page.get_by_role("button", name=name).click()
-
-    @property
-    def spans(self) -> sync_api.Locator:
-        return self.page.locator("article").last.locator(".span")
-
-    @property
-    def marks(self) -> list[str]:
-        return self.spans.evaluate_all("spans => spans.map(span => span.dataset.mark)")
-
-    @property
-    def answer(self) -> str:
-        return self.page.locator(".answer[role=group]").last.text_content() or ""
-
-    @property
-    def note(self) -> str:
-        return self.page.locator(".note").last.inner_text()
-
-    @property
-    def facts(self) -> str:
-        return self.page.locator("article").last.locator(".foot").inner_text()
-
-    @property
-    def round(self) -> sync_api.Locator:
-        return self.page.locator("#round")
-
-    @property
-    def focused(self) -> str:
-        return self.page.evaluate("document.activeElement.textContent")
-
-    @property
-    def is_too_wide(self) -> bool:
-        return self.page.evaluate("document.documentElement.scrollWidth > innerWidth")
-
-
-@pytest.fixture(scope="module")
-def tab(browser) -> Tab:
-    return Tab(browser.new_page())
-
-
-@pytest.fixture
-def visit(tab, site, front) -> Iterator[Callable[..., Tab]]:
-    """Open the page; afterwards, it has reported no problem."""
-
-    def opened(width: int = 1100, height: int = 700, scheme: Scheme = "light") -> Tab:
-        tab.open(site[1], width, height, scheme)
-        return tab
-
-    yield opened
-    tab.leave()
-    network = "Failed to load resource"  # refusals and cut connections, which tests want
-    assert [each for each in tab.problems if network not in each] == []
-
-
-def generated(engine: AdaFuseEngine, question: str, **options: Any) -> Generation:
-    return engine.generate(messages=[{"role": "user", "content": question}], **options)
-
-
-def mark_of(done: Round) -> str:
-    """The marks of a span: those of the proposers, in the order of the members."""
-    joint, proposers = shared(done), done.candidates[done.winner].proposers
-    marks = {look.name: look.mark for look in looks(MEMBERS).values()}
-    authors = proposers or (owner(done, MEMBERS),)
-    return joint.mark if joint else "".join(marks[name] for name in MEMBERS if name in authors)
-
 
 # ---- Without a browser ----
 
@@ -274,8 +40,9 @@ def test_only_the_own_script_and_style_may_run() -> None:
     response = TestClient(Starlette(routes=[page_route()])).get("/")
     policy = response.headers["content-security-policy"]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
-    assert re.fullmatch(r"'sha256-[\w+/]{43}='", rules["script-src"])
-    assert re.fullmatch(r"'sha256-[\w+/]{43}='", rules["style-src"])
+    digest = r"'sha256-[\w+/]{43}='"
+    assert re.fullmatch(f"{digest} {digest}", rules["script-src"]), "markdown-it, and our script"
+    assert re.fullmatch(digest, rules["style-src"])
     for name in ("default-src", "base-uri", "form-action", "frame-ancestors"):
         assert rules[name] == "'none'"
     assert rules["connect-src"] == "'self'"
@@ -287,9 +54,22 @@ def test_only_the_own_script_and_style_may_run() -> None:
 
 @pytest.mark.quick
 def test_the_page_asks_for_nothing_from_elsewhere() -> None:
-    addresses = set(re.findall(r"https?://[^'\" ]+", page()))
+    library = (STATIC / LIBRARY).read_text(encoding="utf-8")
+    assert library in page()
+    own = page().replace(library, "")
+    addresses = set(re.findall(r"https?://[^'\" ]+", own.replace("https?:\\/\\/", "")))
     assert addresses == {"http://www.w3.org/2000/svg"}
-    assert not re.search(r"<link(?! rel=\"icon\" href=\"data:)|src=|@import|url\(", page())
+    assert not re.search(r"<link(?! rel=\"icon\" href=\"data:)|src=|@import|url\(", own)
+
+
+@pytest.mark.quick
+def test_r3_v14_the_library_is_the_published_file_and_has_its_license() -> None:
+    license_text = (STATIC / "LICENSE-markdown-it.txt").read_text(encoding="utf-8")
+    (digest,) = re.findall(r"SHA-256 +([0-9a-f]{64})", license_text)
+    assert hashlib.sha256((STATIC / LIBRARY).read_bytes()).hexdigest() == digest
+    assert "markdown-it-15.0.3.tgz" in license_text
+    assert "Vitaly Puzrin, Alex Kocharin" in license_text
+    assert "</script" not in page().split("<script>", 1)[1].replace("</script>\n", "", 2)
 
 
 def test_the_page_can_be_left_out(engine) -> None:
@@ -363,7 +143,7 @@ def test_a_stopped_answer_stays(visit, front, engine, members) -> None:
     tab.press("Stop")
     members[0].may_go_on.set()
     assert tab.note == "You stopped this answer."
-    assert tab.facts.splitlines()[-2].endswith(" s · stopped"), "the server sent no tokens"
+    assert re.search(r" s · stopped$", tab.facts, re.MULTILINE), "the server sent no tokens"
     stopped = tab.answer
     assert ANSWERS["long"][0].startswith(stopped)
     end = time.monotonic() + 5
@@ -682,121 +462,3 @@ def test_spans_have_contrast(visit, scheme) -> None:
         assert contrast(blended(text), background) >= 7
         assert contrast(blended(line), paper) >= 3
         assert contrast(blended(mark), background) >= 3
-
-
-# ---- When things go wrong ----
-
-
-def test_the_page_asks_for_the_key(visit, front, engine) -> None:
-    front.app = create_app(engine, api_keys=["right"])
-    tab = visit()
-    dialog = tab.page.get_by_role("dialog", name="This server needs an API key")
-    secret, wrong = dialog.get_by_label("API key"), tab.page.locator("#wrong")
-    assert secret.get_attribute("type") == "password"
-    assert not wrong.is_visible()
-    secret.fill("wrong")
-    secret.press("Enter")
-    wrong.wait_for()
-    secret.fill("right")
-    secret.press("Enter")
-    wrong.wait_for(state="hidden")
-    tab.say("sum")
-    tab.page.reload()
-    assert "right" not in tab.page.url
-    tab.say("hebrew")
-    assert tab.answer == HEBREW
-    front.app = create_app(engine, api_keys=["new"])
-    tab.say("sum", wait=False)
-    wrong.wait_for()
-    tab.page.keyboard.press("Escape")
-    assert tab.note == "The server needs an API key."
-    tab.press("Send again")
-    secret.fill("new")
-    secret.press("Enter")
-    tab.finish()
-    assert tab.answer == generated(engine, "sum").text
-
-
-def test_a_message_waits_until_the_members_are_loaded(visit, front, engine, monkeypatch) -> None:
-    monkeypatch.setattr(errors, "RETRY_SECONDS", 0)
-    service = Service(ServingConfig())
-    front.app = build_app(service)
-    tab = visit()
-    tab.page.get_by_text("The members are loading.").wait_for()
-    tab.say("sum", wait=False)
-    tab.page.locator(".note").wait_for()
-    assert "sent as soon as it is" in tab.note
-    service.open(engine)
-    tab.finish()
-    assert tab.answer == generated(engine, "sum").text
-    assert not tab.page.locator("#status, .note").filter(visible=True).count()
-    front.app = build_app(Service(ServingConfig()))
-    tab.say("hebrew", wait=False)
-    tab.page.locator(".note").wait_for()
-    tab.press("Stop")
-    assert tab.note == "You stopped this answer."
-
-
-def test_a_refused_message_can_be_sent_again(visit, front, engine) -> None:
-    busy = ApiError(429, "too many requests wait", retry_after=7)
-    refuse(front, busy, api_error(MemberError("wren", "broken")))
-    tab = visit()
-    tab.say("sum")
-    assert tab.note == "The server is busy. Send the message again in 7 s."
-    tab.press("Send again")
-    tab.page.get_by_text("The server failed: member 'wren' failed: broken.").wait_for()
-    tab.press("Send again")
-    tab.spans.first.wait_for()
-    tab.finish()
-    assert tab.answer == generated(engine, "sum").text
-    assert tab.page.locator(".question").all_inner_texts() == ["sum"]
-    assert not tab.page.locator(".note").count()
-    assert all(len(each["messages"]) == 1 for each in tab.bodies)
-
-
-def test_a_message_that_is_too_long_can_be_changed(visit, members, engine) -> None:
-    tab = visit()
-    members[0].context_window = 4
-    tab.say("hebrew")
-    words, detail = tab.note.splitlines()
-    assert words == "This message is too long for the members. Send a shorter one."
-    assert re.fullmatch(r"The prompt has \d+ tokens .* 4 tokens, including the response\.", detail)
-    main = tab.page.locator(".foot .main")
-    assert main.inner_text() == "Change the message"
-    tab.page.fill("#text", "sum")
-    main.click()
-    assert tab.page.input_value("#text") == "hebrew\nsum"
-    assert not tab.page.locator("article").count()
-    members[0].context_window = None
-    tab.say("hebrew")
-    members[0].context_window = 4
-    tab.say("sum")
-    assert tab.note.startswith("This conversation is too long for the members. Start a new one")
-    members[0].context_window = None
-    main.click()
-    tab.finish()
-    assert tab.answer == generated(engine, "sum").text
-    assert len(tab.bodies[-1]["messages"]) == 1
-
-
-@pytest.mark.parametrize("how", ["failed", "cut"])
-def test_an_answer_that_breaks_off_stays(visit, front, engine, members, how) -> None:
-    whole = generated(engine, "sum").text
-    tab = visit()
-    if how == "failed":
-        members[1].fails = True
-        tab.say("sum")
-    else:
-        may_go_on = hold(front, 4, cut=True)
-        tab.say("sum", wait=False)
-        tab.spans.first.wait_for()
-        may_go_on.set()
-        tab.finish()
-    assert ("The answer failed: " if how == "failed" else "The connection to") in tab.note
-    assert whole.startswith(tab.answer)
-    assert 0 < len(tab.answer) < len(whole)
-    members[1].fails = False
-    front.app = create_app(engine)
-    tab.press("Send again")
-    tab.finish()
-    assert tab.answer == whole

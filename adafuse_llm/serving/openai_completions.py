@@ -1,4 +1,4 @@
-"""Write responses in the form of OpenAI's API."""
+"""Write chat completions and completions in the form of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from adafuse_llm.adapters.logprobs import openai_logprobs
 from adafuse_llm.adapters.reply import InvalidToolCall, ReplyDelta, ReplyReader, ToolCall
 from adafuse_llm.adapters.reply_form import ReplyForm
 from adafuse_llm.results import Generation, Round, StreamEvent, Usage
-from adafuse_llm.serving.openai_requests import EXTENSION
+from adafuse_llm.serving.errors import ApiError
+from adafuse_llm.serving.http import DONE
+from adafuse_llm.serving.http import event as sent_event
+from adafuse_llm.serving.openai_fields import EXTENSION
+from adafuse_llm.serving.openai_requests import ServedRequest
 
 FINISH_REASONS = {"stop_sequence": "stop", "cancelled": "length"}
 """Reasons of the engine that have another name in the API."""
@@ -56,59 +60,114 @@ class Choice(Protocol):
         ...
 
 
-class Writer:
-    """Writes the responses to one request.
+class Writer(Protocol):
+    """Writes the responses to one request."""
+
+    @property
+    def size(self) -> int:
+        """Number of responses."""
+        ...
+
+    def events(self, index: int, event: StreamEvent) -> Iterator[bytes]:
+        """Yield the parts of a stream for an event of the response with a number."""
+        ...
+
+    def ending(self, generations: Sequence[Generation]) -> Iterator[bytes]:
+        """Yield the last parts of a stream, after all events."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return the last part of a stream that fails."""
+        ...
+
+    def response(self, generations: Sequence[Generation]) -> dict[str, Any]:
+        """Return all responses, if they are not streamed."""
+        ...
+
+
+class CompletionWriter:
+    """Writes chat completions and completions.
 
     Args:
         model: the model's name, as the request has it.
-        is_chat: whether the responses are replies to a conversation.
-        rounds: whether the response has the rounds.
+        asked: the request.
+        n: number of responses to each prompt.
+        leader: member whose log-probabilities the responses have; None for none.
         warnings: what the client should know about the request.
     """
 
     def __init__(
-        self, model: str, *, is_chat: bool, rounds: bool, warnings: Sequence[str] = ()
+        self,
+        model: str,
+        asked: ServedRequest,
+        n: int,
+        leader: str | None,
+        warnings: Sequence[str],
     ) -> None:
+        is_chat = asked.conversation is not None
         prefix = "chatcmpl" if is_chat else "cmpl"
         self._kinds = CHAT_KINDS if is_chat else TEXT_KINDS
         self._head = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time())}
         self._model = model
-        self._rounds = rounds
-        self._warnings = list(warnings)
+        self._asked = asked
+        self._warnings = warnings
+        self._prompts = 1 if is_chat else len(asked.prompts)
+        self._choices: list[Choice] = []
+        for index in range(self._prompts * n):
+            echo = asked.prompts[index // n] if asked.echo else ""
+            self._choices.append(
+                ChatChoice(index, asked.form, leader)
+                if is_chat
+                else TextChoice(index, leader, echo)
+            )
 
-    def chunk(self, part: Chunk) -> dict[str, Any]:
-        """Return a chunk of a stream with one choice."""
-        extension: dict[str, Any] = {}
-        if self._rounds and part.done is not None:
-            extension["round"] = part.done.model_dump(mode="json")
-        if part.end is not None:
-            extension |= _end(part.end)
-            if warnings := [*self._warnings, *part.warnings]:
-                extension["warnings"] = warnings
-        return self._frame([part.choice], extension, is_chunk=True)
+    @property
+    def size(self) -> int:
+        """Number of responses."""
+        return len(self._choices)
 
-    def usage_chunk(self, generations: Sequence[Generation], prompts: int) -> dict[str, Any]:
-        """Return the last chunk of a stream, which has the usage of all responses."""
-        total = total_usage(generations, prompts)
-        frame = self._frame([], {"usage": total.model_dump()}, is_chunk=True)
-        return {**frame, "usage": openai_usage(total)}
+    def events(self, index: int, event: StreamEvent) -> Iterator[bytes]:
+        """Yield the chunks of a stream for an event."""
+        for part in self._choices[index].chunks(event):
+            yield sent_event(self._chunk(part))
 
-    def response(
-        self, choices: Sequence[Choice], generations: Sequence[Generation], prompts: int
-    ) -> dict[str, Any]:
+    def ending(self, generations: Sequence[Generation]) -> Iterator[bytes]:
+        """Yield the usage of all responses, if the client wants it, and the last event."""
+        if self._asked.include_usage:
+            total = total_usage(generations, self._prompts)
+            frame = self._frame([], {"usage": total.model_dump()}, is_chunk=True)
+            yield sent_event({**frame, "usage": openai_usage(total)})
+        yield DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return the last event of a stream that fails."""
+        return sent_event(error.body)
+
+    def response(self, generations: Sequence[Generation]) -> dict[str, Any]:
         """Return a response that is not streamed."""
-        total = total_usage(generations, prompts)
+        total = total_usage(generations, self._prompts)
         written = []
-        for index, (choice, generation) in enumerate(zip(choices, generations, strict=True)):
-            extension = _end(generation)
-            if self._rounds:
+        for index, (choice, generation) in enumerate(zip(self._choices, generations, strict=True)):
+            extension = ending_of(generation)
+            if self._asked.rounds:
                 extension["rounds"] = [r.model_dump(mode="json") for r in generation.rounds]
             written.append({"index": index, **choice.whole(generation), EXTENSION: extension})
         extension = {"usage": total.model_dump()}
-        if warnings := [*self._warnings, *(each for c in choices for each in c.warnings)]:
+        if warnings := [*self._warnings, *(each for c in self._choices for each in c.warnings)]:
             extension["warnings"] = warnings
         frame = self._frame(written, extension, is_chunk=False)
         return {**frame, "usage": openai_usage(total)}
+
+    def _chunk(self, part: Chunk) -> dict[str, Any]:
+        """Return a chunk of a stream with one choice."""
+        extension: dict[str, Any] = {}
+        if self._asked.rounds and part.done is not None:
+            extension["round"] = part.done.model_dump(mode="json")
+        if part.end is not None:
+            extension |= ending_of(part.end)
+            if warnings := [*self._warnings, *part.warnings]:
+                extension["warnings"] = warnings
+        return self._frame([part.choice], extension, is_chunk=True)
 
     def _frame(
         self, choices: list[dict[str, Any]], extension: dict[str, Any], *, is_chunk: bool
@@ -142,7 +201,7 @@ class ChatChoice:
     def chunks(self, event: StreamEvent) -> Iterator[Chunk]:
         """Yield the parts of the chunks for an event."""
         if self._reader is None:
-            self._reader = self._new_reader()
+            self._reader = self._form.reader()
             yield Chunk(self._part({"role": "assistant", "content": ""}))
         delta = self._reader.read(event)
         fields = self._fields(delta)
@@ -155,13 +214,7 @@ class ChatChoice:
 
     def whole(self, generation: Generation) -> dict[str, Any]:
         """Return the choice of the whole response."""
-        event = StreamEvent(
-            text=generation.text,
-            round=None,
-            generation=generation,
-            reply_prefix=generation.reply_prefix,
-        )
-        fields = self._fields(self._new_reader().read(event))
+        fields = self._fields(self._form.reader().read(whole_event(generation)))
         for call in fields.get("tool_calls", ()):
             del call["index"]
         content = fields.get("content") or (None if "tool_calls" in fields else "")
@@ -171,9 +224,6 @@ class ChatChoice:
             "logprobs": self._logprobs(generation.rounds),
             "finish_reason": self._reason(generation),
         }
-
-    def _new_reader(self) -> ReplyReader:
-        return ReplyReader(self._form.callable_tools, parallel=self._form.parallel)
 
     def _part(
         self,
@@ -193,7 +243,7 @@ class ChatChoice:
         fields = {
             "content": delta.content,
             "reasoning_content": delta.reasoning,
-            "tool_calls": [self._call(*call) for each in delta.calls if (call := _spelled(each))],
+            "tool_calls": [self._call(*call) for each in delta.calls if (call := spelled(each))],
         }
         return {name: value for name, value in fields.items() if value}
 
@@ -223,16 +273,21 @@ class TextChoice:
     Args:
         index: number of the completion.
         leader: member whose log-probabilities the completion has; None for none.
+        echo: text with which the completion begins.
     """
 
-    def __init__(self, index: int, leader: str | None) -> None:
+    def __init__(self, index: int, leader: str | None, echo: str = "") -> None:
         self._index = index
         self._leader = leader
+        self._echo = echo
         self._offset = 0
         self.warnings: Sequence[str] = ()
 
     def chunks(self, event: StreamEvent) -> Iterator[Chunk]:
         """Yield the parts of the chunks for an event."""
+        if self._echo:
+            yield Chunk(self._choice(self._echo, (), None))
+            self._echo = ""
         if event.text or event.round is not None:
             rounds = () if event.round is None else (event.round,)
             yield Chunk(self._choice(event.text, rounds, None), event.round)
@@ -241,7 +296,8 @@ class TextChoice:
 
     def whole(self, generation: Generation) -> dict[str, Any]:
         """Return the choice of the whole response."""
-        return self._choice(generation.text, generation.rounds, _finish_reason(generation))
+        text = self._echo + generation.text
+        return self._choice(text, generation.rounds, _finish_reason(generation))
 
     def _choice(self, text: str, rounds: Sequence[Round], reason: str | None) -> dict[str, Any]:
         logprobs = self._logprobs(rounds)
@@ -267,7 +323,7 @@ class TextChoice:
         }
 
 
-def _spelled(call: ToolCall | InvalidToolCall) -> tuple[str, str] | None:
+def spelled(call: ToolCall | InvalidToolCall) -> tuple[str, str] | None:
     """Return the name and the JSON of the arguments of a call; None if it was cut off before."""
     if isinstance(call, ToolCall):
         return call.name, json.dumps(call.arguments, ensure_ascii=False)
@@ -287,22 +343,37 @@ def total_usage(generations: Sequence[Generation], prompts: int) -> Usage:
     return Usage(**total)
 
 
+def largest_member(usage: Usage) -> str:
+    """Return the member whose prompt and response have the most tokens."""
+    return max(
+        usage.prompt_tokens,
+        key=lambda member: usage.prompt_tokens[member] + usage.completion_tokens[member],
+    )
+
+
 def openai_usage(usage: Usage) -> dict[str, Any]:
     """Return the usage of the member with the most tokens, in the form of OpenAI's API."""
-
-    def tokens(member: str) -> int:
-        return usage.prompt_tokens[member] + usage.completion_tokens[member]
-
-    member = max(usage.prompt_tokens, key=tokens)
+    member = largest_member(usage)
+    prompt, completion = usage.prompt_tokens[member], usage.completion_tokens[member]
     return {
-        "prompt_tokens": usage.prompt_tokens[member],
-        "completion_tokens": usage.completion_tokens[member],
-        "total_tokens": tokens(member),
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens[member]},
     }
 
 
-def _end(generation: Generation) -> dict[str, Any]:
+def whole_event(generation: Generation) -> StreamEvent:
+    """Return a finished response as one event."""
+    return StreamEvent(
+        text=generation.text,
+        round=None,
+        generation=generation,
+        reply_prefix=generation.reply_prefix,
+    )
+
+
+def ending_of(generation: Generation) -> dict[str, Any]:
     """Return what the extension tells about the end of a response."""
     return {"finish_reason": generation.finish_reason, "seed": generation.seed}
 
@@ -313,13 +384,14 @@ def _finish_reason(generation: Generation) -> str:
 
 
 def model_object(
-    name: str, created: int, members: Sequence[str], strategy: str
+    name: str, created: int, members: Sequence[str], strategy: str, window: int | None
 ) -> Mapping[str, Any]:
-    """Return a model in the list of models."""
+    """Return a model in the list of models. `window` is its context window in tokens."""
     return {
         "id": name,
         "object": "model",
         "created": created,
         "owned_by": "adafuse-llm",
+        "max_model_len": window,
         EXTENSION: {"members": list(members), "strategy": strategy},
     }

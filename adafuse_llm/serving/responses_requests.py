@@ -1,0 +1,151 @@
+"""Read requests of OpenAI's Responses API. The server stores nothing between two requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from adafuse_llm.adapters.conversation import Turn
+from adafuse_llm.errors import short_repr
+from adafuse_llm.serving.errors import invalid
+from adafuse_llm.serving.openai_fields import NO_STORE, Ignored, parse
+from adafuse_llm.serving.openai_requests import (
+    Conversational,
+    ServedRequest,
+    conversational,
+    readable_content,
+)
+
+LOGPROBS = "message.output_text.logprobs"
+"""The value in ``include`` that asks for log-probabilities."""
+
+ITEMS = ("message", "reasoning", "function_call", "function_call_output")
+"""Types of items in the input."""
+
+ECHOED = ("instructions", "max_output_tokens", "tools", "tool_choice", "parallel_tool_calls")
+"""Fields that a response repeats."""
+
+
+class _ResponseBody(Conversational):
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+
+
+def read_response(body: dict[str, Any], *, strict: bool = False) -> ServedRequest:
+    """Read a request for a response.
+
+    Args:
+        body: the body of the request.
+        strict: whether to refuse fields that are otherwise ignored with a warning.
+
+    Raises:
+        ApiError: a field is unknown, not supported, or has an invalid value.
+    """
+    ignored = Ignored(strict=strict)
+    given = parse(_ResponseBody, body, ignored)
+    text = ignored.keep(given.text or {}, ("format", "verbosity"), "text")
+    if text.get("verbosity") not in (None, "medium"):
+        ignored.add("text.verbosity")
+    reasoning = ignored.keep(given.reasoning or {}, ("effort",), "reasoning")
+    asked = conversational(
+        given,
+        ignored,
+        _turns(given),
+        response_format=_object(text.get("format"), "text.format"),
+        effort=_text(reasoning.get("effort"), "reasoning.effort"),
+        place="input",
+        format_place="text.format",
+    )
+    for each in given.include or ():
+        if each != LOGPROBS:
+            ignored.add("include", f"responses never have {short_repr(each)}")
+    if given.top_logprobs or LOGPROBS in (given.include or ()):
+        asked["options"]["logprobs"] = True
+    metadata = body.get("metadata")
+    return ServedRequest(
+        **asked,
+        echoed={
+            **{name: getattr(given, name) for name in ECHOED},
+            "metadata": metadata if isinstance(metadata, Mapping) else {},
+            "format": text.get("format") or {"type": "text"},
+        },
+    )
+
+
+def _turns(given: _ResponseBody) -> list[Turn]:
+    """Return the conversation in the input of a request.
+
+    The calls of one reply, and the text before them, become one turn. Reasoning belongs to the text
+    or the call that follows it.
+    """
+    turns: list[Turn] = []
+    if given.instructions:
+        turns.append({"role": "system", "content": given.instructions})
+    if isinstance(given.input, str):
+        return [*turns, {"role": "user", "content": given.input}]
+    reasoning = ""
+    for number, item in enumerate(given.input):
+        place = f"input.{number}"
+        kind = item.get("type") or "message"
+        if kind == "reasoning":
+            reasoning = _reasoning(item)
+            continue
+        last: Turn = turns[-1] if turns else {}
+        turn: Turn
+        if kind == "message":
+            role = item.get("role", "")
+            turn = {"role": role, "content": readable_content(item.get("content"))}
+        elif kind == "function_call":
+            call: Any = {
+                "id": _text(item.get("call_id"), f"{place}.call_id"),
+                "name": item.get("name"),
+                "arguments": item.get("arguments"),
+            }
+            if last.get("role") == "assistant" and not reasoning:
+                last["tool_calls"] = [*(last.get("tool_calls") or ()), call]
+                continue
+            turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+        elif kind == "function_call_output":
+            turn = {
+                "role": "tool",
+                "tool_call_id": _text(item.get("call_id"), f"{place}.call_id"),
+                "content": readable_content(item.get("output")),
+            }
+        else:
+            stored = f", because {NO_STORE}" if kind == "item_reference" else ""
+            raise invalid(
+                f"{place} has the type {short_repr(kind)}; allowed: {', '.join(ITEMS)}{stored}",
+                place,
+            )
+        if turn["role"] == "assistant" and reasoning:
+            turn["reasoning"] = reasoning
+        reasoning = ""
+        turns.append(turn)
+    return turns
+
+
+def _reasoning(item: Mapping[str, Any]) -> str:
+    """Return the text of a reasoning item: its content, or its summary."""
+    for parts in (item.get("content"), item.get("summary")):
+        if isinstance(parts, Sequence) and not isinstance(parts, str):
+            texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
+            if joined := "\n\n".join(text for text in texts if isinstance(text, str)):
+                return joined
+    return ""
+
+
+def _text(value: Any, name: str) -> str | None:
+    if not isinstance(value, (str, type(None))):
+        raise invalid(f"{name} must be a text; got {short_repr(value)}", name)
+    return value
+
+
+def _object(value: Any, name: str) -> Mapping[str, Any] | None:
+    if not isinstance(value, (Mapping, type(None))):
+        raise invalid(f"{name} must be an object; got {short_repr(value)}", name)
+    return value

@@ -1,0 +1,250 @@
+// ---- An answer while it grows ----
+
+/** Finds the rounds that committed a shown text. Markers of reasoning, for example, are not shown. */
+class Places {
+  constructor() {
+    this.text = "";
+    this.ends = [];
+    this.at = 0;
+    this.place = 0;  // of the round at `at`
+  }
+
+  add(round) {
+    this.text += round.text;
+    this.ends.push(this.text.length);
+  }
+
+  /** Split the next shown text into pieces, each with the place of its round. */
+  split(shown) {
+    const pieces = [];
+    for (let index = 0; index < shown.length; index++) {
+      for (const marker of ["<think>", "</think>"]) {
+        if (this.text.startsWith(marker, this.at) && !shown.startsWith(marker, index)) this.at += marker.length;
+      }
+      const found = this.text.indexOf(shown[index], this.at);
+      if (found >= 0) this.at = found + 1;
+      while (this.ends[this.place] < Math.max(1, this.at)) this.place++;
+      const last = pieces.at(-1), round = this.place < this.ends.length ? this.place : null;
+      if (last && last.round === round) last.text += shown[index];
+      else pieces.push({ round, text: shown[index] });
+    }
+    return pieces;
+  }
+}
+
+/** Take what one chunk of the stream adds to an answer. */
+function take(view, chunk) {
+  if (chunk.error) throw new Problem(`The answer failed: ${sentence(chunk.error.message)}`);
+  const { turn, places } = view, extra = chunk.adafuse ?? {};
+  if (extra.round) {
+    turn.rounds.push(extra.round);
+    places.add(extra.round);
+    if (open?.turn === turn) showSteps();
+  }
+  if (chunk.usage) turn.tokens = chunk.usage.completion_tokens;
+  for (const choice of chunk.choices ?? []) {
+    for (const [kind, text] of [["reasoning", choice.delta?.reasoning_content], ["content", choice.delta?.content]]) {
+      const begun = turn.parts.at(-1)?.kind === kind || turn.parts.some(part => part.kind === kind);
+      const shown = begun ? text : text?.trimStart();
+      for (const piece of shown ? places.split(shown) : []) addPart(view, { kind, ...piece });
+    }
+    if (choice.finish_reason) {
+      turn.ending = extra.finish_reason ?? choice.finish_reason;
+      turn.seed = extra.seed ?? null;
+    }
+  }
+}
+
+/** Add a part of the text to an answer; to its last part if both are of the same round. */
+function addPart({ turn }, part) {
+  const last = turn.parts.at(-1);
+  if (last && last.kind === part.kind && last.round === part.round) last.text += part.text;
+  else turn.parts.push(part);
+}
+
+const textOf = (turn, kind) => turn.parts.filter(part => part.kind === kind).map(part => part.text).join("");
+
+// ---- The conversation on the screen ----
+
+const views = new Map();  // by turn
+const PAUSE = 100;  // milliseconds between two views of an answer that grows
+const PAUSES = 4;  // at least so many times what a view takes
+
+/** Show a question with its answer, as far as there is one. */
+function showTurn(turn) {
+  const folded = make("details", { class: "reasoning", hidden: "" }, make("summary", {}, "Reasoning"), make("div", { class: "answer", dir: "auto" }));
+  const answer = make("div", { class: "answer", dir: "auto", role: "group", "aria-label": "Answer" });
+  const foot = make("div");
+  const view = { turn, folded, answer, foot, places: new Places(), shown: {}, timer: null, wait: 0, box: kind => kind === "reasoning" ? folded.lastChild : answer };
+  view.root = make("article", { "aria-label": "Question and answer" }, make("div", { class: "question", dir: "auto" }, turn.question), folded, answer, foot);
+  views.set(turn, view);
+  showAnswer(view);
+  find("log").querySelector(".welcome")?.remove();
+  find("log").append(view.root);
+  return view;
+}
+
+/** Show an answer soon. The more time that takes, the less often it happens. */
+function showAnswerSoon(view) {
+  view.timer ??= setTimeout(() => {
+    const began = performance.now();
+    showAnswer(view);
+    if (views.get(view.turn) === view) follow();
+    view.wait = PAUSES * (performance.now() - began);
+  }, Math.max(PAUSE, view.wait));
+}
+
+/** Show the text of an answer so far. With `anew`, also the blocks that did not change. */
+function showAnswer(view, anew = false) {
+  clearTimeout(view.timer);
+  view.timer = null;
+  if (anew) view.shown = {};
+  for (const kind of ["reasoning", "content"]) showText(view, kind);
+  if (open?.turn === view.turn) markOpen(true);
+}
+
+/** Show the reasoning or the content of an answer: its blocks, with the texts of its parts. */
+function showText(view, kind) {
+  const parts = view.turn.parts.filter(part => part.kind === kind), box = view.box(kind), ends = [];
+  const source = parts.map(part => part.text.replace(/\r\n?/g, "\n")).reduce((text, part) => {
+    ends.push(text.length + part.length);
+    return text + part;
+  }, "");
+  const blocks = chosen.plain ? [plainBlock(source)] : blocksOf(source), shown = view.shown[kind] ??= [];
+  let at = 0, marked = -1;  // the part of a place in the source, and the last part with a mark
+  const show = (parent, text, place, isSource) => {
+    for (let from = 0; from < text.length;) {
+      while (at < ends.length - 1 && ends[at] <= place + (isSource ? from : 0)) at++;
+      const to = isSource && at < ends.length - 1 ? ends[at] - place : text.length;
+      const piece = text.slice(from, to), [newlines] = /^(\s*\n)?/.exec(piece);
+      if (newlines) parent.append(newlines);  // a mark stands on the line of its text
+      if (piece !== newlines) {
+        showPiece(view.turn, parent, parts[at], piece.slice(newlines.length), at > marked);
+        marked = Math.max(marked, at);
+      }
+      from = to;
+    }
+  };
+  blocks.forEach((block, number) => {
+    const { source, start } = shown[number] ?? {};
+    if (source !== block.source || start !== block.start) {
+      const element = new BlockMaker(block, show).element(), old = box.childNodes[number];
+      if (old) morph(old, element);
+      else box.append(element);
+      shown[number] = { source: block.source, start: block.start, marked };
+    } else ({ marked } = shown[number]);
+  });
+  [...box.childNodes].slice(blocks.length).forEach(element => element.remove());
+  shown.length = blocks.length;
+  if (kind === "reasoning" && parts.length) view.folded.hidden = false;
+  if (!box.querySelector('.span[tabindex="0"]')) box.querySelector('.span[role="button"]')?.setAttribute("tabindex", "0");
+}
+
+const looksOfRounds = new WeakMap();
+
+/** Add a text of a part to an element: to the last piece there if it is of the same part. */
+function showPiece(turn, parent, part, text, isFirst) {
+  const round = turn.rounds[part.round], last = parent.lastChild;
+  if (!round) return parent.append(make("span", {}, text));
+  if (last?.dataset?.round === String(part.round)) {
+    last.textContent += text;
+    return;
+  }
+  if (!looksOfRounds.has(round)) looksOfRounds.set(round, lookOfRound(round));
+  const look = looksOfRounds.get(round), isLink = parent.closest?.("a");  // a click follows it
+  if (look.stroke && !look.color) showLegend(sharedBy(round));
+  parent.append(make("span", {
+    class: "span", look, "data-mark": isFirst ? look.mark : "", "data-round": part.round, title: `Round ${part.round + 1}: ${look.by}`,
+    ...(isLink ? {} : { role: "button", tabindex: "-1" }),
+  }, text));
+}
+
+/** Show below an answer how it goes on or ended, and what the reader can do. */
+function showFoot(view) {
+  const { turn, foot } = view, last = talk.turns.at(-1) === turn;
+  const parts = [];
+  if (turn.status === "running" && !turn.note) {
+    const shapes = [0, 1, 2].map(place => make("span", { class: `mark c${place}`, "aria-hidden": "true" }, LOOKS.marks[place]));
+    parts.push(make("div", { class: "waiting" }, ...shapes, make("span", { class: "hidden" }, "The members are writing.")));
+  }
+  if (turn.note) {
+    const detail = turn.detail ? [make("div", { class: "quiet" }, turn.detail)] : [];
+    parts.push(make("div", { class: "note", dir: "auto" }, turn.note, ...detail));
+  }
+  if (turn.status !== "running") {
+    const copy = textOf(turn, "content") ? [make("button", { type: "button", class: "copy" }, "Copy")] : [];
+    parts.push(make("div", { class: "foot" }, ...factsOf(turn), ...copy, ...(last && !running ? actionsFor(turn) : [])));
+  }
+  foot.replaceChildren(...parts);
+}
+
+/** Return the buttons below the last answer, the best one first. */
+function actionsFor(turn) {
+  const button = (text, click, look = {}) => make("button", { type: "button", click: () => click(turn), ...look }, text);
+  if (turn.status === "done") return [button("Answer again", sendAgain)];
+  if (!turn.tooLong) return [button("Send again", sendAgain)];
+  const actions = [["Change the message", takeBack], ["Send again", sendAgain]];
+  if (talk.turns.length > 1) actions.unshift(["Ask in a new conversation", askAnew]);
+  return actions.map(([text, click], place) => button(text, click, place ? {} : { class: "main" }));
+}
+
+/** Count the spans of an answer by their marks. A span with several marks counts for each of them. */
+function countMarks(turn) {
+  const counts = new Map();
+  for (const round of turn.parts.map(part => turn.rounds[part.round]).filter(Boolean)) {
+    const looks = looksOf(round);
+    for (const look of looks) {
+      const entry = counts.get(look.name) ?? { look, spans: 0, joint: 0 };
+      counts.set(look.name, { look, spans: entry.spans + 1, joint: entry.joint + (looks.length > 1) });
+    }
+  }
+  return [...counts.values()].sort((left, right) => inOrder(left.look, right.look));
+}
+
+function showCount({ look, spans, joint }) {
+  const also = joint ? ` (${joint} together with other members)` : "";
+  const words = look.place === undefined ? `: ${look.name}` : ` by ${look.name}${also}`;
+  return make("span", { title: count(spans, "span") + words },
+    make("span", { class: "mark", look }, look.mark), ` ${spans}`,
+    make("span", { class: "hidden" }, ` ${spans === 1 ? "span" : "spans"}${words}`));
+}
+
+/** Return what happened in an answer: its rounds and marks, its time and its ending. */
+function factsOf(turn) {
+  if (!turn.rounds.length) return [];
+  const seconds = turn.rounds.reduce((sum, round) => sum + round.elapsed, 0);
+  const facts = [`${seconds.toFixed(2)} s`];
+  if (turn.tokens) facts.push(count(turn.tokens, "token"));
+  if (turn.seed !== null) facts.push(`seed ${turn.seed}`);
+  facts.push(turn.status === "stopped" ? "stopped" : LOOKS.endings[turn.ending] ?? turn.ending ?? "");
+  return [make("span", {}, `${turn.asked}: ${count(turn.rounds.length, "round")}`), ...countMarks(turn).map(showCount), make("span", {}, facts.filter(Boolean).join(" · "))];
+}
+
+const count = (number, thing) => `${number} ${thing}${number === 1 ? "" : "s"}`;
+
+function showWelcome() {
+  if (talk.turns.length) return;
+  find("log").append(make("div", { class: "welcome" },
+    make("h2", {}, "One answer, written by several models"),
+    make("p", {}, "Every span of an answer has the color and the mark of the member that proposed it. Click a span to see what else was proposed, and how each member scored it.")));
+}
+
+function showTalk() {
+  views.clear();
+  find("log").replaceChildren();
+  showWelcome();
+  for (const turn of talk.turns) showFoot(showTurn(turn));
+  follow(true);
+}
+
+let following = true;  // whether the reader is at the end of the conversation
+
+const isNearEnd = log => log.scrollHeight - log.scrollTop - log.clientHeight < NEAR;
+
+/** Scroll to the newest text, unless the reader has scrolled up or reads a round. */
+function follow(always = false) {
+  const log = find("log");
+  if (always || (following && !open)) log.scrollTop = log.scrollHeight;
+  find("newest").hidden = isNearEnd(log);
+}
+

@@ -1,0 +1,20 @@
+// ---- The state ----
+
+const settings = { model: "", without: [], tokens: "", temperature: "", system: "", plain: false };
+const chosen = { ...settings, ...stored.get("chosen", {}) };
+let key = stored.get("key", "");
+let models = [];
+let talk = newTalk();  // the open conversation
+let open = null;  // the turn and the place of the round that is shown
+let running = null;  // the AbortController of the request that runs
+let nextSave = 0;
+
+function save() {
+  const began = performance.now();
+  stored.set("known", known);
+  stored.set("chosen", chosen);
+  stored.set("text", find("text").value);
+  stored.set("talk", talk.id);
+  if (talk.isChanged) keep(talk);
+  nextSave = performance.now() + Math.max(1000, 20 * (performance.now() - began));
+}

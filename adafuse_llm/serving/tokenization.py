@@ -1,0 +1,143 @@
+"""The routes ``/tokenize`` and ``/detokenize``, in the form of vLLM, for each member's tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from adafuse_llm.backends import RestrictsTokens
+from adafuse_llm.engine import AdaFuseEngine
+from adafuse_llm.errors import AdaFuseError, short_list
+from adafuse_llm.serving.errors import api_error, invalid
+from adafuse_llm.serving.http import read_object, unless_disconnected
+from adafuse_llm.serving.openai_fields import EXTENSION, Ignored, parse, warnings_header
+from adafuse_llm.serving.openai_requests import Body, read_conversation
+from adafuse_llm.serving.service import Service, within
+
+T = TypeVar("T")
+
+MAX_TOKEN = 2**31
+"""Token ids are below this number if the size of the vocabulary is not known."""
+
+
+class _TokenizeBody(Body):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class _DetokenizeBody(Body):
+    model: str | None = None
+    tokens: list[int] = Field(min_length=1)
+
+
+def routes(service: Service) -> list[Route]:
+    """Return the routes."""
+    return [
+        Route("/tokenize", partial(_tokenize, service), methods=["POST"]),
+        Route("/detokenize", partial(_detokenize, service), methods=["POST"]),
+    ]
+
+
+async def _tokenize(service: Service, request: Request) -> Response:
+    """Return the tokens of a prompt, of a conversation, or of a text inside a prompt."""
+    ignored = Ignored(strict=service.config.strict)
+    asked = parse(_TokenizeBody, await read_object(request), ignored)
+    if (asked.prompt is None) == (asked.messages is None):
+        raise invalid("send either prompt or messages", "prompt")
+    if asked.messages is not None and asked.add_generation_prompt is False:
+        raise invalid(
+            "add_generation_prompt: false is not supported: the tokens of messages are those of a "
+            "prompt, up to the beginning of the reply",
+            "add_generation_prompt",
+        )
+    engine, options = service.resolve(asked.model, None, {})
+    options |= {"chat_template_kwargs": asked.chat_template_kwargs}
+
+    def count() -> dict[str, list[int]]:
+        text, conversation = asked.prompt or "", None
+        if asked.messages is not None:
+            conversation = read_conversation(asked.messages, asked.tools or (), ignored)
+        characters = len(text) if conversation is None else conversation.characters
+        service.check_limits(engine, options, inputs=1, characters=characters)
+        if conversation is not None:
+            return engine.encode_prompt(messages=conversation, **options)
+        if asked.add_special_tokens is False:
+            return engine.encode_text(text, **options)
+        return engine.encode_prompt(text, **options)
+
+    tokens = await _work(service, request, count)
+    member = max(tokens, key=lambda name: len(tokens[name]))
+    windows = [each.context_window for each in engine.member_info if each.name in tokens]
+    extension: dict[str, Any] = {"member": member, "tokens": tokens}
+    if ignored.warnings:
+        extension["warnings"] = ignored.warnings
+    answer: dict[str, Any] = {
+        "count": len(tokens[member]),
+        "max_model_len": min((each for each in windows if each is not None), default=None),
+        "tokens": tokens[member],
+        EXTENSION: extension,
+    }
+    if asked.return_token_strs:
+        answer["token_strs"] = _texts(engine, member, tokens[member])
+    return JSONResponse(answer, headers=warnings_header(ignored.warnings))
+
+
+async def _detokenize(service: Service, request: Request) -> Response:
+    """Return the text of some tokens of one member."""
+    ignored = Ignored(strict=service.config.strict)
+    asked = parse(_DetokenizeBody, await read_object(request), ignored)
+    engine, options = service.resolve(asked.model, None, {})
+    members = options.get("use") or engine.members
+    if len(members) != 1:
+        raise invalid(
+            "token ids differ between members, so model must be the name of one of them: "
+            f"{short_list(engine.members)}",
+            "model",
+        )
+    text = await _work(service, request, partial(_decode, engine, members[0], asked.tokens))
+    return JSONResponse({"prompt": text}, headers=warnings_header(ignored.warnings))
+
+
+def _decode(engine: AdaFuseEngine, member: str, tokens: list[int]) -> str:
+    backend = next(each for each in engine.backends if each.name == member)
+    texts = backend.token_texts if isinstance(backend, RestrictsTokens) else None
+    size = MAX_TOKEN if texts is None else len(texts)
+    if wrong := [token for token in tokens if not 0 <= token < size]:
+        raise invalid(
+            f"the member {member!r} has no token {wrong[0]}; its ids are from 0 to {size - 1}",
+            "tokens",
+        )
+    return backend.codec.decode_continuation((), tokens)
+
+
+def _texts(engine: AdaFuseEngine, member: str, tokens: list[int]) -> list[str]:
+    """Return what each token adds to the text of the tokens before it."""
+    codec = next(each.codec for each in engine.backends if each.name == member)
+    return [codec.decode_continuation(tokens[:n], tokens[n : n + 1]) for n in range(len(tokens))]
+
+
+async def _work(service: Service, request: Request, work: Callable[[], T]) -> T:
+    """Return the result of some work in a thread, within the time limit of the server.
+
+    Raises:
+        ApiError: the work failed.
+    """
+    try:
+        async with service.running_until_stopped():
+            done = within(service.time_limit(), asyncio.to_thread(work))
+            return await unless_disconnected(request.receive, done)
+    except AdaFuseError as error:
+        raise api_error(error) from error

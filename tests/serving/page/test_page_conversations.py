@@ -1,0 +1,276 @@
+"""Conversations that the browser keeps, and the system prompt."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.chat_page import ANSWERS, Tab, generated, hold
+
+
+def open_list(tab: Tab) -> None:
+    tab.page.get_by_role("button", name="Conversations", exact=True).click()
+
+
+def titles(tab: Tab) -> list[str]:
+    return tab.page.locator("#talks .talk span:first-child").all_inner_texts()
+
+
+def questions(tab: Tab) -> list[str]:
+    return tab.page.locator(".question").all_inner_texts()
+
+
+def entries(tab: Tab) -> dict[str, Any]:
+    """What the browser keeps."""
+    kept = tab.page.evaluate("Object.entries(localStorage)")
+    return {name: json.loads(value) for name, value in kept}
+
+
+def confirm(tab: Tab, name: str) -> None:
+    tab.page.get_by_role("dialog").get_by_role("button", name=name, exact=True).click()
+
+
+def test_r3_v14_conversations_are_kept_in_the_browser(visit, site, engine) -> None:
+    tab = visit()
+    open_list(tab)
+    assert tab.page.get_by_text("There are no conversations yet.").is_visible()
+    tab.say("sum")
+    tab.say("think")
+    tab.press("New conversation")
+    tab.say("long")
+    assert titles(tab) == ["long", "sum"], "the latest first"
+    assert tab.page.locator('#talks [aria-current="true"]').inner_text().startswith("long")
+    other = tab.page.context.new_page()  # a new tab begins a new conversation
+    other.goto(site[1])
+    assert not other.locator(".question").count()
+    other.close()
+    tab.page.get_by_role("button", name="sum").first.click()
+    assert questions(tab) == ["sum", "think"]
+    assert tab.page.locator(".answer[role=group]").first.text_content() == (
+        generated(engine, "sum").text
+    )
+    tab.page.locator(".span").first.click()
+    assert tab.round.locator(".candidate").count(), "the rounds are kept"
+    tab.page.reload()
+    assert questions(tab) == ["sum", "think"], "the open conversation stays open"
+    tab.say("sum")
+    assert [each["content"] for each in tab.bodies[-1]["messages"]][::2] == ["sum", "think", "sum"]
+    open_list(tab)
+    assert titles(tab) == ["sum", "long"], "a new question makes a conversation the latest"
+
+
+def test_r3_v14_conversations_can_be_deleted(visit) -> None:
+    tab = visit()
+    for question in ("sum", "long", "think"):
+        tab.press("New conversation")
+        tab.say(question)
+    open_list(tab)
+    tab.press("Delete long")
+    confirm(tab, "Cancel")
+    assert titles(tab) == ["think", "long", "sum"]
+    tab.press("Delete long")
+    tab.page.keyboard.press("Escape")
+    assert titles(tab) == ["think", "long", "sum"]
+    tab.press("Delete long")
+    confirm(tab, "Delete")
+    tab.page.get_by_role("button", name="Delete long").wait_for(state="hidden")
+    assert titles(tab) == ["think", "sum"]
+    assert questions(tab) == ["think"], "the open one stays"
+    tab.press("Delete think")
+    confirm(tab, "Delete")
+    tab.page.locator(".welcome").wait_for()
+    assert questions(tab) == []
+    assert len(entries(tab)) == 2, "the title and the content of one"
+    tab.press("Delete all")
+    confirm(tab, "Delete")
+    tab.page.get_by_text("There are no conversations yet.").wait_for()
+    tab.page.reload()
+    assert entries(tab) == {}
+
+
+def test_r3_v14_what_runs_is_deleted_with_all(visit, members) -> None:
+    tab = visit()
+    members[0].may_go_on.clear()
+    tab.say("long", wait=False)
+    tab.spans.first.wait_for()
+    open_list(tab)
+    tab.press("Delete all")
+    confirm(tab, "Delete")
+    tab.finish()
+    members[0].may_go_on.set()
+    assert questions(tab) == []
+    tab.page.reload()
+    assert entries(tab) == {}
+
+
+def test_r3_v14_other_tabs_follow(visit, site) -> None:
+    tab = visit()
+    tab.say("sum")
+    other = Tab(tab.page.context.new_page())
+    other.open(site[1], 1100, 700, "light")
+    open_list(other)
+    other.page.get_by_role("button", name="sum").first.click()
+    tab.say("long")
+    other.page.locator(".question", has_text="long").wait_for()
+    open_list(tab)
+    other.press("Delete all")
+    confirm(other, "Delete")
+    tab.page.get_by_text("There are no conversations yet.").wait_for()
+    assert questions(tab) == []
+    other.page.close()
+    tab.page.reload()
+    assert entries(tab) == {}, "no tab keeps it again"
+    assert other.problems == []
+
+
+def test_r3_v14_another_conversation_stops_what_runs(visit, members, engine) -> None:
+    tab = visit()
+    tab.say("sum")
+    tab.press("New conversation")
+    members[0].may_go_on.clear()
+    tab.say("long", wait=False)
+    tab.spans.first.wait_for()
+    open_list(tab)
+    tab.page.get_by_role("button", name="sum").first.click()
+    tab.finish()
+    members[0].may_go_on.set()
+    assert questions(tab) == ["sum"]
+    tab.page.locator("#talks .talk", has_text="long").click()
+    assert tab.note == "You stopped this answer."
+    assert ANSWERS["long"][0].startswith(tab.answer) and tab.answer
+    tab.press("Send again")
+    tab.finish()
+    assert tab.answer == generated(engine, "long").text
+
+
+def test_r3_v14_where_there_is_no_room_rounds_of_old_conversations_go(visit) -> None:
+    tab = visit()
+    tab.say("sum")
+    tab.press("New conversation")
+    tab.say("long")
+    size = tab.page.evaluate("JSON.stringify(localStorage).length")
+    tab.page.evaluate(
+        """size => {
+            const set = kept.set, room = size;
+            kept.set = (name, value) => {
+                const names = Object.keys(localStorage).filter(each => each !== kept.full(name));
+                const texts = [...names.map(each => localStorage[each]), JSON.stringify(value)];
+                return JSON.stringify(texts).length <= room && set(name, value);
+            };
+        }""",
+        size * 3 // 2,
+    )
+    tab.press("New conversation")
+    tab.say("markdown")
+    rounds = [
+        sum(len(turn["rounds"]) for turn in content["turns"])
+        for name, content in sorted(entries(tab).items())
+        if name.startswith("adafuse.talk.")
+    ]
+    assert rounds[0] == 0, "the oldest one has lost its rounds"
+    open_list(tab)
+    assert titles(tab) == ["markdown", "long", "sum"]
+    tab.page.get_by_role("button", name="sum").first.click()
+    assert questions(tab) == ["sum"]
+    assert tab.page.locator(".answer[role=group]").inner_text()
+    tab.page.evaluate("kept.set = () => false")
+    tab.say("long")
+    assert tab.page.get_by_text("The browser has no room").is_visible()
+
+
+def test_r3_v14_the_page_works_where_the_browser_keeps_nothing(visit, site) -> None:
+    tab = visit()
+    other = Tab(tab.page.context.new_page())
+    other.page.add_init_script(
+        "for (const name of ['localStorage', 'sessionStorage'])"
+        " Object.defineProperty(window, name, { get() { throw new Error('forbidden'); } })"
+    )
+    other.open(site[1], 1100, 700, "light")
+    other.say("sum")
+    other.say("long")
+    open_list(other)
+    other.press("New conversation")
+    assert other.problems == []
+    other.page.close()
+
+
+@pytest.mark.parametrize("width", [1100, 390])
+def test_r3_v14_the_keyboard_reaches_every_conversation(visit, width) -> None:
+    tab = visit(width, 800)
+    tab.say("sum")
+    tab.press("New conversation")
+    tab.say("long")
+    tab.page.locator("#list").focus()
+    tab.page.keyboard.press("Enter")
+    assert not tab.is_too_wide
+    assert tab.focused.startswith("long"), "the open conversation"
+    tab.page.keyboard.press("Tab")
+    assert tab.page.evaluate("document.activeElement.ariaLabel") == "Delete long"
+    tab.page.keyboard.press("Tab")
+    tab.page.keyboard.press("Enter")
+    assert questions(tab) == ["sum"]
+    assert tab.page.locator("#talks").is_visible() == (width > 960)
+    if width > 960:
+        tab.page.keyboard.press("Escape")
+    else:
+        open_list(tab)
+        tab.page.keyboard.press("Escape")
+    assert not tab.page.locator("#talks").is_visible()
+    assert tab.page.evaluate("document.activeElement.id") == "list"
+
+
+def test_r3_v14_a_system_prompt_is_sent_and_belongs_to_its_conversation(visit) -> None:
+    tab = visit()
+    tab.press("Settings")
+    system = tab.page.get_by_label("System prompt")
+    system.fill("Answer in one word.")
+    tab.say("sum")
+    system_message = {"role": "system", "content": "Answer in one word."}
+    assert tab.bodies[0]["messages"][0] == system_message
+    tab.say("long")
+    assert [each["role"] for each in tab.bodies[1]["messages"]] == [
+        *("system", "user", "assistant", "user")
+    ]
+    assert tab.page.locator("#more").get_attribute("title") == "Some settings are in use"
+    tab.press("New conversation")
+    system.fill("")
+    tab.say("sum")
+    assert [each["role"] for each in tab.bodies[2]["messages"]] == ["user"]
+    open_list(tab)
+    tab.page.locator("#talks .talk").nth(1).click()
+    assert system.input_value() == "Answer in one word."
+    tab.page.reload()
+    tab.press("Settings")
+    assert system.input_value() == "Answer in one word."
+
+
+def test_r3_v14_bars_have_a_fixed_scale(visit) -> None:
+    tab = visit()
+    script = """numbers => {
+        const candidates = numbers.map(value => ({
+            text: "a", stops: false, proposers: ["wren"], nll: { wren: value }, score: value,
+        }));
+        const round = { candidates, winner: 0, text: "a", margins: { wren: [0.5] }, elapsed: 0 };
+        find("round-content").replaceChildren(...contentOf(round));
+        find("round").hidden = false;
+        return [...document.querySelectorAll(".track i")].map(bar =>
+            bar.getBoundingClientRect().width / bar.parentElement.getBoundingClientRect().width);
+    }"""
+    assert tab.page.evaluate(script, [0.0])[0] < 0.05, "0.000 is almost no bar"
+    widths = tab.page.evaluate(script, [0.5, 1.0, 2.5, 5.0, 20.0])
+    assert widths == pytest.approx([0.1, 0.2, 0.5, 1.0, 1.0], abs=0.01)
+    assert tab.page.evaluate(script, [1.0]) == pytest.approx([0.2], abs=0.01)
+    tab.page.evaluate("find('round').hidden = true")
+
+
+def test_r3_v14_a_reload_in_mid_answer_keeps_what_was_shown(visit, front) -> None:
+    may_go_on = hold(front, 8)
+    tab = visit()
+    tab.say("markdown", wait=False)
+    tab.page.locator(".answer h3").wait_for()
+    tab.page.reload()
+    may_go_on.set()
+    assert tab.page.locator(".answer h3").inner_text().endswith("Title")
+    assert "lost" in tab.note

@@ -1,0 +1,239 @@
+"""Answers with formatting: no HTML of a model runs, and every text keeps the mark of its member."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from tests.support.chat_page import HOSTILE, generated, hold, mark_of
+
+ANSWER = ".answer[role=group]"
+
+
+def element_texts(tab, selector: str) -> list[str]:
+    return tab.page.locator(f"{ANSWER} {selector}").all_text_contents()
+
+
+def test_r3_v14_answers_have_formatting(visit) -> None:
+    tab = visit()
+    tab.say("markdown")
+    found = {
+        name: element_texts(tab, name)
+        for name in ("h3", "em", "strong", "s", ":not(pre) > code", "pre", "ol > li", "ol ul", "th")
+    }
+    assert found == {
+        "h3": ["Title"],
+        "em": ["slanted"],
+        "strong": ["bold"],
+        "s": ["gone"],
+        ":not(pre) > code": ["x = 1"],
+        "pre": ["if a < b:\n    print(a)"],
+        "ol > li": ["one", "twoinner"],
+        "ol ul": ["inner"],
+        "th": ["left", "right"],
+    }
+    assert element_texts(tab, "p")[0] == "Some slanted, bold and gone x = 1 text\nover two lines."
+    assert element_texts(tab, "p")[-1] == "A link and Image: a cat © *no*."
+    assert tab.page.locator(f"{ANSWER} hr").count() == 1
+    assert "python" in element_texts(tab, ".code")[0]
+    style = "cells => cells.map(cell => getComputedStyle(cell).textAlign)"
+    assert tab.page.locator("td").evaluate_all(style) == ["left", "right"]
+    links = tab.page.locator(f"{ANSWER} a")
+    assert links.evaluate_all("links => links.map(link => link.href)") == [
+        "https://example.org/a_(b)",
+        "http://example.org/cat.png",
+    ]
+    for attribute, value in (("rel", "noopener noreferrer"), ("target", "_blank")):
+        values = links.evaluate_all(f"e => e.map(e => e.getAttribute('{attribute}'))")
+        assert values == [value] * 2
+
+
+def test_r3_v14_no_html_of_a_model_runs(visit, engine) -> None:
+    tab = visit()
+    tab.say("hostile")
+    assert generated(engine, "hostile").text == HOSTILE
+    made = tab.page.locator(f"{ANSWER} *").evaluate_all("e => [...new Set(e.map(e => e.tagName))]")
+    assert set(made) <= {"P", "SPAN", "A", "DIV", "PRE", "CODE", "BUTTON"}
+    attributes = tab.page.locator(f"{ANSWER} *").evaluate_all(
+        "e => [...new Set(e.flatMap(e => e.getAttributeNames()))]"
+    )
+    assert set(attributes) <= {
+        *("class", "data-mark", "data-round", "dir", "href", "rel", "role", "style", "tabindex"),
+        *("target", "title", "type"),
+    }
+    styles = tab.page.locator(f"{ANSWER} [style]").evaluate_all(
+        "e => [...new Set(e.flatMap(e => [...e.style]))]"
+    )
+    assert set(styles) <= {"--member", "--stroke"}
+    hrefs = tab.page.locator(f"{ANSWER} a").evaluate_all("e => e.map(e => e.href)")
+    assert hrefs
+    assert all(re.match(r"https?://example\.org/|mailto:a@x", each) for each in hrefs)
+    assert {"https://example.org/auto", "mailto:a@x.org", "http://example.org/pixel.gif"} <= {
+        *hrefs
+    }
+    text = tab.page.locator(ANSWER).inner_text()
+    for shown in ("<script>", "<style>body", "<svg onload", "](javascript:", "](vbscript:x)"):
+        assert shown in text
+    tab.page.reload()
+    tab.page.locator(f"{ANSWER} .code").wait_for()
+    assert tab.page.title() == "adafuse"
+    assert not tab.page.locator("img, iframe, svg, main style, main script").count()
+
+
+def test_r3_v14_texts_with_formatting_keep_the_marks_of_their_members(visit, engine) -> None:
+    tab = visit()
+    tab.say("bold")
+    rounds = generated(engine, "bold").rounds
+    marks = {place: mark_of(each) for place, each in enumerate(rounds) if each.text}
+    assert len(set(marks.values())) > 1, "the members agree everywhere"
+    pieces = tab.page.locator(f"{ANSWER} .span").evaluate_all(
+        "e => e.map(e => [Number(e.dataset.round), e.textContent, e.dataset.mark])"
+    )
+    shown: set[int] = set()
+    for place, text, mark in pieces:
+        if text != "&":  # an entity
+            assert text.strip() in rounds[place].text
+        assert mark == ("" if place in shown else marks[place])
+        shown.add(place)
+    assert [place for place, *_ in pieces] == sorted(place for place, *_ in pieces)
+    hidden = {rounds[place].text for place in marks.keys() - shown}
+    address = "(https://example.org/85)"
+    assert not [each for each in hidden if re.search(r"\w", each) and each not in address]
+    assert element_texts(tab, "strong")[0].startswith("sum is 85")
+    assert element_texts(tab, "blockquote")[0].startswith("it is\n85 & so")
+    tab.page.locator("strong .span").last.click()
+    place = int(tab.page.locator("strong .span").last.get_attribute("data-round") or -1)
+    assert tab.page.get_by_role("dialog", name=f"Round {place + 1}").is_visible()
+    assert not tab.page.locator("a .span[role], a .span[tabindex]").count(), "a link is a link"
+
+
+def test_r3_v14_formatting_can_be_switched_off(visit, engine) -> None:
+    tab = visit()
+    tab.say("markdown")
+    tab.press("Settings")
+    tab.page.get_by_label("Show answers without formatting").check()
+    assert tab.answer == generated(engine, "markdown").text
+    tab.page.reload()
+    tab.page.locator(".answer .span").first.wait_for()
+    assert tab.answer == generated(engine, "markdown").text
+    tab.press("Settings")
+    tab.page.get_by_label("Show answers without formatting").uncheck()
+    assert element_texts(tab, "h3") == ["Title"]
+
+
+def test_r3_v14_marks_do_not_move_the_columns_of_code(visit) -> None:
+    tab = visit()
+    tab.say("markdown")
+    assert tab.page.locator("pre [data-mark='=']").count() > 1, "there are marks"
+    widths = """() => {
+        const code = document.querySelector("pre code");
+        code.append("\\n");
+        const widest = code.appendChild(make("span", {}, "if a < b:\\n    print(a)"));
+        const ends = element => [...element.getClientRects()].map(box => Math.round(box.right));
+        const spans = [...code.querySelectorAll(".span")].flatMap(ends);
+        return [Math.max(...spans), Math.max(...ends(widest))];
+    }"""
+    marked, plain = tab.page.evaluate(widths)
+    assert marked == plain
+
+
+@pytest.mark.parametrize("is_secure", [True, False])
+def test_r3_v14_code_and_answers_can_be_copied(visit, engine, is_secure) -> None:
+    tab = visit()
+    if not is_secure:  # as over plain HTTP, where browsers have no navigator.clipboard
+        tab.page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    tab.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    tab.say("markdown")
+    for button, text in (
+        (tab.page.locator(".code .copy"), "if a < b:\n    print(a)"),
+        (tab.page.locator(".foot .copy"), generated(engine, "markdown").text),
+    ):
+        button.focus()
+        tab.page.keyboard.press("Enter")
+        button.get_by_text("Copied").wait_for()
+        assert tab.page.locator("#said[role=status]").text_content() == "Copied"
+        assert button.evaluate("e => e === document.activeElement")
+        tab.page.locator("#text").fill("")
+        tab.page.locator("#text").press("Control+v")
+        assert tab.page.input_value("#text") == text
+    button.get_by_text("Copy", exact=True).wait_for()
+
+
+def test_r3_v14_what_has_the_focus_keeps_it_while_an_answer_grows(visit, front) -> None:
+    may_go_on = hold(front, 15)
+    tab = visit()
+    tab.say("markdown", wait=False)
+    tab.page.locator("em .span").wait_for()
+    tab.page.locator("em .span").focus()
+    tab.page.evaluate("getSelection().selectAllChildren(document.querySelector('.answer em'))")
+    may_go_on.set()
+    tab.finish()
+    assert tab.page.locator(f"{ANSWER} table").count()
+    assert tab.focused == "slanted"
+    assert tab.page.evaluate("getSelection().toString()") == "slanted"
+
+
+def test_r3_v14_each_paragraph_runs_in_its_own_direction(visit) -> None:
+    tab = visit()
+    script = """() => {
+        const round = 0, text = "שלום\\n\\nHello\\n\\n```\\nx\\n```";
+        const part = { kind: "content", round, text };
+        const turn = { question: "?", parts: [part], rounds: [], status: "done", note: "" };
+        const view = showTurn(turn), box = view.answer.getBoundingClientRect();
+        return [...view.answer.querySelectorAll("p span, pre span")].map(span => {
+            const place = span.getBoundingClientRect();
+            return box.right - place.right > place.left - box.left ? "left" : "right";
+        });
+    }"""
+    assert tab.page.evaluate(script) == ["right", "left", "left"]
+
+
+LONG = """async count => {
+    const turn = { question: "?", parts: [], rounds: [], status: "running", note: "" };
+    const view = showTurn(turn), times = [], proposers = ["wren"];
+    for (let number = 0; number < count; number++) {
+        const text = number % 40 === 39 ? "\\n\\n" : ` word${number} **bold**`;
+        const candidates = [{ text, stops: false, proposers, nll: { wren: 0.5 }, score: 0.5 }];
+        const margins = { wren: [0.5] };
+        const round = { index: number, candidates, winner: 0, text, margins, elapsed: 0 };
+        take(view, { adafuse: { round }, choices: [{ delta: { content: text } }] });
+        if (number % 20 === 19) {
+            const began = performance.now();
+            showAnswer(view);
+            times.push(performance.now() - began);
+        }
+    }
+    const blocks = view.answer.childElementCount;
+    times.sort((left, right) => left - right);
+    return [blocks, times[Math.floor(times.length / 2)], times.at(-1)];
+}"""
+
+
+def test_r3_v14_a_long_answer_is_shown_as_fast_as_a_short_one(visit) -> None:
+    """An answer of 4,000 rounds and 60,000 characters: only its last block changes."""
+    tab = visit()
+    began = time.monotonic()
+    blocks, median, _ = tab.page.evaluate(LONG, 4000)
+    assert blocks == 100
+    assert median < 60, "milliseconds"
+    assert time.monotonic() - began < 20
+
+
+def test_r3_v14_a_growing_answer_is_shown_ten_times_a_second_at_most(visit) -> None:
+    tab = visit()
+    script = """async () => {
+        const show = showAnswer, began = performance.now();
+        let views = 0;
+        showAnswer = (...given) => (views++, show(...given));
+        const view = showTurn({ question: "?", parts: [], rounds: [], status: "running" });
+        for (let number = 0; number < 200; number++) {
+            take(view, { choices: [{ delta: { content: ` word${number}` } }] });
+            showAnswerSoon(view);
+            await new Promise(resolve => setTimeout(resolve, 4));
+        }
+        return [views, (performance.now() - began) / 1000];
+    }"""
+    views, seconds = tab.page.evaluate(script)
+    assert 3 <= views <= 10 * seconds + 2

@@ -1,0 +1,404 @@
+"""Fields of other servers: obeyed, ignored with a warning, or refused; never dropped silently."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from adafuse_llm import AdaFuseEngine
+from adafuse_llm.adapters.reply_form import schema_of
+from adafuse_llm.errors import InvalidInputError
+from adafuse_llm.serving import ServingConfig, create_app
+from adafuse_llm.serving.openai_fields import (
+    HEADER,
+    IGNORED,
+    MAX_HEADER,
+    MAX_WARNINGS,
+    REASONS,
+    REFUSED,
+    WITHOUT_EFFECT,
+)
+from adafuse_llm.serving.openai_requests import _ChatBody, _CompletionBody
+from adafuse_llm.serving.responses_requests import _ResponseBody
+from adafuse_llm.serving.tokenization import _DetokenizeBody, _TokenizeBody
+from tests.support.paths import ROOT
+from tests.support.scripted import scripted_engine
+from tests.support.serving import served
+from tests.support.thinkers import thinkers
+
+CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
+QUESTION = [{"role": "user", "content": "What does a ticket cost if three cost 12 florins?"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"florins": {"type": "integer", "enum": [4]}},
+    "required": ["florins"],
+    "additionalProperties": False,
+}
+NAME = {"type": "object", "properties": {"name": {"enum": ["mill"]}}, "required": ["name"]}
+CALL = '<tool_call>\n{"name": "look_up", "arguments": {"name": "mill"}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with AdaFuseEngine.from_embedded() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def address(engine):
+    with served(create_app(engine)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def strict(engine):
+    with served(create_app(engine, ServingConfig(strict=True))) as url:
+        yield url
+
+
+def chat(address, **fields):
+    body = {"messages": QUESTION, "max_tokens": 12, **fields}
+    return httpx.post(address + CHAT, json=body, timeout=60)
+
+
+def text(response):
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["message"]["content"]
+
+
+def warnings(response):
+    return response.json().get("adafuse", {}).get("warnings", [])
+
+
+def error(response):
+    assert response.status_code == 400, response.text
+    return response.json()["error"]
+
+
+def test_r3_v8_keys_of_messages_that_no_member_reads_are_ignored(address, strict):
+    said = {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "Twelve by three.", "signature": "x"},
+            {"type": "text", "text": "Four florins.", "cache_control": {"type": "ephemeral"}},
+        ],
+        "id": "msg_1",
+        "reasoning": "Twelve by three.",
+        "reasoning_details": [{"type": "reasoning.text", "text": "Twelve by three."}],
+        "thinking_blocks": [{"type": "thinking", "thinking": "Twelve by three."}],
+        "provider_specific_fields": {"refusal": None},
+        "annotations": [],
+        "images": None,
+        "anything": {"else": 1},
+    }
+    again = {"role": "user", "content": "And six?", "cache_control": {"type": "ephemeral"}}
+    plain = [{"role": "assistant", "content": "Four florins."}, {**again, "cache_control": None}]
+    expected = text(chat(address, messages=[*QUESTION, *plain]))
+    for url in (address, strict):
+        response = chat(url, messages=[*QUESTION, said, again])
+        assert text(response) == expected
+        assert warnings(response) == []
+        assert HEADER not in response.headers
+
+
+def test_r3_v8_a_refusal_is_text_and_an_image_is_still_refused(address):
+    refused = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+    said = {"role": "assistant", "content": "No."}
+    again = {"role": "user", "content": "Why?"}
+    assert text(chat(address, messages=[*QUESTION, refused, again])) == text(
+        chat(address, messages=[*QUESTION, said, again])
+    )
+    image = {"type": "image_url", "image_url": {"url": "data:"}}
+    with_image = chat(address, messages=[{"role": "user", "content": [image]}])
+    assert "only text is allowed" in error(with_image)["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({"top_k": 2, "temperature": 1.0, "seed": 3}, {"top_k": 2, "temperature": 1.0, "seed": 3}),
+        ({"top_k": -1}, {}),
+        ({"min_p": 0.2, "temperature": 1, "seed": 3}, {"min_p": 0.2, "temperature": 1, "seed": 3}),
+        ({"repetition_penalty": 1.5}, {"repetition_penalty": 1.5}),
+        ({"no_repeat_ngram_size": 2}, {"no_repeat_ngram_size": 2}),
+        ({"logit_bias": {" 4": -50}}, {"logit_bias": {" 4": -50}}),
+        ({"guided_regex": "[a-c]{5}"}, {"regex": "[a-c]{5}"}),
+        ({"regex": "[a-c]{5}"}, {"regex": "[a-c]{5}"}),
+        ({"guided_choice": ["yes", "no"]}, {"choices": ["yes", "no"]}),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, {"choices": ["yes", "no"]}),
+        ({"guided_json": SCHEMA}, {"json_schema": SCHEMA}),
+        ({"json_schema": SCHEMA}, {"json_schema": SCHEMA}),
+    ],
+    ids="-".join,
+)
+def test_r3_v9_fields_that_the_engine_has_are_obeyed(address, strict, engine, fields, options):
+    expected = engine.generate(messages=QUESTION, max_new_tokens=24, **options).text
+    for url in (address, strict):
+        response = chat(url, max_tokens=24, **fields)
+        assert text(response) == expected
+        assert warnings(response) == []
+
+
+def test_r3_v9_other_fields_are_ignored_with_a_warning_or_refused(address, strict):
+    plain = text(chat(address))
+    fields = {
+        "mirostat": 2,
+        "repeat_penalty": 1.3,
+        "best_of": 4,
+        "store": True,
+        "verbosity": "low",
+        "service_tier": "flex",
+        "reasoning_effort": "low",
+        "chat_template_kwargs": {"enable_thinking": False},
+        "logit_bias": {"17": 5},
+        "stream_options": {"continuous_usage_stats": True},
+    }
+    response = chat(address, **fields)
+    assert text(response) == plain
+    told = warnings(response)
+    assert len(told) == len(fields)
+    for name, value in fields.items():
+        (one,) = [each for each in told if f"'{name}" in each]
+        assert one in response.headers[HEADER]
+        refused = error(chat(strict, **{name: value}))
+        assert refused["code"] == "unsupported_parameter"
+        assert refused["param"].partition(".")[0] == name
+    assert any("send repetition_penalty" in each for each in told)
+
+
+def test_r3_v9_warnings_have_a_limit(address):
+    others = {f"key\n{n}{'é' * 40}": "é" for n in range(5000)}
+    function = {"name": "look_up", "parameters": NAME, **others}
+    response = chat(address, tools=[{"type": "function", "function": function}])
+    told = [each for each in warnings(response) if "ignored" in each]
+    assert len(told) == MAX_WARNINGS + 1
+    assert told[-1] == "more fields were ignored"
+    assert response.headers[HEADER].isascii()
+    assert MAX_HEADER - 2 < len(response.headers[HEADER]) <= MAX_HEADER  # no space at its end
+    many = chat(address, model="wren", logit_bias={str(n): 1 for n in range(1025)})
+    assert error(many)["param"] == "logit_bias"
+
+
+def test_r3_v9_a_stream_has_the_warnings_in_its_header_and_at_its_end(address):
+    body = {"messages": QUESTION, "max_tokens": 4, "stream": True, "mirostat": 2}
+    with httpx.stream("POST", address + CHAT, json=body) as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert "mirostat" in response.headers[HEADER]
+    assert "mirostat" in json.loads(lines[-2])["adafuse"]["warnings"][0]
+
+
+def test_r3_v9_fields_that_promise_nothing_need_no_warning(address, strict):
+    plain = text(chat(address))
+    fields = dict.fromkeys(WITHOUT_EFFECT, True)
+    neutral = {name: values[0] for name, values in {**IGNORED, **REFUSED}.items() if values}
+    for url in (address, strict):
+        response = chat(url, **fields, **neutral)
+        assert text(response) == plain
+        assert warnings(response) == []
+
+
+FORM = {
+    "functions": [{"name": "look_up"}],
+    "function_call": {"name": "look_up"},
+    "modalities": ["text", "audio"],
+    "web_search_options": {},
+    "stop_token_ids": [5],
+    "include_stop_str_in_output": True,
+    "prompt_logprobs": 1,
+    "allowed_token_ids": [1, 2],
+    "bad_words": ["mill"],
+    "grammar": 'root ::= "yes"',
+    "guided_grammar": 'root ::= "yes"',
+    "structured_outputs": {"grammar": 'root ::= "yes"'},
+    "format": "json",
+    "previous_response_id": "resp_1",
+}
+
+
+@pytest.mark.parametrize("name", FORM)
+def test_r3_v9_what_determines_the_form_of_an_answer_is_never_dropped(address, name):
+    refused = error(chat(address, **{name: FORM[name]}))
+    assert refused["param"] == name
+    assert REASONS.get(name, "") in refused["message"]
+
+
+def test_r3_v9_echo_is_obeyed_except_with_log_probabilities(address):
+    prompts = ["The old mill", "A ticket"]
+    body = {"prompt": prompts, "max_tokens": 3, "echo": True}
+    plain = httpx.post(address + COMPLETE, json={**body, "echo": False}).json()["choices"]
+    echoed = httpx.post(address + COMPLETE, json=body).json()["choices"]
+    texts = [prompt + choice["text"] for prompt, choice in zip(prompts, plain, strict=True)]
+    assert [choice["text"] for choice in echoed] == texts
+    streamed = ["", ""]
+    with httpx.stream("POST", address + COMPLETE, json={**body, "stream": True}) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+                streamed[choice["index"]] += choice["text"]
+    assert streamed == texts
+    both = httpx.post(address + COMPLETE, json={**body, "logprobs": 1})
+    assert error(both)["param"] == "echo"
+
+
+def test_r3_v9_token_ids_have_a_meaning_for_a_member_alone(address, engine):
+    asked = {"model": "wren", "prompt": " the", "add_special_tokens": False}
+    (token,) = httpx.post(f"{address}/tokenize", json=asked).json()["tokens"]
+    response = chat(address, model="wren", logit_bias={str(token): 100})
+    alone = engine.with_strategy("single")
+    given = {"messages": QUESTION, "max_new_tokens": 12, "use": "wren"}
+    assert text(response) == alone.generate(**given, logit_bias={" the": 100}).text
+    assert text(response) != alone.generate(**given).text
+    assert warnings(response) == []
+    (told,) = warnings(chat(address, model="wren", logit_bias={"99999": 1}))
+    assert "'logit_bias.99999' was ignored" in told
+
+
+def test_r3_v9_effort_and_variables_reach_the_templates_that_read_them():
+    def script(prompt):
+        return "Four." if "</think>" in prompt else "<think>\nThree is few.\n</think>\n\nFour."
+
+    with thinkers("qwen", script=script) as engine, served(create_app(engine)) as url:
+        thought = chat(url, max_tokens=60).json()["choices"][0]["message"]
+        assert "Three is few." in thought["reasoning_content"]
+        for fields in (
+            {"reasoning_effort": "none"},
+            {"chat_template_kwargs": {"enable_thinking": False}},
+        ):
+            response = chat(url, max_tokens=60, **fields)
+            assert "reasoning_content" not in response.json()["choices"][0]["message"]
+            assert warnings(response) == []
+        (told,) = warnings(chat(url, max_tokens=60, reasoning_effort="high"))
+        assert "no chat template of the members reads it" in told
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"type": "json_object", "schema": SCHEMA},  # llama.cpp
+        {"type": "json_schema", "schema": SCHEMA},  # llama.cpp
+        {"type": "json_schema", "name": "price", "schema": SCHEMA, "strict": True},  # Responses
+        {"type": "json_schema", "json_schema": {"name": "price", "schema": SCHEMA}},
+    ],
+)
+def test_r3_v10_a_schema_is_obeyed_wherever_servers_put_it(address, given):
+    response = chat(address, max_tokens=60, response_format=given)
+    assert json.loads(text(response)) == {"florins": 4}
+    assert warnings(response) == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"type": "text", "schema": SCHEMA},
+        {"type": "json_object", "json_schema": {"schema": SCHEMA}},
+        {"type": "json_object", "schema": "florins"},
+        {"type": "json_schema", "json_schema": {"name": "price", "shcema": SCHEMA}},
+        {"type": "json_schema", "json_schema": {"schema": SCHEMA}, "schema": NAME},
+        {"type": "regex", "regex": "[0-9]"},
+        {"schema": SCHEMA},
+        {},
+    ],
+)
+def test_r3_v10_a_schema_in_another_place_is_an_error(address, given):
+    assert error(chat(address, response_format=given))["param"] == "response_format"
+    with pytest.raises(InvalidInputError, match="response_format must be"):
+        schema_of(given)
+
+
+def test_r3_v10_unknown_keys_in_a_format_or_a_tool_are_told(address, strict):
+    named = {"name": "price", "schema": SCHEMA, "examples": [4]}
+    form = {"response_format": {"type": "json_schema", "json_schema": named}, "max_tokens": 60}
+    (told,) = warnings(chat(address, **form))
+    assert "'response_format.json_schema.examples' was ignored" in told
+    assert error(chat(strict, **form))["param"] == "response_format.json_schema.examples"
+    function = {"name": "look_up", "parameters": NAME, "returns": "text"}
+    tool = {"type": "function", "function": function, "cache_control": {"type": "ephemeral"}}
+    response = chat(address, tools=[tool], tool_choice="none")
+    assert warnings(response) == ["the field 'tools.0.returns' was ignored"]
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"name": "look_up", "input_schema": NAME},  # Anthropic
+        {"type": "function", "function": {"name": "look_up", "inputSchema": NAME}},
+        {"type": "custom", "name": "look_up"},
+        {"type": "web_search", "name": "search"},
+        {"type": "mcp", "server_label": "x"},
+    ],
+)
+def test_r3_v10_a_tool_of_another_form_is_an_error(address, tool):
+    assert error(chat(address, tools=[tool]))["param"] == "tools"
+
+
+BODIES: dict[str, Any] = {
+    CHAT: (_ChatBody, {"messages": QUESTION, "max_tokens": 1}),
+    COMPLETE: (_CompletionBody, {"prompt": "x", "max_tokens": 1}),
+    "/v1/responses": (_ResponseBody, {"input": "x", "max_output_tokens": 1}),
+    "/tokenize": (_TokenizeBody, {"prompt": "x"}),
+    "/detokenize": (_DetokenizeBody, {"model": "wren", "tokens": [1]}),
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(
+    "odd",
+    ["x", -1, [None], [{}], {"type": []}, {"type": "function", "schema": 1, "5": "x"}],
+    ids=repr,
+)
+def test_r3_v9_an_odd_value_of_a_field_is_no_failure_of_the_server(address, path, odd):
+    kind, body = BODIES[path]
+    failed = {}
+    with httpx.Client() as client:
+        for name in kind.model_fields:
+            response = client.post(address + path, json={**body, name: odd})
+            if response.status_code not in (200, 400, 404):
+                failed[name] = response.text
+    assert failed == {}
+
+
+def test_r3_v9_the_guide_lists_the_fields():
+    guide = (ROOT / "docs" / "guides" / "serving.md").read_text(encoding="utf-8")
+    for body in (_ChatBody, _CompletionBody, _ResponseBody):
+        fields = set(body.model_fields) - {"text", "reasoning", "add_generation_prompt"}
+        assert [name for name in sorted(fields) if f"`{name}`" not in guide] == []
+    assert "`text.format`" in guide
+    assert "`reasoning.effort`" in guide
+    named = {*WITHOUT_EFFECT, *IGNORED, *REFUSED}
+    assert not named & {*_ChatBody.model_fields, *_ResponseBody.model_fields}
+    assert not WITHOUT_EFFECT & IGNORED.keys()
+    assert not (WITHOUT_EFFECT | IGNORED.keys()) & REFUSED.keys()
+    assert REASONS.keys() <= IGNORED.keys() | REFUSED.keys()
+
+
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": NAME}}
+
+
+@pytest.mark.parametrize("choice", ["auto", "none"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_r3_v13_a_cut_call_leaves_no_marker_in_the_content(choice, stream):
+    with scripted_engine(lambda _: f"See.\n{CALL}") as engine, served(create_app(engine)) as url:
+        fields = {"tools": [TOOL], "tool_choice": choice}
+        whole = [answer(url, stream=stream, max_tokens=size, **fields) for size in range(8, 20)]
+    assert {content for content, _ in whole[4:]} == {"See.\n"}
+    assert not any("<tool" in content for content, _ in whole)
+    assert [reason for _, reason in whole[:4]] == ["length"] * 4
+    assert {reason for _, reason in whole} == (
+        {"length"} if choice == "auto" else {"length", "stop"}
+    )
+
+
+def answer(url, *, stream, **fields):
+    """The content and the finish reason of a chat."""
+    if not stream:
+        (choice,) = chat(url, **fields).json()["choices"]
+        return choice["message"]["content"], choice["finish_reason"]
+    body = {"messages": QUESTION, "stream": True, **fields}
+    with httpx.stream("POST", url + CHAT, json=body) as response:
+        lines = [each.removeprefix("data: ") for each in response.iter_lines() if each]
+    choices = [json.loads(line)["choices"][0] for line in lines[:-1]]
+    content = "".join(choice["delta"].get("content") or "" for choice in choices)
+    return content, choices[-1]["finish_reason"]

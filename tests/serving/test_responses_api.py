@@ -1,0 +1,357 @@
+"""The Responses API of OpenAI, used by OpenAI's own client; tokens and context windows."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import openai
+import pytest
+from openai.types.responses import ResponseStreamEvent
+from pydantic import BaseModel, TypeAdapter
+
+from adafuse_llm import AdaFuseEngine
+from adafuse_llm.backends import FakeBackend
+from adafuse_llm.serving import ServingConfig, create_app
+from adafuse_llm.serving.openai_fields import HEADER
+from adafuse_llm.serving.responses_requests import read_response
+from tests.support.scripted import scripted_engine
+from tests.support.serving import served
+from tests.support.thinkers import thinkers
+
+QUESTION = "What does a ticket cost if three cost 12 florins?"
+MESSAGES = [{"role": "user", "content": QUESTION}]
+EVENT: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
+CALCULATE = {
+    "type": "function",
+    "name": "calculate",
+    "description": "Compute a number.",
+    "strict": True,
+    "parameters": {
+        "type": "object",
+        "properties": {"expression": {"type": "string"}},
+        "required": ["expression"],
+        "additionalProperties": False,
+    },
+}
+CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "31 * 44"}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with AdaFuseEngine.from_embedded() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def address(engine):
+    with served(create_app(engine, ServingConfig(max_output_tokens=400))) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def client(address):
+    with client_of(address) as made:
+        yield made
+
+
+def client_of(url):
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
+def ask(client, **changes):
+    given = {"model": "adafuse", "input": QUESTION, "max_output_tokens": 60, **changes}
+    return client.responses.create(**given)
+
+
+def kinds(events):
+    """The types of events, without repetitions."""
+    types = [event.type.removeprefix("response.") for event in events]
+    return [each for n, each in enumerate(types) if n == 0 or types[n - 1] != each]
+
+
+def test_r3_v11_a_response_is_the_text_of_the_engine(client, engine):
+    expected = engine.generate(messages=MESSAGES, max_new_tokens=60)
+    response = ask(client, metadata={"a": "b"}, extra_body={"adafuse": {"rounds": True}})
+    assert (response.output_text, response.status) == (expected.text, "completed")
+    assert response.error is response.incomplete_details is response.previous_response_id is None
+    assert response.metadata == {"a": "b"}
+    (message,) = response.output
+    assert (message.type, message.role, message.status) == ("message", "assistant", "completed")
+    extension = response.model_extra["adafuse"]
+    assert extension["finish_reason"] == expected.finish_reason
+    assert [done["text"] for done in extension["rounds"]] == [r.text for r in expected.rounds]
+    member = max(expected.usage.prompt_tokens, key=lambda name: _total(expected.usage, name))
+    assert response.usage.input_tokens == expected.usage.prompt_tokens[member]
+    assert response.usage.output_tokens == expected.usage.completion_tokens[member]
+    assert response.usage.total_tokens == _total(expected.usage, member)
+    assert response.usage.output_tokens_details.reasoning_tokens == 0
+
+
+def _total(usage, name):
+    return usage.prompt_tokens[name] + usage.completion_tokens[name]
+
+
+def test_r3_v11_the_events_of_a_stream_are_those_of_openai(client, address, engine):
+    expected = engine.generate(messages=MESSAGES, max_new_tokens=60)
+    with client.responses.stream(model="adafuse", input=QUESTION, max_output_tokens=60) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert kinds(events) == [
+        *("created", "in_progress", "output_item.added", "content_part.added"),
+        *("output_text.delta", "output_text.done", "content_part.done", "output_item.done"),
+        "completed",
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert deltas == [done.text for done in expected.rounds if done.text]
+    assert final.output_text == expected.text
+    body = {"input": QUESTION, "max_output_tokens": 60, "stream": True}
+    with httpx.stream("POST", f"{address}/v1/responses", json=body) as response:
+        lines = [line for line in response.iter_lines() if line]
+    assert response.headers["content-type"].startswith("text/event-stream")
+    named = dict.fromkeys(line.removeprefix("event: ") for line in lines[::2])
+    for name, line in zip(lines[::2], lines[1::2], strict=True):
+        data = json.loads(line.removeprefix("data: "))
+        assert data["type"] == name.removeprefix("event: ")
+        EVENT.validate_python(data, strict=True)  # has all fields that OpenAI's types require
+    assert "response.completed" in named
+    done = json.loads(lines[-1].removeprefix("data: "))["response"]
+    whole = ask(client).model_dump()
+    assert [item["content"] for item in done["output"]] == [
+        item["content"] for item in whole["output"]
+    ]
+    assert done["adafuse"]["usage"]["completion_tokens"] == expected.usage.completion_tokens
+
+
+def test_r3_v11_a_response_that_is_cut_is_incomplete(client):
+    response = ask(client, max_output_tokens=3)
+    assert response.status == "incomplete"
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert response.output[0].status == "incomplete"
+    *_, last = ask(client, max_output_tokens=3, stream=True)
+    assert last.type == "response.incomplete"
+    assert last.response.output_text == response.output_text
+
+
+def test_r3_v11_a_response_without_text_has_an_empty_message(client):
+    first = ask(client).output_text[0]
+    (message,) = ask(client, extra_body={"stop": first}).output
+    assert (message.type, message.content[0].text) == ("message", "")
+    *_, last = ask(client, extra_body={"stop": first}, stream=True)
+    assert last.response.output[0].content[0].text == ""
+
+
+def test_r3_v11_functions_are_called_and_their_results_are_read():
+    def reply(prompt):
+        return "It is 1364." if "1364" in prompt else f"Let me see.\n{CALL}"
+
+    question = [{"role": "user", "content": "What is 31 * 44?"}]
+    given = {"tools": [CALCULATE], "max_output_tokens": 200, "store": False}
+    with scripted_engine(reply) as engine, served(create_app(engine)) as url, client_of(url) as c:
+        response = ask(c, input=question, **given)
+        message, call = response.output
+        assert message.content[0].text.strip() == "Let me see."
+        assert (call.type, call.name, call.status) == ("function_call", "calculate", "completed")
+        assert json.loads(call.arguments) == {"expression": "31 * 44"}
+        events = list(ask(c, input=question, **given, stream=True))
+        assert kinds(events)[-6:] == [
+            *("output_item.done", "output_item.added", "function_call_arguments.delta"),
+            *("function_call_arguments.done", "output_item.done", "completed"),
+        ]
+        arguments = "".join(e.delta for e in events if e.type.endswith("arguments.delta"))
+        assert arguments == call.arguments
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "1364"}
+        history = [*question, *(item.model_dump() for item in response.output), result]
+        assert ask(c, input=history, **given).output_text == "It is 1364."
+        parts = [{"type": "input_text", "text": "1364"}]
+        history[-1] = {**result, "output": parts}
+        assert ask(c, input=history, **given).output_text == "It is 1364."
+        chosen = {"type": "function", "name": "calculate"}
+        (forced,) = ask(c, input="1364", **given, tool_choice=chosen).output
+        assert forced.name == "calculate"
+
+
+class Price(BaseModel):
+    florins: int
+    reduced: bool
+
+
+def test_r3_v11_structured_output_fits_the_schema(client):
+    response = client.responses.parse(model="adafuse", input=QUESTION, text_format=Price)
+    assert isinstance(response.output_parsed, Price)
+    assert isinstance(
+        json.loads(ask(client, text={"format": {"type": "json_object"}}).output_text), dict
+    )
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, text={"format": {"type": "json_schema", "json_schema": {}}})
+    assert caught.value.param == "text.format"
+
+
+def test_r3_v11_reasoning_is_an_item_and_returns_to_the_members():
+    def script(_):
+        return "<think>\nThree is few.\n</think>\n\nFour."
+
+    with (
+        thinkers("qwen", script=script) as engine,
+        served(create_app(engine)) as url,
+        client_of(url) as client,
+    ):
+        response = ask(client, max_output_tokens=100)
+        reasoning, message = response.output
+        assert reasoning.content[0].text.strip() == "Three is few."
+        assert message.content[0].text == "Four."
+        details = response.usage.output_tokens_details
+        assert 0 < details.reasoning_tokens < response.usage.output_tokens
+        events = list(ask(client, max_output_tokens=100, stream=True))
+        assert kinds(events)[2:7] == [
+            *("output_item.added", "content_part.added", "reasoning_text.delta"),
+            *("reasoning_text.done", "content_part.done"),
+        ]
+        call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+        result = {"type": "function_call_output", "call_id": "c", "output": "few"}
+        user = {"role": "user", "content": "How many?"}
+        history = [user, reasoning.model_dump(), message.model_dump(), call, result]
+        assert ask(client, input=history, max_output_tokens=100).output_text == "Four."
+    conversation = read_response({"input": history}).conversation
+    assert conversation is not None
+    (_, turn, _) = conversation.messages
+    assert turn["reasoning_content"].strip() == "Three is few."
+    assert (turn["content"], turn["tool_calls"][0]["name"]) == ("Four.", "look")
+
+
+@pytest.mark.parametrize(
+    ("param", "changes"),
+    [
+        ("previous_response_id", {"previous_response_id": "resp_1"}),
+        ("conversation", {"conversation": "conv_1"}),
+        ("background", {"background": True}),
+        ("prompt", {"prompt": {"id": "pmpt_1"}}),
+        ("input", {"input": []}),
+        ("input", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
+        ("input.0", {"input": [{"type": "item_reference", "id": "msg_1"}]}),
+        ("input.0", {"input": [{"type": "computer_call"}]}),
+        ("input.0.call_id", {"input": [{"type": "function_call", "call_id": 3}]}),
+        ("tools", {"tools": [{"type": "web_search"}]}),
+        ("max_output_tokens", {"max_output_tokens": 401}),
+        ("max_output_tokens", {"max_output_tokens": 0}),
+        ("reasoning.effort", {"extra_body": {"reasoning": {"effort": 3}}}),
+        ("n", {"extra_body": {"n": 2}}),
+        ("text.format", {"extra_body": {"text": {"format": "json"}}}),
+    ],
+)
+def test_r3_v11_what_a_response_cannot_do_is_an_error(client, param, changes):
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, **changes)
+    assert caught.value.param == param
+
+
+def test_r3_v11_a_prompt_that_is_too_long_has_the_code_that_frameworks_look_for(client):
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, input="mill " * 10_000)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
+
+
+def test_r3_v11_what_is_ignored_is_told(client):
+    raw = client.responses.with_raw_response.create(
+        model="adafuse",
+        input=QUESTION,
+        max_output_tokens=4,
+        store=True,
+        truncation="auto",
+        include=["reasoning.encrypted_content"],
+        reasoning={"effort": "low", "summary": "auto"},
+        text={"verbosity": "low"},
+    )
+    told = raw.parse().model_extra["adafuse"]["warnings"]
+    names = ("store", "truncation", "include", "reasoning.effort", "reasoning.summary")
+    for name in (*names, "text.verbosity"):
+        assert any(f"'{name}'" in each for each in told), name
+    assert "this server stores nothing" in raw.headers[HEADER]
+    assert raw.parse().store is False
+
+
+def test_r3_v11_a_stream_that_fails_ends_with_the_event_for_it():
+    def write(text):
+        return {"a": 0.5, "b": 0.5} if text[-1] == " " else {" ": 0.9, "a": 0.1}
+
+    class Failing(FakeBackend):
+        calls = 0
+
+        def evaluate(self, queries):
+            self.calls += 1
+            if self.calls > 20:
+                raise RuntimeError("broken")
+            return super().evaluate(queries)
+
+    failing = AdaFuseEngine([Failing("one", write)])
+    with served(create_app(failing)) as url, client_of(url) as client:
+        *events, last = ask(client, stream=True, max_output_tokens=1000)
+    assert "response.output_text.delta" in {event.type for event in events}
+    assert last.type == "response.failed"
+    assert last.response.status == "failed"
+    assert "'one'" in last.response.error.message
+
+
+def test_r3_v11_log_probabilities_are_those_of_the_tokens(client):
+    response = ask(client, top_logprobs=2)
+    tokens = response.output[0].content[0].logprobs
+    assert "".join(each.token for each in tokens).strip() == response.output_text
+    assert all(len(each.top_logprobs) == 2 for each in tokens)
+    streamed = [
+        each.token
+        for event in ask(client, include=["message.output_text.logprobs"], stream=True)
+        if event.type == "response.output_text.delta"
+        for each in event.logprobs
+    ]
+    assert streamed == [each.token for each in tokens]
+
+
+def test_r3_v11_models_have_their_context_windows():
+    members = [
+        FakeBackend("small", lambda _: {"a": 1.0}, context_window=100),
+        FakeBackend("large", lambda _: {"a": 1.0}, context_window=900),
+        FakeBackend("endless", lambda _: {"a": 1.0}),
+    ]
+    with served(create_app(AdaFuseEngine(members))) as url:
+        listed = httpx.get(f"{url}/v1/models").json()["data"]
+        alone = httpx.get(f"{url}/v1/models/large").json()
+    windows = {model["id"]: model["max_model_len"] for model in listed}
+    assert windows == {"adafuse": 100, "small": 100, "large": 900, "endless": None}
+    assert alone["max_model_len"] == 900
+
+
+def test_r3_v11_tokens_are_those_of_each_member(address, engine):
+    def post(path, **body):
+        return httpx.post(address + path, json=body)
+
+    expected = engine.encode_prompt(QUESTION)
+    both = post("/tokenize", prompt=QUESTION).json()
+    assert both["adafuse"]["tokens"] == expected
+    assert both["count"] == max(map(len, expected.values())) == len(both["tokens"])
+    assert both["max_model_len"] == engine.context_window
+    inside = engine.encode_text(" mill")
+    for name in engine.members:
+        alone = post("/tokenize", model=name, prompt=QUESTION, return_token_strs=True).json()
+        assert alone["tokens"] == expected[name]
+        written = post("/detokenize", model=name, tokens=expected[name]).json()["prompt"]
+        assert written.removeprefix("<s>") == QUESTION
+        assert "".join(alone["token_strs"]) == written
+        asked = {"model": name, "prompt": " mill", "add_special_tokens": False}
+        assert post("/tokenize", **asked).json()["tokens"] == inside[name]
+        read = post("/tokenize", model=name, messages=MESSAGES).json()
+        assert read["tokens"] == engine.encode_prompt(messages=MESSAGES)[name]
+    wrong = [
+        post("/detokenize", tokens=[1]),
+        post("/detokenize", model="wren", tokens=[10**6]),
+        post("/detokenize", model="wren", tokens=[-1]),
+        post("/detokenize", model="wren", tokens=["a"]),
+        post("/tokenize"),
+        post("/tokenize", prompt="a", messages=MESSAGES),
+        post("/tokenize", prompt="mill " * 20_000),
+        post("/tokenize", messages=MESSAGES, add_generation_prompt=False),
+        post("/tokenize", messages=MESSAGES, chat_template_kwargs={"nothing": 1}),
+        post("/tokenize", messages=[]),
+    ]
+    assert {each.status_code for each in wrong} == {400}
+    assert post("/tokenize", model="nobody", prompt="a").status_code == 404
