@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import logging
-import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from typing_extensions import Unpack, override
 
@@ -23,6 +22,19 @@ from adafuse_llm.backends.base import (
     FollowsGrammars,
     RunsElsewhere,
     SupportsClose,
+)
+from adafuse_llm.calls import (
+    Call,
+    CallInput,
+    Decode,
+    Messages,
+    RoundObserver,
+    Tools,
+    check_continuations,
+    check_input,
+    check_input_text,
+    check_waiting,
+    with_tools,
 )
 from adafuse_llm.config import (
     ADJUSTMENTS,
@@ -48,27 +60,16 @@ from adafuse_llm.errors import (
     InvalidInputError,
     InvalidOptionError,
     MemberError,
+    RequestCancelledError,
     short_repr,
 )
-from adafuse_llm.interface import (
-    Call,
-    Decode,
-    Engine,
-    Messages,
-    RoundObserver,
-    Tools,
-    check_continuations,
-    check_input,
-    check_input_text,
-    check_waiting,
-    running,
-    with_tools,
-)
+from adafuse_llm.interface import Engine
 from adafuse_llm.loading.config_file import ConfigFile, read_config
-from adafuse_llm.results import MemberInfo, PassCost, Round, Scores
+from adafuse_llm.results import MemberInfo, PassCost, Round, Scores, StreamEvent
 from adafuse_llm.runtime.budget import CacheBudget
 from adafuse_llm.runtime.heap import trim_heap
-from adafuse_llm.runtime.scheduler import Request, Scheduler
+from adafuse_llm.runtime.request import Request
+from adafuse_llm.runtime.scheduler import Scheduler
 from adafuse_llm.runtime.vocabularies import Vocabularies
 from adafuse_llm.sampling import Sampling
 from adafuse_llm.strategies.base import (
@@ -376,38 +377,6 @@ class AdaFuseEngine(Engine):
             for backend, _ in self._active_backends(config)
         }
 
-    @override
-    def score(
-        self,
-        prompt: str | None = None,
-        continuations: Sequence[str] = (),
-        *,
-        messages: Messages | None = None,
-        tools: Tools = (),
-        tool_choice: str = "auto",
-        stops: bool = False,
-        timeout: float | None = None,
-        **overrides: Unpack[DecodeOptions],
-    ) -> Scores:
-        check_continuations(continuations)
-        check_waiting(None, timeout)
-        self._scheduler.check_room()
-        config = self.config.override(overrides)
-        messages = with_tools(messages, tools, tool_choice)
-        members = self._members(config, prompt, messages, to_score=True)
-        pool = pool_texts(members, continuations, stops=stops)
-        room = max(sum(1 for _ in member.tree.nodes()) for member in members)
-        needs = self._budget.needs(members, config.override({"max_new_tokens": 1}), spare=room)
-        steps = score_texts(members, pool)
-        request = Request(members, needs, steps, timeout=timeout)
-        events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        with running(_LocalDecode(self._scheduler, [request]), lambda _, event: events.put(event)):
-            scores = events.get()
-        if isinstance(scores, BaseException):
-            raise scores
-        assert isinstance(scores, Scores), "a request to score has one event"
-        return scores
-
     @property
     @override
     def closed(self) -> bool:
@@ -450,13 +419,36 @@ class AdaFuseEngine(Engine):
         trim_heap()
 
     @override
-    def _prepare(self, call: Call) -> Decode:
+    def _prepare(self, call: Call) -> Decode[StreamEvent]:
         encoded = call.each_input(partial(self._requests, call))
         return _LocalDecode(self._scheduler, [request for each in encoded for request in each])
 
-    def _requests(self, call: Call, prompt: str | None, messages: Messages | None) -> list[Request]:
+    @override
+    def _prepare_scores(self, call: Call) -> Decode[Scores]:
+        return _LocalDecode(self._scheduler, call.each_input(partial(self._request_to_score, call)))
+
+    def _request_to_score(self, call: Call, given: CallInput) -> Request:
+        """Check and encode a request that scores texts, without computing anything."""
+        check_continuations(given.continuations)
+        check_waiting(call.cancel, call.timeout)
+        self._scheduler.check_room()
+        config = self.config.override(call.overrides)
+        messages = with_tools(given.messages, call.tools, call.tool_choice)
+        members = self._members(config, given.prompt, messages, to_score=True)
+        pool = pool_texts(members, given.continuations, stops=call.stops)
+        room = max(sum(1 for _ in member.tree.nodes()) for member in members)
+        return Request(
+            members,
+            self._budget.needs(members, config.override({"max_new_tokens": 1}), spare=room),
+            score_texts(members, pool),
+            cancelled=_refuse_cancelled,
+            cancel=call.cancel,
+            timeout=call.timeout,
+        )
+
+    def _requests(self, call: Call, given: CallInput) -> list[Request]:
         """Check and encode all parts of the requests for one input, without computing anything."""
-        messages = with_tools(messages, call.tools, call.tool_choice)
+        messages = with_tools(given.messages, call.tools, call.tool_choice)
         check_waiting(call.cancel, call.timeout)
         self._scheduler.check_room()
         config = self.config.override(call.overrides)
@@ -468,7 +460,8 @@ class AdaFuseEngine(Engine):
             configs = [config.override({"seed": seed}) for seed in config.seeds()]
         with isolated(self.runtime.grammar_isolation, call.cancel, call.timeout):
             return [
-                self._request(each, prompt, messages, call.cancel, call.timeout) for each in configs
+                self._request(each, given.prompt, messages, call.cancel, call.timeout)
+                for each in configs
             ]
 
     def _check_sampling(self, config: AdaFuseConfig) -> None:
@@ -657,12 +650,12 @@ class AdaFuseEngine(Engine):
         return [(b, weights[b.name]) for b in self._backends if b.name in weights]
 
 
-class _LocalDecode(Decode):
+class _LocalDecode(Decode[Any]):
     """Encoded requests, which the scheduler starts together.
 
     Args:
         scheduler: the scheduler.
-        requests: one request for each response.
+        requests: the requests.
     """
 
     def __init__(self, scheduler: Scheduler, requests: Sequence[Request]) -> None:
@@ -678,8 +671,11 @@ class _LocalDecode(Decode):
 
     @override
     def stop(self) -> None:
-        for request in self._requests:
-            request.abandoned.set()
+        self._scheduler.abandon(self._requests)
+
+
+def _refuse_cancelled() -> NoReturn:
+    raise RequestCancelledError("the request was cancelled before its texts were scored")
 
 
 def _close_members(members: Sequence[Backend]) -> None:

@@ -13,6 +13,7 @@
     │   └── MemberUnavailableError                a member cannot be started again
     ├── DecodingError(RuntimeError)               no candidate could be chosen
     ├── MalformedReplyError(ValueError)           no reply has the requested form
+    ├── RequestCancelledError(RuntimeError)       a request was cancelled before it had a result
     ├── RequestTimeoutError(TimeoutError)         a request took longer than its timeout
     ├── QueueFullError(RuntimeError)              too many requests wait
     ├── EngineClosedError(RuntimeError)           the engine is closed
@@ -45,6 +46,7 @@ __all__ = [
     "MemberUnavailableError",
     "MissingDependencyError",
     "QueueFullError",
+    "RequestCancelledError",
     "RequestTimeoutError",
     "ServerError",
     "ServerNotReadyError",
@@ -114,6 +116,10 @@ class DecodingError(AdaFuseError, RuntimeError):
 
 class MalformedReplyError(AdaFuseError, ValueError):
     """No reply has the requested form, such as JSON that fits a schema."""
+
+
+class RequestCancelledError(AdaFuseError, RuntimeError):
+    """The caller cancelled a request that has no result so far. Other requests continue."""
 
 
 class RequestTimeoutError(AdaFuseError, TimeoutError):

@@ -7,117 +7,37 @@ import logging
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import (
-    AsyncGenerator,
-    Callable,
-    Generator,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from contextlib import aclosing, closing, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import aclosing, closing
 
 from typing_extensions import Self, Unpack
 
+from adafuse_llm.calls import (
+    Call,
+    CallInput,
+    Decode,
+    E,
+    Messages,
+    RoundObserver,
+    Tools,
+    running,
+    split_batch,
+)
 from adafuse_llm.config import AdaFuseConfig, ChoiceOptions, DecodeOptions
-from adafuse_llm.errors import InvalidInputError, InvalidOptionError, short_repr
+from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.results import (
     Choice,
     Generation,
     MemberInfo,
     PassCost,
-    Round,
     Scores,
     StreamEvent,
 )
 from adafuse_llm.summary import choice_probabilities
-from adafuse_llm.text.chat import Tool
-from adafuse_llm.text.conversation import Conversation, check_conversation
-from adafuse_llm.text.words import check_text
 
 __all__ = ["Engine"]
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-RoundObserver = Callable[[Round], None]
-Messages = Sequence[Mapping[str, Any]] | Conversation
-Tools = Sequence[Tool | Mapping[str, Any]]
-
-Outcome = StreamEvent | BaseException
-"""The next event of a response, or the error that ended it."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """The arguments of a call that decodes.
-
-    Attributes:
-        inputs: the prompt or the messages of each input; the other one is None.
-        tools: as for `Engine.generate`.
-        tool_choice: as for `Engine.generate`.
-        cancel: as for `Engine.generate`.
-        timeout: as for `Engine.generate`.
-        overrides: options.
-        is_batch: whether errors name the input by its index.
-    """
-
-    inputs: Sequence[tuple[str | None, Messages | None]]
-    tools: Tools = ()
-    tool_choice: str = "auto"
-    cancel: threading.Event | None = None
-    timeout: float | None = None
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    is_batch: bool = False
-
-    def each_input(self, convert: Callable[[str | None, Messages | None], T]) -> list[T]:
-        """Return each input converted by `convert`.
-
-        Raises:
-            InvalidInputError: `convert` raised it. For a batch, the error names the input.
-        """
-        converted = []
-        for number, (prompt, messages) in enumerate(self.inputs):
-            try:
-                converted.append(convert(prompt, messages))
-            except InvalidOptionError:
-                raise
-            except InvalidInputError as error:
-                if not self.is_batch:
-                    raise
-                raise type(error)(f"input {number} of the batch: {error}") from error
-        return converted
-
-
-class Decode(ABC):
-    """The responses of a call whose inputs are checked and encoded.
-
-    Attributes:
-        size: number of the responses.
-    """
-
-    size: int
-
-    @abstractmethod
-    def start(self, deliver: Callable[[int, Outcome], None]) -> None:
-        """Start to decode all responses at the same time.
-
-        Args:
-            deliver: called in another thread with the number of a response and its next event, or
-                the error that ended it. It must not block.
-
-        Raises:
-            QueueFullError: too many requests wait; nothing was computed.
-            EngineClosedError: the engine is closed.
-        """
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Stop the responses that are not finished. Any thread can call this, several times."""
 
 
 class Engine(ABC):
@@ -260,7 +180,8 @@ class Engine(ABC):
             on_round: function to call with every round of this call, in addition to the engine's
                 observer.
             cancel: an event that any thread can set to end the decode after at most one more round.
-                The result then has the text so far and ``finish_reason="cancelled"``.
+                The result then has the text so far and ``finish_reason="cancelled"``. If the
+                event's ``is_set`` raises an exception, this request ends with it.
             timeout: maximum seconds that the request waits and decodes. The time that it takes to
                 encode the prompt does not count.
             **overrides: any option of `AdaFuseConfig`.
@@ -271,7 +192,7 @@ class Engine(ABC):
             RequestTimeoutError: the request took longer than `timeout`.
             QueueFullError: too many requests wait; nothing was computed.
         """
-        call = Call([(prompt, messages)], tools, tool_choice, cancel, timeout, overrides)
+        call = Call([CallInput(prompt, messages)], tools, tool_choice, cancel, timeout, overrides)
         decode = self._prepare(call)
         with closing(self._events(decode, on_round)) as events:
             done = {index: event.generation for index, event in events if event.generation}
@@ -298,7 +219,7 @@ class Engine(ABC):
         loop over it, stops the decode after at most one more round.
         """
         self.config.override(overrides).check_one_response()
-        call = Call([(prompt, messages)], tools, tool_choice, cancel, timeout, overrides)
+        call = Call([CallInput(prompt, messages)], tools, tool_choice, cancel, timeout, overrides)
         return self._responses_of_one(self._prepare(call), on_round)
 
     def generate_batch(
@@ -354,7 +275,7 @@ class Engine(ABC):
         most one more round.
         """
         call = Call(
-            _split_batch(prompts, messages),
+            split_batch(prompts, messages),
             tools,
             tool_choice,
             cancel,
@@ -364,7 +285,6 @@ class Engine(ABC):
         )
         return self._events(self._prepare(call), on_round)
 
-    @abstractmethod
     def score(
         self,
         prompt: str | None = None,
@@ -374,6 +294,7 @@ class Engine(ABC):
         tools: Tools = (),
         tool_choice: str = "auto",
         stops: bool = False,
+        cancel: threading.Event | None = None,
         timeout: float | None = None,
         **overrides: Unpack[DecodeOptions],
     ) -> Scores:
@@ -395,15 +316,89 @@ class Engine(ABC):
             tool_choice: as for `generate`.
             continuations: texts of at least one character.
             stops: whether to include the probability that the response ends after each text.
+            cancel: an event that any thread can set to end the request.
             timeout: maximum seconds, as for `generate`.
             **overrides: any option of `AdaFuseConfig`.
 
         Raises:
             InvalidInputError: prompt, continuations or options cannot be used.
             MemberError: a member failed; the engine stays usable.
+            RequestCancelledError: `cancel` was set. There are no scores so far.
             RequestTimeoutError: the request took longer than `timeout`.
             QueueFullError: too many requests wait; nothing was computed.
         """
+        inputs = [CallInput(prompt, messages, continuations)]
+        call = Call(inputs, tools, tool_choice, cancel, timeout, overrides, stops=stops)
+        (scores,) = self._scores(self._prepare_scores(call))
+        return scores
+
+    async def ascore(
+        self,
+        prompt: str | None = None,
+        continuations: Sequence[str] = (),
+        *,
+        messages: Messages | None = None,
+        tools: Tools = (),
+        tool_choice: str = "auto",
+        stops: bool = False,
+        cancel: threading.Event | None = None,
+        timeout: float | None = None,
+        **overrides: Unpack[DecodeOptions],
+    ) -> Scores:
+        """Like `score`, but does not block the event loop.
+
+        Cancelling the task ends the request.
+        """
+        inputs = [CallInput(prompt, messages, continuations)]
+        call = Call(inputs, tools, tool_choice, cancel, timeout, overrides, stops=stops)
+        (scores,) = await self._ascores(await self._aprepare_scores(call))
+        return scores
+
+    def score_batch(
+        self,
+        prompts: Sequence[str] | None = None,
+        continuations: Sequence[Sequence[str]] = (),
+        *,
+        messages: Sequence[Messages] | None = None,
+        tools: Tools = (),
+        tool_choice: str = "auto",
+        stops: bool = False,
+        cancel: threading.Event | None = None,
+        timeout: float | None = None,
+        **overrides: Unpack[DecodeOptions],
+    ) -> list[Scores]:
+        """Score the texts of many prompts (or conversations) at the same time.
+
+        ``continuations`` has a list of texts for each prompt. Otherwise the arguments and errors
+        are the same as for `score`. The results are in order. The engine checks all inputs before
+        it computes anything. If one request fails, the engine stops the others and raises the
+        error.
+        """
+        given = split_batch(prompts, messages, continuations)
+        call = Call(
+            given, tools, tool_choice, cancel, timeout, overrides, is_batch=True, stops=stops
+        )
+        return self._scores(self._prepare_scores(call))
+
+    async def ascore_batch(
+        self,
+        prompts: Sequence[str] | None = None,
+        continuations: Sequence[Sequence[str]] = (),
+        *,
+        messages: Sequence[Messages] | None = None,
+        tools: Tools = (),
+        tool_choice: str = "auto",
+        stops: bool = False,
+        cancel: threading.Event | None = None,
+        timeout: float | None = None,
+        **overrides: Unpack[DecodeOptions],
+    ) -> list[Scores]:
+        """Like `score_batch`, but does not block the event loop."""
+        given = split_batch(prompts, messages, continuations)
+        call = Call(
+            given, tools, tool_choice, cancel, timeout, overrides, is_batch=True, stops=stops
+        )
+        return await self._ascores(await self._aprepare_scores(call))
 
     def choose(
         self,
@@ -511,7 +506,7 @@ class Engine(ABC):
 
         Cancelling the task stops the decode.
         """
-        call = Call([(prompt, messages)], tools, tool_choice, cancel, timeout, overrides)
+        call = Call([CallInput(prompt, messages)], tools, tool_choice, cancel, timeout, overrides)
         decode = await self._aprepare(call)
         async with aclosing(self._aevents(decode, on_round)) as events:
             done = {index: event.generation async for index, event in events if event.generation}
@@ -567,7 +562,7 @@ class Engine(ABC):
         with the number of its response, which is from 0 to ``n - 1``. In other respects it is like
         the iterator of `astream`.
         """
-        call = Call([(prompt, messages)], tools, tool_choice, cancel, timeout, overrides)
+        call = Call([CallInput(prompt, messages)], tools, tool_choice, cancel, timeout, overrides)
         return self._aevents(await self._aprepare(call), on_round)
 
     async def open_stream_batch(
@@ -588,7 +583,7 @@ class Engine(ABC):
         block the event loop.
         """
         call = Call(
-            _split_batch(prompts, messages),
+            split_batch(prompts, messages),
             tools,
             tool_choice,
             cancel,
@@ -623,32 +618,50 @@ class Engine(ABC):
         return f"{type(self).__name__}(members=[{', '.join(self.members)}])"
 
     @abstractmethod
-    def _prepare(self, call: Call) -> Decode:
+    def _prepare(self, call: Call) -> Decode[StreamEvent]:
         """Check and encode the inputs of a call, without decoding anything."""
 
-    async def _aprepare(self, call: Call) -> Decode:
+    async def _aprepare(self, call: Call) -> Decode[StreamEvent]:
         """Like `_prepare`, but do not block the event loop."""
         return await asyncio.to_thread(self._prepare, call)
 
+    @abstractmethod
+    def _prepare_scores(self, call: Call) -> Decode[Scores]:
+        """Check and encode the inputs of a call that scores, without computing anything."""
+
+    async def _aprepare_scores(self, call: Call) -> Decode[Scores]:
+        """Like `_prepare_scores`, but do not block the event loop."""
+        return await asyncio.to_thread(self._prepare_scores, call)
+
+    def _scores(self, decode: Decode[Scores]) -> list[Scores]:
+        with closing(self._events(decode)) as events:
+            done = dict(events)
+        return [done[index] for index in range(decode.size)]
+
+    async def _ascores(self, decode: Decode[Scores]) -> list[Scores]:
+        async with aclosing(self._aevents(decode)) as events:
+            done = {index: scores async for index, scores in events}
+        return [done[index] for index in range(decode.size)]
+
     def _events(
-        self, decode: Decode, on_round: RoundObserver | None
-    ) -> Generator[tuple[int, StreamEvent], None, None]:
-        events: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
+        self, decode: Decode[E], on_round: RoundObserver | None = None
+    ) -> Generator[tuple[int, E], None, None]:
+        events: queue.SimpleQueue[tuple[int, E | BaseException]] = queue.SimpleQueue()
         unfinished = decode.size
         with running(decode, lambda index, event: events.put((index, event))):
             while unfinished:
                 index, event = self._observed(*events.get(), on_round)
-                unfinished -= event.generation is not None
+                unfinished -= _is_last(event)
                 yield index, event
 
     async def _aevents(
-        self, decode: Decode, on_round: RoundObserver | None
-    ) -> AsyncGenerator[tuple[int, StreamEvent], None]:
+        self, decode: Decode[E], on_round: RoundObserver | None = None
+    ) -> AsyncGenerator[tuple[int, E], None]:
         loop = asyncio.get_running_loop()
-        inbox: asyncio.Queue[tuple[int, Outcome]] = asyncio.Queue()
+        inbox: asyncio.Queue[tuple[int, E | BaseException]] = asyncio.Queue()
         unfinished = decode.size
 
-        def deliver(index: int, event: Outcome) -> None:
+        def deliver(index: int, event: E | BaseException) -> None:
             try:
                 loop.call_soon_threadsafe(inbox.put_nowait, (index, event))
             except RuntimeError:  # the event loop is closed, so the caller no longer waits
@@ -657,23 +670,23 @@ class Engine(ABC):
         with running(decode, deliver):
             while unfinished:
                 index, event = self._observed(*await inbox.get(), on_round)
-                unfinished -= event.generation is not None
+                unfinished -= _is_last(event)
                 yield index, event
 
     def _responses_of_one(
-        self, decode: Decode, on_round: RoundObserver | None
+        self, decode: Decode[StreamEvent], on_round: RoundObserver | None
     ) -> Generator[StreamEvent, None, None]:
         with closing(self._events(decode, on_round)) as events:
             for _, event in events:
                 yield event
 
     def _observed(
-        self, index: int, event: Outcome, on_round: RoundObserver | None
-    ) -> tuple[int, StreamEvent]:
+        self, index: int, event: E | BaseException, on_round: RoundObserver | None
+    ) -> tuple[int, E]:
         """Call the observers with the round of an event. Return the event, or raise the error."""
         if isinstance(event, BaseException):
             raise event
-        if event.round is not None:
+        if isinstance(event, StreamEvent) and event.round is not None:
             for observer in (self._on_round, on_round):
                 if observer is None:
                     continue
@@ -684,117 +697,9 @@ class Engine(ABC):
         return index, event
 
 
-@contextmanager
-def running(decode: Decode, deliver: Callable[[int, Outcome], None]) -> Iterator[None]:
-    """Start a decode, and on exit stop the responses that are not finished."""
-    try:
-        decode.start(deliver)
-        yield
-    finally:
-        decode.stop()
-
-
-def check_waiting(cancel: threading.Event | None, timeout: float | None) -> None:
-    """Check how long a caller waits.
-
-    Raises:
-        InvalidOptionError: `timeout` is not a positive number, or `cancel` is not an event.
-    """
-    if cancel is not None and not callable(getattr(cancel, "is_set", None)):
-        raise InvalidOptionError(
-            f"cancel must be a threading.Event, or None; got {short_repr(cancel)}"
-        )
-    if timeout is not None and not (
-        isinstance(timeout, (int, float)) and 0 < timeout <= threading.TIMEOUT_MAX
-    ):
-        raise InvalidOptionError(
-            f"timeout must be a positive number of seconds, or None; got {timeout!r}"
-        )
-
-
-def check_continuations(continuations: Sequence[str]) -> None:
-    """Check the texts to score.
-
-    Raises:
-        InvalidInputError: there are none, or one is not a text.
-    """
-    if isinstance(continuations, str) or not continuations:
-        raise InvalidInputError("continuations must be a list of at least one text")
-    for text in continuations:
-        if not isinstance(text, str) or not text:
-            raise InvalidInputError(
-                f"a continuation must be non-empty text; got {short_repr(text)}"
-            )
-        check_text(text, "a continuation")
-
-
-def with_tools(messages: Messages | None, tools: Tools, tool_choice: str) -> Messages | None:
-    """Return messages with the tools that the reply can call.
-
-    Raises:
-        InvalidInputError: the messages or the tools are invalid, or tools come without messages.
-    """
-    if messages is not None:
-        return check_conversation(messages, tools, tool_choice)
-    if tools or tool_choice != "auto":
-        raise InvalidInputError("tools and tool_choice need messages; got none")
-    return None
-
-
-def check_input(
-    config: AdaFuseConfig, prompt: str | None, messages: Messages | None, *, to_score: bool
-) -> Conversation | None:
-    """Check a prompt, or return the checked conversation."""
-    if (prompt is None) == (messages is None):
-        raise InvalidInputError("pass either a prompt or messages")
-    if messages is not None:
-        conversation = check_conversation(messages)
-        return conversation.continued() if config.continue_final_message else conversation
-    if not isinstance(prompt, str):
-        raise InvalidInputError(f"prompt must be text; got {type(prompt).__name__}")
-    check_text(prompt, "the prompt")
-    if not prompt.strip(" ") and not to_score:
-        raise InvalidInputError("the prompt is empty, or has only spaces: pass a text to continue")
-    return None
-
-
-def check_input_text(text: str) -> None:
-    """Check a text whose tokens are counted.
-
-    Raises:
-        InvalidInputError: it is not a valid text.
-    """
-    if not isinstance(text, str):
-        raise InvalidInputError(f"text must be text; got {type(text).__name__}")
-    check_text(text, "the text")
-
-
-def _split_batch(prompts: Any, messages: Any) -> list[tuple[str | None, Messages | None]]:
-    """Return the prompt or the conversation of each request of a batch.
-
-    Raises:
-        InvalidInputError: neither argument is a list of the right things, or both are given.
-    """
-    given = prompts if messages is None else messages
-    if (
-        (prompts is None) == (messages is None)
-        or isinstance(given, (str, bytes, Mapping))
-        or not isinstance(given, Iterable)
-    ):
-        raise InvalidInputError("pass a list of prompts, or a list of conversations")
-    batch = list(given)
-    for each in batch:
-        if messages is None and not isinstance(each, str):
-            raise InvalidInputError(
-                f"each prompt must be text; got {short_repr(each)}. Pass conversations as "
-                "messages=[conversation, ...]."
-            )
-        if messages is not None and isinstance(each, Mapping):
-            raise InvalidInputError(
-                "messages must be a list of conversations, and each conversation a list of "
-                "messages; got one conversation. Pass messages=[conversation]."
-            )
-    return [(each, None) if messages is None else (None, each) for each in batch]
+def _is_last(event: StreamEvent | Scores) -> bool:
+    """Return whether an event is the last one of its request."""
+    return isinstance(event, Scores) or event.generation is not None
 
 
 def _with_choices(choices: Sequence[str], overrides: ChoiceOptions) -> DecodeOptions:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
 from typing_extensions import override
 
+from adafuse_llm.calls import Decode
 from adafuse_llm.client import wire
 from adafuse_llm.errors import (
     AdaFuseError,
@@ -25,15 +26,19 @@ from adafuse_llm.errors import (
     InvalidInputError,
     InvalidOptionError,
     QueueFullError,
+    RequestCancelledError,
     RequestTimeoutError,
     ServerError,
     ServerNotReadyError,
 )
 from adafuse_llm.forks import after_fork
-from adafuse_llm.interface import Decode, Outcome
+from adafuse_llm.results import Scores, StreamEvent
 
 T = TypeVar("T")
 Form = TypeVar("Form", bound=BaseModel)
+
+Outcome = StreamEvent | BaseException
+"""The next event of a response, or the error that ended it."""
 
 CANCEL_SECONDS = 0.05
 """Seconds between two looks at the event that cancels a stream."""
@@ -139,6 +144,42 @@ class Connection:
         """
         return self._run(lambda client: self._open(client, body, cancel))
 
+    def score(
+        self,
+        body: wire.ScoreRequest,
+        cancel: CancelEvent | None,
+        done: Callable[[wire.Scored | BaseException], None],
+    ) -> concurrent.futures.Future[None]:
+        """Send a request to score texts.
+
+        Args:
+            body: the request.
+            cancel: an event that ends the request.
+            done: called in another thread with the answer, or with the error.
+
+        Returns:
+            A future. Cancelling it ends the request. What `done` receives then does not matter.
+
+        Raises:
+            EngineClosedError: `close` has been called.
+        """
+
+        async def work(client: httpx.AsyncClient) -> None:
+            posted = self._post(client, wire.SCORE, body, wire.Scored)
+            try:
+                answer = await _unless_set(posted, cancel)
+                if len(answer.scores) != len(body.inputs):
+                    raise self._unknown_form()
+            except Exception as error:
+                done(error)
+            except asyncio.CancelledError:
+                done(EngineClosedError(CLOSED))  # not read if the caller has stopped
+                raise
+            else:
+                done(answer)
+
+        return self._submit(work)
+
     async def aopen(self, body: wire.StreamRequest, cancel: CancelEvent | None) -> RemoteDecode:
         """Like `open`, but do not block the event loop."""
         work = self._submit(lambda client: self._open(client, body, cancel))
@@ -206,8 +247,11 @@ class Connection:
                 raise
         events = _Events(head.size)
         reader = asyncio.ensure_future(self._read(events, lines, answer, cancel))
+        # not in the reader itself: a task that is cancelled before it begins runs no code
+        reader.add_done_callback(events.end)
         if cancel is not None:
             watch = asyncio.ensure_future(_cancel_once_set(client, head.stream, cancel, events))
+            watch.add_done_callback(events.fail)
             reader.add_done_callback(lambda _: watch.cancel())
         return RemoteDecode(events, head, asyncio.get_running_loop(), reader)
 
@@ -218,7 +262,11 @@ class Connection:
         answer: httpx.Response,
         cancel: CancelEvent | None,
     ) -> None:
-        """Deliver the events of a stream until it ends."""
+        """Deliver the events of a stream until it ends.
+
+        Raises:
+            AdaFuseError: it ended before all responses were complete.
+        """
         packed, unfinished = wire.Events(), set(range(events.unfinished))
         try:
             with self._naming_server():
@@ -237,11 +285,6 @@ class Connection:
                     events.deliver(line.index, event)
             if events.unfinished:
                 raise self._error("ended the stream before the response was complete")
-        except AdaFuseError as error:
-            events.deliver(0, error)
-        except asyncio.CancelledError:
-            events.deliver(0, EngineClosedError(CLOSED))  # not read if the consumer has stopped
-            raise
         finally:
             await answer.aclose()
 
@@ -315,7 +358,43 @@ class Connection:
             raise self._error(f"closed the connection ({_described(error)})") from error
 
 
-class RemoteDecode(Decode):
+class RemoteScores(Decode[Scores]):
+    """A request to score texts.
+
+    Args:
+        connection: the connections to the server.
+        body: the request.
+        cancel: an event that ends it.
+    """
+
+    def __init__(
+        self, connection: Connection, body: wire.ScoreRequest, cancel: CancelEvent | None
+    ) -> None:
+        self.size = len(body.inputs)
+        self._connection = connection
+        self._body = body
+        self._cancel = cancel
+        self._sent: concurrent.futures.Future[None] | None = None
+
+    @override
+    def start(self, deliver: Callable[[int, Scores | BaseException], None]) -> None:
+        def done(answer: wire.Scored | BaseException) -> None:
+            if isinstance(answer, BaseException):
+                deliver(0, answer)
+                return
+            for index, scores in enumerate(answer.scores):
+                deliver(index, scores)
+
+        if self.size:
+            self._sent = self._connection.score(self._body, self._cancel, done)
+
+    @override
+    def stop(self) -> None:
+        if self._sent is not None:
+            self._sent.cancel()
+
+
+class RemoteDecode(Decode[StreamEvent]):
     """The responses of a server. They stop when nothing refers to this object any more.
 
     Args:
@@ -383,6 +462,17 @@ class _Events:
                 self._waiting.append((index, event))
             else:
                 self._deliver(index, event)
+
+    def fail(self, task: asyncio.Future[None]) -> None:
+        """Deliver the exception of a task of the stream. The consumer then stops the stream."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.deliver(0, error)
+
+    def end(self, reader: asyncio.Future[None]) -> None:
+        """Deliver what ended the reader of the stream, if the responses are not complete."""
+        if reader.cancelled():
+            self.deliver(0, EngineClosedError(CLOSED))  # not read if the consumer has stopped
+        self.fail(reader)
 
 
 class _LoopThread:
@@ -471,6 +561,24 @@ async def _cancel_once_set(
                 return
         await asyncio.sleep(pause)
         pause = min(2 * pause, MAX_CANCEL_SECONDS)
+
+
+async def _unless_set(work: Coroutine[Any, Any, T], cancel: CancelEvent | None) -> T:
+    """Return the result of some work. If an event is set before, cancel the work.
+
+    Raises:
+        RequestCancelledError: the event is set.
+    """
+    if cancel is None:
+        return await work
+    task = asyncio.ensure_future(work)
+    try:
+        while not cancel.is_set():
+            if (await asyncio.wait({task}, timeout=CANCEL_SECONDS))[0]:
+                return task.result()
+    finally:
+        task.cancel()
+    raise RequestCancelledError("the request was cancelled before its texts were scored")
 
 
 def _request(client: httpx.AsyncClient, path: str, body: BaseModel) -> httpx.Request:

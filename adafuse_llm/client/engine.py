@@ -5,26 +5,16 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from typing_extensions import Unpack, override
 
-from adafuse_llm.client import wire
-from adafuse_llm.config import AdaFuseConfig, DecodeOptions
-from adafuse_llm.errors import (
-    InvalidInputError,
-    InvalidOptionError,
-    MissingDependencyError,
-    ServerError,
-    ServerNotReadyError,
-)
-from adafuse_llm.interface import (
+from adafuse_llm.calls import (
     Call,
+    CallInput,
     Decode,
-    Engine,
     Messages,
     RoundObserver,
     Tools,
@@ -34,7 +24,17 @@ from adafuse_llm.interface import (
     check_waiting,
     with_tools,
 )
-from adafuse_llm.results import MemberInfo, PassCost, Scores
+from adafuse_llm.client import wire
+from adafuse_llm.config import AdaFuseConfig, DecodeOptions
+from adafuse_llm.errors import (
+    InvalidInputError,
+    InvalidOptionError,
+    MissingDependencyError,
+    ServerError,
+    ServerNotReadyError,
+)
+from adafuse_llm.interface import Engine
+from adafuse_llm.results import MemberInfo, PassCost, Scores, StreamEvent
 from adafuse_llm.text.conversation import Conversation
 
 if TYPE_CHECKING:
@@ -182,31 +182,6 @@ class RemoteEngine(Engine):
         )
         return self._connection.post(wire.TOKENS, body, wire.Tokens).tokens
 
-    @override
-    def score(
-        self,
-        prompt: str | None = None,
-        continuations: Sequence[str] = (),
-        *,
-        messages: Messages | None = None,
-        tools: Tools = (),
-        tool_choice: str = "auto",
-        stops: bool = False,
-        timeout: float | None = None,
-        **overrides: Unpack[DecodeOptions],
-    ) -> Scores:
-        check_continuations(continuations)
-        check_waiting(None, timeout)
-        body = wire.ScoreRequest(
-            strategy=self._strategy,
-            options=self._options(overrides),
-            input=self._input(tools, tool_choice, overrides, prompt, messages, to_score=True),
-            continuations=tuple(continuations),
-            stops=stops,
-            timeout=timeout,
-        )
-        return self._connection.post(wire.SCORE, body, Scores)
-
     @property
     @override
     def closed(self) -> bool:
@@ -235,14 +210,24 @@ class RemoteEngine(Engine):
         return create, (self.url,)
 
     @override
-    def _prepare(self, call: Call) -> Decode:
+    def _prepare_scores(self, call: Call) -> Decode[Scores]:
+        from adafuse_llm.client.connection import RemoteScores
+
+        return RemoteScores(self._connection, self._score_request(call), call.cancel)
+
+    @override
+    async def _aprepare_scores(self, call: Call) -> Decode[Scores]:
+        return self._prepare_scores(call)
+
+    @override
+    def _prepare(self, call: Call) -> Decode[StreamEvent]:
         return self._checked(self._connection.open(self._request(call), call.cancel))
 
     @override
-    async def _aprepare(self, call: Call) -> Decode:
+    async def _aprepare(self, call: Call) -> Decode[StreamEvent]:
         return self._checked(await self._connection.aopen(self._request(call), call.cancel))
 
-    def _checked(self, decode: RemoteDecode) -> Decode:
+    def _checked(self, decode: RemoteDecode) -> Decode[StreamEvent]:
         """Return a decode if the server has the members that this engine knows."""
         if decode.members != self.members:
             decode.stop()
@@ -252,8 +237,33 @@ class RemoteEngine(Engine):
             )
         return decode
 
+    def _score_request(self, call: Call) -> wire.ScoreRequest:
+        inputs = call.each_input(partial(self._input_of, call, to_score=True))
+        check_waiting(call.cancel, call.timeout)
+        return wire.ScoreRequest(
+            strategy=self._strategy,
+            options=self._options(call.overrides),
+            inputs=tuple(inputs),
+            continuations=tuple(tuple(given.continuations) for given in call.inputs),
+            is_batch=call.is_batch,
+            stops=call.stops,
+            timeout=call.timeout,
+        )
+
+    def _input_of(self, call: Call, given: CallInput, *, to_score: bool = False) -> wire.Input:
+        if to_score:
+            check_continuations(given.continuations)
+        return self._input(
+            call.tools,
+            call.tool_choice,
+            call.overrides,
+            given.prompt,
+            given.messages,
+            to_score=to_score,
+        )
+
     def _request(self, call: Call) -> wire.StreamRequest:
-        inputs = call.each_input(partial(self._input, call.tools, call.tool_choice, call.overrides))
+        inputs = call.each_input(partial(self._input_of, call))
         check_waiting(call.cancel, call.timeout)
         return wire.StreamRequest(
             strategy=self._strategy,

@@ -10,10 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from adafuse_llm import errors
 from adafuse_llm.errors import AdaFuseError, InvalidInputError, MemberError
-from adafuse_llm.results import Generation, MemberInfo, PassCost, Round, StreamEvent
+from adafuse_llm.results import Generation, MemberInfo, PassCost, Round, Scores, StreamEvent
 from adafuse_llm.text.conversation import Conversation, check_conversation
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 """Version of these forms. The server and its clients need the same one."""
 
 ROOT = "/adafuse/v1"
@@ -117,12 +117,27 @@ class StreamRequest(_Request):
 
 
 class ScoreRequest(_Request):
-    """A request to score texts."""
+    """A request to score texts.
 
-    input: Input
-    continuations: tuple[str, ...] = Field(min_length=1)
+    Attributes:
+        inputs: prompts or conversations.
+        continuations: the texts to score for each input.
+        is_batch: whether errors name the input by its index.
+        stops: as for `Engine.score`.
+        timeout: maximum seconds.
+    """
+
+    inputs: tuple[Input, ...]
+    continuations: tuple[tuple[str, ...], ...]
+    is_batch: bool = False
     stops: bool = False
     timeout: float | None = Field(default=None, gt=0)
+
+
+class Scored(_Form):
+    """The answer to `ScoreRequest`: the scores of each input."""
+
+    scores: tuple[Scores, ...]
 
 
 class CheckRequest(_Request):
@@ -166,7 +181,7 @@ class Done(_Form):
 class Info(_Form):
     """What a client needs to know about the server's engine."""
 
-    protocol: Literal[1]
+    protocol: Literal[2]
     members: tuple[MemberInfo, ...]
     strategy: str
     config: dict[str, Any]

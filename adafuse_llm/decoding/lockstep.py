@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from adafuse_llm.decoding.member import Member, MemberQuery, Steps
+from adafuse_llm.decoding.member import Member, MemberQuery, Query, Steps
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ def in_lockstep(steps: Sequence[Steps[T]]) -> Steps[list[T]]:
     results: dict[int, T] = {}
     running = dict(enumerate(steps))
     while running:
-        queries: list[MemberQuery] = []
+        queries: list[Query] = []
         for index, step in list(running.items()):
             try:
                 queries += next(step)
@@ -45,6 +45,8 @@ def merge_queries(member: Member, steps: Sequence[Steps[T]]) -> Steps[list[T]]:
             queries = next(running)
         except StopIteration as done:
             return list(done.value)
-        wanted = dict.fromkeys(node for each in queries for node in each.query.evaluate)
-        scored = tuple(dict.fromkeys(node for each in queries for node in each.scored))
+        asked = [each for each in queries if isinstance(each, MemberQuery)]
+        assert len(asked) == len(queries), "a member has only queries"
+        wanted = dict.fromkeys(node for each in asked for node in each.query.evaluate)
+        scored = tuple(dict.fromkeys(node for each in asked for node in each.scored))
         yield (MemberQuery(member, member.query(tuple(wanted), scored), 0, scored),)

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from adafuse_llm.adjustment import Adjustment
 from adafuse_llm.backends.base import Backend, NodeQuery, NodeResult
+from adafuse_llm.decoding.blocking import BlockingWork
 from adafuse_llm.decoding.costs import PassTimes
 from adafuse_llm.errors import GrammarError, MemberError
 from adafuse_llm.results import TokenLogprob, TopToken
@@ -46,13 +47,21 @@ class MemberQuery:
     drafts: int = 0
     scored: tuple[Node, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """Name of the member."""
+        return self.member.name
+
     def without_drafts(self) -> MemberQuery:
         """Return the same query without its drafts."""
         wanted = self.query.evaluate[: len(self.query.evaluate) - self.drafts]
         return MemberQuery(self.member, self.member.query(wanted, self.scored), 0, self.scored)
 
 
-Steps = Generator[tuple[MemberQuery, ...], None, T]
+Query = MemberQuery | BlockingWork[Any]
+"""What a computation waits for."""
+
+Steps = Generator[tuple[Query, ...], None, T]
 """A generator that yields queries to members, and is resumed once the trees hold the results."""
 
 

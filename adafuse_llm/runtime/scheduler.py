@@ -6,7 +6,8 @@ that wait for this member are evaluated in one call. A request resumes when all 
 answered. Synchronous, asynchronous and batched calls all use this one loop.
 
 The coordinator never runs a model. So while a pass takes long, or hangs, it still ends requests
-that are cancelled or late, and it still serves the other lanes.
+that are cancelled or late, and it still serves the other lanes. The model of a ranker has a lane of
+its own (`BlockingWork`).
 
 Choice of member: the scheduler picks the member with the most waiting queries, so that requests
 advance together and batches stay large. A query that has waited too long goes first
@@ -32,15 +33,14 @@ all later requests wait until it has started. `RuntimeConfig.max_waiting` limits
 from __future__ import annotations
 
 import atexit
-import inspect
 import logging
 import queue
 import threading
 import time
 import traceback
 import weakref
-from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -49,17 +49,19 @@ from adafuse_llm.backends.base import Backend, NodeResult
 from adafuse_llm.backends.base import lane as lane_of
 from adafuse_llm.backends.checks import check_results
 from adafuse_llm.config import RuntimeConfig
-from adafuse_llm.decoding.member import Member, MemberQuery
+from adafuse_llm.decoding.blocking import BlockingWork
+from adafuse_llm.decoding.member import Member, MemberQuery, Query
 from adafuse_llm.errors import (
     AdaFuseError,
     EngineClosedError,
     MemberUnavailableError,
     QueueFullError,
-    RequestTimeoutError,
     as_member_error,
 )
 from adafuse_llm.forks import after_fork
 from adafuse_llm.runtime.budget import CacheBudget, Needs
+from adafuse_llm.runtime.request import Deliver, Request
+from adafuse_llm.runtime.waiting import WaitingRequests
 
 logger = logging.getLogger(__name__)
 
@@ -71,109 +73,6 @@ EXIT_SECONDS = 30.0
 
 POLL_SECONDS = 0.05
 """Maximum seconds after which the coordinator notices that a request is cancelled or late."""
-
-Deliver = Callable[[Any], None]
-"""A function that receives each event of a request, or the error that ended it."""
-
-
-class Request:
-    """One computation: its members, its memory needs and its progress.
-
-    Args:
-        members: one `Member` per active backend. Each member holds the encoded prompt.
-        needs: maximum bytes that the request holds on each device.
-        steps: the computation. It yields tuples of queries, and events to deliver.
-        cancelled: function that returns the last event if `cancel` is set.
-        cancel: flag that the caller sets to end the request with its result so far.
-        timeout: seconds after which the request fails, counted from its submission.
-
-    Attributes:
-        abandoned: flag that is set when the caller no longer waits for the result.
-        unanswered: names of the members whose answers the request waits for, one per query.
-        overtaken: number of later requests that started while this one waited for memory.
-    """
-
-    def __init__(
-        self,
-        members: Sequence[Member],
-        needs: Needs,
-        steps: Generator[object, None, None],
-        *,
-        cancelled: Callable[[], object] | None = None,
-        cancel: threading.Event | None = None,
-        timeout: float | None = None,
-    ) -> None:
-        self.members = tuple(members)
-        self.needs = needs
-        self.cancel = cancel
-        self.abandoned = threading.Event()
-        self.unanswered: list[str] = []
-        self.overtaken = 0
-        self._steps = steps
-        self._cancelled = cancelled
-        self._timeout = timeout
-        self._deadline: float | None = None
-
-    def start_clock(self) -> None:
-        """Start to count the seconds of `timeout`."""
-        if self._timeout is not None:
-            self._deadline = time.monotonic() + self._timeout
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether the caller has cancelled or abandoned the request."""
-        return self.abandoned.is_set() or (self.cancel is not None and self.cancel.is_set())
-
-    @property
-    def must_end(self) -> bool:
-        """Whether the request is cancelled, or has taken longer than its timeout."""
-        return self.is_cancelled or self._is_late
-
-    @property
-    def _is_late(self) -> bool:
-        return self._deadline is not None and time.monotonic() >= self._deadline
-
-    def resume(self, deliver: Deliver) -> tuple[MemberQuery, ...]:
-        """Run the computation until it needs answers to queries, and return these queries.
-
-        The tuple is empty if the request has ended. In that case, the last event or the error has
-        been delivered, unless the caller had abandoned the request.
-        """
-        try:
-            if self.abandoned.is_set():
-                return ()
-            if self.is_cancelled:
-                assert self._cancelled is not None, "a request with `cancel` needs `cancelled`"
-                deliver(self._cancelled())
-                return ()
-            if self._is_late:
-                raise self._timeout_error()
-            for step in self._steps:
-                if not isinstance(step, tuple):
-                    deliver(step)
-                elif step:
-                    self.unanswered = [query.member.name for query in step]
-                    return step
-        except BaseException as error:  # an error in this request must not end the others
-            deliver(error)
-        return ()
-
-    def close(self) -> None:
-        """Close the computation, and free its members without the garbage collector."""
-        self._steps.close()
-        for member in self.members:
-            member.stop_drafting()  # members and what drafts for them refer to each other
-
-    def _timeout_error(self) -> RequestTimeoutError:
-        state = ""
-        if inspect.getgeneratorstate(self._steps) == inspect.GEN_CREATED:
-            state = " before it could start"
-        elif names := ", ".join(map(repr, dict.fromkeys(self.unanswered))):
-            state = f" while it waited for a forward pass of {names}"
-        return RequestTimeoutError(
-            f"the request was stopped after timeout={self._timeout:g} seconds{state}. Allow more "
-            "seconds, shorten the prompt, or lower max_new_tokens."
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,16 +86,18 @@ class PendingQuery:
     """
 
     request: Request
-    query: MemberQuery
+    query: Query
     since: int
 
     @property
-    def backend(self) -> Backend:
-        """The backend that answers the query."""
-        return self.query.member.backend
+    def backend(self) -> Backend | BlockingWork[Any]:
+        """The backend that answers the query. Blocking work answers itself."""
+        return self.query if isinstance(self.query, BlockingWork) else self.query.member.backend
 
 
-def next_backend(waiting: Sequence[PendingQuery], begun: int, patience: int) -> Backend:
+def next_backend(
+    waiting: Sequence[PendingQuery], begun: int, patience: int
+) -> Backend | BlockingWork[Any]:
     """Return the backend to evaluate next: the one with the most waiting queries.
 
     If several backends have equally many, the one with the oldest query is next. If the oldest
@@ -227,7 +128,8 @@ class _Lane:
     Attributes:
         waiting: the queries that wait, oldest first.
         begun: number of evaluations that the lane has begun.
-        evaluating: name of the member that is being evaluated, or None.
+        evaluating: name of the member that is being evaluated, or of the ranker that works; None
+            if the lane is free.
     """
 
     def __init__(self, name: str) -> None:
@@ -289,8 +191,16 @@ class _BatchDone:
     errors: Sequence[AdaFuseError | None] | BaseException
 
 
+@dataclass(frozen=True, slots=True)
+class _Abandoned:
+    """Message to the coordinator that nobody waits for some requests any more."""
+
+    requests: Sequence[Request]
+
+
 Submission = tuple[Request, Deliver]
 Submissions = tuple[Submission, ...]
+_Message = Submissions | _Abandoned | _BatchDone | None
 
 _running: weakref.WeakSet[Scheduler] = weakref.WeakSet()
 
@@ -393,6 +303,16 @@ class Scheduler:
                     self._coordinator = None
                     raise
 
+    def abandon(self, requests: Sequence[Request]) -> None:
+        """End requests whose results nobody wants any more. Requests that have ended do not matter.
+
+        Any thread can call this, and so can the garbage collector.
+        """
+        for request in requests:
+            request.abandoned = True
+        if (coordinator := self._coordinator) is not None:
+            coordinator.abandon(requests)
+
     def forget(self, coordinator: _Coordinator) -> None:
         """Drop a coordinator whose thread ends.
 
@@ -422,7 +342,9 @@ class _Coordinator(threading.Thread):
     """The thread that runs requests; it ends when it is idle or closed.
 
     Only this thread changes its requests and lanes. Other threads send messages to the inbox:
-    requests to start, evaluated batches, or None to close.
+    requests to start, requests that nobody waits for, evaluated batches, or None to close.
+
+    The work between two messages does not depend on the number of requests that wait.
     """
 
     def __init__(self, scheduler: Scheduler, first: Submissions) -> None:
@@ -430,10 +352,10 @@ class _Coordinator(threading.Thread):
         self._scheduler = scheduler  # keep it alive until it is closed at exit
         self._accepting = threading.Lock()
         self._ended = False
-        self._inbox: queue.SimpleQueue[Submissions | _BatchDone | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._inbox.put(first)
         self._unfinished = len(first)
-        self._queue: deque[Submission] = deque()
+        self._waiting = WaitingRequests()
         self._active: dict[Request, Deliver] = {}
         self._may_admit = False
         self._lanes: dict[str, _Lane] = {}
@@ -466,6 +388,10 @@ class _Coordinator(threading.Thread):
             self._unfinished += len(submissions)
             self._inbox.put(submissions)
             return True
+
+    def abandon(self, requests: Sequence[Request]) -> None:
+        """End requests whose results nobody wants any more."""
+        self._inbox.put(_Abandoned(requests))
 
     def close(self, timeout: float | None) -> tuple[str, ...]:
         """End all requests, and wait up to `timeout` seconds for the threads to end.
@@ -502,7 +428,7 @@ class _Coordinator(threading.Thread):
 
         The wait is short while there are requests, because they can be cancelled without a message.
         """
-        has_requests = bool(self._active or self._queue)
+        has_requests = bool(self._active or self._waiting)
         try:
             message = self._inbox.get(timeout=POLL_SECONDS if has_requests else IDLE_SECONDS)
         except queue.Empty:
@@ -517,8 +443,11 @@ class _Coordinator(threading.Thread):
                 return False
             if isinstance(message, _BatchDone):
                 self._resume_answered(message)
+            elif isinstance(message, _Abandoned):
+                self._end_waiting(each for each in message.requests if each in self._waiting)
             else:
-                self._queue.extend(message)
+                for request, deliver in message:
+                    self._waiting.add(request, deliver)
                 self._may_admit = True
             try:
                 message = self._inbox.get_nowait()
@@ -532,7 +461,7 @@ class _Coordinator(threading.Thread):
             raise done.errors
         for pending, error in zip(done.batch, done.errors, strict=True):
             request = pending.request
-            request.unanswered.remove(pending.query.member.name)
+            request.unanswered.remove(pending.query.name)
             if request not in self._active:  # the request ended during the evaluation
                 continue
             if error is not None:
@@ -542,43 +471,45 @@ class _Coordinator(threading.Thread):
 
     def _end_stopped(self) -> None:
         """End requests that are cancelled or late, both running and waiting ones."""
-        for request in [request for request in self._active if request.must_end]:
+        for request in [request for request in self._active if request.must_end()]:
             self._resume(request)
-        stopped = [submission for submission in self._queue if submission[0].must_end]
-        for request, deliver in stopped:
-            self._queue.remove((request, deliver))
-            request.resume(deliver)
-        self._count_ended(len(stopped))
+        self._end_waiting(self._waiting.to_end())
+
+    def _end_waiting(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            request.resume(self._waiting.remove(request))
+            request.close()
+            self._count_ended(1)
 
     def _admit(self) -> None:
         """Start waiting requests, within the limits on their number and memory."""
         while self._may_admit:  # a request can end as soon as it starts, and make room
             self._may_admit = False
-            for submission in self._startable():
-                self._queue.remove(submission)
-                request, self._active[request] = submission
+            for request in self._startable():
+                self._active[request] = self._waiting.remove(request)
                 self._resume(request)
 
-    def _startable(self) -> Iterator[Submission]:
-        """Yield the waiting requests that can start, in order of arrival.
+    def _startable(self) -> list[Request]:
+        """Return the waiting requests that can start, in order of arrival.
 
-        The caller starts each one before it asks for the next. A request that does not fit into
-        memory can be overtaken `RuntimeConfig.max_requests` times.
+        A request that does not fit into memory can be overtaken `RuntimeConfig.max_requests` times.
         """
         most, budget = self._scheduler.runtime.max_requests, self._scheduler.budget
+        used = self.needs
+        startable: list[Request] = []
         too_large: list[Request] = []
-        for submission in list(self._queue):
-            if len(self._active) >= most or len(too_large) >= most:
-                return
-            if too_large and too_large[0].overtaken >= most:  # the oldest was overtaken most often
-                return
-            request, _ = submission
-            if budget.fits([request.needs, *(active.needs for active in self._active)]):
+        for request in self._waiting:
+            is_blocked = too_large and too_large[0].overtaken >= most  # the oldest, most often
+            if is_blocked or len(used) >= most or len(too_large) >= most:
+                break
+            if budget.fits([request.needs, *used]):
                 for each in too_large:
                     each.overtaken += 1
-                yield submission
+                startable.append(request)
+                used.append(request.needs)
             else:
                 too_large.append(request)
+        return startable
 
     def _start_evaluations(self) -> None:
         """Start the evaluation of the next batch on every free lane."""
@@ -591,18 +522,30 @@ class _Coordinator(threading.Thread):
         """Evaluate a batch on the lane's thread, and send the outcome to the coordinator."""
         errors: Sequence[AdaFuseError | None] | BaseException
         try:
-            errors = _evaluate_batch(batch[0].backend, [pending.query for pending in batch])
+            errors = _answer([pending.query for pending in batch])
         except BaseException as error:  # a defect in this module; the coordinator reports it
             errors = error
         self._inbox.put(_BatchDone(lane, batch, errors))
 
-    def _lane(self, member: Member) -> _Lane:
+    def _lane(self, query: Query) -> _Lane:
+        """Return the lane of a query. Blocking work has a lane from its first time on."""
+        if not isinstance(query, BlockingWork):
+            return self._lane_of(query.member)
+        if query.lane not in self._lanes:
+            self._lanes[query.lane] = _Lane(query.lane)
+        return self._lanes[query.lane]
+
+    def _lane_of(self, member: Member) -> _Lane:
         return self._lanes[self._scheduler.lanes[member.name]]
 
     def _resume(self, request: Request) -> None:
         queries = request.resume(self._active[request])
-        for query in queries:
-            lane = self._lane(query.member)
+        try:
+            lanes = [self._lane(query) for query in queries]
+        except BaseException as error:  # such as too many threads in the process
+            self._finish(request, error)
+            return
+        for lane, query in zip(lanes, queries, strict=True):
             lane.waiting.append(PendingQuery(request, query, lane.begun))
         if not queries:
             self._finish(request)
@@ -619,7 +562,7 @@ class _Coordinator(threading.Thread):
         for lane in self._lanes.values():
             lane.waiting = [p for p in lane.waiting if p.request is not request]
         for member in request.members:
-            self._lane(member).submit(partial(_release, member))
+            self._lane_of(member).submit(partial(_release, member))
         if error is not None:
             deliver(error)
 
@@ -634,12 +577,13 @@ class _Coordinator(threading.Thread):
         while not self._inbox.empty():
             message = self._inbox.get()
             if isinstance(message, tuple):
-                self._queue.extend(message)
+                for request, deliver in message:
+                    self._waiting.add(request, deliver)
         for request in list(self._active):
             self._finish(request, error)
-        for _, deliver in self._queue:
-            deliver(error)
-        self._count_ended(len(self._queue))
+        self._count_ended(len(self._waiting))
+        for request in list(self._waiting):
+            self._waiting.remove(request)(error)
 
 
 def _release(member: Member) -> None:
@@ -647,6 +591,18 @@ def _release(member: Member) -> None:
         member.backend.release(member.tree)
     except BaseException:  # the request has ended, so its result must not change
         logger.exception("member %r failed to release a request", member.name)
+
+
+def _answer(queries: Sequence[Query]) -> list[AdaFuseError | None]:
+    """Answer queries to one backend, or do blocking work; return an error or None for each query.
+
+    The computation that waits for blocking work raises its exceptions.
+    """
+    for query in queries:
+        if isinstance(query, BlockingWork):
+            query.run()
+    asked = [query for query in queries if isinstance(query, MemberQuery)]
+    return _evaluate_batch(asked[0].member.backend, asked) if asked else [None] * len(queries)
 
 
 def _evaluate_batch(backend: Backend, queries: Sequence[MemberQuery]) -> list[AdaFuseError | None]:

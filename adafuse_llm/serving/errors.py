@@ -18,6 +18,7 @@ from adafuse_llm.errors import (
     MemberUnavailableError,
     MissingDependencyError,
     QueueFullError,
+    RequestCancelledError,
     RequestTimeoutError,
 )
 
@@ -163,6 +164,7 @@ _DESCRIBED: Mapping[type[AdaFuseError], Callable[[BaseException], ApiError]] = {
     QueueFullError: _busy,
     RequestTimeoutError: lambda error: ApiError(504, str(error), type=LATE, code="timeout"),
     EngineClosedError: lambda _: not_ready("the server stops"),
+    RequestCancelledError: lambda _: not_ready("the server stops"),  # only then, without a client
     ContextWindowError: _invalid(CONTEXT_CODE),
     CacheMemoryError: _invalid(CONTEXT_CODE),
     InvalidInputError: _invalid(),

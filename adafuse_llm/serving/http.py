@@ -22,6 +22,9 @@ R = TypeVar("R")
 LARGE = 32_768
 """Size of an input from which on work on it could hold up other requests."""
 
+CANCEL_SECONDS = 0.5
+"""Seconds after which a task that has not ended is cancelled again."""
+
 JSON = "application/json"
 EVENTS = "text/event-stream"
 JSON_LINES = "application/x-ndjson"
@@ -108,9 +111,20 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
         raise ClientDisconnect
     finally:
         for each in (task, gone):
-            each.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await each
+            await _cancel(each)
+
+
+async def _cancel(task: asyncio.Future[Any]) -> None:
+    """Cancel a task until it has ended.
+
+    Once is not enough: before Python 3.12, `asyncio.wait_for` ignores a cancellation that comes
+    when its work is just done. Such a stream would go on for a client that has left.
+    """
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=CANCEL_SECONDS)
+    if not task.cancelled():
+        task.exception()  # nobody else asks for it
 
 
 class StreamResponse(Response):

@@ -22,6 +22,7 @@ from adafuse_llm.errors import (
     EngineClosedError,
     InvalidInputError,
     QueueFullError,
+    RequestCancelledError,
 )
 from adafuse_llm.results import Scores
 from adafuse_llm.serving.access import request_id
@@ -74,7 +75,8 @@ async def _answer(service: Service, handle: Handler, request: Request) -> Respon
 
 def _failure(error: Exception) -> wire.Failure:
     """Return the form of an error."""
-    if not isinstance(error, AdaFuseError) or isinstance(error, EngineClosedError):
+    ended = (EngineClosedError, RequestCancelledError)  # by the server
+    if not isinstance(error, AdaFuseError) or isinstance(error, ended):
         return wire.Failure(message=api_error(error).message)
     if isinstance(error, QueueFullError):  # its message names an option that clients do not have
         error = QueueFullError(api_error(error).message)
@@ -128,10 +130,10 @@ async def _tokens(service: Service, request: Request) -> Response:
     engine = service.view(asked.strategy)
     given, text = asked.input, asked.text or ""
     options = await asyncio.to_thread(
-        _limited, service, engine, asked.options, () if given is None else (given,), text
+        _limited, service, engine, asked.options, () if given is None else (given,), len(text)
     )
 
-    def count(_: float | None) -> dict[str, list[int]]:
+    def count() -> dict[str, list[int]]:
         if given is None:
             return engine.encode_text(text, **options)
         return engine.encode_prompt(given.prompt, messages=given.conversation(), **options)
@@ -141,22 +143,28 @@ async def _tokens(service: Service, request: Request) -> Response:
 
 async def _score(service: Service, request: Request) -> Response:
     asked = await _read(request, wire.ScoreRequest)
+    work = _scored(service, asked)
+    return _written(wire.Scored(scores=await unless_disconnected(request.receive, work)))
+
+
+async def _scored(service: Service, asked: wire.ScoreRequest) -> tuple[Scores, ...]:
+    """Score the texts of a request. No thread waits for the result."""
     engine = service.view(asked.strategy)
+    texts = asked.continuations
+    if len(texts) != len(asked.inputs):
+        raise invalid("continuations must have a list of texts for each input", "continuations")
+    characters = max((sum(map(len, each)) for each in texts), default=0)
     options = await asyncio.to_thread(
-        _limited, service, engine, asked.options, (asked.input,), *asked.continuations
+        _limited, service, engine, asked.options, asked.inputs, characters
     )
-
-    def score(timeout: float | None) -> Scores:
-        return engine.score(
-            asked.input.prompt,
-            asked.continuations,
-            messages=asked.input.conversation(),
-            stops=asked.stops,
-            timeout=timeout,
-            **options,
-        )
-
-    return _written(await _work(service, request, score, asked.timeout))
+    async with service.running_until_stopped() as call:
+        limit = service.time_limit(asked.timeout)
+        given = {**options, **await _inputs(asked), "cancel": call.cancel, "timeout": limit}
+        if asked.is_batch:
+            many = engine.ascore_batch(continuations=texts, stops=asked.stops, **given)
+            return tuple(await within(limit, many))
+        one = engine.ascore(continuations=texts[0], stops=asked.stops, **given)
+        return (await within(limit, one),)
 
 
 def _limited(
@@ -164,15 +172,22 @@ def _limited(
     engine: AdaFuseEngine,
     options: dict[str, Any],
     inputs: Sequence[wire.Input] = (),
-    *texts: str,
+    characters: int = 0,
 ) -> Any:
     """Return the options of a request within the limits of the server.
+
+    Args:
+        service: the service.
+        engine: the engine of the request.
+        options: the options.
+        inputs: the inputs.
+        characters: size of the texts that follow an input.
 
     Raises:
         ApiError: a limit is exceeded.
         InvalidOptionError: an option is unknown or out of range.
     """
-    characters = max((each.characters for each in inputs), default=0) + sum(map(len, texts))
+    characters += max((each.characters for each in inputs), default=0)
     return service.check_limits(
         engine,
         options,
@@ -182,16 +197,10 @@ def _limited(
     )
 
 
-async def _work(
-    service: Service,
-    request: Request,
-    work: Callable[[float | None], T],
-    timeout: float | None = None,
-) -> T:
-    """Return the result of some work in a thread, to which the time limit is passed."""
+async def _work(service: Service, request: Request, work: Callable[[], T]) -> T:
+    """Return the result of some work in a thread."""
     async with service.running_until_stopped():
-        limit = service.time_limit(timeout)
-        done = within(limit, asyncio.to_thread(work, limit))
+        done = within(service.time_limit(), asyncio.to_thread(work))
         return await unless_disconnected(request.receive, done)
 
 
@@ -253,21 +262,29 @@ async def _open(
     engine = service.view(asked.strategy)
     options = await asyncio.to_thread(_limited, service, engine, asked.options, asked.inputs)
     await service.check_grammar(engine, options)
-    given = {**options, "cancel": cancel, "timeout": timeout}
-    checked = await asyncio.to_thread(lambda: [each.conversation() for each in asked.inputs])
-    conversations = [each for each in checked if each is not None]
-    prompts = [each.prompt or "" for each in asked.inputs if each.messages is None]
-    if conversations and prompts:
+    given = {**options, **await _inputs(asked), "cancel": cancel, "timeout": timeout}
+    return await (engine.open_stream_batch if asked.is_batch else engine.open_stream)(**given)
+
+
+async def _inputs(asked: wire.StreamRequest | wire.ScoreRequest) -> dict[str, Any]:
+    """Return the prompt or the messages of a request, or those of a batch.
+
+    Raises:
+        ApiError: a batch mixes prompts and conversations, or a request that is not a batch does not
+            have one input.
+        InvalidInputError: a conversation has an invalid form.
+    """
+    inputs = asked.inputs
+    checked = await asyncio.to_thread(lambda: [each.conversation() for each in inputs])
+    has_messages = any(each is not None for each in checked)
+    if has_messages and not all(each is not None for each in checked):
         raise invalid("inputs must be prompts or conversations, not both", "inputs")
-    if asked.is_batch and conversations:
-        return await engine.open_stream_batch(messages=conversations, **given)
+    given: list[Any] = [*checked] if has_messages else [each.prompt or "" for each in inputs]
     if asked.is_batch:
-        return await engine.open_stream_batch(prompts, **given)
-    if len(asked.inputs) != 1:
+        return {"messages" if has_messages else "prompts": given}
+    if len(given) != 1:
         raise invalid("a request that is not a batch has one input", "inputs")
-    if conversations:
-        return await engine.open_stream(messages=conversations[0], **given)
-    return await engine.open_stream(prompts[0], **given)
+    return {"messages" if has_messages else "prompt": given[0]}
 
 
 def _line(form: BaseModel) -> bytes:

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import os
@@ -232,7 +231,7 @@ class _Replica:
             raise EngineClosedError("the engine of this replica is closed")
         if (failures := self._service.failures) != self._failures:
             try:
-                await asyncio.to_thread(self._engine.score, "a", (" b",), timeout=TRIAL_SECONDS)
+                await self._engine.ascore("a", (" b",), timeout=TRIAL_SECONDS)
             except (QueueFullError, RequestTimeoutError):
                 return  # it is busy: the next check tries again
             self._failures = failures

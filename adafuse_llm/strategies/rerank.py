@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 from typing_extensions import override
 
 from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.decoding.blocking import BlockingWork
 from adafuse_llm.decoding.draft import NoDrafts
 from adafuse_llm.decoding.lockstep import in_lockstep
 from adafuse_llm.decoding.member import Member, Steps
@@ -28,7 +29,10 @@ from adafuse_llm.strategies.whole_answers import (
 
 @runtime_checkable
 class Ranker(Protocol):
-    """Interface that compares answers. An engine calls it on the thread that runs all requests."""
+    """Interface that compares answers.
+
+    An engine calls a ranker on a thread that only this ranker has, one call at a time.
+    """
 
     def compare(self, question: str, answers: Sequence[str]) -> Sequence[Sequence[float]]:
         """Return a matrix with one row and one column per answer.
@@ -86,7 +90,13 @@ class Rerank(WholeAnswers):
         proposals = yield from in_lockstep([answer(member, config) for member in members])
         pool = union(members, proposals)
         texts = [text_until_stop(c.shown, config).strip() for c in pool.candidates]
-        scores = _mean_logits(ranker, members[0].prompt_text, texts)
+        comparison = BlockingWork(
+            f"ranker {type(ranker).__name__}",
+            ranker,
+            partial(_mean_logits, ranker, members[0].prompt_text, texts),
+        )
+        yield (comparison,)
+        scores = comparison.result
         order = sorted(range(len(texts)), key=scores.__getitem__)
         scored = [
             to_result_by_proposers(pool.candidates[place], members, scores[place])

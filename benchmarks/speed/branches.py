@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -70,7 +70,7 @@ class _Recorder:
     def name(self, cause: str, run: Callable[..., Steps[Any]]) -> Callable[..., Steps[Any]]:
         """Return `run`, whose queries have this cause unless they have one already."""
 
-        def named(*args: Any, **options: Any) -> Generator[tuple[MemberQuery, ...], None, Any]:
+        def named(*args: Any, **options: Any) -> Steps[Any]:
             steps = run(*args, **options)
             while True:
                 try:
@@ -78,7 +78,8 @@ class _Recorder:
                 except StopIteration as done:
                     return done.value
                 for each in queries:
-                    self._causes.setdefault(id(each.query), (cause, each))
+                    if isinstance(each, MemberQuery):
+                        self._causes.setdefault(id(each.query), (cause, each))
                 yield queries
 
         return named

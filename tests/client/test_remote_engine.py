@@ -200,6 +200,16 @@ def both(
             lambda engine: engine.score(messages=TURNS, continuations=["abc"], use="one"),
             id="scores of replies",
         ),
+        pytest.param(
+            lambda engine: engine.score_batch(["x", "yy"], [["abc"], ["u", "a"]]),
+            id="batch of scores",
+        ),
+        pytest.param(
+            lambda engine: engine.score_batch(
+                messages=[TURNS, CALLED], continuations=[["u"], ["a", "b"]], stops=True
+            ),
+            id="batch of scores of replies",
+        ),
         pytest.param(lambda engine: engine.choose("x", choices=["ab", "u"]), id="choice"),
         pytest.param(
             lambda engine: engine.choose_batch(messages=[TURNS, CALLED], choices=["ab", "u"]),
@@ -241,8 +251,10 @@ async def test_asynchronous_calls_give_the_same(local: AdaFuseEngine, remote: Re
         opened = await engine.open_stream("x", temperature=0.9, seed=3, n=2)
         numbered = sorted([pair async for pair in opened], key=lambda pair: pair[0])
         chosen = await engine.achoose("x", choices=["ab", "u"])
+        scores = await engine.ascore("x", ["ab", "u"], stops=True)
+        batch = await engine.ascore_batch(messages=[TURNS] * 2, continuations=[["a"], ["b"]])
         assert rounds == list(whole.rounds)
-        return as_result([whole, events, numbered, chosen])
+        return as_result([whole, events, numbered, chosen, scores, batch])
 
     assert await calls(remote) == await calls(local)
 
@@ -668,7 +680,7 @@ def test_a_server_that_dies_in_mid_stream_is_an_error_until_it_is_back(
     async def info(request: Request) -> Response:
         sent.append(request.headers.get("authorization"))
         answer = wire.Info(
-            protocol=1, members=local.member_info, strategy="adafuse", config={}, can_enforce=False
+            protocol=2, members=local.member_info, strategy="adafuse", config={}, can_enforce=False
         )
         return Response(answer.model_dump_json())
 

@@ -20,7 +20,7 @@ from adafuse_llm.config import DecodeOptions
 from adafuse_llm.decoding.draft import Drafts
 from adafuse_llm.decoding.lead import Lead
 from adafuse_llm.decoding.lookup import Lookup
-from adafuse_llm.decoding.member import Member
+from adafuse_llm.decoding.member import Member, MemberQuery
 from adafuse_llm.decoding.odds import MAX_DRAFT_TOKENS
 from adafuse_llm.decoding.score import PoolCandidate
 from adafuse_llm.tree import Node
@@ -279,7 +279,7 @@ def test_members_on_different_devices_propose_side_by_side():
     members = [Member(each, each.codec.encode_prompt("Go:"), 2, 1.0) for each in backends]
     steps = Drafts(members).propose(AdaFuseConfig())
     asked = next(steps)
-    assert [each.member.name for each in asked] == ["a", "b"]
+    assert [each.name for each in asked] == ["a", "b"]
 
 
 @pytest.mark.quick
@@ -370,6 +370,7 @@ def test_without_its_drafts_a_question_still_asks_for_every_score():
 
     member.drafter = Eager()
     (query,) = next(member.evaluate([member.tree.root], [end]))
+    assert isinstance(query, MemberQuery)
     assert end in query.query.evaluate
     assert end in query.query.score
     plain = query.without_drafts()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import threading
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,6 +18,9 @@ from adafuse_llm import (
     InvalidInputError,
     InvalidOptionError,
     MemberError,
+    RequestCancelledError,
+    RequestTimeoutError,
+    RuntimeConfig,
 )
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
@@ -169,3 +176,122 @@ def test_an_error_names_the_failed_member_and_the_engine_stays_usable():
         with pytest.raises(MemberError, match="one"):
             ensemble.score("bad", ["yes"])
         assert ensemble.score("good", ["yes"]).texts[0].score == 0.0
+
+
+# Scores are requests like all others ----------------------------------------------------------
+
+
+class Hanging(FakeBackend):
+    """A member whose passes for prompts with "hang" wait for `gate`."""
+
+    def __init__(self) -> None:
+        super().__init__("one", self._chances, ["yes", "no"])
+        self.gate, self.inside = threading.Event(), threading.Event()
+        self.sizes: list[int] = []
+
+    def _chances(self, text: str) -> dict[str, float]:
+        if "hang" in text:
+            self.inside.set()
+            assert self.gate.wait(30)
+        return {"yes": 0.25, "no": 0.75}
+
+    def evaluate(self, queries: Any) -> Any:
+        self.sizes.append(len(queries))
+        return super().evaluate(queries)
+
+
+@pytest.fixture
+def hanging() -> Iterator[Hanging]:
+    member = Hanging()
+    yield member
+    member.gate.set()
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.002)
+
+
+@pytest.mark.quick
+def test_r3_v3_a_score_can_be_cancelled(hanging: Hanging) -> None:
+    """One score runs, one waits in the queue, and one is cancelled before."""
+    runtime = RuntimeConfig(max_requests=1)
+    with AdaFuseEngine([hanging], runtime=runtime) as ensemble, ThreadPoolExecutor(2) as pool:
+        cancel, other = threading.Event(), threading.Event()
+        running = pool.submit(ensemble.score, "hang", ["yes"], cancel=cancel)
+        assert hanging.inside.wait(10)
+        queued = pool.submit(ensemble.score, "x", ["yes"], cancel=other)
+        wait_until(lambda: ensemble.scheduler.waiting)
+        for flag, future in ((other, queued), (cancel, running)):
+            assert not future.done()
+            flag.set()
+            with pytest.raises(RequestCancelledError, match="before its texts were scored"):
+                future.result(10)
+        assert not hanging.gate.is_set()
+        with pytest.raises(RequestCancelledError):
+            ensemble.score("x", ["yes"], cancel=cancel)
+        hanging.gate.set()
+        assert ensemble.score("x", ["yes"], cancel=threading.Event()).texts[0].score
+        with pytest.raises(InvalidOptionError, match="cancel must be"):
+            ensemble.score("x", ["yes"], cancel=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.quick
+async def test_r3_v3_no_thread_waits_for_an_asynchronous_score(hanging: Hanging) -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    own = ThreadPoolExecutor(1)
+    other = FakeBackend("other", lambda text: {"no": 0.5, "yes": 0.5}, device="cuda:0")
+    with AdaFuseEngine([hanging, other], runtime=RuntimeConfig(max_requests=8)) as ensemble:
+        hang = [asyncio.create_task(ensemble.ascore("hang", ["yes"])) for _ in range(4)]
+        batch = asyncio.create_task(ensemble.ascore_batch(["hang"] * 2, [["yes"]] * 2))
+        await loop.run_in_executor(own, wait_until, lambda: ensemble.scheduler.running == 6)
+        scores = await asyncio.wait_for(ensemble.ascore("x", ["yes"], use="other"), 10)
+        assert scores.texts[0].score == pytest.approx(math.log(2))
+        for task in hang[:2]:
+            task.cancel()
+        await loop.run_in_executor(own, wait_until, lambda: ensemble.scheduler.running == 4)
+        with pytest.raises(RequestTimeoutError):
+            await ensemble.ascore("hang", ["yes"], timeout=0.05)
+        hanging.gate.set()
+        first, second = await asyncio.gather(*hang[2:])
+        assert await batch == [first, second]
+
+
+@pytest.mark.quick
+def test_r3_v3_a_batch_of_scores_shares_passes_and_equals_single_scores(hanging: Hanging) -> None:
+    prompts, texts = ["x", "yes", "no no"], [["yes"], ["no", "yesno"], ["yes"]]
+    with AdaFuseEngine([hanging]) as ensemble:
+        alone = [ensemble.score(*each) for each in zip(prompts, texts, strict=True)]
+        hanging.sizes.clear()
+        assert ensemble.score_batch(prompts, texts) == alone
+        assert hanging.sizes == [3]
+        assert ensemble.score_batch(iter(prompts), iter(texts)) == alone  # type: ignore[arg-type]
+        assert ensemble.score_batch([], []) == []
+        wrong: list[tuple[Any, Any, str]] = [
+            (prompts, texts[:2], r"for each of the 3 inputs"),
+            (prompts, "yes", r"for each of the 3 inputs"),
+            (prompts, ["yes", "no", "yes"], r"input 0 of the batch: continuations must be a list"),
+            (prompts, [["yes"], [""], ["no"]], r"input 1 of the batch: a continuation must be"),
+            ("x", [["yes"]], "pass a list of prompts"),
+        ]
+        for given, continuations, message in wrong:
+            with pytest.raises(InvalidInputError, match=message):
+                ensemble.score_batch(given, continuations)
+
+
+def test_r3_v3_a_batch_of_scores_fails_as_a_whole(hanging: Hanging) -> None:
+    broken = FakeBackend("two", lambda text: {"yes": 1.0} if "x" in text else {}, device="cuda:0")
+    broken.evaluate = fails  # type: ignore[method-assign]
+    with AdaFuseEngine([hanging, broken]) as ensemble:
+        with pytest.raises(MemberError, match="two"):
+            ensemble.score_batch(["hang", "x"], [["yes"]] * 2)
+        wait_until(lambda: not ensemble.scheduler.running)
+        hanging.gate.set()
+        assert ensemble.score("x", ["yes"], use="one").texts
+
+
+def fails(queries: Any) -> Any:
+    raise RuntimeError("boom")

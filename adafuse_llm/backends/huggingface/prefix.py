@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,20 +10,18 @@ import torch
 
 from adafuse_llm.backends.huggingface.kv import KeyValues, RowCache
 from adafuse_llm.backends.huggingface.tree_form import TreeForm
-from adafuse_llm.backends.prefixes import MIN_SHARED, Ids, late, longest, shared
+from adafuse_llm.backends.prefixes import MIN_SHARED, KeptPrefixes, late, longest
 
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """A sequence of tokens with its rows.
+    """The rows of a sequence of tokens.
 
     Attributes:
-        ids: token ids.
         cache: cache that contains the rows.
         rows: row index of each token.
     """
 
-    ids: Ids
     cache: KeyValues
     rows: torch.Tensor
 
@@ -49,12 +47,12 @@ class PrefixCache:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.size = 0
-        self._kept: list[Kept] = []  # least recently used first
+        self.clear()
 
     def clear(self) -> None:
         """Drop all rows."""
-        self._kept, self.size = [], 0
+        self._kept: KeptPrefixes[Kept] = KeptPrefixes()
+        self.size = 0
 
     def add(self, ids: Sequence[int], form: TreeForm) -> None:
         """Keep the rows of a finished request.
@@ -63,22 +61,20 @@ class PrefixCache:
         the limit, or also hold rows of other requests, the cache copies the first rows instead, up
         to the limit.
         """
-        new = Kept(np.array(ids[: form.committed], dtype=np.int64), form.cache, form.trunk)
+        tokens = np.array(ids[: form.committed], dtype=np.int64)
+        new = Kept(form.cache, form.trunk)
         copied = form.cache.pooled or new.size > self.limit
         if copied:
-            fitting = self.limit // max(1, form.cache.row_bytes)
-            new = Kept(new.ids[:fitting], new.cache, new.rows[:fitting])
-        if len(new.ids) < MIN_SHARED:
-            return
-        if any(shared(old.ids, new.ids) == len(new.ids) for old in self._kept):
+            tokens = tokens[: self.limit // max(1, form.cache.row_bytes)]
+        if len(tokens) < MIN_SHARED or self._kept.shared(tokens) == len(tokens):
             return
         if copied:
-            new = Kept(new.ids, new.cache.copy(new.rows), torch.arange(len(new.rows)))
-        self._kept = [old for old in self._kept if shared(old.ids, new.ids) < len(old.ids)]
-        self._kept.append(new)
-        self.size = sum(kept.size for kept in self._kept)
+            rows = form.trunk[: len(tokens)]
+            new = Kept(form.cache.copy(rows), torch.arange(len(rows)))
+        replaced = self._kept.add(tokens, new)
+        self.size += new.size - (0 if replaced is None else replaced.size)
         while self.size > self.limit:
-            self.size -= self._kept.pop(0).size
+            self.size -= self._kept.pop_oldest().size
 
     def late(self, prompts: Mapping[int, Sequence[int]], running: Running) -> set[int]:
         """Return the prompts that should wait (`adafuse_llm.backends.prefixes.late`).
@@ -90,9 +86,7 @@ class PrefixCache:
         Returns:
             The indices of the prompts that should wait.
         """
-        if not self.limit:
-            return set()
-        return late(prompts, [kept.ids for kept in self._with(running)])
+        return late(prompts, self._kept, list(_rows(running))) if self.limit else set()
 
     def longest(self, prompt: Sequence[int], running: Running) -> RowCache | None:
         """Return a copy of the rows of the longest cached prefix of `prompt`.
@@ -106,24 +100,14 @@ class PrefixCache:
         Returns:
             The rows; None if the prefix is shorter than `MIN_SHARED`.
         """
-        if not self.limit:
-            return None
-        sources = self._with(running)
-        found = longest(prompt, [kept.ids for kept in sources])
+        found = longest(prompt, self._kept, _rows(running)) if self.limit else None
         if found is None:
             return None
-        best, length = sources[found[0]], found[1]
-        if best in self._kept:
-            self._kept.remove(best)
-            self._kept.append(best)
+        best, length = found
         return best.cache.copy(best.rows[:length])
 
-    def _with(self, running: Running) -> list[Kept]:
-        """Return the cached rows and the rows of running requests."""
-        return [
-            *self._kept,
-            *(
-                Kept(np.array(ids[: form.committed], dtype=np.int64), form.cache, form.trunk)
-                for ids, form in running
-            ),
-        ]
+
+def _rows(running: Running) -> Iterator[tuple[Sequence[int], int, Kept]]:
+    """Yield the tokens of running requests, how many of them have rows, and the rows."""
+    for ids, form in running:
+        yield ids, form.committed, Kept(form.cache, form.trunk)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from adafuse_llm.backends.logits.anchors import AnchorSpace, SupportsAnchorsWith
 from adafuse_llm.backends.logits.draw import signed
 from adafuse_llm.backends.logits.readout import read
 from adafuse_llm.backends.logits.rows import Logits, check_tokens, separate
-from adafuse_llm.backends.prefixes import MIN_SHARED, Ids, in_turn, late, longest, shared
+from adafuse_llm.backends.prefixes import MIN_SHARED, KeptPrefixes, in_turn, late, longest
 from adafuse_llm.errors import InvalidOptionError, LoadError, UnsupportedModelError
 from adafuse_llm.forks import after_fork
 from adafuse_llm.sampling import token_codes
@@ -151,7 +151,7 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
         self._ends = torch.tensor(sorted(self.end_ids)).long()
         self._codes = torch.empty(0, dtype=torch.long)
         self._space = AnchorSpace(lambda: self._model.embeddings, self._text.tokenizer.get_vocab)
-        self._kept: list[_Kept] = []  # least recently used first
+        self._kept: KeptPrefixes[_Kept] = KeptPrefixes()
         self._kept_tokens = 0
         after_fork(self._renew)
         self._cell_bytes = self._try_out()
@@ -342,7 +342,7 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
             needed: the states of requests that must stay.
         """
         if self._kept:
-            self._free.give_back([self._kept.pop(0).sequence])
+            self._free.give_back([self._kept.pop_oldest().sequence])
             return True
         others = [state for state in self._running if state not in needed]
         for state in others:
@@ -362,12 +362,9 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
             return tree.state
         self._make_room(1, batch)
         sequences = TreeSequences(tree, self._context, self._free)
-        known = self._known()
-        found = longest(tree.ids, [ids for ids, _ in known]) if self._kept_tokens else None
+        found = longest(tree.ids, self._kept, self._known()) if self._kept_tokens else None
         if found is not None:
-            ids, sequence = known[found[0]]
-            sequences.begin_with(sequence, found[1])
-            self._kept.sort(key=lambda kept: kept.ids is ids)  # the last one is dropped last
+            sequences.begin_with(found[0].sequence, found[1])
         state = LlamaState(tree, sequences, found[1] if found else 0)
         self._running.add(state)
         tree.state = state
@@ -375,40 +372,34 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
 
     def _late(self, new: Mapping[int, Sequence[int]]) -> set[int]:
         """Return the new requests that should wait, because they can reuse cells of another one."""
-        return late(new, [ids for ids, _ in self._known()]) if self._kept_tokens else set()
+        return late(new, self._kept, list(self._known())) if self._kept_tokens else set()
 
-    def _known(self) -> list[tuple[Ids, int]]:
-        """Return the cached tokens of finished and running requests, with their sequences."""
-        running = [
-            (np.array(state.tree.ids[: state.sequences.ready], dtype=np.int64), state.sequences)
-            for state in self._running
-        ]
-        return [
-            *((kept.ids, kept.sequence) for kept in self._kept),
-            *((ids, sequences.trunk) for ids, sequences in running),
-        ]
+    def _known(self) -> Iterator[tuple[Sequence[int], int, _Kept]]:
+        """Yield the tokens of running requests, how many of them are cached, and their cells."""
+        for state in self._running:
+            ready = state.sequences.ready
+            yield state.tree.ids, ready, _Kept(state.sequences.trunk, ready)
 
     def _keep(self, state: LlamaState) -> None:
         """Keep the trunk of a finished request, if no kept one begins with its tokens."""
         sequences = state.sequences
         sequences.drop_tips()
         length = min(sequences.ready, self._kept_tokens)
-        new = _Kept(np.array(state.tree.ids[:length], dtype=np.int64), sequences.trunk)
-        if length < MIN_SHARED or any(shared(old.ids, new.ids) == length for old in self._kept):
+        ids = np.array(state.tree.ids[:length], dtype=np.int64)
+        if length < MIN_SHARED or self._kept.shared(ids) == length:
             sequences.drop()
             return
-        self._context.cut(new.sequence, length)
-        covered = [old for old in self._kept if shared(old.ids, new.ids) == len(old.ids)]
-        self._kept = [*(old for old in self._kept if old not in covered), new]
-        tokens = sum(len(kept.ids) for kept in self._kept)
+        self._context.cut(sequences.trunk, length)
+        dropped = [self._kept.add(ids, _Kept(sequences.trunk, length))]
+        tokens = sum(kept.length for kept in self._kept)  # of MAX_KEPT at most
         while tokens > self._kept_tokens or len(self._kept) > MAX_KEPT:
-            covered.append(self._kept.pop(0))
-            tokens -= len(covered[-1].ids)
-        self._free.give_back(old.sequence for old in covered)
+            dropped.append(oldest := self._kept.pop_oldest())
+            tokens -= oldest.length
+        self._free.give_back(each.sequence for each in dropped if each is not None)
 
     def _drop_kept(self) -> None:
         self._free.give_back(kept.sequence for kept in self._kept)
-        self._kept = []
+        self._kept = KeptPrefixes()
 
     def _forget_all(self, states: Iterable[object]) -> None:
         for state in list(states):
@@ -535,12 +526,12 @@ class _Kept:
     """The cells of a finished request.
 
     Attributes:
-        ids: the tokens.
-        sequence: the sequence that has their cells.
+        sequence: the sequence that has the cells.
+        length: number of its tokens.
     """
 
-    ids: Ids
     sequence: int
+    length: int
 
 
 def _text_of(model: Model, tokenizer: Any) -> tuple[LlamaText | HuggingFaceText, frozenset[int]]:

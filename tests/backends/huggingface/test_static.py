@@ -165,7 +165,7 @@ def test_kept_rows_are_copied_out_of_the_pool() -> None:
         engine.generate(HEADER, max_new_tokens=2)
     (kept,) = made._prefixes._kept
     assert isinstance(kept.cache, RowCache)
-    assert kept.size == kept.cache.row_bytes * len(kept.ids), "no more than the rows themselves"
+    assert kept.size == kept.cache.row_bytes * len(kept.rows), "no more than the rows themselves"
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])

@@ -1,0 +1,127 @@
+"""One request, as the scheduler runs it."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Literal
+
+from adafuse_llm.decoding.member import Member, Query
+from adafuse_llm.errors import RequestTimeoutError
+from adafuse_llm.runtime.budget import Needs
+
+Deliver = Callable[[Any], None]
+"""A function that receives each event of a request, or the error that ended it."""
+
+
+class Request:
+    """One computation: its members, its memory needs and its progress.
+
+    Args:
+        members: one `Member` per active backend. Each member holds the encoded prompt.
+        needs: maximum bytes that the request holds on each device.
+        steps: the computation. It yields tuples of queries, and events to deliver.
+        cancelled: function that returns the last event if `cancel` is set, or raises an error.
+        cancel: flag that the caller sets to end the request with its result so far.
+        timeout: seconds after which the request fails, counted from its submission.
+
+    Attributes:
+        cancel: as above.
+        deadline: time at which the request is late, in seconds of `time.monotonic`; None for no
+            limit, or before `start_clock`.
+        abandoned: whether the caller no longer waits for the result.
+        unanswered: names of the members whose answers the request waits for, one per query.
+        overtaken: number of later requests that started while this one waited for memory.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        needs: Needs,
+        steps: Generator[object, None, None],
+        *,
+        cancelled: Callable[[], object] | None = None,
+        cancel: threading.Event | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        self.members = tuple(members)
+        self.needs = needs
+        self.cancel = cancel
+        self.deadline: float | None = None
+        self.abandoned = False
+        self.unanswered: list[str] = []
+        self.overtaken = 0
+        self._steps = steps
+        self._cancelled = cancelled
+        self._timeout = timeout
+        self._end: Literal["abandoned", "cancelled", "late"] | BaseException | None = None
+
+    def start_clock(self) -> None:
+        """Start to count the seconds of `timeout`."""
+        if self._timeout is not None:
+            self.deadline = time.monotonic() + self._timeout
+
+    def must_end(self) -> bool:
+        """Return whether the request is abandoned, cancelled or late.
+
+        It must also end if its `cancel` raises an exception. The next `resume` ends the request.
+        """
+        if self._end is None:
+            try:
+                if self.abandoned:
+                    self._end = "abandoned"
+                elif self.cancel is not None and self.cancel.is_set():
+                    self._end = "cancelled"
+                elif self.deadline is not None and time.monotonic() >= self.deadline:
+                    self._end = "late"
+            except BaseException as error:  # `cancel` is an object of the caller
+                self._end = error
+        return self._end is not None
+
+    def resume(self, deliver: Deliver) -> tuple[Query, ...]:
+        """Run the computation until it needs answers to queries, and return these queries.
+
+        The tuple is empty if the request has ended. In that case, the last event or the error has
+        been delivered, unless the caller had abandoned the request.
+        """
+        try:
+            if self.must_end():
+                self._deliver_end(deliver)
+                return ()
+            for step in self._steps:
+                if not isinstance(step, tuple):
+                    deliver(step)
+                elif step:
+                    self.unanswered = [query.name for query in step]
+                    return step
+        except BaseException as error:  # an error in this request must not end the others
+            deliver(error)
+        return ()
+
+    def close(self) -> None:
+        """Close the computation, and free its members without the garbage collector."""
+        self._steps.close()
+        for member in self.members:
+            member.stop_drafting()  # members and what drafts for them refer to each other
+
+    def _deliver_end(self, deliver: Deliver) -> None:
+        if isinstance(self._end, BaseException):
+            deliver(self._end)
+        elif self._end == "cancelled":
+            assert self._cancelled is not None, "a request with `cancel` needs `cancelled`"
+            deliver(self._cancelled())
+        elif self._end == "late":
+            deliver(self._timeout_error())
+
+    def _timeout_error(self) -> RequestTimeoutError:
+        state = ""
+        if inspect.getgeneratorstate(self._steps) == inspect.GEN_CREATED:
+            state = " before it could start"
+        elif names := ", ".join(map(repr, dict.fromkeys(self.unanswered))):
+            state = f" while it waited for a forward pass of {names}"
+        return RequestTimeoutError(
+            f"the request was stopped after timeout={self._timeout:g} seconds{state}. Allow more "
+            "seconds, shorten the prompt, or lower max_new_tokens."
+        )

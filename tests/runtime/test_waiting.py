@@ -1,0 +1,303 @@
+"""Nobody waits for somebody else's request: queues, flags of callers, and rankers."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from adafuse_llm import (
+    AdaFuseEngine,
+    EngineClosedError,
+    Generation,
+    RequestTimeoutError,
+    RuntimeConfig,
+)
+from adafuse_llm.backends import FakeBackend
+from adafuse_llm.backends.fake import END
+from adafuse_llm.runtime.request import Request
+from adafuse_llm.runtime.waiting import CHECK_SECONDS, MAX_CHECKS, MIN_HEAP, WaitingRequests
+from adafuse_llm.strategies import Rerank
+
+PATIENCE = 10.0
+
+
+def dots(text: str) -> dict[str, float]:
+    return {" .": 0.9, END: 0.1}
+
+
+def background(call: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(call, *args, **options)
+    pool.shutdown(wait=False)
+    return future
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.002)
+
+
+# V6: flags that raise --------------------------------------------------------------------------
+
+
+class Raises(threading.Event):
+    """A flag that raises an exception after some looks at it."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__()
+        self.looks = looks
+
+    def is_set(self) -> bool:
+        self.looks -= 1
+        if self.looks == 0:  # only once
+            raise ZeroDivisionError("a defect of the caller")
+        return False
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("looks", [1, 5])
+@pytest.mark.parametrize("max_requests", [1, 8])
+def test_r3_v6_a_flag_that_raises_ends_only_its_own_request(looks: int, max_requests: int) -> None:
+    """The request runs, or waits behind another one."""
+
+    def slow(text: str) -> dict[str, float]:
+        time.sleep(0.01)
+        return dots(text)
+
+    runtime = RuntimeConfig(max_requests=max_requests)
+    with AdaFuseEngine([FakeBackend("dots", slow)], runtime=runtime) as engine:
+        other = background(engine.generate, "x", max_new_tokens=30)
+        wait_until(lambda: engine.scheduler.running)
+        with pytest.raises(ZeroDivisionError, match="a defect of the caller"):
+            engine.generate("y", cancel=Raises(looks), max_new_tokens=100_000)
+        assert not other.done()
+        assert other.result(PATIENCE).text == " ." * 30
+        assert engine.scheduler.running == engine.scheduler.waiting == 0
+
+
+# V7: long queues -------------------------------------------------------------------------------
+
+
+def calls_per_request(count: int) -> float:
+    """Return the functions that the coordinator calls for each of many requests."""
+    calls = 0
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call") and threading.current_thread().name == "adafuse"
+
+    runtime = RuntimeConfig(max_requests=4, drafting=False)
+    with AdaFuseEngine([FakeBackend("dots", dots)], runtime=runtime) as engine:
+        threading.setprofile(profile)
+        try:
+            prompts = [f"{number % 10}:" for number in range(count)]
+            engine.generate_batch(prompts, max_new_tokens=2, timeout=600)
+        finally:
+            threading.setprofile(None)
+    return calls / count
+
+
+def test_r3_v7_a_request_costs_the_same_behind_a_long_queue() -> None:
+    few, many = calls_per_request(100), calls_per_request(1000)
+    assert few > 100
+    assert many < 1.15 * few
+
+
+class Counted(threading.Event):
+    """A flag that counts the looks at it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+
+    def is_set(self) -> bool:
+        self.looks += 1
+        return super().is_set()
+
+
+def test_r3_v7_flags_of_waiting_requests_are_looked_at_at_a_limited_rate() -> None:
+    flag = Counted()
+    turns = 0
+
+    def slow(text: str) -> dict[str, float]:
+        nonlocal turns
+        turns += 1
+        time.sleep(0.001)
+        return dots(text)
+
+    with AdaFuseEngine([FakeBackend("dots", slow)], runtime=RuntimeConfig(max_requests=1)) as made:
+        first = background(made.generate, "x", max_new_tokens=100_000)
+        wait_until(lambda: turns)
+        others = background(made.generate_batch, ["y"] * 2000, cancel=flag)
+        wait_until(lambda: made.scheduler.waiting == 2000)
+        began, looks, before = time.monotonic(), flag.looks, turns
+        wait_until(lambda: turns > before + 100)
+        elapsed = time.monotonic() - began
+        assert flag.looks - looks <= MAX_CHECKS * (elapsed / CHECK_SECONDS + 2)
+        assert not first.done()
+        flag.set()
+        cancelled = others.result(PATIENCE)
+    assert {each.finish_reason for each in cancelled} == {"cancelled"}
+    assert isinstance(first.exception(PATIENCE), EngineClosedError)
+
+
+def request(**options: Any) -> Request:
+    steps: Iterator[object] = iter(())
+    made = Request((), {}, (step for step in steps), cancelled=lambda: "cancelled", **options)
+    made.start_clock()
+    return made
+
+
+def test_r3_v7_all_flags_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(step=CHECK_SECONDS)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    flags = [Counted() for _ in range(2 * MAX_CHECKS + 1)]
+    waiting = WaitingRequests()
+    for flag in flags:
+        waiting.add(request(cancel=flag), print)
+    assert not [each for _ in range(3) for each in waiting.to_end()]
+    assert [flag.looks for flag in flags] == [2] * (MAX_CHECKS - 1) + [1] * (MAX_CHECKS + 2)
+    flags[-1].set()
+    found = [waiting.to_end() for _ in range(4)]
+    assert [len(each) for each in found].count(0) >= 2
+    assert [each.cancel for some in found for each in some][:1] == [flags[-1]]
+
+
+def test_r3_v7_time_limits_end_waiting_requests_and_are_forgotten() -> None:
+    waiting = WaitingRequests()
+    late = [request(timeout=0.001 * seconds) for seconds in (3, 1, 2)]
+    for each in (*late, request(timeout=1000), request()):
+        waiting.add(each, print)
+    gone = late.pop(0)
+    waiting.remove(gone)
+    time.sleep(0.01)
+    assert waiting.to_end() == [late[0], late[1]]
+    for _ in range(10 * MIN_HEAP):
+        passing = request(timeout=1000)
+        waiting.add(passing, print)
+        waiting.remove(passing)
+    assert len(waiting._deadlines) <= MIN_HEAP
+    assert len(waiting) == 4
+
+
+def test_r3_v7_an_abandoned_request_ends_without_a_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adafuse_llm.runtime.scheduler.POLL_SECONDS", 10 * PATIENCE)
+    gate, inside = threading.Event(), threading.Event()
+
+    def hang(text: str) -> dict[str, float]:
+        inside.set()
+        assert gate.wait(3 * PATIENCE)
+        return dots(text)
+
+    with AdaFuseEngine([FakeBackend("m", hang)], runtime=RuntimeConfig(max_requests=1)) as engine:
+        first = background(engine.generate, "x", max_new_tokens=1)
+        assert inside.wait(PATIENCE)
+        decodes = [engine._prepare(_call("y")) for _ in range(2)]
+        for decode in decodes:
+            decode.start(lambda index, event: None)
+        assert engine.scheduler.waiting == 2
+        for decode in decodes:
+            decode.stop()
+        wait_until(lambda: engine.scheduler.waiting == 0)
+        gate.set()
+        assert first.result(PATIENCE).text == " ."
+
+
+def _call(prompt: str) -> Any:
+    from adafuse_llm.calls import Call, CallInput
+
+    return Call([CallInput(prompt, None)])
+
+
+# V5: rankers -----------------------------------------------------------------------------------
+
+
+class Judge:
+    """A ranker that prefers the first answer, once it may."""
+
+    def __init__(self) -> None:
+        self.inside, self.gate = threading.Event(), threading.Event()
+        self.threads: set[str] = set()
+        self.compared = 0
+
+    def compare(self, question: str, answers: Sequence[str]) -> list[list[float]]:
+        self.threads.add(threading.current_thread().name)
+        self.compared += 1
+        self.inside.set()
+        assert self.gate.wait(3 * PATIENCE)
+        return [[1.0] * len(answers)] * len(answers)
+
+
+@pytest.fixture
+def judge() -> Iterator[Judge]:
+    ranker = Judge()
+    yield ranker
+    ranker.gate.set()
+
+
+def saying(name: str) -> FakeBackend:
+    return FakeBackend(name, lambda text: {END: 0.9} if text.endswith(name) else {name: 0.9})
+
+
+@pytest.mark.quick
+def test_r3_v5_other_requests_go_on_while_a_ranker_works(judge: Judge) -> None:
+    with AdaFuseEngine([saying("a"), saying("b")], strategy=Rerank(judge)) as engine:
+        ranked = background(engine.generate, "x:")
+        assert judge.inside.wait(PATIENCE)
+        plain = engine.with_strategy("adafuse")
+        assert plain.generate("y:", timeout=PATIENCE).text
+        with pytest.raises(RequestTimeoutError, match=r"timeout=0.1 seconds.*'ranker Judge'"):
+            engine.generate("z:", timeout=0.1)
+        cancel = threading.Event()
+        cancelled = background(engine.generate, "z:", cancel=cancel)
+        cancel.set()
+        assert cancelled.result(PATIENCE).finish_reason == "cancelled"
+        assert not ranked.done()
+        judge.gate.set()
+        result: Generation = ranked.result(PATIENCE)
+    assert (result.text, result.rounds[0].winner) == ("a", 0)
+    assert len(judge.threads) == 1
+    assert judge.compared == 1  # nobody waited for the others
+
+
+def test_r3_v5_closing_names_a_ranker_that_still_works(
+    judge: Judge, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = AdaFuseEngine([saying("a"), saying("b")], strategy=Rerank(judge))
+    ranked = background(engine.generate, "x:")
+    assert judge.inside.wait(PATIENCE)
+    engine.close(timeout=0.1)
+    assert isinstance(ranked.exception(PATIENCE), EngineClosedError)
+    assert "a forward pass still runs: 'ranker Judge'" in caplog.text
+    judge.gate.set()
+    engine.close(timeout=PATIENCE)
+    assert not [each for each in threading.enumerate() if "Judge" in each.name]
+
+
+def test_r3_v5_a_ranker_without_a_thread_fails_only_its_request(
+    judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refusing(thread: threading.Thread) -> None:
+        if "Judge" in thread.name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    judge.gate.set()
+    with AdaFuseEngine([saying("a"), saying("b")], strategy=Rerank(judge)) as engine:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refusing)
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                engine.generate("x:")
+            assert engine.with_strategy("adafuse").generate("y:").text
+        assert engine.generate("x:").text == "a"
