@@ -32,7 +32,12 @@ from multiprocessing import spawn
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from adafuse_llm.errors import GrammarError, InvalidOptionError, RequestTimeoutError
+from adafuse_llm.errors import (
+    GrammarError,
+    InvalidOptionError,
+    RequestCancelledError,
+    RequestTimeoutError,
+)
 from adafuse_llm.forks import after_fork
 
 MAX_CPU_SECONDS: Final = 2
@@ -122,7 +127,7 @@ class _Request:
 
     def check(self) -> None:
         if self.cancel is not None and self.cancel.is_set():
-            raise GrammarError("the request was cancelled while its grammar was tried")
+            raise RequestCancelledError("the request was cancelled while its grammar was tried")
         if self.expires is not None and time.monotonic() > self.expires:
             raise RequestTimeoutError(
                 "the time limit of the request was over before its grammar was tried. Simplify "
@@ -167,7 +172,8 @@ def try_grammar(
         The grammar can still have errors that compiling tells.
 
     Raises:
-        GrammarError: the grammar is harmful, no text fits it, or the request was cancelled.
+        GrammarError: the grammar is harmful, or no text fits it.
+        RequestCancelledError: the request was cancelled.
         RequestTimeoutError: the time of the request is over.
     """
     request = _request.get()
