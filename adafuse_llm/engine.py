@@ -56,6 +56,7 @@ from adafuse_llm.decoding.rounds import (
 )
 from adafuse_llm.errors import (
     ContextWindowError,
+    GrammarError,
     InvalidInputError,
     InvalidOptionError,
     MemberError,
@@ -81,7 +82,9 @@ from adafuse_llm.strategies.registry import find_strategy
 from adafuse_llm.text.chat import as_plain_text
 from adafuse_llm.text.codec import encode_conversation
 from adafuse_llm.text.conversation import Conversation
-from adafuse_llm.text.grammar import NO_LEAD, ONE_SPACE, Grammar, GrammarText, is_available
+from adafuse_llm.text.grammar import NO_LEAD, ONE_SPACE, Grammar, GrammarText
+from adafuse_llm.text.isolation import check_isolation, isolated
+from adafuse_llm.text.matchers import is_available
 from adafuse_llm.text.opening import Opening, SpaceTokens
 from adafuse_llm.text.prompt_warnings import PromptWarnings
 from adafuse_llm.text.reply_start import check_variables, start_replies
@@ -158,6 +161,8 @@ class AdaFuseEngine(Engine):
         self._vocabularies = Vocabularies()
         self._pass_times = {name: PassTimes() for name in self.members}
         self.runtime = runtime or RuntimeConfig()
+        if self.runtime.grammar_isolation:
+            check_isolation()
         self._budget = CacheBudget(self.runtime.cache_bytes)
         self._owned: tuple[Backend, ...] = ()
         self._scheduler = Scheduler(self._backends, self.runtime, self._budget)
@@ -314,12 +319,15 @@ class AdaFuseEngine(Engine):
         )
 
     @override
-    def check_grammar(self, **overrides: Unpack[DecodeOptions]) -> None:
+    def check_grammar(
+        self, *, cancel: threading.Event | None = None, **overrides: Unpack[DecodeOptions]
+    ) -> None:
         config = self.config.override(overrides)
         refuse_unused_options(self.strategy, config)
-        if (grammar := Grammar.of(config)) is not None:
-            for backend, _ in self._active_backends(config):
-                self._vocabularies.grammar(backend).matcher(grammar, NO_LEAD)
+        with isolated(self.runtime.grammar_isolation, cancel):
+            if (grammar := Grammar.of(config)) is not None:
+                for backend, _ in self._active_backends(config):
+                    self._vocabularies.grammar(backend).matcher(grammar, NO_LEAD)
 
     def with_strategy(self, strategy: Strategy | str) -> AdaFuseEngine:
         """Return an engine with the same loaded members and another strategy.
@@ -450,10 +458,11 @@ class AdaFuseEngine(Engine):
         configs = [config]
         if config.temperature:
             configs = [config.override({"seed": seed}) for seed in config.seeds()]
-        return [
-            self._request(each, given.prompt, messages, call.cancel, call.timeout)
-            for each in configs
-        ]
+        with isolated(self.runtime.grammar_isolation, call.cancel, call.timeout):
+            return [
+                self._request(each, given.prompt, messages, call.cancel, call.timeout)
+                for each in configs
+            ]
 
     def _check_sampling(self, config: AdaFuseConfig) -> None:
         """Check that the members can draw responses, and prepare them for it.
@@ -761,7 +770,8 @@ def _check_room(members: Sequence[Member], config: AdaFuseConfig) -> None:
     if grammar is None:
         return
     closing = grammar.closing()
-    assert closing is not None, "a grammar has a text"
+    if closing is None:
+        raise GrammarError("no short text that fits the grammar was found. Simplify the grammar.")
     sizes = []
     for member in members:
         owed = 0 if member.holds_spaces else member.opening.spaces

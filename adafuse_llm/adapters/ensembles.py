@@ -22,7 +22,7 @@ from adafuse_llm.interface import Engine
 from adafuse_llm.loading.config_file import read_config
 from adafuse_llm.loading.specs import MemberSpec, as_spec, member_names
 from adafuse_llm.runtime.heap import trim_heap
-from adafuse_llm.text.grammar import is_available
+from adafuse_llm.text.matchers import is_available
 
 if TYPE_CHECKING:
     from os import PathLike

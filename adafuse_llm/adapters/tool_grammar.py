@@ -26,7 +26,9 @@ from adafuse_llm.adapters.schema import close_objects
 from adafuse_llm.errors import GrammarError, InvalidInputError, nearest
 from adafuse_llm.text.chat import Tool
 from adafuse_llm.text.conversation import TOOL_CHOICES
-from adafuse_llm.text.grammar import HEADER, explained, json_rule, llguidance
+from adafuse_llm.text.grammar import explained, json_rule
+from adafuse_llm.text.isolation import try_grammar
+from adafuse_llm.text.matchers import HEADER, byte_tokenizer, compiled
 
 _SPACE = r"[\s\x1c-\x1f]"
 _ANY = "(?s:.*)"
@@ -145,7 +147,9 @@ def _json_rule(schema: Mapping[str, Any], label: str) -> str:
 def _enforced(source: str) -> str:
     """Return the right-hand side of a rule for JSON that fits a schema, which is JSON text."""
     rule = json_rule(json.loads(source))
-    if message := llguidance().LLMatcher.validate_grammar(f"{HEADER}\nstart: {rule}\n"):
+    lark = f"{HEADER}\nstart: {rule}\n"
+    try_grammar(lark)
+    if message := compiled(byte_tokenizer(), lark).get_error():
         raise GrammarError(f"it cannot be enforced ({explained(message)}). Simplify the schema.")
     return rule
 

@@ -19,7 +19,7 @@ from adafuse_llm.serving_config import ServerConfig
 REFUSED = settings.REFUSED
 """Options that this command refuses, with the reason."""
 
-DEFAULTS: dict[str, Any] = {"max_waiting": settings.MAX_WAITING}
+DEFAULTS: dict[str, Any] = {**settings.RUNTIME}
 """Default options that differ from those of other commands."""
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")

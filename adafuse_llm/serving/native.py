@@ -120,7 +120,8 @@ async def _check(service: Service, request: Request) -> Response:
     asked = await _read(request, wire.CheckRequest)
     engine = service.view(asked.strategy)
     options = await asyncio.to_thread(_limited, service, engine, asked.options)
-    await _work(service, request, lambda: engine.check_grammar(**options))
+    async with service.running_until_stopped():
+        await unless_disconnected(request.receive, service.check_grammar(engine, options))
     return _written(wire.Done())
 
 
@@ -260,6 +261,7 @@ async def _open(
     """Check and encode the inputs of a stream."""
     engine = service.view(asked.strategy)
     options = await asyncio.to_thread(_limited, service, engine, asked.options, asked.inputs)
+    await service.check_grammar(engine, options)
     given = {**options, **await _inputs(asked), "cancel": cancel, "timeout": timeout}
     return await (engine.open_stream_batch if asked.is_batch else engine.open_stream)(**given)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections.abc import AsyncGenerator, Callable
@@ -32,7 +31,8 @@ from adafuse_llm.serving.openai_requests import ServedRequest, read_chat, read_c
 from adafuse_llm.serving.openai_vocabulary import template_options, with_token_bias
 from adafuse_llm.serving.responses_requests import read_response
 from adafuse_llm.serving.responses_writer import ResponseWriter
-from adafuse_llm.serving.service import SINGLE, Events, Service, within
+from adafuse_llm.serving.service import SINGLE, Events, Service
+from adafuse_llm.text.isolation import isolated
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,8 @@ async def _complete(
     reader = partial(read, strict=service.config.strict)
     asked = await unless_slow(len(await request.body()), reader, body)
     try:
-        checked = within(service.time_limit(), asyncio.to_thread(_Call, service, asked))
+        check = partial(_Call, service, asked)
+        checked = service.checked(check, asked.options, forms=not asked.form.is_free)
         call = await unless_disconnected(request.receive, checked)
         headers = warnings_header(call.warnings)
         if not asked.stream:
@@ -99,6 +100,7 @@ class _Call:
     Args:
         service: the service.
         asked: the request.
+        left: flag that is set when nobody waits for the request any more.
 
     Attributes:
         warnings: what the client should know about the request.
@@ -108,7 +110,7 @@ class _Call:
         InvalidInputError: an option cannot be used.
     """
 
-    def __init__(self, service: Service, asked: ServedRequest) -> None:
+    def __init__(self, service: Service, asked: ServedRequest, left: threading.Event) -> None:
         engine, options = service.resolve(asked.model, asked.strategy, asked.options)
         options = template_options(engine, options, asked)
         options = with_token_bias(engine, options, asked)
@@ -119,7 +121,7 @@ class _Call:
             characters=asked.characters,
             length_option=asked.given.get("max_new_tokens", "max_tokens"),
         )
-        enforced, warnings = _constraint(engine, options, asked)
+        enforced, warnings = _constraint(engine, options, asked, left)
         self._service, self._asked, self._engine = service, asked, engine
         self._options = {**options, **enforced}
         self.warnings = [*asked.ignored.warnings, *warnings]
@@ -187,7 +189,7 @@ class _Call:
 
 
 def _constraint(
-    engine: AdaFuseEngine, options: dict[str, Any], asked: ServedRequest
+    engine: AdaFuseEngine, options: dict[str, Any], asked: ServedRequest, left: threading.Event
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the option that enforces the form of a reply, and a warning if nothing does.
 
@@ -195,13 +197,15 @@ def _constraint(
         ApiError: the request wants the form to be enforced, and it cannot be.
     """
     config: AdaFuseConfig = engine.config.override(options)
+    if any(getattr(config, name) is not None for name in CONSTRAINTS):
+        engine.check_grammar(cancel=left, **options)
+        return {}, []
     if asked.form.is_free or not asked.enforce:
         return {}, []
-    if any(getattr(config, name) is not None for name in CONSTRAINTS):
-        return {}, []
     try:
-        constraint = asked.form.constraint()
-        engine.check_grammar(**{**options, **constraint})
+        with isolated(engine.runtime.grammar_isolation, left):
+            constraint = asked.form.constraint()
+        engine.check_grammar(cancel=left, **{**options, **constraint})
     except (InvalidOptionError, MissingDependencyError) as error:
         if asked.enforce is True:
             named = "response_format" if asked.echoed is None else "text.format"

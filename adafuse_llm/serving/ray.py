@@ -27,7 +27,7 @@ from adafuse_llm.errors import (
     short_repr,
 )
 from adafuse_llm.loading.config_file import ConfigFile, read_config
-from adafuse_llm.serving.settings import MAX_WAITING, REFUSED, VARIABLE, read_keys
+from adafuse_llm.serving.settings import REFUSED, RUNTIME, VARIABLE, read_keys
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -148,7 +148,7 @@ def _server_file(file: ConfigFile) -> ConfigFile:
         if name in file.serving.model_fields_set:
             logger.warning("option %r has no effect under Ray Serve: %s", name, reason)
     given = file.runtime.model_dump(include=file.runtime.model_fields_set)
-    runtime = RuntimeConfig(**{"max_waiting": MAX_WAITING, **given})
+    runtime = RuntimeConfig(**{**RUNTIME, **given})
     return file.model_copy(update={"runtime": runtime})
 
 

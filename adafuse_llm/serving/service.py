@@ -7,13 +7,14 @@ import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 
-from adafuse_llm.config import AdaFuseConfig
+from adafuse_llm.config import GRAMMARS, AdaFuseConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import (
     AdaFuseError,
@@ -38,6 +39,7 @@ from adafuse_llm.serving.errors import (
 from adafuse_llm.serving.metrics import Metrics
 from adafuse_llm.serving_config import ServingConfig
 from adafuse_llm.strategies.registry import NAMED
+from adafuse_llm.text.isolation import MAX_TRIALS
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +127,7 @@ class Service:
         self._views: dict[str, AdaFuseEngine] = {}
         self._cancels: set[threading.Event] = set()
         self._lock = threading.Lock()
+        self._grammar_threads = ThreadPoolExecutor(MAX_TRIALS, "adafuse grammars")
         self._stops = False
         self._cancelled = False
 
@@ -287,6 +290,44 @@ class Service:
             )
         return {**options, "max_new_tokens": highest}
 
+    async def checked(
+        self, work: Callable[[threading.Event], T], options: Mapping[str, Any], *, forms: bool
+    ) -> T:
+        """Check a request in a thread.
+
+        Grammars have threads of their own, because a check can wait for the trial of a grammar.
+        Requests without a grammar do not wait for it.
+
+        Args:
+            work: the check. It receives a flag that is set when its result is no longer awaited.
+            options: options of the request.
+            forms: whether the request has a form that can become a grammar.
+
+        Raises:
+            RequestTimeoutError: the check takes too long.
+        """
+        has_grammar = forms or any(options.get(name) is not None for name in GRAMMARS)
+        threads = self._grammar_threads if has_grammar else None
+        left = threading.Event()
+        try:
+            done = asyncio.get_running_loop().run_in_executor(threads, work, left)
+            return await within(self.time_limit(), done)
+        finally:
+            left.set()
+
+    async def check_grammar(self, engine: AdaFuseEngine, options: Mapping[str, Any]) -> None:
+        """Check the grammar that options set, so that the decode finds it compiled.
+
+        Raises:
+            InvalidInputError: the members cannot follow it.
+            RequestTimeoutError: the check takes too long.
+        """
+
+        def check(left: threading.Event) -> None:
+            engine.check_grammar(cancel=left, **options)
+
+        await self.checked(check, options, forms=False)
+
     def time_limit(self, timeout: float | None = None) -> float | None:
         """Return the seconds that a request may take: its own limit, but at most the server's."""
         limits = [each for each in (timeout, self.config.request_timeout) if each is not None]
@@ -323,6 +364,7 @@ class Service:
             yield call
         except (asyncio.CancelledError, GeneratorExit, ClientDisconnect):
             call.outcome = "cancelled"
+            call.cancel.set()  # a thread may still check the request
             raise
         except BaseException as error:
             call.outcome = OUTCOMES[api_error(error).type]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from adafuse_llm.errors import InvalidInputError
+from adafuse_llm.text.isolation import CAN_ISOLATE
 
 VARIABLE: Final = "ADAFUSE_SERVER_KEYS"
 """Environment variable with API keys, separated by commas."""
@@ -18,6 +19,12 @@ KEY: Final = re.compile("[!-~]+")
 MAX_WAITING: Final = 256
 """Default of `RuntimeConfig.max_waiting` in a server. Clients can try again, so fewer requests wait
 than elsewhere."""
+
+RUNTIME: Final[Mapping[str, Any]] = {
+    "max_waiting": MAX_WAITING,
+    "grammar_isolation": CAN_ISOLATE,
+}
+"""Defaults of `RuntimeConfig` in a server."""
 
 REFUSED: Final = {
     "n": "a client asks for the number of responses in its request",

@@ -13,66 +13,49 @@ before a reply to messages. This is the *lead* of its grammar.
 
 from __future__ import annotations
 
-import enum
 import functools
-import heapq
-import importlib.util
-import itertools
 import json
-import math
 import re
-import threading
 import time
-import unicodedata
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
-from adafuse_llm.errors import GrammarError, MissingDependencyError
-from adafuse_llm.forks import after_fork
+from adafuse_llm.errors import GrammarError
+from adafuse_llm.text.closing import (
+    CLOSING_STATES,
+    MAX_FORCED,
+    MAX_SECONDS,
+    RESPONSE_STATES,
+    Effort,
+    Failure,
+    found_closing,
+)
+from adafuse_llm.text.depth import check_grammar, check_regex, check_schema
+from adafuse_llm.text.grammar_cache import GrammarCache
+from adafuse_llm.text.isolation import TrialTokens, try_grammar
+from adafuse_llm.text.matchers import (
+    BYTES_PER_CHARACTER,
+    BYTES_PER_FUEL,
+    HEADER,
+    byte_tokenizer,
+    compiled,
+    is_consumed,
+    lexer_fuel,
+    llguidance,
+    next_bytes,
+    too_complex,
+)
 from adafuse_llm.text.schema import COMPILE_OPTIONS, enforceable
 from adafuse_llm.text.words import REPLACEMENT, added
 from adafuse_llm.tree import Node, TokenTree
-
-HEADER = '%llguidance {"no_forcing": true}'
-"""First line of every grammar. Text without an alternative may have any tokens."""
 
 NO_LEAD = ""
 ONE_SPACE = '" "? '
 """Lead of a reply: one space or none."""
 
-MAX_FORCED = 1_000
-"""Maximum number of bytes of forced text that is committed at once."""
-
-MAX_CLOSING = 10_000
-"""Maximum number of bytes of the text that completes a response."""
-
-MAX_RANKED = 32
-"""Maximum number of bytes that a step of the search compares."""
-
-MAX_REPEATS = 16
-"""Number of steps for which the same byte is chosen if the same bytes may follow."""
-
-FEW_CHOICES = 300
-"""Number of choices after which the search for the text starts again and compares many texts."""
-
-MAX_STATES = 1_000
-"""Maximum number of states that this comparison visits."""
-
-MAX_CHOICES = 2_000
-"""Maximum number of choices if it finds nothing."""
-
-MAX_SECONDS = 2.0
-"""Maximum CPU time of the search for a first complete text, when a grammar is compiled."""
-
 MAX_CHARACTER_BYTES = 4
-
-CACHED_GRAMMARS = 64
-"""Number of compiled grammars that are kept, for each member and for texts."""
-
-CACHED_CHARACTERS = 1_000_000
-"""Characters of all grammars that are kept compiled. Each takes up to about 70 bytes then."""
 
 JSON_CHARACTERS = '{}[]":, -0123456789truefalsn'
 
@@ -80,34 +63,7 @@ _HEADER = re.compile(r"\s*%llguidance\s*(\{[^\n]*\})")
 _QUOTED = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 _POSITION = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
 _EXCERPT = re.compile(r"\n +\d+ \|")
-_CLOSERS = b'}]"'
-_OPENERS = b"{["
-_VALUE_ENDS = b'"}],'
-_LAST = frozenset([ord("\\"), *range(0x80, 0x100)])
-"""Bytes that do not shorten a text: the start of an escape, and parts of longer characters."""
-
 _SPACES = [chr(code) for code in range(0x3001) if chr(code).isspace()]
-
-
-def is_available() -> bool:
-    """Return whether llguidance is installed."""
-    return importlib.util.find_spec("llguidance") is not None
-
-
-def llguidance() -> Any:
-    """Return the library.
-
-    Raises:
-        MissingDependencyError: it is not installed.
-    """
-    try:
-        import llguidance as library
-    except ImportError as error:
-        raise MissingDependencyError(
-            "json_schema, regex and grammar need the package llguidance: "
-            "pip install 'adafuse-llm[grammar]'"
-        ) from error
-    return library
 
 
 class GrammarOptions(Protocol):
@@ -146,14 +102,23 @@ class Grammar:
         self.option = option
         self.literals = frozenset(literals)
         self._body = body
-        self._start = _compile(_byte_tokenizer(), self.lark())
+        lark = self.lark()
+        try:
+            check_grammar(lark)
+            closing = try_grammar(lark, search=True)
+        except GrammarError as error:
+            raise GrammarError(f"option {option!r}: {error}") from None
+        self._start = compiled(byte_tokenizer(), lark)
         if self._start.is_error():
             raise GrammarError(f"option {option!r}: {_reason(self._start.get_error(), option)}")
+        if closing is None:
+            found = found_closing(self._start, Effort(expires=time.thread_time() + MAX_SECONDS))
+            if isinstance(found, Failure):
+                raise GrammarError(f"option {option!r}: {found.value}")
+            closing = found.decode()
+        self._closing = closing
         start = self.text()
         self.begins_with_space = any(start.holds(space) for space in _SPACES)
-        found = _found_closing(self._start, time.thread_time() + MAX_SECONDS)
-        if isinstance(found, _Failure):
-            raise GrammarError(f"option {option!r}: {found.value}")
 
     @classmethod
     def of(cls, options: GrammarOptions) -> Grammar | None:
@@ -168,13 +133,17 @@ class Grammar:
             if source is not None:
                 llguidance()  # without it, a grammar that is already compiled is an error, too
                 text = source if isinstance(source, str) else json.dumps(source, ensure_ascii=False)
-                known = _grammar if len(text) < CACHED_CHARACTERS // 10 else _grammar.__wrapped__
-                return known(option, text)
+                return _grammars.get((option, text), partial(_grammar, option, text))
         return None
 
     def text(self) -> GrammarText:
         """Return the state of an empty response."""
-        return GrammarText(self._start)
+        return GrammarText(self._start, closing=self._closing)
+
+    @property
+    def size(self) -> int | None:
+        """Bytes that the compiled grammar takes; None if it is of no more use."""
+        return _Compiled(self._start, self._body).size
 
     def lark(self, lead: str = NO_LEAD) -> str:
         """Return the grammar of a lead and a response."""
@@ -183,7 +152,27 @@ class Grammar:
         return f"{HEADER}\nstart: {lead}response\nresponse: %lark {{\n{self._body}\n}}\n"
 
 
-@functools.lru_cache(CACHED_GRAMMARS)
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A compiled grammar.
+
+    Attributes:
+        matcher: its state at the start of a text. It is only copied.
+        lark: the grammar.
+    """
+
+    matcher: Any
+    lark: str
+
+    @property
+    def size(self) -> int | None:
+        """Bytes that the grammar takes with all copies of the matcher; None if it has failed."""
+        fuel = lexer_fuel(self.matcher)
+        if fuel is None:
+            return None
+        return BYTES_PER_FUEL * fuel + BYTES_PER_CHARACTER * len(self.lark)
+
+
 def _grammar(option: str, source: str) -> Grammar:
     library = llguidance()
     if option == "json_schema":
@@ -194,9 +183,13 @@ def _grammar(option: str, source: str) -> Grammar:
             raise GrammarError(f"option 'json_schema': {error}") from None
         return Grammar(option, f"start: {rule}", {*JSON_CHARACTERS, *_literals(schema)})
     if option == "regex":
+        check_regex(source)
         body = f"start: /{library.regex_to_lark(source, '')}/"
         return Grammar(option, body, filter(str.isalnum, source))
     return Grammar(option, _without_header(source), _QUOTED.findall(source))
+
+
+_grammars: GrammarCache[Grammar] = GrammarCache(lambda grammar: grammar.size)
 
 
 def _literals(schema: Any) -> Iterator[str]:
@@ -235,7 +228,9 @@ def json_rule(schema: Mapping[str, Any]) -> str:
     Raises:
         GrammarError: the schema cannot be enforced.
     """
-    return f"%json {json.dumps({**enforceable(schema), 'x-guidance': dict(COMPILE_OPTIONS)})}"
+    prepared = enforceable(schema)
+    check_schema(prepared)
+    return f"%json {json.dumps({**prepared, 'x-guidance': dict(COMPILE_OPTIONS)})}"
 
 
 def explained(error: str) -> str:
@@ -260,77 +255,21 @@ def _reason(error: str, option: str) -> str:
     return f"it cannot be enforced ({message}). {remedy}"
 
 
-class _Bytes:
-    """A vocabulary whose tokens are the 256 bytes and an end."""
-
-    eos_token_id = 256
-    bos_token_id = None
-    special_token_ids = (256,)
-    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        return list(text.encode() if isinstance(text, str) else text)
-
-
-@functools.cache
-def _byte_tokenizer() -> Any:
-    library = llguidance()
-    return library.LLTokenizer(library.TokenizerWrapper(_Bytes()), eos_token=256)
-
-
-def _compile(tokenizer: Any, lark: str) -> Any:
-    return llguidance().LLMatcher(tokenizer, lark, log_level=0)
-
-
-def _next_bytes(state: Any) -> bytes:
-    """Return the bytes that may follow in a matcher over bytes.
-
-    Raises:
-        GrammarError: the grammar exceeds a limit of llguidance.
-    """
-    mask = state.compute_bitmask()[:32]  # without the bit of the end
-    if state.is_error():
-        reason = " ".join(state.get_error().split())
-        if reason.startswith("NoExtensionBias"):  # no text begins with the text so far
-            return b""
-        reason = reason.partition(" <state>")[0]
-        raise GrammarError(f"the grammar is too complex: {reason:.200}. Simplify it.")
-    return b"".join(_set_bits(place, bits) for place, bits in enumerate(mask) if bits)
-
-
-@functools.cache
-def _set_bits(place: int, bits: int) -> bytes:
-    """Return the numbers of the bits that are set in one byte of a mask."""
-    return bytes(8 * place + bit for bit in range(8) if bits >> bit & 1)
-
-
-class _Failure(enum.Enum):
-    """Why no complete text was found, as a sentence for errors."""
-
-    NONE = "no text fits the grammar. Every repetition and recursion must be able to end."
-    LONG = (
-        f"no text of at most {MAX_CLOSING:,} bytes that fits the grammar was found. Every "
-        "repetition and recursion must be able to end. Require fewer or shorter parts."
-    )
-    COMPLEX = (
-        f"no text that fits the grammar was found in {MAX_SECONDS:g} seconds of computing or "
-        f"{MAX_STATES:,} steps. The grammar is too complex, or it requires too long a text. "
-        "Require fewer or shorter parts."
-    )
-
-
 class GrammarText:
     """A response, read by its grammar. Not thread-safe.
 
     Args:
         state: a matcher over bytes. This class does not change it.
         begun: text of the grammar that precedes the response.
+        closing: a text that completes the response now, if it is known.
     """
 
-    def __init__(self, state: Any, begun: str = "") -> None:
+    def __init__(self, state: Any, begun: str = "", closing: str | None = None) -> None:
         self.begun = begun
         self._first = state
         self._state = state.deep_copy()
+        self._spare_states = RESPONSE_STATES
+        self._closings: dict[str, str | None] = {} if closing is None else {"": closing}
 
     @property
     def may_end(self) -> bool:
@@ -346,6 +285,7 @@ class GrammarText:
         """Add text to the response. The grammar must allow it."""
         consumed = self._state.consume_tokens(list(text.encode()))
         assert consumed, f"the grammar does not allow {text!r}"
+        self._closings = {"": self._closings[text]} if text in self._closings else {}
 
     def holds(self, text: str) -> bool:
         """Return whether `text` can follow the response."""
@@ -354,12 +294,12 @@ class GrammarText:
     def can_end(self, text: str) -> bool:
         """Return whether `text` alone is a complete response."""
         state = self._first.deep_copy()
-        return _consumed(state, text.encode()) and bool(state.is_accepting())
+        return is_consumed(state, text.encode()) and bool(state.is_accepting())
 
     def ends_after(self, text: str) -> bool:
         """Return whether the response must end after `text`."""
         state = self._after(text)
-        return state is not None and bool(state.is_accepting()) and not _next_bytes(state)
+        return state is not None and bool(state.is_accepting()) and not next_bytes(state)
 
     def forced(self) -> str:
         """Return the whole words that must follow the response, because nothing else can.
@@ -369,7 +309,7 @@ class GrammarText:
         state = self._state.deep_copy()
         found = bytearray()
         while not state.is_accepting() and len(found) < MAX_FORCED:
-            following = _next_bytes(state)
+            following = next_bytes(state)
             if len(following) != 1:
                 break
             found += following
@@ -385,12 +325,20 @@ class GrammarText:
 
         Returns:
             The text, which is empty if the response may end after `text`. None if the grammar does
-            not allow `text`, or if the search finds no text of at most `MAX_CLOSING` bytes.
+            not allow `text`, or if the search finds no text of at most `MAX_CLOSING` bytes within
+            its limits.
         """
+        if text not in self._closings:
+            self._closings[text] = self._searched_closing(text)
+        return self._closings[text]
+
+    def _searched_closing(self, text: str) -> str | None:
         state = self._after(text)
         if state is None:
             return None
-        found = _found_closing(state)
+        effort = Effort(CLOSING_STATES + self._spare_states)
+        found = found_closing(state, effort)
+        self._spare_states = int(min(self._spare_states, max(effort.states, 0)))
         return found.decode() if isinstance(found, bytes) else None
 
     def begun_with(self, text: str) -> GrammarText:
@@ -400,146 +348,7 @@ class GrammarText:
 
     def _after(self, text: str) -> Any | None:
         state = self._state.deep_copy()
-        return state if _consumed(state, text.encode()) else None
-
-
-def _consumed(state: Any, text: bytes) -> bool:
-    """Advance a matcher over bytes, and return whether the grammar allows the text."""
-    return bool(len(text) == state.try_consume_tokens(list(text)))
-
-
-def _found_closing(state: Any, expires: float = math.inf) -> bytes | _Failure:
-    """Complete a text.
-
-    Args:
-        state: a matcher over bytes, after the text. The search may change it.
-        expires: the CPU time of this thread, in seconds, at which the search is given up.
-    """
-    greedy = _greedy_closing(state.deep_copy(), FEW_CHOICES, expires)
-    if isinstance(greedy, bytes):
-        return greedy
-    found = _searched_closing(state.deep_copy(), expires)
-    if found is not _Failure.COMPLEX:
-        return found
-    if greedy is _Failure.COMPLEX:
-        greedy = _greedy_closing(state.deep_copy(), MAX_CHOICES, expires)
-    return found if greedy is _Failure.NONE else greedy
-
-
-def _greedy_closing(state: Any, most: int, expires: float) -> bytes | _Failure:
-    """Complete a text with the best next byte at every step, and at most `most` choices."""
-    found = bytearray()
-    before, best, repeats, choices = b"", 0, 0, 0
-    for _ in range(MAX_CLOSING):
-        if state.is_accepting():
-            return bytes(found)
-        following = _next_bytes(state)
-        if not following:
-            return _Failure.NONE
-        if choices > most or _is_over(expires):
-            return _Failure.COMPLEX
-        if following != before or repeats == MAX_REPEATS:
-            best = following[0] if len(following) == 1 else _ranked(state, _sample(following))[0]
-            repeats, choices = 0, choices + (len(following) > 1)
-        before, repeats = following, repeats + 1
-        found.append(best)
-        state.consume_token(best)
-    return _Failure.LONG
-
-
-def _is_over(expires: float) -> bool:
-    return expires < math.inf and time.thread_time() > expires
-
-
-def _sample(following: bytes) -> bytes:
-    """Return at most `MAX_RANKED` of the bytes that may follow, of as many kinds as possible."""
-    if len(following) <= MAX_RANKED:
-        return following
-    kinds: dict[str, list[int]] = {}
-    for byte in following:
-        kinds.setdefault(unicodedata.category(chr(byte)) if byte < 0x80 else "", []).append(byte)
-    chosen = (byte for kind, found in kinds.items() if kind for byte in found[:2])
-    return bytes({*chosen, *(byte for byte in _CLOSERS if byte in following)}) or following
-
-
-def _searched_closing(state: Any, expires: float) -> bytes | _Failure:
-    """Complete a text with a best-first search over all bytes.
-
-    The cost of a text is the number of steps with several possible bytes, plus the ranks of the
-    chosen bytes. The search is given up after `MAX_STATES` states.
-    """
-    order = itertools.count()
-    queue = [(0, next(order), b"", state)]
-    is_cut = False
-    for _ in range(MAX_STATES):
-        if not queue:
-            return _Failure.LONG if is_cut else _Failure.NONE
-        if _is_over(expires):
-            break
-        cost, _, found, reached = heapq.heappop(queue)
-        following = _next_bytes(reached)
-        while len(following) == 1 and not reached.is_accepting() and len(found) < MAX_CLOSING:
-            found += following
-            reached.consume_token(following[0])
-            following = _next_bytes(reached)
-        if reached.is_accepting():
-            return found
-        if len(found) >= MAX_CLOSING:
-            is_cut = True
-            continue
-        for rank, byte in enumerate(_ranked(reached, following)):
-            child = reached.deep_copy()
-            child.consume_token(byte)
-            heapq.heappush(queue, (cost + 1 + rank, next(order), found + bytes([byte]), child))
-    return _Failure.COMPLEX
-
-
-def _ranked(state: Any, candidates: bytes) -> list[int]:
-    """Order bytes that may follow: the byte that probably leads to the shortest text first.
-
-    First come the bytes that close an object, an array or a string. Then come the bytes after which
-    the text may end now or after one more byte, then the bytes after which other bytes may follow
-    than before, then the bytes after which the fewest bytes must follow, and then the bytes after
-    which the fewest bytes may follow. Escapes, characters of several bytes, and bytes that open an
-    object or an array come last.
-    """
-    following = _next_bytes(state)
-    ranks = []
-    for byte in candidates:
-        child = state.deep_copy()
-        child.consume_token(byte)
-        options = _next_bytes(child)
-        # inside a string, a bracket is a character like others, and many may follow
-        closer = _CLOSERS.find(byte) if len(options) <= MAX_RANKED else -1
-        ends = bool(child.is_accepting())
-        soon = not ends and len(options) <= 4 and any(_ends_after(child, each) for each in options)
-        place = closer if closer >= 0 else len(_CLOSERS)
-        opens = byte in _OPENERS and len(options) <= MAX_RANKED
-        run = _forced_bytes(child) if len(options) == 1 and not ends else 0
-        loops = options == following
-        rank = (place, opens, byte in _LAST, not ends, not soon, loops, run, len(options))
-        ranks.append((*rank, byte))
-    return [byte for *_, byte in sorted(ranks)]
-
-
-def _forced_bytes(state: Any) -> int:
-    """Return the number of bytes to which there is no alternative, at most `MAX_FORCED`.
-
-    Count them up to the end of the value.
-    """
-    state = state.deep_copy()
-    for count in range(MAX_FORCED):
-        following = _next_bytes(state)
-        if len(following) != 1 or following in _VALUE_ENDS or state.is_accepting():
-            return count
-        state.consume_token(following[0])
-    return MAX_FORCED
-
-
-def _ends_after(state: Any, byte: int) -> bool:
-    child = state.deep_copy()
-    child.consume_token(byte)
-    return bool(child.is_accepting())
+        return state if is_consumed(state, text.encode()) else None
 
 
 class GrammarVocabulary:
@@ -567,11 +376,7 @@ class GrammarVocabulary:
         self._usable = _bits(usable)
         read = (bytes(tokenizer.decode_bytes([token])) for token in usable)
         self._characters = {text for text in read if len(text) <= MAX_CHARACTER_BYTES}
-        self._matchers: OrderedDict[str, Any] = OrderedDict()
-        after_fork(self._renew)
-
-    def _renew(self) -> None:
-        self._lock = threading.Lock()
+        self._matchers: GrammarCache[_Compiled] = GrammarCache(lambda known: known.size)
 
     def _reads(self, token: int, text: str) -> bool:
         """Return whether llguidance reads a token as the text that the member's codec decodes."""
@@ -589,29 +394,28 @@ class GrammarVocabulary:
         """
         self._check_characters(grammar)
         lark = grammar.lark(lead)
-        with self._lock:
-            known = self._matchers.get(lark)
-            if known is None:
-                known = _compile(self._tokenizer, lark)
-                if known.is_error():
-                    reason = _reason(known.get_error(), grammar.option)
-                    raise GrammarError(f"option {grammar.option!r}, member {self.name!r}: {reason}")
-                self._matchers[lark] = known
-                self._forget_old()
-            self._matchers.move_to_end(lark)
-            state = known.deep_copy()
+        state = self._matchers.get(lark, partial(self._compiled, grammar, lark)).matcher.deep_copy()
         consumed = state.consume_tokens(self.encode(begun)) if begun else True
         assert consumed, f"the grammar does not allow {begun!r}"
         return state
 
-    def _forget_old(self) -> None:
-        """Drop the grammars whose last use is the longest ago, until the rest is small enough."""
-        size = sum(map(len, self._matchers))
-        while len(self._matchers) > 1 and (
-            len(self._matchers) > CACHED_GRAMMARS or size > CACHED_CHARACTERS
-        ):
-            lark, _ = self._matchers.popitem(last=False)
-            size -= len(lark)
+    def _compiled(self, grammar: Grammar, lark: str) -> _Compiled:
+        where = f"option {grammar.option!r}, member {self.name!r}"
+        try:
+            try_grammar(lark, self._trial_tokens)
+        except GrammarError as error:
+            raise GrammarError(f"{where}: {error}") from None
+        matcher = compiled(self._tokenizer, lark)
+        if matcher.is_error():
+            raise GrammarError(f"{where}: {_reason(matcher.get_error(), grammar.option)}")
+        return _Compiled(matcher, lark)
+
+    @functools.cached_property
+    def _trial_tokens(self) -> TrialTokens:
+        ids = range(self._tokenizer.vocab_size)
+        tokens = [bytes(self._tokenizer.decode_bytes([token])) for token in ids]
+        special = [token for token in ids if self._tokenizer.is_special_token(token)]
+        return TrialTokens(tokens, special, tuple(self._tokenizer.eos_tokens))
 
     def _check_characters(self, grammar: Grammar) -> None:
         """Check that the member has tokens for the grammar's literal characters."""
@@ -646,8 +450,7 @@ class GrammarVocabulary:
         """Return the tokens that may follow in a state of a matcher."""
         bits = int.from_bytes(state.compute_bitmask(), "little") & self._usable
         if state.is_error():
-            reason = " ".join(state.get_error().split())
-            raise GrammarError(f"the grammar is too complex: {reason:.200}. Simplify it.")
+            raise too_complex(state)
         may_end = bool(state.is_accepting())
         is_forced = bits & (bits - 1) == 0 and bool(bits) != may_end
         if may_end:

@@ -30,6 +30,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from adafuse_llm.serving import ray as replicas
 from adafuse_llm.serving.service import Service
 from adafuse_llm.serving_config import ServingConfig
+from adafuse_llm.text.isolation import CAN_ISOLATE
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.quick
@@ -83,7 +84,7 @@ def test_the_deployment_fits_the_engine(tmp_path):
 
 def test_limits_can_be_absent(tmp_path):
     file = file_with(tmp_path, "runtime: {max_waiting: null}\nserving: {request_timeout: 0}\n")
-    assert file.runtime == RuntimeConfig(max_waiting=None)
+    assert file.runtime == RuntimeConfig(max_waiting=None, grammar_isolation=CAN_ISOLATE)
     chosen = replicas._deployment_options(replicas.ReplicaOptions(), file)
     assert chosen["max_queued_requests"] == -1
     assert chosen["graceful_shutdown_timeout_s"] == 86_430

@@ -13,11 +13,12 @@ from adafuse_llm.text import grammar as grammars
 
 pytest.importorskip("llguidance")
 
-from adafuse_llm.text.grammar import MAX_SECONDS, Grammar
+from adafuse_llm.text.closing import MAX_SECONDS
+from adafuse_llm.text.grammar import Grammar
 
 NO_TEXT = "no text fits the grammar"
 LONG = "no text of at most 10,000 bytes that fits the grammar was found"
-COMPLEX = "The grammar is too complex, or it requires too long a text"
+COMPLEX = "The grammar is too complex, or it requires too long a text|too many states"
 
 
 @pytest.mark.parametrize(
@@ -110,3 +111,31 @@ def test_a_closing_takes_the_short_way(form: dict[str, Any], closing: str) -> No
     grammar = Grammar.of(AdaFuseConfig(**form))
     assert grammar is not None
     assert grammar.text().closing() == closing
+
+
+HEAVY = (
+    r"(x|y{20}[a-z]a\p{L}[a-z]+\p{L}{20}.*.a{1000}\w\p{L}{1,2}{3}a*?\w?"
+    r".{1000}\w{1,9}\w{1000}\w+){2}"
+)
+
+
+def test_r3_v2_searches_in_a_response_have_a_limit_together() -> None:
+    grammar = Grammar.of(AdaFuseConfig(regex=HEAVY))
+    assert grammar is not None
+    text = grammar.text()
+    assert text.closing() == "xx"
+    began = time.thread_time()
+    for number in range(20):
+        text.closing("y" * 20 + "ba" + "z" * (21 + number))
+    assert time.thread_time() - began < 4  # without the limit, more than 20 seconds
+
+
+def test_a_closing_that_is_known_is_not_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammar = Grammar.of(AdaFuseConfig(regex="([a-z]+ ){3}"))
+    assert grammar is not None
+    text = grammar.text()
+    closings = [text.closing(prefix) for prefix in ("", "b", "b c")]
+    monkeypatch.setattr(grammars, "found_closing", lambda *_: pytest.fail("it was searched"))
+    assert [text.closing(prefix) for prefix in ("", "b", "b c")] == closings
+    text.commit("b")
+    assert text.closing() == closings[1]

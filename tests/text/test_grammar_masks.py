@@ -15,7 +15,6 @@ from adafuse_llm import AdaFuseConfig
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.errors import GrammarError
 from adafuse_llm.runtime.vocabularies import read_grammar_vocabulary
-from adafuse_llm.text import grammar as grammars
 from adafuse_llm.text.grammar import NO_LEAD, ONE_SPACE, Grammar
 from tests.reference_grammar import Follower, Language, Lead, token_bytes
 from tests.support.models import Recipe, backend, engine, reference
@@ -167,15 +166,3 @@ def test_every_prefix_of_a_document_can_be_closed(schema: dict[str, Any], seed: 
 
 def test_the_engine_says_whether_it_can_enforce() -> None:
     assert engine(Recipe("llama", "bytelevel", seed=1, layers=1)).can_enforce
-
-
-def test_large_grammars_are_not_kept(monkeypatch):
-    monkeypatch.setattr(grammars, "CACHED_CHARACTERS", 3000)
-    vocabulary = read_grammar_vocabulary(backend(Recipe("llama", "bytelevel", seed=1)))
-    for number in range(3):
-        grammar = Grammar.of(
-            AdaFuseConfig(json_schema={"enum": [f"{number} {n}" for n in range(200)]})
-        )
-        assert grammar is not None
-        vocabulary.matcher(grammar, NO_LEAD)
-    assert len(vocabulary._matchers) == 1

@@ -32,7 +32,7 @@ from adafuse_llm.adapters.conversation import Conversation, to_conversation
 from adafuse_llm.adapters.reply_form import ReplyForm, schema_of, to_flag, to_tool_choice
 from adafuse_llm.config import CONSTRAINTS
 from adafuse_llm.errors import InvalidOptionError, MissingDependencyError, short_repr
-from adafuse_llm.text.grammar import is_available
+from adafuse_llm.text.matchers import is_available
 from langchain_adafuse._calls import Place, Response, Start, Step
 from langchain_adafuse._messages import (
     Reply,

@@ -31,7 +31,7 @@ from adafuse_llm import (
 )
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.config import CONSTRAINTS
-from adafuse_llm.text.grammar import is_available
+from adafuse_llm.text.matchers import is_available
 from langchain_adafuse import AdaFuseLLM, ChatAdaFuse
 from tests.support.instruction_follower import answer
 from tests.support.models import CHATML

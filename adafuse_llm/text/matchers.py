@@ -1,0 +1,141 @@
+"""Matchers of llguidance: how grammars are compiled, within which limits, and what they cost."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+from typing import Any
+
+from adafuse_llm.errors import GrammarError, MissingDependencyError
+
+HEADER = '%llguidance {"no_forcing": true}'
+"""First line of every grammar. Text without an alternative may have any tokens."""
+
+MAX_LEXER_STATES = 25_000
+"""Maximum number of states of a compiled grammar's lexer, which arise while text is read. 25,000
+states take from 5 to 95 MB."""
+
+MAX_GRAMMAR_SIZE = 100_000
+"""Maximum number of symbols in the rules of a compiled grammar."""
+
+BYTES_PER_FUEL = 25
+"""Bytes of memory for each unit of llguidance's counter of a lexer's work. Seven lexers that were
+measured take from 2 to 24."""
+
+BYTES_PER_CHARACTER = 70
+"""Bytes of memory for each character of a grammar that is compiled."""
+
+_NO_TOKEN = 2**31 - 1
+_FUEL = re.compile(r'"lexer_cost": (\d+)')
+
+
+def is_available() -> bool:
+    """Return whether llguidance is installed."""
+    return importlib.util.find_spec("llguidance") is not None
+
+
+def llguidance() -> Any:
+    """Return the library.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    try:
+        import llguidance as library
+    except ImportError as error:
+        raise MissingDependencyError(
+            "json_schema, regex and grammar need the package llguidance: "
+            "pip install 'adafuse-llm[grammar]'"
+        ) from error
+    return library
+
+
+class _Bytes:
+    """A vocabulary whose tokens are the 256 bytes and an end."""
+
+    eos_token_id = 256
+    bos_token_id = None
+    special_token_ids = (256,)
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+@functools.cache
+def byte_tokenizer() -> Any:
+    """Return a tokenizer whose tokens are the 256 bytes and an end."""
+    library = llguidance()
+    return library.LLTokenizer(library.TokenizerWrapper(_Bytes()), eos_token=256)
+
+
+@functools.cache
+def _limits() -> Any:
+    return llguidance().LLParserLimits(
+        max_lexer_states=MAX_LEXER_STATES,
+        max_grammar_size=MAX_GRAMMAR_SIZE,
+        precompute_large_lexemes=False,
+    )
+
+
+def compiled(tokenizer: Any, lark: str) -> Any:
+    """Return a matcher at the start of a text. Its method ``is_error`` tells whether it failed.
+
+    Args:
+        tokenizer: the tokens that the matcher reads.
+        lark: the grammar in llguidance's dialect of Lark.
+    """
+    return llguidance().LLMatcher(tokenizer, lark, log_level=0, limits=_limits())
+
+
+def lexer_fuel(matcher: Any) -> int | None:
+    """Return the work that a matcher's lexer has done, as llguidance counts it.
+
+    The lexer belongs to the matcher and all its copies. It keeps the result of its work, so the
+    work tells the memory that the lexer takes.
+
+    Args:
+        matcher: the matcher. It is not changed.
+
+    Returns:
+        The work; None if the matcher has failed, for example because its lexer has too many states.
+    """
+    copy = matcher.deep_copy()
+    copy.compute_bitmask()  # updates the counter
+    if copy.is_error():
+        return None
+    copy.consume_token(_NO_TOKEN)  # only the error of a matcher tells its state
+    found = _FUEL.search(copy.get_error())
+    return int(found[1]) if found else 0
+
+
+def next_bytes(state: Any) -> bytes:
+    """Return the bytes that may follow in a matcher over bytes.
+
+    Raises:
+        GrammarError: the grammar exceeds a limit of llguidance.
+    """
+    mask = state.compute_bitmask()[:32]  # without the bit of the end
+    if state.is_error():
+        if state.get_error().startswith("NoExtensionBias"):  # no text begins with the text so far
+            return b""
+        raise too_complex(state)
+    return b"".join(_set_bits(place, bits) for place, bits in enumerate(mask) if bits)
+
+
+def too_complex(state: Any) -> GrammarError:
+    """Return the error for a matcher that exceeds a limit of llguidance."""
+    reason = " ".join(state.get_error().split()).partition(" <state>")[0]
+    return GrammarError(f"the grammar is too complex: {reason:.200}. Simplify it.")
+
+
+@functools.cache
+def _set_bits(place: int, bits: int) -> bytes:
+    """Return the numbers of the bits that are set in one byte of a mask."""
+    return bytes(8 * place + bit for bit in range(8) if bits >> bit & 1)
+
+
+def is_consumed(state: Any, text: bytes) -> bool:
+    """Advance a matcher over bytes, and return whether the grammar allows the text."""
+    return bool(len(text) == state.try_consume_tokens(list(text)))

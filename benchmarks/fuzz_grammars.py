@@ -1,0 +1,252 @@
+"""Send hostile schemas, expressions and grammars to a server, and measure what others notice.
+
+    python -m benchmarks.fuzz_grammars --cases 10000
+
+The benchmark runs ``adafuse serve`` with the embedded members. Some clients send random requests of
+`tests.support.hostile_requests`; some of these clients leave early. Meanwhile an honest client asks
+a short question again and again, every other time with a small schema. It measures its latency,
+first without the others. The benchmark prints the number of requests by outcome, the latencies, and
+the resident memory of the server and its helper. It exits with 1 if the server has died, if a
+request had an unexpected outcome, or if an honest request failed.
+
+A run continues where another one ended: ``--first 5000 --cases 5000`` has the second half of
+10,000 cases. With ``--case N``, only this case is sent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import psutil
+
+from tests.support.hostile_requests import request_of
+from tests.support.serving import server_process
+
+LEAVING = 0.1
+"""Share of the hostile requests whose clients leave early."""
+
+PATIENCE = 60.0
+"""Seconds after which a client that does not leave early gives up."""
+
+EXPECTED = ("200", "400", "left", "time is over")
+"""Outcomes of hostile requests that are no fault."""
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "open": {"type": "boolean"}},
+    "required": ["name", "open"],
+    "additionalProperties": False,
+}
+QUESTION = [{"role": "user", "content": "Who founded the Silesse Mill?"}]
+
+
+@dataclass
+class Report:
+    """What a run has measured.
+
+    Attributes:
+        outcomes: number of hostile requests by outcome.
+        faults: hostile requests with other outcomes than `EXPECTED`, and honest ones that failed.
+        alone: latencies of the honest client without the others, in seconds.
+        beside: its latencies beside the others.
+        memory: resident memory of the server and its children in MB, from time to time.
+        has_died: whether the server died.
+        seconds: duration in seconds.
+    """
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+    alone: list[float] = field(default_factory=list)
+    beside: list[float] = field(default_factory=list)
+    memory: list[float] = field(default_factory=list)
+    has_died: bool = False
+    seconds: float = 0.0
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing unexpected happened."""
+        return not self.has_died and not self.faults
+
+
+def run(cases: Sequence[int], seed: int, clients: int, *, alone: int = 30) -> Report:
+    """Send cases to a new server.
+
+    Args:
+        cases: numbers of the cases.
+        seed: seed of the cases.
+        clients: number of hostile clients.
+        alone: number of honest requests before them.
+    """
+    report = Report()
+    with server_process() as (url, process):
+        honest = _Honest(url, report)
+        for _ in range(5):
+            honest.ask([])
+        for _ in range(alone):
+            honest.ask(report.alone)
+        done = threading.Event()
+        thread = threading.Thread(target=honest.keep_asking, args=(done,))
+        thread.start()
+        began = time.monotonic()
+        with ThreadPoolExecutor(clients) as pool:
+            sent = pool.map(lambda number: _send(url, seed, number), cases)
+            for index, (number, outcome) in enumerate(sent):
+                report.outcomes[outcome] += 1
+                if outcome not in EXPECTED:
+                    report.faults.append(f"case {number}: {outcome}")
+                if index % max(len(cases) // 50, 1) == 0:
+                    report.memory.append(_memory(process))
+                    _show_progress(index, len(cases), report, began)
+        done.set()
+        thread.join()
+        time.sleep(1)
+        report.memory.append(_memory(process))
+        report.seconds = time.monotonic() - began
+        report.has_died = not _is_alive(url, process)
+    return report
+
+
+class _Honest:
+    """A client that asks short questions.
+
+    Args:
+        url: address of the server.
+        report: where failures are noted.
+    """
+
+    def __init__(self, url: str, report: Report) -> None:
+        self._client = httpx.Client(base_url=url, timeout=PATIENCE)
+        self._report = report
+        self._number = 0
+
+    def ask(self, latencies: list[float]) -> None:
+        """Ask a question, and add the seconds until the answer to `latencies`."""
+        self._number += 1
+        body: dict[str, Any] = {"model": "adafuse", "messages": QUESTION, "max_tokens": 32}
+        if self._number % 2:
+            form = {"name": "mill", "schema": SCHEMA, "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": form}
+        began = time.monotonic()
+        try:
+            response = self._client.post("/v1/chat/completions", json=body)
+        except httpx.HTTPError as error:
+            self._report.faults.append(f"an honest request failed: {error!r}")
+            return
+        latencies.append(time.monotonic() - began)
+        if response.status_code != 200:
+            self._report.faults.append(f"an honest request failed: {response.text:.200}")
+
+    def keep_asking(self, done: threading.Event) -> None:
+        """Ask until `done` is set."""
+        while not done.is_set():
+            self.ask(self._report.beside)
+            done.wait(0.1)
+
+
+def _send(url: str, seed: int, number: int) -> tuple[int, str]:
+    """Send a hostile request, and return its number and its outcome."""
+    _, options = request_of(seed, number)
+    dice = random.Random(f"client {seed} {number}")
+    leaves = dice.random() < LEAVING
+    timeout = httpx.Timeout(dice.uniform(0.01, 1.0) if leaves else PATIENCE)
+    body = {
+        "model": "adafuse",
+        "messages": [{"role": "user", "content": "Repeat: abba cab 0110 " * 3}],
+        "max_tokens": 300,
+        "adafuse": options,
+    }
+    try:
+        response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=timeout)
+    except httpx.TimeoutException:
+        return number, "left" if leaves else f"no answer for {PATIENCE:g} seconds"
+    except httpx.HTTPError as error:
+        return number, f"{error!r:.200}"
+    if response.status_code in (200, 400):
+        return number, str(response.status_code)
+    if response.status_code == 504:
+        return number, "time is over"
+    return number, f"{response.status_code} {response.text:.200}"
+
+
+def _memory(process: psutil.Process) -> float:
+    """Return the resident memory of a process and its children in MB."""
+    total = 0
+    for each in _family(process):
+        try:
+            total += each.memory_info().rss
+        except psutil.Error:
+            continue
+    return total / 1e6
+
+
+def _family(process: psutil.Process) -> Iterator[psutil.Process]:
+    try:
+        yield process
+        yield from process.children()
+    except psutil.Error:
+        return
+
+
+def _is_alive(url: str, process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and httpx.get(f"{url}/health").status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def _show_progress(index: int, size: int, report: Report, began: float) -> None:
+    print(
+        f"{time.monotonic() - began:6.0f} s  {index + 1}/{size} cases, "
+        f"{len(report.faults)} faults, {report.memory[-1]:.0f} MB, p95 {_p95(report.beside):.2f} s",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _p95(latencies: Sequence[float]) -> float:
+    return statistics.quantiles(latencies, n=20)[-1] if len(latencies) > 1 else float("nan")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark, and return 1 if something unexpected happened."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz_grammars", description=__doc__)
+    parser.add_argument("--cases", type=int, default=10_000, help="number of cases")
+    parser.add_argument("--first", type=int, default=0, help="number of the first case")
+    parser.add_argument("--case", type=int, help="send only the case with this number")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the cases")
+    parser.add_argument("--clients", type=int, default=4, help="number of hostile clients")
+    args = parser.parse_args(argv)
+    cases = range(args.first, args.first + args.cases)
+    if args.case is not None:
+        cases = range(args.case, args.case + 1)
+        print(json.dumps(request_of(args.seed, args.case))[:2_000])
+    report = run(cases, args.seed, args.clients)
+    for fault in report.faults[:40]:
+        print(fault)
+    outcomes = ", ".join(f"{name}: {count}" for name, count in report.outcomes.most_common())
+    print(f"{len(cases)} cases in {report.seconds:.0f} s, seed {args.seed}; {outcomes}")
+    print(f"the server {'died' if report.has_died else 'runs'}; {len(report.faults)} faults")
+    for name, latencies in (("alone", report.alone), ("beside", report.beside)):
+        print(
+            f"honest requests {name}: {len(latencies)}, median {statistics.median(latencies):.2f} "
+            f"s, p95 {_p95(latencies):.2f} s, max {max(latencies):.2f} s"
+        )
+    shown = ", ".join(f"{each:.0f}" for each in report.memory[:: max(len(report.memory) // 10, 1)])
+    print(f"resident memory in MB: {shown}; at the end {report.memory[-1]:.0f}")
+    return 0 if report.is_good else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

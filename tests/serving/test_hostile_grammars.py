@@ -1,0 +1,101 @@
+"""A server among clients that send grammars to kill, block or fill it."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+
+import httpx
+import pytest
+
+pytest.importorskip("starlette", reason="needs the extra [serve]")
+pytest.importorskip("llguidance")
+
+from adafuse_llm import AdaFuseEngine, RuntimeConfig
+from adafuse_llm.serving.app import build_app
+from adafuse_llm.serving.service import Service
+from adafuse_llm.serving_config import ServingConfig
+from adafuse_llm.text import isolation
+from adafuse_llm.text.isolation import CAN_ISOLATE
+from benchmarks import fuzz_grammars
+from tests.support.hostile import SCHEMAS, SWELLING, chain
+from tests.support.hostile_requests import KINDS, request_of
+from tests.support.models import Recipe, backend
+from tests.support.serving import served
+
+pytestmark = pytest.mark.skipif(not CAN_ISOLATE, reason="this system has no fork")
+
+CASES = 30
+
+
+def test_r3_v1_hostile_requests_harm_nobody() -> None:
+    report = fuzz_grammars.run(range(CASES), 3, 3, alone=6)
+    assert report.is_good, report.faults
+    assert report.outcomes.total() == CASES
+    assert report.outcomes["400"] > 3
+    assert report.outcomes["200"] > 3
+    assert len(report.beside) > 5
+    assert not math.isnan(report.memory[-1])
+
+
+@pytest.mark.quick
+def test_cases_are_determined_by_their_seed_and_cover_all_kinds() -> None:
+    assert request_of(3, 7) == request_of(3, 7)
+    assert request_of(3, 7) != request_of(3, 8)
+    assert {request_of(0, number)[0] for number in range(150)} == {*KINDS}
+
+
+def test_r3_v2_slow_grammars_do_not_hold_up_other_requests() -> None:
+    """The trials of more requests than there are threads for checks run; a chat is answered."""
+    engine = AdaFuseEngine(
+        [backend(Recipe("llama", "bytelevel", seed=1, layers=1))],
+        runtime=RuntimeConfig(grammar_isolation=True),
+    )
+    service = Service(ServingConfig())
+    service.open(engine)
+    with engine, served(build_app(service, [])) as url:
+
+        def post(**fields: object) -> httpx.Response:
+            body = {"model": "adafuse", "prompt": "the", "max_tokens": 2, **fields}
+            return httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+
+        def refused(number: int) -> None:
+            regex = SWELLING[0].replace("20", str(20 + number))
+            statuses.append(post(adafuse={"regex": regex}).status_code)
+
+        assert post(adafuse={"regex": "[a-c]+"}).status_code == 200
+        statuses: list[int] = []
+        threads = [threading.Thread(target=refused, args=(number,)) for number in range(7)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.5)
+        began = time.monotonic()
+        assert post().status_code == 200
+        assert post(adafuse={"regex": "[a-d]+"}).status_code == 200
+        assert time.monotonic() - began < 4
+        assert len(statuses) < len(threads)
+        chained = post(adafuse={"json_schema": chain(SCHEMAS["references"], 1_200)})
+        assert chained.status_code == 400
+        assert "levels deep" in chained.json()["error"]["message"]
+        for thread in threads:
+            thread.join()
+        assert statuses == [400] * len(threads)
+
+
+def test_r3_v2_the_trial_of_a_client_that_left_stops() -> None:
+    engine = AdaFuseEngine(
+        [backend(Recipe("llama", "bytelevel", seed=1, layers=1))],
+        runtime=RuntimeConfig(grammar_isolation=True),
+    )
+    service = Service(ServingConfig())
+    service.open(engine)
+    with engine, served(build_app(service, [])) as url:
+        body = {"model": "adafuse", "prompt": "the", "adafuse": {"regex": SWELLING[1]}}
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{url}/v1/completions", json=body, timeout=0.4)
+        places = isolation._trials._places
+        end = time.monotonic() + 0.6
+        while places._value < isolation.MAX_TRIALS:
+            assert time.monotonic() < end, "the trial still has its place"
+            time.sleep(0.01)

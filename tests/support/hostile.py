@@ -1,0 +1,75 @@
+"""Grammars that crash, block or fill a compiler, by size."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+Schema = dict[str, Any]
+
+
+def chain(step: Callable[[Schema], Schema], length: int) -> Schema:
+    """Return a schema of definitions, each of which refers to the next one.
+
+    Args:
+        step: function that returns a definition for a reference to the next one.
+        length: number of definitions.
+    """
+    names = [f"d{number}" for number in range(length + 1)]
+    links = [{"$ref": f"#/$defs/{name}"} for name in names]
+    definitions = {name: step(link) for name, link in zip(names, links[1:], strict=False)}
+    return {**links[0], "$defs": {**definitions, names[-1]: {"type": "string"}}}
+
+
+def _object(link: Schema) -> Schema:
+    return {"type": "object", "properties": {"x": link}, "required": ["x"]}
+
+
+SCHEMAS: dict[str, Callable[[Schema], Schema]] = {
+    "references": lambda link: link,
+    "objects": _object,
+    "arrays": lambda link: {"type": "array", "items": link},
+    "anyOf": lambda link: {"anyOf": [link, {"type": "null"}]},
+    "allOf": lambda link: {"allOf": [link, {"minLength": 1}]},
+}
+"""Steps of chains, by name."""
+
+RULES: dict[str, str] = {
+    "rules": 'a{0}: "x" a{1}\n',
+    "aliases": "a{0}: a{1}\n",
+    "alternatives": 'a{0}: "x" a{1} | "z"\n',
+    "groups": 'a{0}: ("x" (("y" a{1})))\n',
+    "attributes": 'a{0} [capture]: "x" a{1} // a0: "\n',
+}
+"""Rules of a Lark grammar that refer to the next rule, by name."""
+
+TERMINALS: dict[str, str] = {
+    "terminals": 'A{0}: "x" A{1}\n',
+    "both": "A{0}: /[a-z]*/ & A{1}\n",
+    "not": "A{0}: ~A{1}\n",
+}
+
+EXPRESSIONS: dict[str, Callable[[int], str]] = {
+    "groups": lambda size: "(" * size + "x" + ")" * size,
+    "alternatives": lambda size: "(y|" * size + "x" + ")" * size,
+    "stars": lambda size: "(" * size + "x" + ")*" * size,
+    "repetitions": lambda size: "a" + "{1,2}" * size,
+    "classes": lambda size: "[" * size + "a" + "]" * size,
+}
+"""Regular expressions of a depth, by name."""
+
+SWELLING = (".*a.{20}b", "(.*a.{12}b.*c.{9}d)+", "(.*a.{8}b){3}", r"(\w*\d\w{14}\D)+")
+"""Short regular expressions whose states are many."""
+
+
+def lark_chain(rule: str, length: int) -> str:
+    """Return a Lark grammar whose rules refer to each other, `length` of them in a row."""
+    name = "A" if rule.startswith("A") else "a"
+    rules = "".join(rule.format(number, number + 1) for number in range(length))
+    return f'start: {name}0\n{rules}{name}{length}: "y"\n'
+
+
+def lark_json(schema: Schema) -> str:
+    """Return a Lark grammar of a JSON schema as it is."""
+    return f"start: %json {json.dumps(schema)}\n"
