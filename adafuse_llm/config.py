@@ -215,7 +215,7 @@ class AdaFuseConfig(Options):
         "is cut. At most 256.",
     )
     max_word_letters: int = Field(
-        256,
+        4,
         ge=1,
         le=256,
         description="Maximum number of letters of scripts without spaces (Chinese, Japanese, Thai, "

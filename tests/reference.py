@@ -38,7 +38,7 @@ class Options:
     max_words: int = 3
     branching_factor: int | None = None
     max_word_tokens: int = 16
-    max_word_letters: int = 256
+    max_word_letters: int = 4
     max_new_tokens: int = 256
     stop: tuple[str, ...] = ()
     weights: tuple[float, ...] | None = None

@@ -23,7 +23,7 @@ def test_defaults() -> None:
         "max_words": 3,
         "branching_factor": None,
         "max_word_tokens": 16,
-        "max_word_letters": 256,
+        "max_word_letters": 4,
         "max_new_tokens": 256,
         "stop": (),
         "weights": None,

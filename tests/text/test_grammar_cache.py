@@ -150,3 +150,17 @@ def test_r3_v2_a_grammar_takes_no_more_than_its_measured_bytes(regex: str) -> No
     )
     grown, measured = map(int, done.stdout.split())
     assert grown < measured < 40 * grown
+
+
+def test_r3_v2_a_grammar_that_grows_and_is_never_asked_for_again_is_forgotten() -> None:
+    sizes = dict.fromkeys(range(8), 1_000)
+    cache: GrammarCache[int] = GrammarCache(lambda value: sizes.get(value))
+    for number in range(5):
+        cache.get(number, lambda number=number: number)  # type: ignore[misc]
+    sizes[1] += grammar_cache.MAX_GROWTH + 1
+    sizes[2] += 500
+    del sizes[3]
+    for _ in range(2):
+        cache.get(4, lambda: 4)
+    assert set(cache._entries) == {0, 2, 4}
+    assert cache.size == 3_500
