@@ -154,7 +154,7 @@ def test_r3_v2_a_grammar_takes_no_more_than_its_measured_bytes(regex: str) -> No
 
 def test_r3_v2_a_grammar_that_grows_and_is_never_asked_for_again_is_forgotten() -> None:
     sizes = dict.fromkeys(range(8), 1_000)
-    cache: GrammarCache[int] = GrammarCache(lambda value: sizes.get(value))
+    cache: GrammarCache[int] = GrammarCache(sizes.get)
     for number in range(5):
         cache.get(number, lambda number=number: number)  # type: ignore[misc]
     sizes[1] += grammar_cache.MAX_GROWTH + 1
