@@ -26,6 +26,9 @@ class CachedMember(ReferenceMember):
     _held: list[int] = field(default_factory=list, repr=False)
     _logprobs: dict[tuple[int, ...], Any] = field(default_factory=dict, repr=False)
 
+    def forward(self, ids: Sequence[int]) -> Any:
+        return _Rows(self, ids)
+
     def row(self, ids: Sequence[int]) -> Any:
         key = tuple(ids)
         if key not in self._rows:
@@ -92,9 +95,6 @@ class GgufMember(CachedMember):
     def vocabulary(self) -> int:
         return int(self.model._model.vocabulary)
 
-    def forward(self, ids: Sequence[int]) -> Any:
-        return _Rows(self, ids)
-
     def _next(self, ids: list[int]) -> Any:
         from adafuse_llm.backends.llamacpp.context import REPEATABLE_TOKENS, CacheFullError, Entry
 
@@ -120,7 +120,7 @@ class GgufMember(CachedMember):
 class _Rows:
     """The rows of logits after each token of `ids`, evaluated when they are read."""
 
-    member: GgufMember
+    member: CachedMember
     ids: Sequence[int]
 
     def __getitem__(self, index: int) -> Any:
