@@ -86,7 +86,7 @@ def test_prompts_are_those_of_the_transformers_checkpoint(
         assert text.codec.encode_messages(messages) == expected
 
 
-@pytest.mark.parametrize(("kind", "team"), zip(PROMPTS, cycle(TEAMS), strict=False))
+@pytest.mark.parametrize(("kind", "team"), list(zip(PROMPTS, cycle(TEAMS), strict=False)))
 def test_r10_repeatable_members_equal_the_reference(
     kind: str,
     team: tuple[str, ...],

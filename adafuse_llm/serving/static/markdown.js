@@ -148,7 +148,7 @@ function morph(old, wanted) {
   for (const { name, value } of wanted.attributes) {
     if (name !== "tabindex" && old.getAttribute(name) !== value) old.setAttribute(name, value);
   }
-  const children = [...old.childNodes];
-  [...wanted.childNodes].forEach((child, at) => children[at] ? morph(children[at], child) : old.append(child));
-  children.slice(wanted.childNodes.length).forEach(child => child.remove());
+  const children = [...old.childNodes], others = [...wanted.childNodes];  // some of which leave `wanted` below
+  others.forEach((child, at) => children[at] ? morph(children[at], child) : old.append(child));
+  children.slice(others.length).forEach(child => child.remove());
 }

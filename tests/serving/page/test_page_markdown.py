@@ -237,3 +237,24 @@ def test_r3_v14_a_growing_answer_is_shown_ten_times_a_second_at_most(visit) -> N
     }"""
     views, seconds = tab.page.evaluate(script)
     assert 3 <= views <= 10 * seconds + 2
+
+
+CHANGE = """([before, after]) => {
+  const [old, wanted] = [before, after].map(texts => make("p", {}, ...texts.map(
+    text => text.startsWith("#") ? document.createTextNode(text) : make("span", {}, text))));
+  morph(old, wanted);
+  return [...old.childNodes].map(node => node.textContent);
+}"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (["a", "b", "c", "d"], ["a", "#b", "c", "e", "f", "g"]),
+        (["a", "b", "c"], ["#a", "b", "d"]),
+        (["a", "b", "c"], ["#b"]),
+        ([], ["a", "#b"]),
+    ],
+)
+def test_r3_v14_a_changed_paragraph_keeps_every_piece(visit, before, after) -> None:
+    assert visit().page.evaluate(CHANGE, [before, after]) == after
