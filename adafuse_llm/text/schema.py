@@ -100,6 +100,16 @@ _COMPILED_FORMATS = frozenset({"email", "hostname", "ipv4", "ipv6", "uri", "uuid
 _FREE_FORMATS = frozenset({"binary", "password", "path"})
 """Formats that allow every text."""
 
+_FORMAT_BOUNDS = {
+    "email": r"^[^@]{1,64}@[^.]{1,63}(\.[^.]{1,63})*$",
+    "uri": "^[^:]{1,40}:",
+}
+"""Patterns that bound the parts of a format inside which a text cannot end.
+
+The parts of an email address are as long as RFC 5321 and RFC 1035 allow. The longest registered
+scheme of a URI has 36 characters.
+"""
+
 _MAX_HOSTNAME = 253
 
 _KEYWORDS_OF = {
@@ -485,6 +495,7 @@ class _Preparation:
                 patterns.append(_FORMAT_PATTERNS[name])
             elif isinstance(name, str) and name in _COMPILED_FORMATS:
                 out["format"] = name
+                patterns += [_FORMAT_BOUNDS[name]] if name in _FORMAT_BOUNDS else []
             elif not isinstance(name, str) or name not in _FREE_FORMATS:
                 allowed = sorted({*_FORMAT_PATTERNS, *_COMPILED_FORMATS, *_FREE_FORMATS})
                 _refuse(

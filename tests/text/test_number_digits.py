@@ -1,4 +1,4 @@
-"""The digits of numbers in JSON end, and no value within the digits is lost."""
+"""Digits of numbers and parts of addresses in JSON end, and no usual value is lost."""
 
 from __future__ import annotations
 
@@ -76,3 +76,41 @@ def test_r14_joint_schemas_keep_their_numbers() -> None:
     assert not start(half).can_end("0.5")
     parts = {"items": {"type": "number"}, "allOf": [{"items": {"multipleOf": 0.5}}]}
     assert start({"type": "array", **parts}).can_end("[1.5, 2]")
+
+
+def test_r14_parts_of_addresses_end() -> None:
+    """A text cannot end inside these parts, so that a member has no other way out."""
+    for kind, begun, most in (
+        ("email", "", 64),
+        ("email", "a.b@", 63),
+        ("email", "a@b-c.", 63),
+        ("uri", "", 40),
+    ):
+        text = start({"type": "string", "format": kind})
+        text.commit(f'"{begun}')
+        count = 0
+        while text.holds("a") and count < 99:
+            text.commit("a")
+            count += 1
+        assert count == most, (kind, begun)
+        assert text.closing() is not None
+
+
+def test_r14_addresses_of_everyday_size_can_be_written() -> None:
+    domain = ".".join(["d" * 63] * 2 + ["e" * 60])  # 188 characters
+    emails = ("a@b.de", "Jo.O'Neil+tag@mail.example.com", "l" * 64 + f"@{domain}", "x@[127.0.0.1]")
+    uris = ("https://example.com/", "urn:isbn:0451450523", "microsoft.windows.camera.multipicker:x")
+    uris = (*uris, "data:text/plain;base64," + "QUJD" * 1000, "mailto:a@b.de", "a:")
+    for kind, texts in (("email", emails), ("uri", uris)):
+        for written in texts:
+            assert start({"type": "string", "format": kind}).can_end(f'"{written}"'), written
+    for wrong in ("l" * 65 + "@b.de", f"a@{'d' * 64}.de", "https" + "w" * 36 + ":"):
+        kind = "email" if "@" in wrong else "uri"
+        assert not start({"type": "string", "format": kind}).can_end(f'"{wrong}"')
+
+
+def test_r14_bounds_of_addresses_join_other_limits() -> None:
+    text = start({"type": "string", "format": "email", "pattern": "@b\\.de$", "maxLength": 9})
+    assert text.can_end('"ann@b.de"')
+    for wrong in ("ann@c.de", "annette@b.de", "ann@b.de.org"):
+        assert not text.can_end(f'"{wrong}"')
