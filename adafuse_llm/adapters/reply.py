@@ -152,8 +152,8 @@ class ReplyParser:
         reasoning: whether to recognize reasoning; otherwise it is text.
         prefix: text with which the chat templates began the reply (`StreamEvent.reply_prefix`). If
             it opens reasoning, the reply begins inside the reasoning.
-        calls_forbidden: whether a grammar keeps the reply from opening a call. Most of an opening
-            marker at the end of the reply is then dropped.
+        calls_forbidden: whether a grammar keeps the reply from opening a call. The beginning of an
+            opening marker at the end of the reply is then dropped, as far as `close` says.
     """
 
     def __init__(
@@ -189,17 +189,19 @@ class ReplyParser:
         """End the reply; return the parts that are still buffered.
 
         Args:
-            is_cut: whether the reply ends at a length limit. Most of an opening marker then counts
-                as the marker.
+            is_cut: whether the reply ends at a length limit. The beginning of an opening marker is
+                then dropped, and most of the marker counts as the marker. Otherwise, both are text,
+                but if calls are forbidden, most of the marker is dropped.
         """
         self._complete = True
         parts = self.feed("")
-        is_marker = CALL_OPENS.startswith(self._buffer) and len(self._buffer) >= MIN_CUT_MARKER
-        if is_marker and self._kind is Text:
-            if self._calls_forbidden:
+        is_most = len(self._buffer) >= MIN_CUT_MARKER
+        may_call = self._kind is Text and (self._tools or self._calls_forbidden)
+        if may_call and CALL_OPENS.startswith(self._buffer):
+            if is_cut and is_most and self._tools:
+                self._kind = ToolCall
+            if is_cut or (is_most and self._calls_forbidden):
                 self._buffer = ""
-            elif is_cut and self._tools:
-                self._kind, self._buffer = ToolCall, ""
         if self._kind is not ToolCall:
             return parts + self._take(len(self._buffer))
         self._kind, rest, self._buffer = Text, self._buffer, ""

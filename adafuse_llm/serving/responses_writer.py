@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from adafuse_llm.adapters.logprobs import openai_logprobs
-from adafuse_llm.adapters.reply import InvalidToolCall, Part, Reasoning, Text
+from adafuse_llm.adapters.reply import CUT, InvalidToolCall, Part, Reasoning, Text
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.results import Generation, StreamEvent
 from adafuse_llm.serving.errors import BUSY, ApiError
@@ -22,9 +22,6 @@ from adafuse_llm.serving.openai_completions import (
 )
 from adafuse_llm.serving.openai_fields import EXTENSION
 from adafuse_llm.serving.openai_requests import ServedRequest
-
-CUT = ("length", "cancelled")
-"""Finish reasons of responses that are incomplete."""
 
 CountTokens = Callable[[str, str], int]
 """A function from a member's name and a text to the number of its tokens."""

@@ -177,6 +177,18 @@ def test_v13_a_call_that_is_cut_off_leaves_no_marker_in_the_text(cut: str) -> No
     assert ("".join(p.text for p in parts) == f"Well: {cut}") == ("<tool_call>" not in cut)
 
 
+@pytest.mark.parametrize("tools", [TOOLS, ()])
+@pytest.mark.parametrize("cut", ["<", "<t", "<too"])
+def test_v13_the_first_characters_of_a_marker_are_no_text_if_a_reply_is_cut(
+    cut: str, tools: Any
+) -> None:
+    for reason, shown in (("length", ""), ("cancelled", ""), ("stop", cut)):
+        reader = ReplyReader(tools, calls_forbidden=not tools)
+        delta = reader.add(f"1 {cut}", finish_reason=reason)
+        assert (delta.content, delta.warnings) == (f"1 {shown}", [])
+    assert ReplyReader().add(f"1 {cut}", finish_reason="length").content == f"1 {cut}"
+
+
 @given(st.sampled_from([text for text, _ in (*CALLS.values(), *TEXTS.values())]), st.data())
 def test_r4_nothing_is_lost_however_a_reply_is_cut(text: str, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))

@@ -257,7 +257,7 @@ def exported(name: str, **labels: str) -> dict[str, float]:
     return dict(found)
 
 
-def test_each_node_has_a_replica(served):
+def test_r3_v15_each_node_has_a_replica(served):
     """The file of the deployment asks for it. A process has its name some time after its start."""
     wait_for(lambda: len({process.ppid() for process in served.replicas()}) == 2)
 

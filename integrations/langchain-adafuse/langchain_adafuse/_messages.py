@@ -17,13 +17,9 @@ from langchain_core.utils.json import parse_partial_json
 
 from adafuse_llm import StreamEvent
 from adafuse_llm.adapters.conversation import Call, Turn
-from adafuse_llm.adapters.reply import (
-    CALL_CLOSES,
-    CALL_OPENS,
-    InvalidToolCall,
-    ReplyReader,
-)
+from adafuse_llm.adapters.reply import CALL_CLOSES, CALL_OPENS, InvalidToolCall
 from adafuse_llm.adapters.reply import ToolCall as ValidToolCall
+from adafuse_llm.adapters.reply_form import ReplyForm
 from adafuse_llm.errors import InvalidInputError, short_repr
 from adafuse_llm.text.chat import Tool
 from adafuse_llm.text.conversation import RESULT_CLOSES, RESULT_OPENS
@@ -197,12 +193,11 @@ class Reply:
     """A converter from stream events to chunks with text, reasoning and tool calls.
 
     Args:
-        tools: the tools that the reply can call.
-        parallel: whether to keep all calls of a reply; otherwise, only the first one.
+        form: the form of the reply.
     """
 
-    def __init__(self, tools: Sequence[Tool], *, parallel: bool = True) -> None:
-        self._reader = ReplyReader(tools, parallel=parallel)
+    def __init__(self, form: ReplyForm) -> None:
+        self._reader = form.reader()
         self._calls = 0
         self._has_valid_call = False
 

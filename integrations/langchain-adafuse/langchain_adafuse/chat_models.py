@@ -73,7 +73,7 @@ class _Request(NamedTuple):
 
     def reply(self) -> Reply:
         """Return a new converter of replies."""
-        return Reply(self.form.callable_tools, parallel=self.form.parallel)
+        return Reply(self.form)
 
     def message(self, response: Response) -> AIMessage:
         """Convert a whole response to a message."""

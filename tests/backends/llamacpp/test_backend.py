@@ -200,7 +200,7 @@ def test_random_requests_get_the_numbers_of_transformers(
 
 
 @pytest.mark.parametrize("cells", [4096, 700])
-def test_r3_repeatable_numbers_depend_on_the_tokens_before_only(cells: int) -> None:
+def test_r10_repeatable_numbers_depend_on_the_tokens_before_only(cells: int) -> None:
     """Requests of all sizes, in batches, with reused prefixes, and with and without a full cache.
 
     The numbers of a token are those of a member that runs every token again, alone.
@@ -355,7 +355,7 @@ def test_wrong_options_are_errors(options: dict[str, Any], message: str) -> None
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_r3_end_tokens_are_added_to_those_of_the_file(own: bool) -> None:
+def test_r11_end_tokens_are_added_to_those_of_the_file(own: bool) -> None:
     plain = gguf("wren", own=own)
     assert AdaFuseEngine([plain]).generate(PROMPTS[0], max_new_tokens=4).text
     tree = TokenTree(plain.codec.encode_prompt(PROMPTS[0]))
@@ -398,7 +398,7 @@ def test_memory_is_reckoned() -> None:
 
 
 @pytest.mark.parametrize("info", [b"CPU : AMX_INT8 = 1 | ", b"CPU : AVX2 = 1 | "])
-def test_r3_weights_stay_in_the_order_of_the_file_on_processors_with_amx(
+def test_r16_weights_stay_in_the_order_of_the_file_on_processors_with_amx(
     info: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = load_library()

@@ -10,6 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from adafuse_llm.backends import NodeQuery, TokenTree
+from adafuse_llm.backends.llamacpp import LlamaCppBackend
 from adafuse_llm.backends.llamacpp.library import load_library
 from adafuse_llm.embedded import member_paths
 from tests.support.gguf_files import embedded_gguf, write_gguf
@@ -17,7 +19,7 @@ from tests.support.gguf_files import embedded_gguf, write_gguf
 pytestmark = pytest.mark.gguf
 
 
-def llama_cpp_logprobs(path: Path, ids: list[int]) -> torch.Tensor:
+def llama_cpp_logprobs(path: Path, ids: list[int], *, flash: bool = False) -> torch.Tensor:
     """The log-probabilities after each token, with a cache of 32-bit numbers."""
     library = load_library()
     loaded = library.llama_model_load_from_file(
@@ -27,7 +29,7 @@ def llama_cpp_logprobs(path: Path, ids: list[int]) -> torch.Tensor:
     options.n_ctx = options.n_batch = options.n_ubatch = 64
     options.n_threads = options.n_threads_batch = 1
     options.type_k = options.type_v = 0
-    options.flash_attn_type = 0
+    options.flash_attn_type = int(flash)
     context = library.llama_init_from_model(loaded, options)
     batch = library.llama_batch_init(len(ids), 0, 1)
     batch.n_tokens = len(ids)
@@ -47,6 +49,20 @@ def llama_cpp_logprobs(path: Path, ids: list[int]) -> torch.Tensor:
     library.llama_free(context)
     library.llama_model_free(loaded)
     return torch.tensor(np.stack(rows)).double().log_softmax(-1)
+
+
+@pytest.mark.parametrize("flash", [False, True])
+def test_r12_a_member_can_have_the_numbers_of_either_attention(flash: bool) -> None:
+    path, ids = embedded_gguf("wren", "q8_0"), list(range(10, 60))
+    settings: dict[str, Any] = {"context": 256, "threads": 1, "cache_type": "f32"}
+    member = LlamaCppBackend(path, "wren", flash_attention=flash, **settings)
+    tree = TokenTree(ids)
+    (result,) = member.evaluate([NodeQuery(tree, (tree.root,), (), 5)])
+    tokens, logprobs = list(result.next[0].tokens), torch.tensor(result.next[0].logprobs)
+    same, other = (llama_cpp_logprobs(path, ids, flash=f)[-1, tokens] for f in (flash, not flash))
+    assert (logprobs - same).abs().max() < 1e-6 < (same - other).abs().max()
+    member.release(tree)
+    member.close()
 
 
 def difference(folder: Path, path: Path) -> float:

@@ -199,7 +199,7 @@ def ask(member: Any) -> Any:
     return member.evaluate([NodeQuery(tree, (tree.root,), (), 3)])
 
 
-def test_a_process_that_dies_in_every_pass_fails_the_request_only(member: Any) -> None:
+def test_r16_a_process_that_dies_in_every_pass_fails_the_request_only(member: Any) -> None:
     (member.folder / "die").touch()
     with AdaFuseEngine([member]) as engine:
         with pytest.raises(MemberError, match=r"ended by signal SIGKILL, perhaps.*started again"):

@@ -37,6 +37,7 @@ from llama_index.llms.adafuse._decode import Chunk
 from llama_index.llms.adafuse.raw import AdaFuseRaw
 
 from adafuse_llm import AdaFuseEngine, GrammarError, InvalidInputError, MalformedReplyError
+from adafuse_llm.adapters.reply_form import ReplyForm
 from adafuse_llm.strategies import BeamSearch
 from adafuse_llm.text.chat import Tool
 from tests.support.instruction_follower import call as written_call
@@ -402,7 +403,7 @@ REPLIES = {
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_a_reply_is_the_same_however_it_is_cut(name, size):
     text, content, thinking, calls = REPLIES[name]
-    reply = Reply([Tool("add", "", {}), Tool("greet", "", {})])
+    reply = Reply(ReplyForm([Tool("add", "", {}), Tool("greet", "", {})], "auto"))
     pieces = [text[start : start + size] for start in range(0, len(text), size)]
     responses = [reply.take(chunk(piece)) for piece in pieces]
     responses.append(reply.take(chunk("", last=True)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,11 +31,10 @@ from adafuse_llm.adapters.reply import (
     CUT,
     InvalidToolCall,
     ReplyParser,
-    ReplyReader,
     Text,
     ToolCall,
 )
-from adafuse_llm.adapters.reply_form import ReplyForm, to_tool_choice
+from adafuse_llm.adapters.reply_form import ReplyForm, to_flag, to_tool_choice
 from adafuse_llm.text.chat import Tool
 
 TOOL_KEYWORDS = ("tools", "tool_choice", "parallel_tool_calls")
@@ -50,25 +49,23 @@ REACT_KEYWORDS = ("react_chat_formatter", "output_parser", "tool_retriever", "me
 
 @dataclass(frozen=True)
 class Toolbox(ReplyForm):
-    """The tools of a request, of which at least one can be called."""
+    """The tools of a request."""
 
     @classmethod
-    def of(cls, keywords: Mapping[str, Any]) -> Toolbox | None:
-        """Read the keywords of a chat that concern tools. Return None if no tool can be called.
+    def of(cls, keywords: Mapping[str, Any]) -> Toolbox:
+        """Read the keywords of a chat that concern tools.
 
         Raises:
             InvalidInputError: the tools or the choice have an unknown form, or the choice does not
                 fit the tools.
+            InvalidOptionError: ``parallel_tool_calls`` is neither a bool nor None.
         """
         tools = tuple(map(_tool, keywords.get("tools") or ()))
         choice = to_tool_choice(keywords.get("tool_choice"), [tool.name for tool in tools])
         if choice == "required" and not tools:
             raise InvalidInputError("tool_choice='required' needs at least one tool; got none")
-        parallel = keywords.get("parallel_tool_calls", True)
-        if not isinstance(parallel, bool):
-            raise InvalidInputError(f"parallel_tool_calls must be True or False; got {parallel!r}")
-        box = cls(tools, choice, parallel)
-        return box if box.calls_tools else None
+        name = "parallel_tool_calls"
+        return cls(tools, choice, to_flag(name, keywords.get(name), default=True))
 
     def problem(self, response: ChatResponse) -> str | None:
         """Return why a reply that was not enforced cannot be used; None if it can be."""
@@ -124,12 +121,11 @@ class Reply:
     after calls is removed.
 
     Args:
-        tools: the tools that the reply can call.
-        parallel: whether it can have several calls; otherwise only the first one counts.
+        form: the form of the reply.
     """
 
-    def __init__(self, tools: Sequence[Tool] = (), *, parallel: bool = True) -> None:
-        self._reader = ReplyReader(tools, parallel=parallel)
+    def __init__(self, form: ReplyForm) -> None:
+        self._reader = form.reader()
         self._text = ""
         self._thinking = ""
         self._calls: list[ToolCallBlock] = []
@@ -250,7 +246,7 @@ class CallAttempts:
 
     def take(self, response: ChatResponse) -> None:
         """Accept a response, or add it and what is wrong with it to the next request."""
-        problem = self._toolbox.problem(response) if self._toolbox else None
+        problem = self._toolbox.problem(response) if self._toolbox.calls_tools else None
         if problem is None:
             self.response = response
             return

@@ -70,6 +70,7 @@ from adafuse_llm import (
 from adafuse_llm.adapters.conversation import to_conversation, to_messages
 from adafuse_llm.adapters.ensembles import Ensemble, check_engine, fields_from_config
 from adafuse_llm.adapters.options import Unsupported, check_option_names
+from adafuse_llm.adapters.reply_form import ReplyForm
 from adafuse_llm.adapters.schema import close_objects
 from adafuse_llm.config import CONSTRAINTS, DecodeOptions
 
@@ -89,6 +90,7 @@ T = TypeVar("T")
 
 _PROGRAM_MODES = (PydanticProgramMode.DEFAULT, PydanticProgramMode.LLM)
 _LOADING = ("dtype", "device_map", "revision", "trust_remote_code", "runtime")
+ANY_TEXT = ReplyForm()
 ONE = {"n": 1}
 """Number of responses where only one can be used, whatever the LLM's option `n` is."""
 
@@ -958,6 +960,10 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         config = self.engine.config if self._ensemble.is_loaded else AdaFuseConfig()
         return config.override(options)
 
+    def _is_constrained(self, options: Mapping[str, Any]) -> bool:
+        config = self._config(options)
+        return any(getattr(config, name) is not None for name in CONSTRAINTS)
+
     def _told(self, read: Callable[[Ensemble], T | None]) -> T | None:
         """Read a property of the ensemble. Load the members if their files do not tell."""
         value = read(self._ensemble)
@@ -1005,7 +1011,7 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         self,
         messages: Sequence[ChatMessage],
         overrides: Mapping[str, Any],
-        toolbox: Toolbox | None = None,
+        form: ReplyForm = ANY_TEXT,
     ) -> dict[str, Any]:
         """Return the request for a chat.
 
@@ -1016,16 +1022,17 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         instructions = [str(each.content) for each in messages if isinstance(each, Instructions)]
         messages = [each for each in messages if not isinstance(each, Instructions)]
         described: dict[str, Any] = {"instructions": "\n\n".join(instructions)}
-        if toolbox is not None:
+        if form.calls_tools:
             if constraints := [name for name in CONSTRAINTS if overrides.get(name) is not None]:
                 raise InvalidOptionError(
                     f"{constraints[0]} cannot be combined with tools, because both determine the "
                     "form of the reply; pass tool_choice='none', or omit one of them"
                 )
-            options = self._enforce(options, toolbox.constraint)
-            described |= {"tools": toolbox.tools, "tool_choice": toolbox.choice}
+            described |= {"tools": form.tools, "tool_choice": form.choice}
+        if form.calls_tools or (form.tools and not self._is_constrained(options)):
+            options = self._enforce(options, form.constraint)
         with_prompts = add_prompts(messages, self.system_prompt, self.query_wrapper_prompt)
-        if self.react_stop and toolbox is None and describes_steps(with_prompts):
+        if self.react_stop and not form.calls_tools and describes_steps(with_prompts):
             options["stop"] = with_observation(self._config(options).stop)
         if self.messages_to_prompt in (None, generic_messages_to_prompt):
             return {"messages": to_conversation(to_turns(with_prompts), **described), **options}
@@ -1038,12 +1045,9 @@ class AdaFuseLLM(CustomLLM, FunctionCallingLLM):
         self, messages: Sequence[ChatMessage], keywords: Mapping[str, Any]
     ) -> tuple[dict[str, Any], Callable[[Chunk], ChatResponse]]:
         """Return the request for a chat, and a function from its chunks to responses."""
-        toolbox = Toolbox.of(keywords)
+        form = Toolbox.of(keywords)
         overrides = {key: value for key, value in keywords.items() if key not in TOOL_KEYWORDS}
-        request = self._messages(messages, overrides, toolbox)
-        if toolbox is None:
-            return request, Reply().take
-        return request, Reply(toolbox.tools, parallel=toolbox.parallel).take
+        return self._messages(messages, overrides, form), Reply(form).take
 
     async def _achat(
         self, messages: Sequence[ChatMessage], keywords: Mapping[str, Any]
@@ -1145,7 +1149,7 @@ def _completion(request: Mapping[str, Any]) -> Callable[[Chunk], CompletionRespo
 
     The response to a message excludes reasoning. The continuation of a prompt is unchanged.
     """
-    return Reply().take_completion if "messages" in request else _completion_response
+    return Reply(ANY_TEXT).take_completion if "messages" in request else _completion_response
 
 
 def _merged(*options: Mapping[str, Any]) -> dict[str, Any]:
