@@ -5,12 +5,13 @@ These quantized members have ``repeatable=True``, so their numbers are those of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import cycle
+from collections.abc import Iterator, Sequence
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from adafuse_llm import AdaFuseEngine, RuntimeConfig
@@ -103,6 +104,65 @@ def test_r10_repeatable_members_equal_the_reference(
             [real_gguf[name] for name in team], runtime=RuntimeConfig(drafting=drafting)
         )
         assert_same(engine.generate(**request, **options), expected, TOLERANCE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_r12_without_flash_attention_a_member_is_llama_cpp_python(
+    name: str, real_files: dict[str, Path]
+) -> None:
+    """In the same passes, the numbers are those of `llama_cpp.Llama` with its default options.
+
+    With a member's own default, they differ. The test prints how much, and how many texts do.
+    """
+    from llama_cpp import Llama
+
+    from adafuse_llm.backends.llamacpp import LlamaCppBackend
+    from adafuse_llm.backends.llamacpp.library import load_library
+    from adafuse_llm.backends.llamacpp.model import AMX
+
+    if AMX in load_library().llama_print_system_info():
+        pytest.skip("llama_cpp.Llama crashes on processors with AMX")
+    path = real_files[name]
+    plain = Llama(str(path), n_ctx=256, n_threads=1, logits_all=True, verbose=False)
+    members = {
+        flash: LlamaCppBackend(path, name, context=1024, threads=1, flash_attention=flash)
+        for flash in (False, None)
+    }
+    changes, other_texts = dict.fromkeys(members, 0.0), dict.fromkeys(members, 0)
+    for prompt in map(str.rstrip, PROMPTS.values()):
+        ids = members[None].codec.encode_prompt(prompt)
+        plain.reset()
+        tokens = list(islice(plain.generate(ids, temp=0), 24))
+        ends = [at for at, token in enumerate(tokens) if token in members[None].end_ids]
+        tokens = tokens[: ends[0]] if ends else tokens
+        rows = torch.tensor(plain.scores[len(ids) - 1 :][: len(tokens)]).log_softmax(-1)
+        for flash, member in members.items():
+            member._start_anew()  # numbers depend on the sizes of passes and places in the cache
+            found = likeliest_after_each(member, ids, tokens)
+            for (likely, logprobs), row in zip(found, rows, strict=True):
+                change = float((row[list(likely)] - torch.tensor(logprobs)).abs().max())
+                changes[flash] = max(changes[flash], change)
+            member._start_anew()
+            engine = AdaFuseEngine([member], runtime=RuntimeConfig(drafting=False))
+            text = engine.generate(prompt, max_new_tokens=24).text
+            other_texts[flash] += text != member.codec.decode_continuation(ids, tokens)
+    plain.close()
+    print(name, "largest changes:", changes, "other texts:", other_texts, "of", len(PROMPTS))
+    assert changes[False] < 1e-3  # sums of a pass are rounded in another order
+    assert not other_texts[False]
+    assert changes[None] > 0.1
+
+
+def likeliest_after_each(
+    member: Any, ids: Sequence[int], tokens: Sequence[int]
+) -> Iterator[tuple[Sequence[int], Sequence[float]]]:
+    """The likeliest tokens before each of some tokens that follow a prompt, each in a pass."""
+    tree = TokenTree(ids)
+    for token in tokens:
+        (result,) = member.evaluate([NodeQuery(tree, (tree.root,), (), 20)])
+        yield result.next[0].tokens, result.next[0].logprobs
+        tree.commit(tree.grow([token]))
+    member.release(tree)
 
 
 def test_a_mixture_equals_the_reference(
