@@ -20,11 +20,15 @@ from adafuse_llm.serving.http import read_object, unless_disconnected
 from adafuse_llm.serving.openai_fields import EXTENSION, Ignored, parse, warnings_header
 from adafuse_llm.serving.openai_requests import Body, read_conversation
 from adafuse_llm.serving.service import Service, within
+from adafuse_llm.text.words import is_incomplete
 
 T = TypeVar("T")
 
 MAX_TOKEN = 2**31
 """Token ids are below this number if the size of the vocabulary is not known."""
+
+MAX_PIECE = 16
+"""Number of tokens after which a character counts as broken. A whole one has up to four."""
 
 
 class _TokenizeBody(Body):
@@ -66,7 +70,7 @@ async def _tokenize(service: Service, request: Request) -> Response:
     engine, options = service.resolve(asked.model, None, {})
     options |= {"chat_template_kwargs": asked.chat_template_kwargs}
 
-    def count() -> dict[str, list[int]]:
+    def encode() -> dict[str, list[int]]:
         text, conversation = asked.prompt or "", None
         if asked.messages is not None:
             conversation = read_conversation(asked.messages, asked.tools or (), ignored)
@@ -78,8 +82,13 @@ async def _tokenize(service: Service, request: Request) -> Response:
             return engine.encode_text(text, **options)
         return engine.encode_prompt(text, **options)
 
-    tokens = await _work(service, request, count)
-    member = max(tokens, key=lambda name: len(tokens[name]))
+    def work() -> tuple[dict[str, list[int]], str, list[str]]:
+        tokens = encode()
+        member = max(tokens, key=lambda name: len(tokens[name]))
+        texts = _texts(engine, member, tokens[member]) if asked.return_token_strs else []
+        return tokens, member, texts
+
+    tokens, member, texts = await _work(service, request, work)
     windows = [each.context_window for each in engine.member_info if each.name in tokens]
     extension: dict[str, Any] = {"member": member, "tokens": tokens}
     if ignored.warnings:
@@ -91,7 +100,7 @@ async def _tokenize(service: Service, request: Request) -> Response:
         EXTENSION: extension,
     }
     if asked.return_token_strs:
-        answer["token_strs"] = _texts(engine, member, tokens[member])
+        answer["token_strs"] = texts
     return JSONResponse(answer, headers=warnings_header(ignored.warnings))
 
 
@@ -124,9 +133,23 @@ def _decode(engine: AdaFuseEngine, member: str, tokens: list[int]) -> str:
 
 
 def _texts(engine: AdaFuseEngine, member: str, tokens: list[int]) -> list[str]:
-    """Return what each token adds to the text of the tokens before it."""
+    """Return what each token adds to the text of the tokens before it.
+
+    Only the tokens of the last character are decoded again, so that long texts of characters of
+    several tokens cost no more for each token.
+    """
     codec = next(each.codec for each in engine.backends if each.name == member)
-    return [codec.decode_continuation(tokens[:n], tokens[n : n + 1]) for n in range(len(tokens))]
+    inside, _ = codec.encode_continuation((), "a")  # stands for the text before a token
+    before: list[int] = []
+    piece: list[int] = []
+    texts = []
+    for token in tokens:
+        texts.append(codec.decode_continuation([*before, *piece], [token]))
+        piece.append(token)
+        is_whole = not is_incomplete(codec.decode_continuation(before, piece))
+        if is_whole or len(piece) == MAX_PIECE:
+            before, piece = inside, []
+    return texts
 
 
 async def _work(service: Service, request: Request, work: Callable[[], T]) -> T:

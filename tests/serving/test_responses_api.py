@@ -15,6 +15,9 @@ from adafuse_llm.backends import FakeBackend
 from adafuse_llm.serving import ServingConfig, create_app
 from adafuse_llm.serving.openai_fields import HEADER
 from adafuse_llm.serving.responses_requests import read_response
+from adafuse_llm.serving.tokenization import _texts
+from adafuse_llm.text.codec import TokenizerCodec
+from adafuse_llm.text.words import REPLACEMENT
 from tests.support.scripted import scripted_engine
 from tests.support.serving import served
 from tests.support.thinkers import thinkers
@@ -319,6 +322,24 @@ def test_r3_v11_models_have_their_context_windows():
     windows = {model["id"]: model["max_model_len"] for model in listed}
     assert windows == {"adafuse": 100, "small": 100, "large": 900, "endless": None}
     assert alone["max_model_len"] == 900
+
+
+@pytest.mark.parametrize("text", ["🙂" * 400, " a é 中文 🙂 b" * 40], ids=["emoji", "mixed"])
+def test_v4_the_texts_of_tokens_cost_the_same_in_a_long_text(engine, monkeypatch, text):
+    """A text of 65,000 bytes held the server for hours."""
+    sizes: list[int] = []
+    decode = TokenizerCodec._decode
+
+    def counted(codec, tokens):
+        sizes.append(len(tokens))
+        return decode(codec, tokens)
+
+    monkeypatch.setattr(TokenizerCodec, "_decode", counted)
+    for name, tokens in engine.encode_text(text).items():
+        sizes.clear()
+        assert "".join(_texts(engine, name, tokens)).replace(REPLACEMENT, "") == text
+        assert max(sizes) < 30
+        assert len(sizes) < 5 * len(tokens)
 
 
 def test_r3_v11_tokens_are_those_of_each_member(address, engine):
