@@ -9,6 +9,8 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import aclosing, closing
+from contextvars import copy_context
+from functools import partial
 
 from typing_extensions import Self, Unpack
 
@@ -23,7 +25,7 @@ from adafuse_llm.calls import (
     running,
     split_batch,
 )
-from adafuse_llm.config import AdaFuseConfig, ChoiceOptions, DecodeOptions
+from adafuse_llm.config import GRAMMARS, AdaFuseConfig, ChoiceOptions, DecodeOptions
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.results import (
     Choice,
@@ -34,6 +36,7 @@ from adafuse_llm.results import (
     StreamEvent,
 )
 from adafuse_llm.summary import choice_probabilities
+from adafuse_llm.text.isolation import grammar_threads
 
 __all__ = ["Engine"]
 
@@ -622,8 +625,11 @@ class Engine(ABC):
         """Check and encode the inputs of a call, without decoding anything."""
 
     async def _aprepare(self, call: Call) -> Decode[StreamEvent]:
-        """Like `_prepare`, but do not block the event loop."""
-        return await asyncio.to_thread(self._prepare, call)
+        """Like `_prepare`, but do not block the event loop, nor calls that have no grammar."""
+        has_grammar = any(call.overrides.get(name) is not None for name in GRAMMARS)
+        threads = grammar_threads() if has_grammar else None
+        prepare = partial(copy_context().run, self._prepare, call)
+        return await asyncio.get_running_loop().run_in_executor(threads, prepare)
 
     @abstractmethod
     def _prepare_scores(self, call: Call) -> Decode[Scores]:

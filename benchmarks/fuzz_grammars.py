@@ -40,7 +40,7 @@ LEAVING = 0.1
 PATIENCE = 60.0
 """Seconds after which a client that does not leave early gives up."""
 
-EXPECTED = ("200", "400", "left", "time is over")
+EXPECTED = ("200", "400", "429", "left", "time is over")
 """Outcomes of hostile requests that are no fault."""
 
 SCHEMA = {
@@ -173,7 +173,7 @@ def _send(url: str, seed: int, number: int) -> tuple[int, str]:
         return number, "left" if leaves else f"no answer for {PATIENCE:g} seconds"
     except httpx.HTTPError as error:
         return number, f"{error!r:.200}"
-    if response.status_code in (200, 400):
+    if response.status_code in (200, 400, 429):
         return number, str(response.status_code)
     if response.status_code == 504:
         return number, "time is over"

@@ -7,7 +7,6 @@ import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -39,7 +38,7 @@ from adafuse_llm.serving.errors import (
 from adafuse_llm.serving.metrics import Metrics
 from adafuse_llm.serving_config import ServingConfig
 from adafuse_llm.strategies.registry import NAMED
-from adafuse_llm.text.isolation import MAX_TRIALS
+from adafuse_llm.text.isolation import grammar_threads
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +126,6 @@ class Service:
         self._views: dict[str, AdaFuseEngine] = {}
         self._cancels: set[threading.Event] = set()
         self._lock = threading.Lock()
-        self._grammar_threads = ThreadPoolExecutor(MAX_TRIALS, "adafuse grammars")
         self._stops = False
         self._cancelled = False
 
@@ -307,7 +305,7 @@ class Service:
             RequestTimeoutError: the check takes too long.
         """
         has_grammar = forms or any(options.get(name) is not None for name in GRAMMARS)
-        threads = self._grammar_threads if has_grammar else None
+        threads = grammar_threads() if has_grammar else None
         left = threading.Event()
         try:
             done = asyncio.get_running_loop().run_in_executor(threads, work, left)

@@ -37,7 +37,7 @@ MAX_CHOICES = 2_000
 MAX_SECONDS = 1.0
 """Maximum CPU time of the search for a first complete text, when a grammar is compiled."""
 
-RESPONSE_STATES = 40_000
+RESPONSE_STATES = 10_000
 """Number of states that the searches for texts that complete a response may read together, in
 addition to `CLOSING_STATES` for each of them."""
 
@@ -184,6 +184,8 @@ def _ranked(state: Any, candidates: bytes, effort: Effort) -> list[int]:
     following = next_bytes(state)
     ranks = []
     for byte in candidates:
+        if ranks and effort.is_over:
+            break
         child = state.deep_copy()
         child.consume_token(byte)
         options = next_bytes(child)

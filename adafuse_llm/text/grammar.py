@@ -96,11 +96,13 @@ class Grammar:
 
     Attributes:
         begins_with_space: whether a response may begin with whitespace.
+        tried: the vocabularies with which the grammar was tried.
     """
 
     def __init__(self, option: str, body: str, literals: Iterable[str] = ()) -> None:
         self.option = option
         self.literals = frozenset(literals)
+        self.tried: set[str] = set()
         self._body = body
         lark = self.lark()
         try:
@@ -402,7 +404,9 @@ class GrammarVocabulary:
     def _compiled(self, grammar: Grammar, lark: str) -> _Compiled:
         where = f"option {grammar.option!r}, member {self.name!r}"
         try:
-            try_grammar(lark, self._trial_tokens)
+            if self._trial_tokens.key not in grammar.tried:  # with whatever lead
+                try_grammar(lark, self._trial_tokens)
+                grammar.tried.add(self._trial_tokens.key)
         except GrammarError as error:
             raise GrammarError(f"{where}: {error}") from None
         matcher = compiled(self._tokenizer, lark)

@@ -8,6 +8,11 @@ The first trial starts a helper process. It has the members' vocabularies, and i
 each trial. This takes a few milliseconds. The helper itself never compiles a grammar. If it dies,
 the next trial starts another one. It ends with this process.
 
+Nearly all grammars are *quick*: their trial takes a few hundredths of a second. A trial that is not
+over by then ends, and starts again as a *slow* one with more time. Slow trials are less urgent than
+everything else, few of them run at the same time, and few may wait. So they hold up no quick ones,
+however many a client sends.
+
     request ── socket ── helper ── fork ── child: compile, search for a text, exit
 """
 
@@ -25,6 +30,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -35,16 +41,20 @@ from typing import Any, Final
 from adafuse_llm.errors import (
     GrammarError,
     InvalidOptionError,
+    QueueFullError,
     RequestCancelledError,
     RequestTimeoutError,
 )
 from adafuse_llm.forks import after_fork
 
+QUICK_CPU_SECONDS: Final = 0.25
+"""Maximum CPU time of a quick trial in seconds. Trials of common schemas take 0.01 to 0.05."""
+
 MAX_CPU_SECONDS: Final = 2
-"""Maximum CPU time of a trial in seconds."""
+"""Maximum CPU time of a slow trial in seconds."""
 
 MAX_WAIT_SECONDS: Final = 30.0
-"""Maximum time of a trial in seconds, even if the machine is busy."""
+"""Maximum seconds that the trials of a request take and wait together, if the machine is busy."""
 
 MAX_BYTES: Final = 128 * 2**20
 """Maximum memory of a trial, in addition to that of the helper. macOS does not enforce it."""
@@ -53,8 +63,14 @@ STACK_BYTES: Final = 4 * 2**20
 """Stack of a trial. Threads of the main process have 8 MiB or more, so they have twice as much."""
 
 MAX_TRIALS: Final = 16
-"""Maximum number of trials at the same time. Others wait. Trials share the processors, so a short
-one is over soon though others take long."""
+"""Maximum number of trials at the same time, and of threads that check grammars."""
+
+MAX_SLOW_TRIALS: Final = 2
+"""Maximum number of slow trials at the same time."""
+
+MAX_SLOW_REQUESTS: Final = 8
+"""Maximum number of requests whose slow trials run or wait. Others are refused. This is less than
+`MAX_TRIALS`, so some threads always have time for quick trials."""
 
 POLL_SECONDS: Final = 0.05
 """Seconds after which a cancelled request is noticed."""
@@ -120,10 +136,12 @@ class _Request:
     Attributes:
         cancel: flag that ends them.
         expires: the time at which they end, as `time.monotonic` counts it.
+        latest: the time at which they end because the machine is busy.
     """
 
     cancel: threading.Event | None
     expires: float | None
+    latest: float
 
     def check(self) -> None:
         if self.cancel is not None and self.cancel.is_set():
@@ -133,6 +151,16 @@ class _Request:
                 "the time limit of the request was over before its grammar was tried. Simplify "
                 "the grammar, or try again later."
             )
+        if time.monotonic() > self.latest:
+            raise QueueFullError(
+                f"the grammar could not be tried within {MAX_WAIT_SECONDS:g} seconds, because the "
+                "machine is busy. Simplify the grammar, or try again later."
+            )
+
+    def enter(self, places: threading.Semaphore) -> None:
+        """Wait for a place."""
+        while not places.acquire(timeout=POLL_SECONDS):
+            self.check()
 
 
 _request: ContextVar[_Request | None] = ContextVar("request", default=None)
@@ -149,8 +177,9 @@ def isolated(
         cancel: flag that ends the trials.
         timeout: seconds after which they end.
     """
-    expires = None if timeout is None else time.monotonic() + timeout
-    token = _request.set(_Request(cancel, expires) if is_on else None)
+    now = time.monotonic()
+    expires = None if timeout is None else now + timeout
+    token = _request.set(_Request(cancel, expires, now + MAX_WAIT_SECONDS) if is_on else None)
     try:
         yield
     finally:
@@ -173,6 +202,7 @@ def try_grammar(
 
     Raises:
         GrammarError: the grammar is harmful, or no text fits it.
+        QueueFullError: the machine is too busy, or too many slow trials wait.
         RequestCancelledError: the request was cancelled.
         RequestTimeoutError: the time of the request is over.
     """
@@ -239,8 +269,20 @@ class _Helper:
             self.process.wait(MAX_CPU_SECONDS)
 
 
+def grammar_threads() -> ThreadPoolExecutor:
+    """Return the threads in which requests with a grammar are checked.
+
+    A check can wait for a trial. Requests without a grammar do not wait for these threads.
+    """
+    return _trials.threads
+
+
+class _TooSlow(Exception):  # noqa: N818  # never leaves this module
+    """A trial was not quick."""
+
+
 class _Trials:
-    """The helper of this process, and how many trials it may run."""
+    """The helper of this process, how many trials it may run, and threads that wait for them."""
 
     def __init__(self) -> None:
         self._helper: _Helper | None = None
@@ -252,33 +294,59 @@ class _Trials:
         self._helper = None
         self._starting = threading.Lock()
         self._places = threading.BoundedSemaphore(MAX_TRIALS)
+        self._slow_places = threading.BoundedSemaphore(MAX_SLOW_TRIALS)
+        self._slow_requests = threading.BoundedSemaphore(MAX_SLOW_REQUESTS)
+        self.threads = ThreadPoolExecutor(MAX_TRIALS, "adafuse grammars")
 
     def run(self, request: _Request, lark: str, tokens: TrialTokens | None, *, search: bool) -> str:
         """Try a grammar, and return the text that was found.
 
         Raises:
-            GrammarError: the grammar is refused.
-            RequestTimeoutError: the time of the request is over.
+            AdaFuseError: as `try_grammar`.
         """
-        places = self._places
-        while not places.acquire(timeout=POLL_SECONDS):
-            request.check()
+        request.enter(self._places)
         try:
-            for _ in range(2):
-                request.check()
-                helper = self._running_helper()
-                try:
-                    if tokens is not None:
-                        helper.learn(tokens)
-                    key = None if tokens is None else tokens.key
-                    with helper.ask((lark, key, search)) as connection:
-                        return _answer(connection, request)
-                except RequestTimeoutError:  # which is an OSError, too
-                    raise
-                except (OSError, EOFError):
-                    self._drop(helper)
+            return self._tried(request, lark, tokens, search, is_slow=False)
+        except _TooSlow:
+            pass
         finally:
-            places.release()
+            self._places.release()
+        if not self._slow_requests.acquire(blocking=False):
+            raise QueueFullError(
+                f"{MAX_SLOW_REQUESTS} other requests try large grammars. Simplify the grammar, or "
+                "try again later."
+            )
+        try:
+            request.enter(self._slow_places)
+            try:
+                return self._tried(request, lark, tokens, search, is_slow=True)
+            finally:
+                self._slow_places.release()
+        finally:
+            self._slow_requests.release()
+
+    def _tried(
+        self,
+        request: _Request,
+        lark: str,
+        tokens: TrialTokens | None,
+        search: bool,
+        *,
+        is_slow: bool,
+    ) -> str:
+        for _ in range(2):
+            request.check()
+            helper = self._running_helper()
+            try:
+                if tokens is not None:
+                    helper.learn(tokens)
+                key = None if tokens is None else tokens.key
+                with helper.ask((lark, key, search, is_slow)) as connection:
+                    return _answer(connection, request)
+            except RequestTimeoutError:  # which is an OSError, too
+                raise
+            except (OSError, EOFError):
+                self._drop(helper)
         raise GrammarError("the process that tries grammars has died. Try again.")
 
     def _running_helper(self) -> _Helper:
@@ -311,15 +379,15 @@ def _answer(connection: Connection, request: _Request) -> str:
 
     Raises:
         GrammarError: the grammar is refused.
+        _TooSlow: the trial was not quick.
     """
-    latest = time.monotonic() + MAX_WAIT_SECONDS
     while not connection.poll(POLL_SECONDS):
         request.check()
-        if time.monotonic() > latest:
-            raise GrammarError(_reason(-signal.SIGXCPU))
     kind, _, rest = connection.recv_bytes().decode().partition(" ")
     if kind == FOUND:
         return rest
+    if kind == DIED and int(rest) == -signal.SIGPROF:
+        raise _TooSlow
     raise GrammarError(rest if kind == REFUSED else _reason(int(rest)))
 
 

@@ -22,6 +22,7 @@ from adafuse_llm.text.isolation import (
     MAX_BYTES,
     MAX_CPU_SECONDS,
     OUT_OF_MEMORY,
+    QUICK_CPU_SECONDS,
     REFUSED,
     STACK_BYTES,
     TrialTokens,
@@ -29,7 +30,7 @@ from adafuse_llm.text.isolation import (
 from adafuse_llm.text.matchers import byte_tokenizer, compiled, llguidance
 
 NICENESS = 10
-"""How much less urgent trials are than the main process."""
+"""How much less urgent slow trials are than the main process."""
 
 
 def serve(control: int) -> None:
@@ -40,7 +41,6 @@ def serve(control: int) -> None:
             writes the message, and from which it reads the answer.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the main process
-    os.nice(NICENESS)
     _Server(socket.socket(fileno=control)).run()
 
 
@@ -90,7 +90,8 @@ class _Server:
             return
         pid = os.fork()
         if pid == 0:
-            lark, key, search = message
+            lark, key, search, is_slow = message
+            _limit_trial(is_slow=is_slow)
             _run_trial(connection, self._tokenizers[key], lark, search=search)
         self._trials[pid] = connection
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._stop(pid))
@@ -136,16 +137,24 @@ class _Tokens:
         raise NotImplementedError  # trials encode nothing
 
 
-def _run_trial(connection: Connection, tokenizer: Any, lark: str, *, search: bool) -> NoReturn:
-    """Try a grammar within the limits, and end this process."""
+def _limit_trial(*, is_slow: bool) -> None:
+    """Limit what this process may use. The system ends it if it uses more."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if is_slow:
+        os.nice(NICENESS)
+    else:
+        signal.setitimer(signal.ITIMER_PROF, QUICK_CPU_SECONDS)  # ends with SIGPROF
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_SECONDS, MAX_CPU_SECONDS + 1))
     with suppress(OSError, ValueError):  # macOS
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         most = pages * resource.getpagesize() + MAX_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _run_trial(connection: Connection, tokenizer: Any, lark: str, *, search: bool) -> NoReturn:
+    """Try a grammar, and end this process."""
 
     def work() -> None:
         try:
