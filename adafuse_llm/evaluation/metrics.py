@@ -3,6 +3,7 @@
     exact_match     equality after SQuAD's normalization
     f1              overlap of words after the same normalization
     verbatim        equality character by character
+    contains        whether the answer has the accepted answer in it, for answers in sentences
     number          equality of the final numbers
     sentences       share of the accepted answer's sentences that the answer has
     sentence_f1     overlap of the sentences of both answers
@@ -30,6 +31,7 @@ from numpy.typing import NDArray
 from adafuse_llm.errors import InvalidInputError, MissingDependencyError, nearest
 
 __all__ = [
+    "contains",
     "exact_match",
     "f1",
     "final_number",
@@ -126,6 +128,28 @@ def _overlap(left: str, right: str) -> float:
     if not ours or not theirs:
         return float(ours == theirs)
     return 2 * (Counter(ours) & Counter(theirs)).total() / (len(ours) + len(theirs))
+
+
+def contains(prediction: str, accepted: Iterable[str]) -> bool:
+    """Return whether an answer, such as a sentence, has an accepted answer in it.
+
+    Texts are normalized as for `exact_match`. The words of the accepted answer must occur in the
+    answer as whole words, one right after the other. An answer with the word "or" lists
+    possibilities and does not count, unless the accepted answer has this word.
+
+    The function does not understand the answer. It accepts "It was not Ada Brook", and a list
+    without "or", such as "Ada Brook, Tom Reed and Jane Hill".
+    """
+    words = _normal(prediction).split()
+    return any(_occurs(_normal(each).split(), words) for each in accepted)
+
+
+def _occurs(expected: list[str], words: list[str]) -> bool:
+    """Return whether these words occur among others, which offer no choice."""
+    if "or" in words and "or" not in expected:
+        return False
+    size = len(expected)
+    return any(words[at : at + size] == expected for at in range(len(words) - size + 1))
 
 
 def verbatim(prediction: str, accepted: Iterable[str]) -> bool:
@@ -349,6 +373,7 @@ METRICS: Mapping[str, Callable[[], Metric]] = {
     "exact_match": lambda: MeanMetric("exact_match", exact_match),
     "f1": lambda: MeanMetric("f1", f1, binary=False),
     "verbatim": lambda: MeanMetric("verbatim", verbatim),
+    "contains": lambda: MeanMetric("contains", contains),
     "number": lambda: MeanMetric("number", number),
     "sentences": lambda: MeanMetric("sentences", sentence_recall, binary=False),
     "sentence_f1": lambda: MeanMetric("sentence_f1", sentence_f1, binary=False),

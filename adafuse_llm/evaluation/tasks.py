@@ -221,9 +221,9 @@ def strategy_identity(name: str) -> dict[str, str]:
 
 
 def embedded_questions(
-    limit: int = EMBEDDED_QUESTIONS, kind: HeldoutKind = "facts"
+    limit: int | None = EMBEDDED_QUESTIONS, kind: HeldoutKind = "facts"
 ) -> list[Question]:
-    """Return the first held-out questions of a kind. The skills take turns.
+    """Return the first held-out questions of a kind, or all if `limit` is None. Skills take turns.
 
     Their names, values and problems do not occur in the members' training data.
 

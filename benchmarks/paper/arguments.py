@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidInputError
 from adafuse_llm.cli.common import Setup, interruptible
 from benchmarks.paper.layout import OF_TASKS, Suite, load_suite
 from benchmarks.paper.run import Runner, Work, load_work
+from benchmarks.real.members import FOLDER_VARIABLE, real_folder, real_folders
 
 
 class Given(TypedDict):
@@ -24,6 +25,7 @@ class Given(TypedDict):
     tasks: Sequence[str]
     metrics: Sequence[str]
     limit: int | None
+    first: int | None
     max_requests: int | None
     workers: int | None
     chat: bool
@@ -39,6 +41,7 @@ class Arguments:
         works: tasks by name.
         absent: tasks that are left out, with the reason.
         output: folder of the answers and the report.
+        models: the models, as the report and the answers name them.
     """
 
     name: str
@@ -46,11 +49,12 @@ class Arguments:
     works: dict[str, Work]
     absent: dict[str, str]
     output: Path
+    models: tuple[str | Mapping[str, Any], ...]
 
 
 def check_arguments(setup: Setup, given: Given) -> tuple[Arguments, Setup]:
     """Check the arguments before a model is loaded. Return them, and the setup of the members."""
-    suite = load_suite(given["suite"]).limited(given["limit"])
+    suite = load_suite(given["suite"]).limited(given["limit"]).starting(given["first"])
     if given["max_requests"] is not None:
         suite = suite.model_copy(update={"max_requests": given["max_requests"]})
     if given["workers"] is not None:
@@ -78,13 +82,31 @@ def check_arguments(setup: Setup, given: Given) -> tuple[Arguments, Setup]:
     works, absent = load_work(
         suite, given["data"], tasks=given["tasks"], metrics=given["metrics"], options=options
     )
+    if suite.real and setup.models:
+        raise InvalidInputError("--model is not allowed, because the suite names its members")
+    models = setup.models or suite.models
     setup = dataclasses.replace(
         setup,
-        models=setup.models or suite.models,
+        models=_real_models(suite.real) or models,
         dtype=suite.dtype if setup.dtype == "auto" else setup.dtype,
         device_map=setup.device_map or suite.device_map,
     )
-    return Arguments(given["suite"], suite, works, absent, output), setup
+    return Arguments(given["suite"], suite, works, absent, output, suite.real or models), setup
+
+
+def _real_models(names: Sequence[str]) -> tuple[dict[str, str], ...]:
+    """Return members of ``make real`` to load.
+
+    Raises:
+        InvalidInputError: a member is not there.
+    """
+    folders = real_folders()
+    if missing := [name for name in names if name not in folders]:
+        raise InvalidInputError(
+            f"the real members {', '.join(missing)} are not in {real_folder()}. Run `make real`, "
+            f"which fetches them, or set {FOLDER_VARIABLE} to the folder that has them."
+        )
+    return tuple({"path": str(folders[name]), "name": name} for name in names)
 
 
 class LazyEngine:
@@ -120,7 +142,7 @@ def make_runner(
         arguments.works,
         arguments.suite,
         identity={
-            "models": list(setup.models) or "embedded",
+            "models": list(arguments.models) or "embedded",
             "dtype": setup.dtype,
             "revision": setup.revision,
             "device_map": setup.device_map,

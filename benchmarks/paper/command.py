@@ -41,7 +41,7 @@ from benchmarks.paper.arguments import (
     check_arguments,
     make_runner,
 )
-from benchmarks.paper.layout import Part, parts_of
+from benchmarks.paper.layout import SUITES, Part, parts_of
 from benchmarks.paper.page import suite_page
 from benchmarks.paper.report import Report, make_report, verdicts
 from benchmarks.paper.run import Cancelled, Job, Runner, chosen_members, jobs_of
@@ -53,7 +53,7 @@ def run_suite(
     setup: Setup,
     *,
     suite: Annotated[
-        str, typer.Option(help="paper, long, or the path of a YAML file.", metavar="NAME")
+        str, typer.Option(help=f"{', '.join(SUITES)}, or the path of a YAML file.", metavar="NAME")
     ] = "paper",
     output: Annotated[
         Path | None,
@@ -87,6 +87,14 @@ def run_suite(
     limit: Annotated[
         int | None,
         typer.Option(min=1, help="Use only the first N questions of each task."),
+    ] = None,
+    first: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Number of the first question of each task. Default: the number in the suite, "
+            "usually 1.",
+        ),
     ] = None,
     max_requests: Annotated[
         int | None,
@@ -134,6 +142,7 @@ def run_suite(
         "tasks": [] if task is None else [task],
         "metrics": metric or [],
         "limit": limit,
+        "first": first,
         "max_requests": max_requests,
         "workers": workers,
         "chat": chat,
@@ -146,7 +155,7 @@ def run_suite(
         engine = LazyEngine(setup, stack)
         output = arguments.output
         notes = Notes(output)
-        members = _members(notes, setup, engine)
+        members = _members(notes, arguments, setup, engine)
         parts = parts_of(arguments.suite, members)
         runner = make_runner(arguments, setup, engine, members)
         jobs, refused = _possible(runner, jobs_of(parts, arguments.suite, arguments.works))
@@ -188,7 +197,7 @@ def run_suite(
             except Cancelled:
                 typer.echo(RESUMABLE, err=True)
                 return INTERRUPTED
-    about = _about(arguments, setup, members) | notes.provenance
+    about = _about(arguments, members) | notes.provenance
     about["processor_seconds"] = notes.processor_seconds
     report = make_report(
         arguments.suite, parts, arguments.works, answers, refused=refused, about=about
@@ -283,13 +292,15 @@ def _machine() -> str:
     )
 
 
-def _members(notes: Notes, setup: Setup, engine: LazyEngine) -> tuple[str, ...]:
+def _members(
+    notes: Notes, arguments: Arguments, setup: Setup, engine: LazyEngine
+) -> tuple[str, ...]:
     """Return the names of the members that take part.
 
     They come from the notes of an earlier run if possible. Then no model is loaded to show its
     report again.
     """
-    request = {"models": list(setup.models), "members": setup.config.use}
+    request = {"models": list(arguments.models), "members": setup.config.use}
     known = notes.members(request)
     if known is None:
         known = chosen_members(engine(), setup.config.use)
@@ -316,11 +327,11 @@ def _report_absent(parts: Sequence[Part], refused: dict[str, str]) -> None:
         typer.echo(f"{name} is left out: {one_line(reason)}", err=True)
 
 
-def _about(arguments: Arguments, setup: Setup, members: Sequence[str]) -> dict[str, Any]:
+def _about(arguments: Arguments, members: Sequence[str]) -> dict[str, Any]:
     return {
         "suite": arguments.name,
         "command": shlex.join(["python", "-m", "benchmarks.paper", *sys.argv[1:]]),
-        "models": setup.models,
+        "models": arguments.models,
         "members": tuple(members),
         "max_requests": arguments.suite.max_requests,
         "absent": arguments.absent,

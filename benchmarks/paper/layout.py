@@ -119,15 +119,32 @@ class Part(Plain):
     axis: str | None = None
     absent: Mapping[str, str] = Field(default_factory=dict)
 
+    def of(self, name: str, members: Sequence[str]) -> Part:
+        """Return the part for an ensemble of some members. Each of them is also a row, alone.
+
+        Args:
+            name: name of the ensemble, of the part, and at the beginning of its rows' names.
+            members: names of the members.
+        """
+        rows = [
+            row
+            if row.kind == "member"
+            else row.model_copy(update={"name": f"{name}: {row.name}", "use": tuple(members)})
+            for row in self.rows
+            if row.kind != "member" or set(row.use or ()) <= set(members)
+        ]
+        title = f"{self.title} ({name})"
+        return self.model_copy(update={"name": name, "title": title, "rows": tuple(rows)})
+
     def without(self, names: Sequence[str]) -> Part:
         """Return the part without the rows that have these names."""
         kept = tuple(row for row in self.rows if row.name not in names)
-        left = {row.name: "the suite file leaves it out" for row in self.rows if row not in kept}
+        left = {row.name: "the suite leaves it out" for row in self.rows if row not in kept}
         return self.model_copy(update={"rows": kept, "absent": {**self.absent, **left}})
 
 
 class Sizes(Plain):
-    """Number of questions per task, for each kind of part. A part uses the first questions.
+    """Largest number of questions per task, for each kind of part. A part uses the first ones.
 
     Attributes:
         table: for Table 1.
@@ -145,15 +162,20 @@ class Suite(Plain):
 
     Attributes:
         models: folders or hub ids. Empty for the embedded members.
+        real: names of members of ``make real``, which replace `models`.
         dtype: data type of the weights.
         device_map: how accelerate places the weights on devices.
         chat: whether to send prompts as messages.
         tasks: names of tasks. Empty for all tasks with data, or ``embedded`` without data.
         metrics: metrics by task, the main one first. They replace the task's own metrics.
         questions: numbers of questions.
+        first: number of the first question of each task, from 1.
+        ranges: numbers of the first and of the last question, by task. They replace `first`.
         max_requests: number of concurrent questions, except in parts that measure time.
         workers: number of processes that decode, except in parts that measure time.
         max_new_tokens: length limit by task. It replaces the task's own limit.
+        ensembles: members by name of an ensemble. Each ensemble has a Table 1 of its own, which is
+            a part with the name of the ensemble.
         parts: names of parts. Empty for all.
         without: names of rows to leave out.
         rows: further systems. They make up the additional part ``more``.
@@ -161,6 +183,7 @@ class Suite(Plain):
     """
 
     models: tuple[str, ...] = ()
+    real: tuple[str, ...] = ()
     dtype: str = "auto"
     device_map: str | None = None
     chat: bool = False
@@ -169,9 +192,16 @@ class Suite(Plain):
         default_factory=dict
     )
     questions: Sizes = Sizes()
+    first: int = Field(default=1, ge=1)
+    ranges: Mapping[str, tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]] = Field(
+        default_factory=dict
+    )
     max_requests: int = Field(default=16, ge=1)
     workers: int = Field(default=1, ge=1)
     max_new_tokens: Mapping[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    ensembles: Mapping[str, Annotated[tuple[str, ...], Field(min_length=1)]] = Field(
+        default_factory=dict
+    )
     parts: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     rows: tuple[Row, ...] = ()
@@ -184,12 +214,65 @@ class Suite(Plain):
         sizes = {name: min(limit, size) for name, size in self.questions.model_dump().items()}
         return self.model_copy(update={"questions": Sizes(**sizes)})
 
+    def starting(self, first: int | None) -> Suite:
+        """Return the suite with another first question of every task, and as many questions."""
+        if first is None:
+            return self
+        ranges = {task: (first, first + end - start) for task, (start, end) in self.ranges.items()}
+        return self.model_copy(update={"first": first, "ranges": ranges})
+
+    def asked(self, task: str) -> slice:
+        """Return the range of a task's questions. It has no end if the suite has none for it."""
+        first, last = self.ranges.get(task, (self.first, None))
+        return slice(first - 1, last)
+
 
 TUNED = (
     Row(name="GaC, gate at 0.9", strategy="gac-gated-0.9", kind="peer"),
     Row(name="DeePEn, rate 0.3", strategy="deepen-0.3", kind="peer"),
 )
 """Peers with the settings that were best for the embedded members on development questions."""
+
+REAL = Suite(
+    real=("smollm", "gemma", "qwen"),
+    ranges={
+        "squad": (301, 420),
+        "gsm8k": (301, 400),
+        "nq": (301, 360),
+        "triviaqa": (301, 360),
+        "flores_en_de": (301, 330),
+        "flores_de_en": (301, 330),
+        "embedded": (301, 420),
+        "embedded_reasoning": (151, 210),
+        "embedded_summary": (151, 180),
+    },
+    tasks=(*PAPER_TASKS, "embedded", "embedded_reasoning", "embedded_summary"),
+    metrics={
+        "flores_en_de": ("chrf",),
+        "flores_de_en": ("chrf",),
+        "embedded": ("contains", "f1"),
+        "embedded_reasoning": ("number",),
+        "embedded_summary": ("f1",),
+    },
+    questions=Sizes(table=500),
+    max_requests=8,
+    workers=2,
+    ensembles={
+        "smollm+qwen": ("smollm", "qwen"),
+        "gemma+qwen": ("gemma", "qwen"),
+        "all": ("smollm", "gemma", "qwen"),
+    },
+    parts=("smollm+qwen", "gemma+qwen", "all"),
+    without=("GaC, gated", "DeePEn"),
+)
+"""The suite ``real``.
+
+Questions 1 to 300 of a task are for development, and questions 301 to 800 for the final test; of
+the long embedded tasks, which have 300 questions, those are the two halves. The accepted answers of
+the embedded tasks are written in sentences that only the embedded members know, so the metrics
+compare words instead. DeePEn is left out, because it keeps 4 bytes x vocabulary x shared tokens for
+each member, which is 9 GB for Qwen if 15,000 tokens are shared.
+"""
 
 SUITES: Mapping[str, Suite] = {
     "paper": Suite(peers=TUNED),
@@ -200,8 +283,11 @@ SUITES: Mapping[str, Suite] = {
         parts=("table-1",),
         workers=2,
     ),
+    "real": REAL,
+    "real-development": REAL.starting(1),
 }
-"""Suites by name: the paper's tables and figures, and Table 1 on questions with long answers."""
+"""Suites by name: the paper's tables and figures, Table 1 on questions with long answers, and Table
+1 of ensembles of real members, on questions for the final test and on those for development."""
 
 
 def load_suite(name: str) -> Suite:
@@ -238,13 +324,19 @@ def load_suite(name: str) -> Suite:
 
 def _check(suite: Suite, path: Path) -> None:
     """Check that the names in a suite exist."""
-    for task in (*suite.tasks, *suite.metrics, *suite.max_new_tokens):
+    for task in (*suite.tasks, *suite.metrics, *suite.max_new_tokens, *suite.ranges):
         if task not in TASKS:
             raise InvalidInputError(f"{path}: there is no task {task!r}.{nearest(task, TASKS)}")
     for name in (name for names in suite.metrics.values() for name in names):
         if name not in METRICS:
             raise InvalidInputError(f"{path}: there is no metric {name!r}.{nearest(name, METRICS)}")
-    _check_names("part", suite.parts, [part.name for part in paper((), suite.rows)])
+    for task, (first, last) in suite.ranges.items():
+        if last < first:
+            raise InvalidInputError(
+                f"{path}: the range of {task} must end with question {first} or a later one; got "
+                f"{last}"
+            )
+    _check_names("part", suite.parts, [part.name for part in _all_parts(suite, ())])
     for row in (*suite.rows, *suite.peers):
         if not row.optional:
             settled(row)
@@ -279,13 +371,19 @@ def parts_of(suite: Suite, members: Sequence[str]) -> tuple[Part, ...]:
     Raises:
         InvalidInputError: the suite names a part or a row that does not exist.
     """
-    parts = paper(members, suite.rows, suite.peers)
-    _check_names("part", suite.parts, [part.name for part in parts])
-    rows = [row.name for part in parts for row in part.rows]
+    rows = [row.name for part in paper(members, suite.rows, suite.peers) for row in part.rows]
     _check_names("row", suite.without, list(dict.fromkeys(rows)))
-    return tuple(
-        part.without(suite.without) for part in parts if not suite.parts or part.name in suite.parts
-    )
+    parts = _all_parts(suite, members)
+    _check_names("part", suite.parts, [part.name for part in parts])
+    return tuple(part for part in parts if not suite.parts or part.name in suite.parts)
+
+
+def _all_parts(suite: Suite, members: Sequence[str]) -> list[Part]:
+    """Return all parts, whether or not `Suite.parts` names them."""
+    parts = paper(members, suite.rows, suite.peers)
+    first, *others = [part.without(suite.without) for part in parts]
+    tables = [first.of(name, chosen) for name, chosen in suite.ensembles.items()]
+    return [first, *tables, *others]
 
 
 def _check_names(what: str, given: Sequence[str], known: Sequence[str]) -> None:

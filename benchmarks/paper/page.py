@@ -100,10 +100,7 @@ def _bars(report: Report, section: Section) -> Iterator[dict[str, Any]]:
         yield {
             "caption": _caption(report, section, task),
             "rows": bar_chart(bars, None if section.timed else 100.0),
-            "note": "Seconds per answer."
-            if section.timed
-            else f"{report.tasks[task].replace('_', ' ')} in percent, 95 % interval, "
-            f"{count(section.questions[task], 'question')}.",
+            "note": "Seconds per answer." if section.timed else _note(report, section, task),
         }
 
 
@@ -141,8 +138,7 @@ def _lines(report: Report, section: Section) -> Iterator[dict[str, Any]]:
         yield {
             "caption": _caption(report, section, task),
             "chart": _score_chart(series, places, section.axis),
-            "note": f"{report.tasks[task].replace('_', ' ')} in percent, 95 % interval, "
-            f"{count(section.questions[task], 'question')}.",
+            "note": _note(report, section, task),
         }
 
 
@@ -170,8 +166,7 @@ def _point(line: Line, task: str) -> Point:
 
 def _lengths(report: Report) -> Iterator[dict[str, Any]]:
     """Yield one chart per task: the score by length of the reference, with a line per system."""
-    section = report.section("table-1")
-    if report.long is None or section is None:
+    if report.long is None:
         return
     for task, lengths in report.long.lengths.items():
         series = [
@@ -181,7 +176,7 @@ def _lengths(report: Report) -> Iterator[dict[str, Any]]:
                 DASHES[number % len(DASHES)],
                 name,
             )
-            for number, name in enumerate(_chosen(section, lengths))
+            for number, name in enumerate(_chosen(report, lengths))
         ]
         places = {float(place): each.words for place, each in enumerate(lengths.bins)}
         yield {
@@ -192,12 +187,12 @@ def _lengths(report: Report) -> Iterator[dict[str, Any]]:
         }
 
 
-def _chosen(section: Section, lengths: Lengths) -> list[str]:
+def _chosen(report: Report, lengths: Lengths) -> list[str]:
     """Return the names of the best member, the best peer and all rows of AdaFuse."""
+    lines = {line.name: line.kind for table in report.tables for line in table.lines}
 
-    def named(kind: Kind) -> list[str]:
-        names = [line.name for line in section.lines if line.kind == kind]
-        return [name for name in names if name in lengths.means]
+    def named(of: Kind) -> list[str]:
+        return [name for name, kind in lines.items() if kind == of and name in lengths.means]
 
     best = [max(named(kind), key=lengths.overall, default=None) for kind in ("member", "peer")]
     return [*(name for name in best if name is not None), *named("adafuse")]
@@ -221,6 +216,11 @@ def _words(report: Report) -> Iterator[dict[str, Any]]:
                 "rows": bar_chart(bars, 100.0),
                 "note": "",
             }
+
+
+def _note(report: Report, section: Section, task: str) -> str:
+    metric, questions = report.tasks[task].replace("_", " "), section.questions[task]
+    return f"{metric} in percent, 95 % interval, {count(questions, 'question')}."
 
 
 def _caption(report: Report, section: Section, task: str) -> str:

@@ -17,7 +17,7 @@ from adafuse_llm.report.page import count
 from adafuse_llm.report.styles import owner
 from adafuse_llm.results import Round
 from adafuse_llm.summary import Summary
-from benchmarks.paper.layout import Kind, Part, Plain, Row, Suite
+from benchmarks.paper.layout import Kind, Part, Plain, Row, Size, Suite
 from benchmarks.paper.long import ALL_TASKS, Answered, Long, long_answers, rounds_of
 from benchmarks.paper.run import WARM_UP, Answers, Work, question_count
 
@@ -72,10 +72,15 @@ class Section(Plain):
     about: str
     reference: str | None
     axis: str | None
-    timed: bool
+    size: Size
     questions: dict[str, int]
     lines: tuple[Line, ...]
     absent: dict[str, str]
+
+    @property
+    def timed(self) -> bool:
+        """Whether questions ran one at a time, to measure time."""
+        return self.size == "time"
 
     def best(self, task: str, kind: Kind) -> Line | None:
         """Return the line of a kind with the highest score. With equal scores, the cheapest wins.
@@ -168,10 +173,12 @@ class Report(Plain):
         seconds: wall-clock seconds of all decoding.
         processor_seconds: processor seconds of all decoding.
         tasks: the main metric of every task.
+        first: number of the first question, by task.
         absent: tasks that are left out, with the reason.
         sections: tables and figures.
-        claims: comparisons of AdaFuse with the best member and with every peer, by task. With
-            several tasks whose metrics are means, also over the questions of all of them.
+        claims: comparisons of AdaFuse with the best member and with every peer of the same table,
+            by task. With several tasks whose metrics are means, also over the questions of all of
+            them.
         words: by task and row, how many rounds committed each number of words.
         sure: by task and row, the percentage of proposed words at whose start the margin was at
             least τ.
@@ -190,6 +197,7 @@ class Report(Plain):
     seconds: float
     processor_seconds: float
     tasks: dict[str, str]
+    first: dict[str, int] = Field(default_factory=dict)
     absent: dict[str, str]
     sections: tuple[Section, ...]
     claims: tuple[Claim, ...]
@@ -206,6 +214,11 @@ class Report(Plain):
     def section(self, name: str) -> Section | None:
         """Return the part with this name, or None."""
         return next((section for section in self.sections if section.name == name), None)
+
+    @property
+    def tables(self) -> list[Section]:
+        """Table 1 of all members, and of each ensemble of the suite."""
+        return [section for section in self.sections if section.size == "table"]
 
 
 def _minutes(seconds: float) -> str:
@@ -234,9 +247,9 @@ def make_report(
     sections = [
         _section(part, suite, works, answers, refused) for part in parts if part.rows or part.absent
     ]
-    first = next((section for section in sections if section.name == "table-1"), None)
-    ours = [] if first is None else [line for line in first.lines if line.kind == "adafuse"]
-    records = {(task, line.name): answers[task, line.key, False] for task in works for line in ours}
+    tables = [section for section in sections if section.size == "table"]
+    ours = [line for table in tables for line in table.lines if line.kind == "adafuse"]
+    answered = {task: _answered(tables, task, work, answers) for task, work in works.items()}
     thresholds = {
         row.key: AdaFuseConfig(**row.options).margin_threshold
         for part in parts
@@ -247,36 +260,32 @@ def make_report(
         **about,
         seconds=sum(record.seconds for records in answers.values() for record in records),
         tasks={name: work.metrics[0].name for name, work in works.items()},
+        first={name: work.numbers[0] for name, work in works.items()},
         sections=tuple(sections),
-        claims=() if first is None else tuple(_claims(first, works, answers)),
+        claims=tuple(claim for table in tables for claim in _claims(table, works, answers)),
         words={
             task: {
                 line.name: Summary.of(
-                    each for record in records[task, line.name] for each in rounds_of(record)
+                    each for record in found.records[line.name] for each in rounds_of(record)
                 ).words_per_round
                 for line in ours
             }
-            for task in works
+            for task, found in answered.items()
             if ours
         },
         sure={
             task: {
-                line.name: _sure(records[task, line.name], thresholds[line.key]) for line in ours
+                line.name: _sure(found.records[line.name], thresholds[line.key]) for line in ours
             }
-            for task in works
+            for task, found in answered.items()
             if ours
         },
         traces=tuple(
-            _trace(task, line.name, records[task, line.name], about["members"])
-            for task in works
+            _trace(task, line.name, found.records[line.name], about["members"])
+            for task, found in answered.items()
             for line in ours[-1:]
         ),
-        long=None
-        if first is None
-        else long_answers(
-            {task: _answered(first, task, work, answers) for task, work in works.items()},
-            about["members"],
-        ),
+        long=long_answers(answered, about["members"]),
     )
 
 
@@ -289,10 +298,9 @@ def _section(
 ) -> Section:
     rows = [row for row in part.rows if row.key not in refused]
     absent = {row.name: refused[row.key] for row in part.rows if row.key in refused}
-    timed = part.size == "time"
     counts = {task: question_count(part, suite, work) for task, work in works.items()}
     records = {
-        (task, row.key): _read(answers, task, row, counts[task], timed=timed)
+        (task, row.key): _read(answers, task, row, counts[task], timed=part.size == "time")
         for task in works
         for row in rows
     }
@@ -307,7 +315,7 @@ def _section(
         about=part.about,
         reference=part.reference,
         axis=part.axis,
-        timed=timed,
+        size=part.size,
         questions=counts,
         lines=tuple(
             Line(
@@ -351,7 +359,7 @@ def _cell(records: Sequence[Record], row: Row, work: Work) -> Cell:
 
 def _rivals(section: Section, task: str) -> dict[Rival, Line]:
     rivals: dict[Rival, Line] = {}
-    if section.name == "table-1":
+    if section.size == "table":
         kinds: dict[Rival, Kind] = {"best member": "member", "best peer": "peer"}
         for rival, kind in kinds.items():
             if best := section.best(task, kind):
@@ -457,14 +465,15 @@ def _metric_of(metrics: Sequence[Metric]) -> Metric:
     return replace(first, name="score", binary=all(each.binary for each in metrics))
 
 
-def _answered(section: Section, task: str, work: Work, answers: Answers) -> Answered:
-    """Return the answers to the questions of a section, by system."""
+def _answered(tables: Sequence[Section], task: str, work: Work, answers: Answers) -> Answered:
+    """Return the answers to the questions of tables, by system."""
     return Answered(
         metric=work.metrics[0].name,
         stop=work.options.get("stop", ()),
         records={
-            line.name: answers[task, line.key, False][: section.questions[task]]
-            for line in section.lines
+            line.name: answers[task, line.key, False][: table.questions[task]]
+            for table in tables
+            for line in table.lines
         },
     )
 

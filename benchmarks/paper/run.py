@@ -20,12 +20,15 @@ from adafuse_llm.errors import AdaFuseError, InvalidInputError, nearest
 from adafuse_llm.evaluation.files import Results, read_text
 from adafuse_llm.evaluation.metrics import Metric, load_metric
 from adafuse_llm.evaluation.runner import Record, answer_all, merged, unanswered
-from adafuse_llm.evaluation.tasks import Question, Task, load_task, strategy_identity
+from adafuse_llm.evaluation.tasks import (
+    Question,
+    Task,
+    embedded_questions,
+    load_task,
+    strategy_identity,
+)
 from adafuse_llm.strategies.base import Strategy
 from benchmarks.paper.layout import PAPER_TASKS, Part, Row, Suite, settled
-
-ENDLESS = range(1, 10**9)
-"""Numbers of the embedded questions. A file of records may contain any of them."""
 
 WARM_UP = 1
 """Number of questions that are answered before the timed ones, and not counted."""
@@ -103,7 +106,7 @@ def load_work(
     metrics: Sequence[str] = (),
     options: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Work], dict[str, str]]:
-    """Load the tasks of a suite.
+    """Load the tasks of a suite. A task without data, or without the questions, is left out.
 
     Args:
         suite: the suite.
@@ -116,7 +119,8 @@ def load_work(
         The tasks by name, and the reasons why other tasks are left out, by name.
 
     Raises:
-        InvalidInputError: a folder, task or metric does not exist, or a file is invalid.
+        InvalidInputError: a folder, task or metric does not exist, a file is invalid, or all tasks
+            are left out.
         MissingDependencyError: a metric needs a package that is not installed.
     """
     names = tuple(tasks) or suite.tasks or (PAPER_TASKS if data is not None else ("embedded",))
@@ -138,14 +142,16 @@ def load_work(
     for name in names:
         task = load_task(name)
         if task.reads_file and data is None:
-            raise InvalidInputError(f"task {name!r} needs --data, a folder with {name}.jsonl")
-        if task.reads_file and data is not None and not (data / f"{name}.jsonl").is_file():
+            absent[name] = f"it needs --data, a folder with {name}.jsonl"
+        elif task.reads_file and data is not None and not (data / f"{name}.jsonl").is_file():
             absent[name] = f"{name}.jsonl is not in the folder of --data"
-            continue
-        works[name] = _work(suite, task, data, metrics, options or {})
+        elif work := _work(suite, task, data, metrics, options or {}):
+            works[name] = work
+        else:
+            absent[name] = f"it has no question {suite.asked(name).start + 1}"
     if not works:
-        files = " or ".join(f"{each}.jsonl" for each in names)
-        raise InvalidInputError(f"--data {data} contains no test set; it must contain {files}")
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
+        raise InvalidInputError(f"no task can be run. {reasons}")
     return works, absent
 
 
@@ -155,11 +161,13 @@ def _work(
     data: Path | None,
     preferred: Sequence[str],
     options: Mapping[str, Any],
-) -> Work:
+) -> Work | None:
+    """Return a task, or None if it does not have the first question of the suite."""
     content = header = None
-    sizes = suite.questions
-    most = max(sizes.table, sizes.sweep, sizes.time + WARM_UP)
-    if task.reads_file and data is not None:
+    if task.kind is not None:
+        questions = embedded_questions(None, task.kind)
+    else:
+        assert data is not None  # the task is left out otherwise
         file, prompts = data / f"{task.name}.jsonl", data / f"{task.name}.prompt.txt"
         content = file.read_bytes()
         header = read_text(prompts) if prompts.is_file() else None
@@ -167,16 +175,17 @@ def _work(
             questions = task.questions(content)
         except InvalidInputError as error:
             raise InvalidInputError(f"{file}: {error}") from error
-    else:
-        questions = task.questions(limit=most)
+    asked = suite.asked(task.name)
+    if not questions[asked]:
+        return None
     before, form = task.header_and_form(header)
     own = _metric_names(suite, task)
     names = list(dict.fromkeys([*(each for each in preferred if each in own), *own]))
     limits = suite.max_new_tokens.get(task.name)
     return Work(
         task=task,
-        questions=questions,
-        numbers=[each.number for each in questions] if task.reads_file else ENDLESS,
+        questions=questions[asked],
+        numbers=[each.number for each in questions[asked.start :]],
         metrics=_metrics(names, preferred),
         header=before,
         form=form,
@@ -187,6 +196,7 @@ def _work(
             "prompts": hashlib.sha256(before.encode()).hexdigest(),
             "template": form,
             **({"chat": True} if suite.chat and task.reads_file else {}),
+            **({"first question": asked.start + 1} if asked.start else {}),
         },
     )
 

@@ -38,10 +38,12 @@ class Sheet:
 
 def sheets(report: Report) -> list[Sheet]:
     """Return all tables of a report, in order."""
-    tables = []
+    tables: list[Sheet] = []
     for section in report.sections:
-        if section.name == "table-1":
-            tables += [*_scores(report, section), *_tests(report, section), *_claims(report)]
+        if section.size == "table":
+            tables += _scores(report, section)
+            tables += _tests(report, section)
+            tables += _claims(report, section)
         elif section.lines:
             tables += _sweep(report, section)
         if section.name == "figure-2":
@@ -92,7 +94,8 @@ def _scores(report: Report, section: Section) -> Iterator[Sheet]:
             row.append(f"{fmean(cell.score.value for cell in line.cells.values()):.1f}")
         rows.append(tuple(row))
     questions = ", ".join(
-        f"{task} ({report.tasks[task]}): {n:,}" for task, n in section.questions.items()
+        f"{task} ({report.tasks[task]}): {n:,}{_from(report, task)}"
+        for task, n in section.questions.items()
     )
     yield Sheet(
         section.name,
@@ -110,6 +113,12 @@ def _scores(report: Report, section: Section) -> Iterator[Sheet]:
                 tuple((line.name, *_by_group(line, section, task)) for line in section.lines),
                 f"Scores in percent ({report.tasks[task]}).",
             )
+
+
+def _from(report: Report, task: str) -> str:
+    """Return which question is the first one, or no text for question 1."""
+    first = report.first.get(task, 1)
+    return f", from question {first:,} on" if first > 1 else ""
 
 
 def _headings(names: Sequence[str]) -> tuple[str, ...]:
@@ -208,12 +217,13 @@ def _gain(line: Line, best: Line | None, task: str) -> str:
 ABOUT_ALL_TASKS = " Every question counts once, with the main metric of its task."
 
 
-def _claims(report: Report) -> Iterator[Sheet]:
+def _claims(report: Report, section: Section) -> Iterator[Sheet]:
+    ours = [line.name for line in section.lines if line.kind == "adafuse"]
     for task in dict.fromkeys(claim.task for claim in report.claims):
-        claims = [claim for claim in report.claims if claim.task == task]
+        claims = [claim for claim in report.claims if claim.task == task and claim.ours in ours]
         tests = [f"{claim.comparison.test}, " for claim in claims if claim.comparison][:1]
         yield Sheet(
-            "table-1",
+            section.name,
             f"Is AdaFuse above? {task}",
             ("AdaFuse", "against", "points", "p", "p, Holm", "tokens", "shown"),
             tuple(

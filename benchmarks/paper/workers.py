@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
+import os
 import signal
 import threading
 import time
@@ -84,6 +86,8 @@ def _start(setup: Setup, given: Given, members: Sequence[str], stop: Event) -> N
     """Prepare a process. Its engine loads the members for the first job."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process handles Ctrl-C
     arguments, setup = check_arguments(setup, given)
+    share = max(1, (os.cpu_count() or 1) // arguments.suite.workers)
+    setup = dataclasses.replace(setup, threads=setup.threads or share)
     engine = LazyEngine(setup, ExitStack())
     _state.update(runner=make_runner(arguments, setup, engine, members), stop=stop)
 

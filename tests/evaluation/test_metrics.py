@@ -13,6 +13,7 @@ import pytest
 from adafuse_llm import InvalidInputError, MissingDependencyError
 from adafuse_llm.evaluation.metrics import (
     METRICS,
+    contains,
     exact_match,
     f1,
     final_number,
@@ -66,6 +67,30 @@ def test_normalization_is_that_of_squad(text, normal):
 def test_exact_match_and_f1(prediction, accepted, exact, overlap):
     assert exact_match(prediction, accepted) is exact
     assert f1(prediction, accepted) == pytest.approx(overlap)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "accepted", "right"),
+    [
+        ("The mill was founded by Ada Brook.", ["Tom Reed", "ada brook"], True),
+        ("It is the Ada, Brook", ["The Ada Brook"], True),
+        ("Ada Brook", ["Ada Brook"], True),
+        ("Ada Brooks founded it", ["Ada Brook"], False),  # whole words
+        ("Brook Ada founded it", ["Ada Brook"], False),
+        ("Ada M. Brook founded it", ["Ada Brook"], False),
+        ("Ada", ["Ada Brook"], False),
+        ("14 pears", ["4 pears"], False),
+        ("Ada Brook or Tom Reed", ["Ada Brook"], False),
+        ("Tom, Ada Brook, Or maybe Jane", ["Ada Brook"], False),
+        ("Either way, it is sink or swim.", ["sink or swim"], True),
+        ("Grade A, of course", ["A"], False),  # an article in the answer, but not as a whole
+        ("A", ["A"], True),
+        ("", ["Ada Brook"], False),
+        ("It was not Ada Brook", ["Ada Brook"], True),  # not understood
+    ],
+)
+def test_an_answer_contains_an_accepted_one(prediction, accepted, right):
+    assert contains(prediction, accepted) is right
 
 
 def test_verbatim_compares_characters():

@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 
 from adafuse_llm import AdaFuseEngine, MemberError, MemberOutOfMemoryError
-from adafuse_llm.evaluation.tasks import load_task
+from adafuse_llm.embedded import member_paths
+from adafuse_llm.evaluation.tasks import embedded_questions, load_task
 from adafuse_llm.strategies.registry import NAMED
 from benchmarks.paper import command
+from benchmarks.paper.layout import LONG_TASKS, Suite, load_suite, parts_of
+from benchmarks.paper.run import load_work
+from benchmarks.real.members import FOLDER_VARIABLE, MEMBERS
 from tests.support.paths import ROOT
 
 PEERS = ["majority vote", "likelihood reranker", "SweetSpan", "UniTE", "GaC", "GaC, gated"]
@@ -156,7 +160,7 @@ def test_a_suite_of_a_file(paper, job, asked, tmp_path):
     table, more = told["sections"]
     assert [line["name"] for line in more["lines"]] == ["AdaFuse, B = 3", "two words"]
     assert "crystal-ball" in more["absent"]["of the future"]
-    assert table["absent"]["UniTE"] == "the suite file leaves it out"
+    assert table["absent"]["UniTE"] == "the suite leaves it out"
     assert table["questions"] == {"nq": 2}
     assert {config.max_new_tokens for _, config, _, _ in asked} == {5}
     assert "unite" not in {name for name, *_ in asked}
@@ -255,7 +259,7 @@ def test_ctrl_c_while_members_load_ends_the_command(paper, job, interrupted_whil
     ("flags", "message"),
     [
         (["--data", "nowhere"], "nowhere"),
-        (["--data", "."], "contains no test set; it must contain nq.jsonl or squad.jsonl"),
+        (["--data", "."], "no task can be run. nq: nq.jsonl is not in the folder of --data; squad"),
         (["--task", "nqq"], "Did you mean 'nq'"),
         (["--max-words", "2"], "--max-words is not allowed, because the rows of a suite set it"),
         (["--strategy", "unite"], "--strategy is not allowed, because the rows of a suite set it"),
@@ -285,10 +289,13 @@ def test_what_cannot_be_run_is_one_error_before_anything_is_loaded(
         ("rows: [{name: x, strategy: unite, options: {max_words: 2}}]", "does not use it"),
         ("parts: [table-3]", "there is no part 'table-3'"),
         ("tasks: [nqq]", "Did you mean 'nq'"),
+        ("ranges: {nqq: [1, 2]}", "Did you mean 'nq'"),
+        ("ranges: {nq: [3, 2]}", "must end with question 3 or a later one; got 2"),
         ("questions: {table: 0}", "questions.table"),
         ("metrics: {nq: []}", "metrics.nq"),
         ("metrics: {nq: [bleu]}", "Did you mean 'spbleu'"),
         ("max_new_tokens: {nq: 0}", "max_new_tokens.nq"),
+        ("ensembles: {x: [wren, hern]}", "row 'x: majority vote': option 'use': there is no"),
         ("rows: [{name: x, use: [wrn]}]", "row 'x': option 'use': there is no member"),
         ("rows: [{name: x, options: {weights: [1]}}]", "row 'x': option 'weights' must have one"),
         ("question: {table: 1}", "question"),
@@ -302,7 +309,7 @@ def test_a_file_that_is_no_suite_is_one_error(paper, job, fakes, asked, tmp_path
     result = paper("--suite", path, *job)
     assert result.exit_code == 2
     assert message in result.stderr
-    assert "row 'x'" in message or not fakes
+    assert "row 'x" in message or not fakes
     assert not asked
 
 
@@ -369,8 +376,6 @@ def killed(job):
 
 @pytest.mark.quick
 def test_the_suite_of_long_answers_has_its_tasks():
-    from benchmarks.paper.layout import load_suite, parts_of
-
     suite = load_suite("long")
     assert [load_task(name).kind for name in suite.tasks] == [
         "parts", "summary", "reasoning", "plain",
@@ -379,6 +384,132 @@ def test_the_suite_of_long_answers_has_its_tasks():
     assert part.name == "table-1"
     assert suite.questions.table == 300
     assert {"DeePEn, rate 0.3", "GaC, gate at 0.9"} <= {row.name for row in part.rows}
+
+
+def test_a_suite_can_begin_with_a_later_question(paper, short, asked, tmp_path):
+    def numbers():
+        return sorted({int(prompt.split("mill ")[1][0]) + 1 for *_, prompt in asked})
+
+    assert paper(*short[:-1], 2, "--first", 4).exit_code == 0
+    assert numbers() == [4, 5]
+    told = json.loads((tmp_path / "out" / "suite.json").read_text())
+    assert told["first"] == {"nq": 4}
+    asked.clear()
+    other = paper(*short)
+    assert other.exit_code == 2
+    assert "belongs to another run: first question 4, not None" in other.stderr
+    assert paper(*short[:-1], 3, "--first", 4).exit_code == 0
+    assert numbers() == [6]
+    beyond = paper(*short, "--first", 7)
+    assert beyond.exit_code == 2
+    assert "no task can be run. nq: it has no question 7" in beyond.stderr
+
+
+def test_a_task_can_have_a_range_of_questions_of_its_own(paper, short, asked):
+    short[1].write_text("parts: [figure-2]\nranges: {nq: [2, 3]}\n")
+    assert paper(*short).exit_code == 0
+    assert {prompt.split("mill ")[1][0] for *_, prompt in asked} == {"1", "2"}
+    suite = load_suite(str(short[1]))
+    assert suite.starting(11).asked("nq") == slice(10, 12)
+    assert suite.starting(11).asked("squad") == slice(10, None)
+
+
+def test_an_embedded_task_can_begin_with_a_later_question():
+    suite = Suite(first=301, ranges={"embedded_parts": (151, 152)})
+    works, absent = load_work(suite, None, tasks=["embedded", "embedded_parts", "embedded_summary"])
+    assert absent == {"embedded_summary": "it has no question 301"}
+    assert works["embedded"].questions[0] == embedded_questions(301)[-1]
+    assert [each.number for each in works["embedded_parts"].questions] == [151, 152]
+
+
+def test_each_ensemble_is_compared_with_the_best_of_its_members(paper, job, tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text(
+        "ensembles: {pair: [wren, heron], half: [heron]}\nparts: [pair, half]\n"
+        "without: [UniTE, DeePEn]\n"
+    )
+    result = paper("--suite", path, *job, "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    pair, half = told["sections"]
+    names = [line["name"] for line in pair["lines"]]
+    assert names[:3] == ["wren alone", "heron alone", "pair: majority vote"]
+    assert names[-1] == "pair: AdaFuse, B = 3"
+    assert half["lines"][0]["name"] == "heron alone"
+    assert "UniTE" in half["absent"]
+    members = {c["ours"]: c["theirs"] for c in told["claims"] if c["kind"] == "member"}
+    assert members["pair: AdaFuse, B = 1"] == "wren alone"
+    assert members["half: AdaFuse, B = 1"] == "heron alone"
+    peers = {c["theirs"] for c in told["claims"] if c["ours"] == "half: AdaFuse, B = 1"}
+    assert all(name == "heron alone" or name.startswith("half: ") for name in peers)
+    assert set(told["words"]["nq"]) == {c["ours"] for c in told["claims"]}
+    shown = " ".join(paper("--suite", path, *job).stdout.split())
+    assert shown.count("Is AdaFuse above? nq") == 2
+    assert "half: AdaFuse, B = 3 and the best member: not shown to differ from heron" in shown
+
+
+def test_files_of_tasks_that_are_not_given_are_left_out(paper, tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text("tasks: [nq, embedded]\nparts: [table-2]\nwithout: [heron + finch]\n")
+    result = paper("--suite", path, "--limit", 1, "--output", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "nq is left out: it needs --data, a folder with nq.jsonl" in result.stderr
+    alone = paper("--task", "nq", "--output", tmp_path / "out")
+    assert alone.exit_code == 2
+    assert "no task can be run. nq: it needs --data, a folder with nq.jsonl" in alone.stderr
+
+
+@pytest.mark.quick
+def test_the_suites_of_real_members_ask_different_questions():
+    final, development = load_suite("real"), load_suite("real-development")
+    assert final.real == tuple(member.name for member in MEMBERS)
+    assert set(final.ranges) == set(final.tasks)
+    for task, (first, last) in final.ranges.items():
+        start, end = development.ranges[task]
+        assert (start, end - start) == (1, last - first)
+        assert end <= (150 if task in LONG_TASKS else 300) < first
+        assert last <= (300 if task in LONG_TASKS else 800)
+    parts = parts_of(final, final.real)
+    assert [part.name for part in parts] == ["smollm+qwen", "gemma+qwen", "all"]
+    for part in parts:
+        members = final.ensembles[part.name]
+        assert [row.use for row in part.rows if row.kind == "member"] == [(m,) for m in members]
+        assert {row.use for row in part.rows if row.kind != "member"} == {members}
+    assert final.metrics["embedded"][0] == "contains"
+
+
+def test_the_real_members_are_found(paper, tmp_path, monkeypatch):
+    """The embedded members stand where the real ones are expected."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "real"))
+    refused = paper("--suite", "real", "--output", tmp_path / "out")
+    assert refused.exit_code == 2
+    assert f"smollm, gemma, qwen are not in {tmp_path / 'real'}. Run `make real`" in refused.stderr
+    (tmp_path / "real").mkdir()
+    for member, path in zip(MEMBERS, member_paths(), strict=True):
+        (tmp_path / "real" / member.folder).symlink_to(path)
+    path = tmp_path / "own.yaml"
+    path.write_text(
+        "real: [smollm, qwen]\nranges: {embedded: [301, 302]}\nmetrics: {embedded: [contains]}\n"
+        "ensembles: {both: [smollm, qwen]}\nparts: [both]\n"
+        "without: [GaC, 'GaC, gated', DeePEn, UniTE, SweetSpan, likelihood reranker]\n"
+    )
+    given = ["--suite", path, "--output", tmp_path / "out"]
+    result = paper(*given, "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told["models"] == told["members"] == ["smollm", "qwen"]
+    assert told["tasks"] == {"embedded": "contains"}
+    assert [line["name"] for line in told["sections"][0]["lines"]][1:3] == [
+        "qwen alone", "both: majority vote",
+    ]  # fmt: skip
+    files = sorted(path.name for path in (tmp_path / "out" / "embedded").glob("*.jsonl"))
+    assert files[0] == "adafuse_branching_factor=1_by_smollm+qwen.jsonl"
+    assert str(tmp_path / "real") not in (tmp_path / "out" / "suite.json").read_text()
+    shown = paper(*given).stdout
+    assert "embedded (contains): 2, from question 301 on" in " ".join(shown.split())
+    refused = paper(*given, "--model", member_paths()[0])
+    assert refused.exit_code == 2
+    assert "--model is not allowed, because the suite names its members" in refused.stderr
 
 
 @pytest.mark.quick
@@ -417,7 +548,7 @@ def test_every_strategy_by_name_is_in_a_table_or_left_out_on_purpose():
 
 def test_the_papers_members_have_a_suite(monkeypatch):
     from adafuse_llm.evaluation.tasks import TASKS
-    from benchmarks.paper.layout import load_suite, parts_of, settled
+    from benchmarks.paper.layout import settled
 
     suite = load_suite(str(ROOT / "benchmarks" / "paper" / "paper_8b.yaml"))
     assert len(suite.models) == 4
