@@ -182,7 +182,7 @@ def _ranked(state: Any, candidates: bytes, effort: Effort) -> list[int]:
     object or an array come last.
     """
     following = next_bytes(state)
-    ranks = []
+    ranks: list[tuple[int, ...]] = []
     for byte in candidates:
         if ranks and effort.is_over:
             break

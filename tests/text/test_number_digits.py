@@ -99,8 +99,10 @@ def test_r14_parts_of_addresses_end() -> None:
 def test_r14_addresses_of_everyday_size_can_be_written() -> None:
     domain = ".".join(["d" * 63] * 2 + ["e" * 60])  # 188 characters
     emails = ("a@b.de", "Jo.O'Neil+tag@mail.example.com", "l" * 64 + f"@{domain}", "x@[127.0.0.1]")
-    uris = ("https://example.com/", "urn:isbn:0451450523", "microsoft.windows.camera.multipicker:x")
-    uris = (*uris, "data:text/plain;base64," + "QUJD" * 1000, "mailto:a@b.de", "a:")
+    uris = (
+        *("https://example.com/", "urn:isbn:0451450523", "microsoft.windows.camera.multipicker:x"),
+        *("data:text/plain;base64," + "QUJD" * 1000, "mailto:a@b.de", "a:"),
+    )
     for kind, texts in (("email", emails), ("uri", uris)):
         for written in texts:
             assert start({"type": "string", "format": kind}).can_end(f'"{written}"'), written
