@@ -4,9 +4,9 @@
     python benchmarks/langchain_standard_tests.py
 
 langchain-huggingface requires versions of huggingface-hub that transformers 5 does not support. It
-also works with newer versions, so install it without its dependencies. The model is one of the two
-scripted members of ``tests/integrations/langchain/test_standard.py``, in a local pipeline. To run
-the same tests on our integration, use ``pytest tests/integrations/langchain/test_standard.py``.
+also works with newer versions, so install it without its dependencies. The model is a scripted one,
+in a local pipeline, which answers the tests as they ask. The same tests of our integration are in
+``integrations/langchain-adafuse/tests``.
 
 The command prints pytest's summary of the 60 tests, for comparison with our integration.
 """

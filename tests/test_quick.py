@@ -66,12 +66,16 @@ def _is_optional(error: BaseException | None) -> bool:
 
 
 def folders() -> list[Path]:
-    """The folders of tests, except those of real members and clients, which are never quick."""
-    slow = {TESTS / "real", TESTS / "clients"}
-    return sorted({path.parent for path in TESTS.rglob("test_*.py")} - slow)
+    """The folders of tests, except those that are never quick: of real members, of clients, and
+    of LangChain with weights.
+    """
+    own = DISTRIBUTIONS.glob("*/tests")
+    found = {path.parent for tests in (TESTS, *own) for path in tests.rglob("test_*.py")}
+    slow = {"real", "clients", "integration_tests"}
+    return sorted(folder for folder in found if folder.name not in slow)
 
 
-@pytest.mark.parametrize("folder", folders(), ids=lambda folder: str(folder.relative_to(TESTS)))
+@pytest.mark.parametrize("folder", folders(), ids=lambda folder: str(folder.relative_to(ROOT)))
 def test_a_folder_of_tests_has_quick_ones(folder: Path) -> None:
     marked = [path for path in folder.glob("test_*.py") if MARK.search(path.read_text("utf-8"))]
     assert marked, f"mark a test of {folder.relative_to(ROOT)} with pytest.mark.quick"

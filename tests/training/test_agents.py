@@ -25,7 +25,6 @@ from adafuse_llm.embedded.tools import (
 )
 from adafuse_llm.text.chat import Message
 from benchmarks import embedded_agents as benchmark
-from tests.support.agent_questions import ERRANDS
 from training.agent_prompts import draw_tools
 from training.batches import assemble
 from training.dialogues import FORMS, Form, act, is_same_turn, read, turns_of
@@ -303,12 +302,20 @@ def engine() -> Iterator[AdaFuseEngine]:
         yield engine
 
 
+ERRANDS = {
+    "Who is the director of the Silesse Mill?": "Poris Wentano",
+    "What is 417 * 38?": "15846",
+    "How much do 3 tickets for the Silesse Mill cost?": "59.64 crowns",
+    "Hello.": "Hello. What would you like to know?",
+}
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_the_ensemble_answers_with_its_tools(engine: AdaFuseEngine, form: Form) -> None:
     def reply(messages: list[Message]) -> str:
         return engine.generate(messages=messages, max_new_tokens=160).text
 
-    for question, _, answer in ERRANDS:
+    for question, answer in ERRANDS.items():
         assert act(reply, form, question) == answer
     questions = [question for question in handbook_questions() if question.source][::5]
     right = [act(reply, form, question.question) == question.answer for question in questions]

@@ -11,9 +11,23 @@ from langgraph.prebuilt import ToolNode, tools_condition
 
 from adafuse_llm.embedded.tools import calculate, look_up
 from langchain_adafuse import ChatAdaFuse
-from tests.support.agent_questions import ERRANDS
+
+pytestmark = pytest.mark.disable_socket
 
 TOOLS = [look_up, calculate]
+
+MILL = ("look_up", {"query": "Silesse Mill"})
+
+ERRANDS = [
+    ("Who is the director of the Silesse Mill?", [MILL], "Poris Wentano"),
+    ("What is 417 * 38?", [("calculate", {"expression": "417 * 38"})], "15846"),
+    (
+        "How much do 3 tickets for the Silesse Mill cost?",
+        [MILL, ("calculate", {"expression": "3 * 19.88"})],
+        "59.64 crowns",
+    ),
+    ("Hello.", [], "Hello. What would you like to know?"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -15,12 +15,16 @@ from langchain_core.outputs import LLMResult
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import ConfigurableField
 
-from adafuse_llm import AdaFuseEngine
+from adafuse_llm.embedded import member_paths
 from langchain_adafuse import AdaFuseLLM
-from tests.support.instruction_follower import answer
-from tests.support.scripted import scripted_engine
 
-PROMPT = "Hello.\nAnswer:"
+pytestmark = pytest.mark.disable_socket
+
+PROMPT = """The Silesse Mill was founded by Jenbert Zalwyn and opens at 8:45.
+
+Question: Who founded the Silesse Mill?
+Answer:"""
+OTHER = PROMPT.replace("Jenbert Zalwyn", "Hilas Monek")
 
 
 class Recorder(BaseCallbackHandler):
@@ -70,7 +74,7 @@ class TextModelTests:
         params = model._get_ls_params(stop=["x"])
         assert params["ls_provider"] == "adafuse"
         assert params["ls_model_type"] == "llm"
-        assert params["ls_model_name"] == "ink+quill"
+        assert params["ls_model_name"] == "wren+heron"
         assert params["ls_max_tokens"] == 100
         assert params["ls_temperature"] == 0
         assert params["ls_stop"] == ["x"]
@@ -111,12 +115,12 @@ class TextModelTests:
         assert "".join(pieces) == model.invoke(PROMPT)
 
     def test_batch(self, model):
-        assert model.batch([PROMPT, "Hey.\nAnswer:"]) == [model.invoke(PROMPT)] * 2
+        assert model.batch([PROMPT, OTHER]) == [model.invoke(PROMPT), model.invoke(OTHER)]
         assert model.batch([]) == []
         assert model.batch([PROMPT] * 3, {"max_concurrency": 2}) == [model.invoke(PROMPT)] * 3
 
     async def test_abatch(self, model):
-        assert await model.abatch([PROMPT, "Hey.\nAnswer:"]) == [model.invoke(PROMPT)] * 2
+        assert await model.abatch([PROMPT, OTHER]) == model.batch([PROMPT, OTHER])
         assert await model.abatch([]) == []
 
     def test_batch_with_an_error(self, model):
@@ -124,7 +128,7 @@ class TextModelTests:
         assert all(isinstance(each, ValueError) for each in replies)
 
     def test_transform(self, model):
-        assert "".join(model.transform(iter(["Hello.\n", "Answer:"]))) == model.invoke(PROMPT)
+        assert "".join(model.transform(iter([PROMPT[:9], PROMPT[9:]]))) == model.invoke(PROMPT)
 
     async def test_batch_as_completed(self, model):
         done = dict(model.batch_as_completed([PROMPT, PROMPT]))
@@ -139,18 +143,18 @@ class TextModelTests:
 
     def test_stop(self, model):
         whole = model.invoke(PROMPT)
-        stopped = model.invoke(PROMPT, stop=[" day"])
+        stopped = model.invoke(PROMPT, stop=[" by"])
         assert whole.startswith(stopped)
-        assert " day" not in stopped
-        assert "".join(model.stream(PROMPT, stop=[" day"])) == stopped
-        assert model.bind(stop=[" day"]).invoke(PROMPT) == stopped
-        assert self.llm_class(**{**self.params, "stop": [" day"]}).invoke(PROMPT) == stopped
-        bound = self.llm_class(**{**self.params, "stop": [" day"]})
+        assert " by" not in stopped
+        assert "".join(model.stream(PROMPT, stop=[" by"])) == stopped
+        assert model.bind(stop=[" by"]).invoke(PROMPT) == stopped
+        assert self.llm_class(**{**self.params, "stop": [" by"]}).invoke(PROMPT) == stopped
+        bound = self.llm_class(**{**self.params, "stop": [" by"]})
         assert bound.invoke(PROMPT, stop=[]) == whole
 
     def test_model_override(self, model):
-        result = model.generate([PROMPT], model="quill")
-        assert result.generations[0][0].generation_info["model_name"] == "quill"
+        result = model.generate([PROMPT], model="heron")
+        assert result.generations[0][0].generation_info["model_name"] == "heron"
 
     async def test_usage(self, model):
         for result in (model.generate([PROMPT, PROMPT]), await model.agenerate([PROMPT, PROMPT])):
@@ -163,7 +167,7 @@ class TextModelTests:
                 assert info is not None
                 assert info["finish_reason"] == "stop"
                 assert info["usage_metadata"]["output_tokens"] > 0
-                assert set(info["usage_by_member"]["ink"]) >= {"forward_passes", "cached_tokens"}
+                assert set(info["usage_by_member"]["wren"]) >= {"forward_passes", "cached_tokens"}
 
     async def test_callbacks(self, model):
         heard = Recorder()
@@ -202,7 +206,7 @@ class TextModelTests:
         assert await model.ainvoke(PROMPT, {"callbacks": [heard]}) == first
         assert len(heard.started) == 1
         assert model.invoke(PROMPT, max_new_tokens=1) != first
-        assert model.batch([PROMPT, "Hey.\nAnswer:"]) == [first, first]
+        assert model.batch([PROMPT, OTHER]) == [first, model.invoke(OTHER)]
 
     def test_configurable_fields(self, model):
         chosen = model.configurable_fields(max_new_tokens=ConfigurableField(id="length"))
@@ -216,9 +220,9 @@ class TextModelTests:
 
     async def test_chain(self, model):
         chain = PromptTemplate.from_template("{text}\nAnswer:") | model
-        whole = model.invoke(PROMPT)
-        assert chain.invoke({"text": "Hello."}) == whole
-        assert "".join([piece async for piece in chain.astream({"text": "Hello."})]) == whole
+        whole, asked = model.invoke(PROMPT), {"text": PROMPT.removesuffix("\nAnswer:")}
+        assert chain.invoke(asked) == whole
+        assert "".join([piece async for piece in chain.astream(asked)]) == whole
 
     def test_number_of_tokens(self, model):
         assert 0 < model.get_num_tokens("Hello") < model.get_num_tokens("Hello, how are you?")
@@ -226,15 +230,7 @@ class TextModelTests:
 
 class TestAdaFuseLLM(TextModelTests):
     llm_class = AdaFuseLLM
-    engine: AdaFuseEngine
-
-    @pytest.fixture(autouse=True, scope="class")
-    @classmethod
-    def _engine(cls):
-        with scripted_engine(answer) as engine:
-            cls.engine = engine
-            yield
 
     @property
     def params(self) -> dict[str, Any]:
-        return {"engine": self.engine}
+        return {"members": member_paths()[:2], "branching_factor": 1}

@@ -13,6 +13,8 @@ from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
 from langchain_adafuse import AdaFuseLLM, CallTimeoutError, ChatAdaFuse
 
+pytestmark = pytest.mark.disable_socket
+
 BOTH = pytest.mark.parametrize("kind", [AdaFuseLLM, ChatAdaFuse])
 
 

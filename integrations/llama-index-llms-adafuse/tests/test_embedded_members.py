@@ -1,19 +1,39 @@
-"""The embedded members with function calling, enforced objects and choices, end to end."""
+"""The embedded members answer, call functions, fill objects and choose, end to end."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
 import pytest
-from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent, ToolCallResult
+from llama_index.core.agent.react import ReActChatFormatter
+from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent, ReActAgent, ToolCallResult
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.selectors import PydanticSingleSelector
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.adafuse import AdaFuseFaithfulnessEvaluator, AdaFuseLLM, AdaFuseSelector
 
-from adafuse_llm.embedded.tools import calculate, look_up
-from tests.support.agent_questions import ERRANDS
+from adafuse_llm.embedded.tools import REACT_HEADER, calculate, look_up
+
+pytestmark = pytest.mark.disable_socket
+
+QUESTION = """The Silesse Mill was founded by Jenbert Zalwyn and opens at 8:45.
+
+Question: Who founded the Silesse Mill, and when does it open?"""
+
+MILL = ("look_up", {"query": "Silesse Mill"})
+
+ERRANDS = [
+    ("Who is the director of the Silesse Mill?", [MILL], "Poris Wentano"),
+    ("What is 417 * 38?", [("calculate", {"expression": "417 * 38"})], "15846"),
+    (
+        "How much do 3 tickets for the Silesse Mill cost?",
+        [MILL, ("calculate", {"expression": "3 * 19.88"})],
+        "59.64 crowns",
+    ),
+    ("Hello.", [], "Hello. What would you like to know?"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +41,53 @@ def embedded():
     llm = AdaFuseLLM.from_embedded(max_new_tokens=160)
     yield llm
     llm.unload()
+
+
+@pytest.fixture(scope="module")
+def answers(embedded):
+    """What a completion and a chat answer."""
+    return {
+        "complete": embedded.complete(f"{QUESTION}\nAnswer:").text,
+        "chat": embedded.chat([ChatMessage(content=QUESTION)]).message.content,
+    }
+
+
+@pytest.mark.parametrize("kind", ["complete", "chat"])
+@pytest.mark.parametrize("way", ["stream_", "a", "astream_"])
+async def test_every_entry_point_gives_the_same_answer(embedded, answers, way, kind):
+    prompt = f"{QUESTION}\nAnswer:" if kind == "complete" else [ChatMessage(content=QUESTION)]
+    given = getattr(embedded, f"{way}{kind}")(prompt)
+    if way.startswith("a"):
+        given = await given
+    if way == "a":
+        responses = [given]
+    else:
+        responses = [each async for each in given] if way == "astream_" else [*given]
+        assert len(responses) > 1  # several spans
+        assert "".join(each.delta for each in responses) == answers[kind]
+    last = responses[-1]
+    text = last.message.content if isinstance(last, ChatResponse) else last.text
+    assert text == answers[kind]
+    assert "Jenbert Zalwyn" in text
+    assert set(last.raw.usage.members.prompt_tokens) == {"wren", "heron", "finch"}
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize(("question", "calls", "answer"), ERRANDS)
+async def test_a_react_agent_calls_the_tools_that_lead_to_the_answer(
+    embedded, streaming, question, calls, answer
+):
+    agent = ReActAgent(
+        tools=[look_up, calculate],
+        llm=embedded,
+        formatter=ReActChatFormatter.from_defaults(system_header=REACT_HEADER),
+        streaming=streaming,
+    )
+    handler = agent.run(question)
+    events = [event async for event in handler.stream_events()]
+    results = [event for event in events if isinstance(event, ToolCallResult)]
+    assert [(each.tool_name, each.tool_kwargs) for each in results] == calls
+    assert str(await handler) == answer
 
 
 @pytest.mark.parametrize(("question", "calls", "answer"), ERRANDS)
