@@ -1,7 +1,12 @@
-"""The public names are those of `public_api.txt`, and changes of that list are in the changelog."""
+"""The public names are those of `public_api.txt`, and changes of that list are in the changelog.
+
+The integrations also import internal names, those of `integration_api.txt`. An integration accepts
+later patch releases of the core, so these names and their parameters stay within a minor version.
+"""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
@@ -9,14 +14,19 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typing_extensions import is_typeddict
+
+from adafuse_llm import __version__
 
 pytestmark = pytest.mark.quick
 
 ROOT = Path(__file__).parents[1]
 LIST = Path(__file__).with_name("public_api.txt")
 CHANGELOG = ROOT / "CHANGELOG.md"
+INTERNAL = Path(__file__).with_name("integration_api.txt")
 REMEDY = "Update tests/public_api.txt and add a line to CHANGELOG.md that names what has changed."
 
 
@@ -123,6 +133,93 @@ def test_names_changed_since_the_last_release_are_in_the_changelog() -> None:
     changes = changes_since(CHANGELOG.read_text(encoding="utf-8"), tag.strip().removeprefix("v"))
     missing = unexplained(before, LIST.read_text(encoding="utf-8"), changes)
     assert not missing, f"changed since {tag.strip()}, not in CHANGELOG.md: {missing}"
+
+
+# Internal names that the integrations import
+
+
+def internal_names() -> dict[str, list[str]]:
+    """The names that the integrations import from the core and that are not public, by module."""
+    names: dict[str, set[str]] = {}
+    for folder in ("langchain-adafuse/langchain_adafuse", "llama-index-llms-adafuse/llama_index"):
+        for file in (ROOT / "integrations" / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Import):
+                    assert not any(each.name.startswith("adafuse_llm") for each in node.names), file
+                elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+                    "adafuse_llm"
+                ):
+                    found = {each.name for each in node.names} - {
+                        *LISTED.get(node.module or "", [])
+                    }
+                    names.setdefault(node.module or "", set()).update(found)
+    return {module: sorted(found) for module, found in sorted(names.items()) if found}
+
+
+def declared(module: str, name: str) -> str:
+    """A name with its parameters, if it has some; those with a default end with ``=``."""
+    value = getattr(importlib.import_module(module), name)
+    if (not inspect.isfunction(value) and not inspect.isclass(value)) or is_typeddict(value):
+        return name
+    stars: dict[Any, str] = {
+        inspect.Parameter.VAR_POSITIONAL: "*",
+        inspect.Parameter.VAR_KEYWORD: "**",
+    }
+    parameters: list[str] = []
+    for parameter in inspect.signature(value).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and not any(p[0] == "*" for p in parameters):
+            parameters.append("*")
+        default = "" if parameter.default is parameter.empty else "="
+        parameters.append(f"{stars.get(parameter.kind, '')}{parameter.name}{default}")
+    return f"{name}({', '.join(parameters)})"
+
+
+def changed(listed: dict[str, list[str]]) -> list[str]:
+    """Listed internal names that the core has no longer, or has with other parameters."""
+    found = []
+    for module, lines in listed.items():
+        for line in lines:
+            try:
+                now = declared(module, line.partition("(")[0])
+            except (ImportError, AttributeError):
+                now = "missing"
+            if now != line:
+                found.append(f"{module}: {line} is now {now}")
+    return found
+
+
+def test_l6_internal_names_of_the_integrations_are_listed() -> None:
+    listed = read_list(INTERNAL.read_text(encoding="utf-8"))
+    imported = {
+        module: [declared(module, name) for name in names]
+        for module, names in internal_names().items()
+    }
+    assert listed == imported, "Update tests/integration_api.txt; its first lines give the rule."
+
+
+def test_changed_internal_names_are_found() -> None:
+    listed = {
+        "adafuse_llm.errors": ["short_repr(value)", "nearest(name)", "gone(x)"],
+        "adafuse_llm.gone": ["X"],
+        "adafuse_llm.results": ["FinishReason"],
+    }
+    assert [line.rpartition(" is now ")[0] for line in changed(listed)] == [
+        "adafuse_llm.errors: nearest(name)",
+        "adafuse_llm.errors: gone(x)",
+        "adafuse_llm.gone: X",
+    ]
+
+
+def test_internal_names_stay_within_a_minor_version() -> None:
+    tag = git("describe", "--tags", "--abbrev=0", "--match", "v*")
+    if not tag or not __version__.startswith(
+        tag.strip().removeprefix("v").rpartition(".")[0] + "."
+    ):
+        pytest.skip("no release of this minor version has been tagged, or this is no git clone")
+    before = git("show", f"{tag.strip()}:tests/integration_api.txt")
+    if before is None:
+        pytest.skip(f"{tag.strip()} has no list of internal names")
+    assert changed(read_list(before)) == []
 
 
 def test_importing_the_package_loads_no_framework() -> None:

@@ -15,13 +15,12 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.utils.json import parse_partial_json
 
-from adafuse_llm import StreamEvent
+from adafuse_llm import StreamEvent, Tool
 from adafuse_llm.adapters.conversation import Call, Turn
 from adafuse_llm.adapters.reply import CALL_CLOSES, CALL_OPENS, InvalidToolCall
 from adafuse_llm.adapters.reply import ToolCall as ValidToolCall
 from adafuse_llm.adapters.reply_form import ReplyForm
 from adafuse_llm.errors import InvalidInputError, short_repr
-from adafuse_llm.text.chat import Tool
 from adafuse_llm.text.conversation import RESULT_CLOSES, RESULT_OPENS
 from langchain_adafuse._rounds import ROUNDS_KEY
 

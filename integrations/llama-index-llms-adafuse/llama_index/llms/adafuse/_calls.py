@@ -24,7 +24,7 @@ from llama_index.core.tools import BaseTool
 from llama_index.llms.adafuse._decode import Chunk
 from llama_index.llms.adafuse._messages import Correction
 
-from adafuse_llm import InvalidInputError, MalformedReplyError
+from adafuse_llm import InvalidInputError, MalformedReplyError, Tool
 from adafuse_llm.adapters.reply import (
     CALL_CLOSES,
     CALL_OPENS,
@@ -35,7 +35,6 @@ from adafuse_llm.adapters.reply import (
     ToolCall,
 )
 from adafuse_llm.adapters.reply_form import ReplyForm, to_flag, to_tool_choice
-from adafuse_llm.text.chat import Tool
 
 TOOL_KEYWORDS = ("tools", "tool_choice", "parallel_tool_calls")
 """Keywords of `AdaFuseLLM.chat` that concern tools."""
