@@ -12,6 +12,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
+PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+REPOSITORY = re.findall('^Repository = "(.+)"$', PYPROJECT.read_text("utf-8"), re.MULTILINE)[0]
+"""The address of the repository."""
+
 PLACE = re.compile(r"<!-- generated: (\w+) -->")
 
 

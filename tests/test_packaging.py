@@ -1,4 +1,4 @@
-"""The three distributions: one version, exact pins, and bounds that `make test-lowest` uses."""
+"""The three distributions: one version and address, pins, and bounds of `make test-lowest`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,19 @@ METADATA = {
     "adafuse-llm": WheelBuilder(str(ROOT)).metadata,
     **{name: WheelBuilder(str(ROOT / "integrations" / name)).metadata for name in INTEGRATIONS},
 }
+REPOSITORY = METADATA["adafuse-llm"].core.urls["Repository"]
+"""The address of the repository. All others in this repository follow it."""
+
+NAMING = [
+    ROOT / "README.md",
+    ROOT / "CITATION.cff",
+    *(
+        ROOT / "integrations" / name / file
+        for name in INTEGRATIONS
+        for file in ("README.md", "pyproject.toml")
+    ),
+]
+"""Files that name the address, besides the pyproject.toml of the core."""
 
 
 def test_the_three_distributions_have_one_version() -> None:
@@ -36,9 +49,60 @@ def test_the_citation_has_the_version() -> None:
 
 
 @pytest.mark.parametrize("name", INTEGRATIONS)
-def test_the_integrations_pin_the_core_exactly(name: str) -> None:
+def test_the_integrations_accept_later_patch_releases_of_the_core(name: str) -> None:
     pins = [each for each in METADATA[name].core.dependencies if each.startswith("adafuse-llm")]
-    assert pins == [f"adafuse-llm=={adafuse_llm.__version__}"]
+    assert pins == [f"adafuse-llm~={adafuse_llm.__version__}"]
+
+
+@pytest.mark.parametrize("name", METADATA)
+def test_addresses_of_a_distribution_name_files_of_the_repository(name: str) -> None:
+    urls = METADATA[name].core.urls
+    assert urls.keys() == {"Homepage", "Documentation", "Repository", "Issues", "Changelog"}
+    assert urls["Homepage"] == urls["Repository"] == REPOSITORY
+    assert urls["Issues"] == f"{REPOSITORY}/issues"
+    for label in ("Documentation", "Changelog"):
+        start, path = urls[label].split("/blob/main/")
+        assert start == REPOSITORY
+        assert (ROOT / path).is_file()
+
+
+def test_all_pages_name_one_address_of_the_repository() -> None:
+    owner, name = REPOSITORY.rsplit("/", 2)[-2:]
+    address = re.compile(rf"github\.com[/:]([\w.-]+)/{name}\b")
+    assert address.findall(f"git@github.com:a/{name}.git, https://github.com/b/{name}/c") == [
+        "a",
+        "b",
+    ]
+    pages = [*NAMING, *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    found = {page: {*address.findall(page.read_text(encoding="utf-8"))} for page in pages}
+    assert {page: owners for page, owners in found.items() if owners - {owner}} == {}
+    assert [page for page in NAMING if not found[page]] == []
+
+
+@pytest.mark.parametrize("name", INTEGRATIONS)
+def test_an_integration_runs_on_the_same_versions_of_python(name: str) -> None:
+    def python(distribution: str) -> list[str]:
+        classifiers = METADATA[distribution].core.classifiers
+        return [each for each in classifiers if "Programming Language" in each]
+
+    assert python(name) == python("adafuse-llm")
+    assert METADATA[name].core.requires_python == METADATA["adafuse-llm"].core.requires_python
+
+
+@pytest.mark.parametrize("name", INTEGRATIONS)
+def test_what_the_tests_of_an_integration_need_is_installed_for_all_tests(name: str) -> None:
+    needed = METADATA[name].config["dependency-groups"]["test"]
+    assert needed[0] == "adafuse-llm[grammar]"
+    assert {*needed[1:]} <= {*METADATA["adafuse-llm"].config["dependency-groups"]["dev"]}
+
+
+@pytest.mark.parametrize("name", INTEGRATIONS)
+def test_the_tests_of_an_integration_need_only_published_packages(name: str) -> None:
+    files = [*(ROOT / "integrations" / name / "tests").rglob("*.py")]
+    assert files
+    for file in files:
+        imported = re.findall(r"^\s*(?:from|import)\s+(\w+)", file.read_text("utf-8"), re.MULTILINE)
+        assert not {"tests", "benchmarks", "training", "docs"} & {*imported}, file
 
 
 @pytest.mark.parametrize("name", INTEGRATIONS)

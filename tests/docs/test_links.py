@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from docs.generated import fill
+from docs.generated import REPOSITORY, fill
 from tests.support.paths import ROOT
 
 DOCS = ROOT / "docs"
 FENCE = re.compile(r"^(\s*)(`{3,}|~{3,})(.*)$")
 LINK = re.compile(r"\]\(<?([^()\s>]+(?:\([^()\s]*\))?)>?(?:\s+\"[^\"]*\")?\)")
 INCLUDE = re.compile(r"^```\{include\}\s+(\S+)\s*$", re.MULTILINE)
+READMES = sorted((ROOT / "integrations").glob("*/README.md"))
 GENERATED = re.compile(r"^(cookbooks|site)/")
 """Pages that only the site has: copies of the cookbooks."""
 
@@ -29,7 +30,7 @@ PAGES = sorted(
     {
         *ROOT.glob("*.md"),
         *(path for path in DOCS.rglob("*.md") if "cookbooks" not in path.parts[len(DOCS.parts) :]),
-        *(ROOT / "integrations").glob("*/README.md"),
+        *READMES,
         *(ROOT / "cookbooks").glob("*.md"),
         *(ROOT / "cookbooks").glob("*.ipynb"),
         *(ROOT / "adafuse_llm").rglob("*.md"),
@@ -68,8 +69,10 @@ def _without_code(text: str) -> Iterator[str]:
 
 
 def links(page: Path) -> list[str]:
-    """The targets of a page's links that are in the repository."""
-    found = LINK.findall(prose(page))
+    """The targets of a page's links that are in the repository, absolute ones as absolute paths."""
+    found = [
+        link.replace(f"{REPOSITORY}/blob/main", str(ROOT)) for link in LINK.findall(prose(page))
+    ]
     return [link for link in found if not re.match(r"[a-z]+:", link)]
 
 
@@ -131,6 +134,13 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 def test_a_wrong_link_is_found(link: str, said: str | None) -> None:
     found = problem(DOCS / "index.md", link)
     assert found == said if said is None else (found or "").startswith(said)
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda readme: readme.parent.name)
+def test_l6_links_of_an_integration_also_lead_there_from_a_package_index(readme: Path) -> None:
+    found = LINK.findall(prose(readme))
+    assert len(found) > 5
+    assert [link for link in found if not link.startswith(f"{REPOSITORY}/blob/main/")] == []
 
 
 def test_every_page_is_in_the_navigation() -> None:
