@@ -26,10 +26,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve real quick test test-real test-cookbooks test-gguf test-ray test-clients test-slow test-lowest fuzz lint format docs build cookbooks bench soak clean
+.PHONY: help demo serve real quick test test-real test-cookbooks test-gguf test-ray test-clients test-packages test-slow test-lowest fuzz lint format docs build dist cookbooks bench soak clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 demo: $(DEMO) ## install the package, then answer a question about the shipped handbook with three small models
 	@$(BIN)/adafuse ask "$(QUESTION)" --compare
@@ -62,6 +62,9 @@ test-ray: $(RAY) ## the tests of members and servers on several machines, which 
 test-clients: $(SETUP) $(CLIENTS)/.set-up ## the tests of LiteLLM, OpenAI's Agents SDK and, with Node, Vercel's AI SDK against a server
 	ADAFUSE_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -q --clients -m clients
 
+test-packages: dist ## try the built packages as make build does, and run the tests of the integrations with them
+	$(BIN)/python .ci/try_wheels.py dist --tests
+
 test-slow: $(SETUP) ## the slow tests: soaks, loads, clusters, and all cases of sweeps
 	$(BIN)/python -m pytest -m "slow or sweep" --sweeps
 
@@ -84,13 +87,15 @@ format: $(SETUP) ## apply ruff's fixes and formatting
 docs: $(SETUP) ## the documentation site, in site/; warnings are errors
 	$(BIN)/sphinx-build -W --keep-going -q docs site
 
-build: $(SETUP) ## sdists and wheels of the three distributions, in dist/; check them and try them in an empty environment
+build: dist ## sdists and wheels of the three distributions, in dist/; check them and try them in an empty environment
+	$(BIN)/python .ci/try_wheels.py dist
+
+dist: $(SETUP)
 	rm -rf dist
 	for project in . $(INTEGRATIONS); do \
 		$(BIN)/python -m build --no-isolation --outdir dist $$project > /dev/null || exit 1; \
 	done
 	$(BIN)/twine check --strict dist/*
-	$(BIN)/python .ci/try_wheels.py dist
 
 cookbooks: $(SETUP) ## run the cookbooks again and store their outputs
 	$(BIN)/python -m tests.support.notebooks

@@ -1,6 +1,8 @@
 """Check the wheels and sdists of `make build`, then use the wheels in an empty environment.
 
-Usage: python .ci/try_wheels.py dist
+Usage: python .ci/try_wheels.py dist [--tests]
+
+With --tests, the tests in the sdists of the integrations also run there.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ print(llm.chat([ChatMessage(role="user", content="What is 12 + 7?")]).message.co
 }
 
 
-def main(dist: Path) -> None:
+def main(dist: Path, *, tests: bool) -> None:
     """Check the three distributions, then install their wheels outside the clone and use them."""
     wheels = {name: _only(dist, f"{name}-*.whl") for name in PACKAGES}
     for name, wheel in wheels.items():
@@ -50,6 +52,8 @@ def main(dist: Path) -> None:
         check_sdist(_only(dist, f"{name}-*.tar.gz"), PACKAGES[name])
     with tempfile.TemporaryDirectory(prefix="adafuse-wheels-") as folder:
         try_wheels(wheels, Path(folder))
+        for name in CALLS if tests else ():
+            run_tests(_only(dist, f"{name}-*.tar.gz"), Path(folder))
 
 
 def check_wheel(wheel: Path, package: str) -> None:
@@ -69,57 +73,85 @@ def check_wheel(wheel: Path, package: str) -> None:
 
 
 def check_sdist(sdist: Path, package: str) -> None:
-    """Exit with a message unless the package is the only folder of the sdist.
+    """Exit with a message unless the sdist holds its package, the tests of an integration, and no
+    other folder.
 
-    Tests are not in it: they read the documentation, notebooks and training code, and
-    run from a clone.
+    The tests of the core are not in it: they read the documentation, notebooks and training code,
+    and run from a clone.
     """
     with tarfile.open(sdist) as archive:
         paths = [Path(name).parts[1:] for name in archive.getnames()]
     folders = {path[0] for path in paths if len(path) > 1}
-    if folders != {package.split("/", maxsplit=1)[0]}:
-        sys.exit(f"{sdist.name} must hold the folder of its package only; got {sorted(folders)}")
+    wanted = {package.split("/", maxsplit=1)[0]} | (
+        {"tests"} if package != "adafuse_llm/" else set()
+    )
+    if folders != wanted:
+        sys.exit(f"{sdist.name} must hold the folders {sorted(wanted)}; got {sorted(folders)}")
 
 
 def try_wheels(wheels: dict[str, Path], folder: Path) -> None:
     """Install the wheels into an empty environment in `folder`; run the demo and the calls."""
-    venv.create(folder / "env", with_pip=True)
-    bin_folder = folder / "env" / ("Scripts" if os.name == "nt" else "bin")
+    venv.create(folder / "env", with_pip=False)
     work = folder / "work"
     work.mkdir()
-    environment = {
-        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-        "HF_HUB_OFFLINE": "1",
-    }
-
-    def run(command: list[str]) -> str:
-        done = subprocess.run(
-            command, cwd=work, env=environment, stdout=subprocess.PIPE, text=True, check=True
-        )
-        return done.stdout
-
     print("installing the wheels into an empty environment")
-    run([
-        str(bin_folder / "python"), "-m", "pip", "install", "--quiet",
-        "--constraint", str(ROOT / "constraints.txt"),
+    install(
+        folder,
         f"{wheels['adafuse_llm'].resolve()}[cli]",
         *(str(wheel.resolve()) for name, wheel in wheels.items() if name != "adafuse_llm"),
-    ])  # fmt: skip
-
-    where = run(
-        [str(bin_folder / "python"), "-c", "import adafuse_llm; print(adafuse_llm.__file__)"]
     )
+
+    where = run(folder, "python", "-c", "import adafuse_llm; print(adafuse_llm.__file__)")
     if not Path(where).is_relative_to(folder.resolve()):
         sys.exit(f"the environment must import the installed package; it imports {where}")
-    answer = run([str(bin_folder / "adafuse"), *DEMO])
+    answer = run(folder, "adafuse", *DEMO)
     if not answer.startswith("16.86 crowns"):
         sys.exit(f"the demo must answer '16.86 crowns'; got {answer!r}")
     print("demo: 16.86 crowns")
     for name, code in CALLS.items():
-        answer = run([str(bin_folder / "python"), "-c", code]).strip()
+        answer = run(folder, "python", "-c", code).strip()
         if "19" not in answer:
             sys.exit(f"{name} must answer that 12 + 7 is 19; got {answer!r}")
         print(f"{name}: {answer}")
+
+
+def run_tests(sdist: Path, folder: Path) -> None:
+    """Run the tests of an integration outside the clone, in the environment of `try_wheels`.
+
+    Only the tests and their settings are unpacked, so that they import the installed package.
+    """
+    with tarfile.open(sdist) as archive:
+        needed = ("tests", "pyproject.toml")
+        files = [file for file in archive if Path(file.name).parts[1] in needed]
+        archive.extractall(folder / "work", files, filter="data")
+    root = sdist.name.removesuffix(".tar.gz")
+    print(f"running the tests in {sdist.name}")
+    install(folder, "--group", f"{folder / 'work' / root / 'pyproject.toml'}:test")
+    print(run(folder, "pytest", "-q", root))
+
+
+def install(folder: Path, *what: str) -> None:
+    """Install packages into the environment with the pip of this one, which knows groups."""
+    constraints = ("--constraint", str(ROOT / "constraints.txt"))
+    command = ("-m", "pip", "--python", str(folder / "env"), "install", "--quiet", *constraints)
+    subprocess.run([sys.executable, *command, *what], check=True)
+
+
+def run(folder: Path, name: str, *arguments: str) -> str:
+    """Run a program of the environment in an empty folder, offline; return what it prints."""
+    program = folder / "env" / ("Scripts" if os.name == "nt" else "bin") / name
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(program), *arguments],
+        cwd=folder / "work",
+        env={**environment, "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        sys.exit(f"{name} {' '.join(arguments)} failed:\n{done.stdout}")
+    return done.stdout
 
 
 def _only(dist: Path, pattern: str) -> Path:
@@ -130,4 +162,4 @@ def _only(dist: Path, pattern: str) -> Path:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), tests=sys.argv[2:] == ["--tests"])
