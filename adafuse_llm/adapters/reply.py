@@ -460,7 +460,7 @@ def read_json(text: str, *, clips: bool = True) -> Any:
     Raises:
         ValueError: `text` is not JSON, or a number is too large.
     """
-    to_float, to_int = (_to_float, _to_int) if clips else (_finite, int)
+    to_float, to_int = (_to_float, _to_int) if clips else (_finite, _short)
     try:
         return json.loads(text, parse_constant=_reject, parse_float=to_float, parse_int=to_int)
     except RecursionError:
@@ -482,6 +482,13 @@ def _finite(text: str) -> float:
     if math.isinf(value := float(text)):
         raise ValueError(f"the number {text[:20]} is too large")
     return value
+
+
+def _short(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"the number {text[:20]}... has too many digits") from None
 
 
 def _reject(constant: str) -> NoReturn:

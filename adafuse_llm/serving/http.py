@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from types import MappingProxyType
@@ -40,7 +41,7 @@ async def read_object(request: Request) -> dict[str, Any]:
     """Return the JSON object in the body of a request.
 
     Raises:
-        ApiError: the body has another content type, or is not a JSON object.
+        ApiError: the body has another content type, is compressed, or is not a JSON object.
         ClientDisconnect: the client left before the body was complete.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -48,6 +49,13 @@ async def read_object(request: Request) -> dict[str, Any]:
         raise ApiError(
             415,
             f"the body must have the header 'Content-Type: {JSON}'; got {kind[:100]!r}",
+            code="unsupported_media_type",
+        )
+    if (coding := request.headers.get("content-encoding", "identity")) != "identity":
+        raise ApiError(
+            415,
+            "the body must not be compressed: leave the header Content-Encoding out; got "
+            f"{coding[:100]!r}",
             code="unsupported_media_type",
         )
     body = await request.body()
@@ -69,8 +77,11 @@ async def unless_slow(size: int, work: Callable[[T], R], argument: T) -> R:
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        value = read_json(body.decode("utf-8"), clips=False)
-    except ValueError as error:  # JSON, its numbers, or UTF-8
+        text = body.decode("utf-8")
+        value = read_json(text, clips=False)
+        if re.search(r"\\u[dD][89a-fA-F]", text):  # half of a surrogate pair cannot be sent back
+            to_json({"": value})
+    except (ValueError, RecursionError) as error:  # JSON, its numbers, or Unicode
         raise invalid(f"the body cannot be read as JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):
         raise invalid(

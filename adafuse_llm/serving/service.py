@@ -271,6 +271,13 @@ class Service:
                 f"the prompt has {characters} characters; this server allows {most}. Shorten it.",
                 code=CONTEXT_CODE,
             )
+        for name, texts in (("choices", config.choices or ()), ("stop", config.stop)):
+            if most is not None and (size := sum(map(len, texts))) > most:
+                raise invalid(
+                    f"option {name!r}: the texts have {size} characters together; this server "
+                    f"allows {most}. Send fewer or shorter ones.",
+                    name,
+                )
         if inputs * config.n > limits.max_choices:
             raise invalid(
                 f"the request asks for {inputs * config.n} responses; this server allows "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import logging
 import threading
@@ -254,6 +255,7 @@ def test_requests_wait_for_the_members():
         (400, b'{"prompt": [1, 2]}', JSON),
         (400, b'{"prompt": []}', JSON),
         (400, b'{"prompt": "\\ud800"}', JSON),
+        (400, b'{"prompt": "x", "stop": "\\uDbff"}', JSON),
         (400, b'{"prompt": ""}', JSON),
         (400, b'{"prompt": "x", "seed": 1e400}', JSON),
         (400, b'{"prompt": "x", "max_tokens": 1%s}' % (b"0" * 5000), JSON),
@@ -271,6 +273,29 @@ def test_a_body_that_is_no_request_is_refused(plain, status, content, kind):
     assert response.status_code == status
     assert error_of(response)["type"] == "invalid_request_error"
     assert len(response.text) < 3000
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_half_a_character_is_refused_before_anything_is_computed(plain, stream):
+    given = {"input": "x", "stream": stream, "metadata": {"a": "\ud800"}}
+    response = httpx.post(
+        plain + "/v1/responses", content=json.dumps(given), headers={"Content-Type": JSON}
+    )
+    assert response.status_code == 400
+    assert "surrogates not allowed" in error_of(response)["message"]
+    given["metadata"] = {"a": "\U0001f600"}  # json.dumps writes it as two halves
+    response = httpx.post(
+        plain + "/v1/responses", content=json.dumps(given), headers={"Content-Type": JSON}
+    )
+    assert response.status_code == 200
+
+
+def test_a_compressed_body_is_refused(plain):
+    headers = {"Content-Type": JSON, "Content-Encoding": "gzip"}
+    content = gzip.compress(b'{"prompt": "x"}')
+    response = httpx.post(plain + COMPLETE, content=content, headers=headers)
+    assert response.status_code == 415
+    assert "must not be compressed" in error_of(response)["message"]
 
 
 @pytest.fixture(scope="module")
@@ -311,6 +336,19 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded():
     for response in (long, many):
         assert error_of(response)["code"] == "context_length_exceeded"
         assert "this server allows 1600" in response.text
+
+
+@pytest.mark.parametrize("name", ["guided_choice", "stop"])
+def test_texts_of_an_option_are_as_long_as_a_prompt_at_most(name):
+    member = FakeBackend("small", words, context_window=100)
+    with served(create_app(AdaFuseEngine([member]))) as url:
+        texts = [f"x{number:03}" for number in range(500)]
+        given = {"prompt": "x", "max_tokens": 8}
+        refused = httpx.post(url + COMPLETE, json={**given, name: texts})
+        accepted = httpx.post(url + COMPLETE, json={**given, name: texts[:2]})
+    assert (refused.status_code, error_of(refused)["param"]) == (400, name)
+    assert f"'{name}': the texts have 2000 characters together" in error_of(refused)["message"]
+    assert "characters together" not in accepted.text
 
 
 def test_the_time_limit_counts_before_the_decode(monkeypatch):
