@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
@@ -11,6 +12,7 @@ from typing import Any, TypedDict
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidInputError
 from adafuse_llm.cli.common import Setup, interruptible
+from adafuse_llm.text.prompt_warnings import logger as prompt_warnings
 from benchmarks.paper.layout import OF_TASKS, Suite, load_suite
 from benchmarks.paper.run import Runner, Work, load_work
 from benchmarks.real.members import FOLDER_VARIABLE, real_folder, real_folders
@@ -119,7 +121,11 @@ class LazyEngine:
     @cached_property
     def _engine(self) -> AdaFuseEngine:
         with interruptible():
-            return self._stack.enter_context(self._setup.engine())
+            engine = self._stack.enter_context(self._setup.engine())
+        # the engine of every row would repeat what this one has said of the members
+        self._stack.callback(prompt_warnings.setLevel, prompt_warnings.level)
+        prompt_warnings.setLevel(logging.ERROR)
+        return engine
 
     def __call__(self) -> AdaFuseEngine:
         return self._engine

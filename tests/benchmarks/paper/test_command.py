@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from adafuse_llm import AdaFuseEngine, MemberError, MemberOutOfMemoryError
+from adafuse_llm.backends import FakeBackend
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.evaluation.tasks import embedded_questions, load_task
 from adafuse_llm.strategies.registry import NAMED
@@ -165,6 +166,23 @@ def test_a_suite_of_a_file(paper, job, asked, tmp_path):
     assert {config.max_new_tokens for _, config, _, _ in asked} == {5}
     assert "unite" not in {name for name, *_ in asked}
     assert more["lines"][1]["cells"]["nq"]["versus"]["reference"]["p_value"] == 1
+
+
+def test_warnings_about_the_members_are_given_once_and_not_for_every_row(paper, short, caplog):
+    from adafuse_llm.text.prompt_warnings import logger
+
+    def given():
+        return [each for each in caplog.records if each.message == "mixed templates"]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "adafuse_llm.text.prompt_warnings.mixed_templates", lambda _: "mixed templates"
+        )
+        assert paper(*short).exit_code == 0
+        assert len(given()) == 1
+        with AdaFuseEngine([FakeBackend("wren", lambda text: {})]):  # they are not off afterwards
+            assert len(given()) == 2
+    assert logger.level == 0
 
 
 def test_members_can_be_chosen(paper, short):
