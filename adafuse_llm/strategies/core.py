@@ -38,8 +38,7 @@ class CoRE(Strategy):
     probability is multiplied by s(v), scaled to a mean of 1 over the texts. The text with the
     highest value is committed, with two exceptions. If the main member's likeliest token ends the
     response, the response ends. If the best text and the main member's likeliest text are prefixes
-    of one another, the main member's text is committed. In both cases, the round has only the
-    candidate that is committed.
+    of one another, the main member's text is committed. The round then has no other candidate.
 
     The score is -log of the value, which can be above 1. The NLL is -log of the member's normalized
     probability, in nats.
@@ -84,7 +83,8 @@ class CoRE(Strategy):
         scored = scored_by(members, pool.candidates, shares, values)
         outcome = choose_best(pool, scored, margins)
         own, won = pool.candidates[0], pool.candidates[outcome.winner]
-        if not own.stops and (won.stops or not _is_prefix(members[0], own.text, won.text)):
+        nested = not won.stops and _is_prefix(members[0], own.text, won.text)
+        if own is won or not (own.stops or nested):
             return outcome
         del pool.candidates[1:]
         return choose_best(pool, scored[:1], margins)
