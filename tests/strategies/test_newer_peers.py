@@ -120,11 +120,11 @@ def test_safe_merges_where_members_differ_and_sharpens_what_is_unsure() -> None:
     other = {" c": 0.1, " x": 0.3, " y": 0.6}
 
     def rule(end: Chances) -> Rule:
-        steps = {"": {" a": 1.0}, " a": {" b": 1.0}, " a b": end}
-        return lambda text: steps.get(text, {END: 1.0})
+        steps = {"": {" a": 1.0}, " a": {" b": 1.0}, " a b": end, " a b x": {END: 1.0}}
+        return lambda text: steps.get(text, {" c": 1.0})
 
     texts = [[" a", " b", " c", " x", " y"]] * 2
-    found = decode(SAFE(), rule(last), rule(other), tokens=9, vocabularies=texts)
+    found = decode(SAFE(draft=3), rule(last), rule(other), tokens=9, vocabularies=texts)
     assert [each.text for each in found.rounds] == [" a b", " x", ""]
     root = math.sqrt(0.06)
     assert values(found, 1) == pytest.approx({" c": root, " x": 0.3, " y": root})
@@ -133,6 +133,7 @@ def test_safe_merges_where_members_differ_and_sharpens_what_is_unsure() -> None:
     )
     assert found.finish_reason == "stop"
     assert found.usage.completion_tokens == {"m0": 3, "m1": 3}
+    assert found.usage.forward_passes == {"m0": 5, "m1": 5}  # four for the draft, none for " x"
 
 
 @pytest.mark.quick
@@ -143,14 +144,16 @@ def test_safe_does_not_sharpen_a_merge_that_is_sure() -> None:
 
 @pytest.mark.quick
 def test_safe_never_merges_inside_a_token_of_a_verifier() -> None:
-    """The verifier has one token for both of the drafter's, and would write neither."""
+    """The verifier has one token for both of the drafter's, even if a draft ends between."""
     vocabularies = [[" in", "side", " out", "er"], [" inside", " out", " in", "er"]]
 
     def drafter(text: str) -> Chances:
         return {"side": 0.6, "er": 0.4} if text.endswith(" in") else {" in": 0.9, " out": 0.1}
 
     def verifier(text: str) -> Chances:
-        return {"er": 1.0} if text.endswith(" in") else {" out": 0.8, " inside": 0.2}
+        if text.endswith(" in"):
+            return {"er": 1.0}
+        return {" out": 0.6, " in": 0.2, " inside": 0.2}
 
     for draft in (1, 2):
         found = decode(SAFE(draft=draft), drafter, verifier, tokens=2, vocabularies=vocabularies)
@@ -181,20 +184,20 @@ def test_safe_accepts_an_end_with_the_tokens_before_it() -> None:
 
 @pytest.mark.quick
 def test_specem_changes_the_weights_by_what_the_other_members_say() -> None:
-    """Rewards 1/4, 2/4, 1/4, and a step of sqrt(1/3) in the first round, half of it then."""
+    """Rewards 1/4 (for no win), 2/4 and 1/4; steps sqrt(1/3) and half of it."""
     rules = (
         {" a": 0.5, " b": 0.3, " c": 0.2},
-        {" a": 0.2, " b": 0.6, " c": 0.2},
+        {" a": 0.1, " b": 0.6, " c": 0.3},
         {" a": 0.1, " b": 0.3, " c": 0.6},
     )
     found = decode(SpecEM(tokens=1), *rules, tokens=2)
-    first = {" a": 0.26339, " b": 0.40984, " c": 0.32677}
+    first = {" a": 0.22677, " b": 0.40984, " c": 0.36339}
     assert values(found) == pytest.approx(first, abs=1e-5)
-    second = {" a": 0.26170, " b": 0.41491, " c": 0.32339}
+    second = {" a": 0.22339, " b": 0.41491, " c": 0.36170}
     assert values(found, 1) == pytest.approx(second, abs=1e-5)
     assert found.text == " b b"
     kept = decode(SpecEM(tokens=1, rate=0.0), *rules, tokens=2)
-    assert values(kept, 1) == pytest.approx({" a": 0.8 / 3, " b": 0.4, " c": 1 / 3})
+    assert values(kept, 1) == pytest.approx({" a": 0.7 / 3, " b": 0.4, " c": 1.1 / 3})
 
 
 @pytest.mark.quick

@@ -15,7 +15,10 @@ from adafuse_llm.strategies.registry import NAMED
 from benchmarks.paper import command
 from tests.support.paths import ROOT
 
-PEERS = ["majority vote", "likelihood reranker", "SweetSpan", "UniTE", "GaC", "GaC, gated"]
+PEERS = [
+    *("majority vote", "likelihood reranker", "SweetSpan", "UniTE", "GaC", "GaC, gated"),
+    *("CoRE", "SAFE", "SpecEM"),
+]
 OURS = ["AdaFuse, B = 1", "AdaFuse, B = 3"]
 
 
