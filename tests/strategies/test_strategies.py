@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -259,6 +260,28 @@ def test_tokens_in_conversations_windows_and_with_weights(name: str) -> None:
             members, choose=choose(), max_new_tokens=12, weights=weights, **given
         )
         same(run(strategy, recipes, max_new_tokens=12, weights=weights, **given), expected)
+
+
+@pytest.mark.parametrize("recipes", [PAIR, PAIR[::-1], TRIPLE], ids=["pair", "reversed", "triple"])
+def test_safe_spans_of_a_sure_drafter_are_those_without_caches(recipes: Sequence[Recipe]) -> None:
+    """With even weights, members that know nothing of each other merge almost every token."""
+    sharp = [replace(recipe, spread=1.5) for recipe in recipes]
+    weights = (1.0, 0.1, 0.1)[: len(recipes)]
+    spans = merges = 0
+    for prompt in PROMPTS:
+        for strategy, choose in (
+            (SAFE(), reference_tokens.safe()),
+            (SAFE(draft=2), reference_tokens.safe(2)),
+        ):
+            members = [reference(recipe) for recipe in sharp]
+            got = run(strategy, sharp, prompt, max_new_tokens=16, weights=weights)
+            expected = reference_tokens.decode(
+                members, prompt, choose, max_new_tokens=16, weights=weights
+            )
+            same(got, expected)
+            merges += sum(all(each.margins.values()) for each in got.rounds)
+            spans += sum(not all(each.margins.values()) for each in got.rounds)
+    assert min(spans, merges) > 10
 
 
 def test_tokens_of_a_member_in_the_path_form_that_lags_behind() -> None:
