@@ -18,9 +18,12 @@ from tests.reference import (
     Opening,
     ReferenceCandidate,
     ReferenceMember,
+    allowance,
     begin,
     cap,
     commit,
+    has_ink,
+    mean_nll,
 )
 
 NEGLIGIBLE = -25.0
@@ -182,6 +185,209 @@ def gac(threshold: float = math.inf) -> Choose:
     return choose
 
 
+def core(top_k: int = 10, beta: float = 2.0) -> Choose:
+    """UniTE's union weighted by consistency; the first member is the main one."""
+
+    def choose(
+        members: Members, ids: Mapping[str, list[int]], weights: Sequence[float], opening: Opening
+    ) -> Offer:
+        found = union(members, ids, top_k, opening, whole=False)
+        chances = np.array([[offer.probability[m.name] for offer in found] for m in members])
+        chances /= chances.sum(1, keepdims=True)
+        gaps = np.abs(chances - chances.mean(0))
+        floor = np.exp(-beta)
+        consistency = (np.exp(-beta * gaps) - floor) / (1 - floor)
+        consistency *= chances + chances[0] > 1e-12
+        logs = np.log(np.where(chances > 0, chances, 1.0))
+        models = consistency.sum(1) / (1e-12 - (chances * logs).sum(1))
+        models[0] = max(models[0], models[1:].sum())
+        models /= models.sum()
+        scale = (consistency > 0).sum(1) / consistency.sum(1)
+        factors = consistency * scale[:, None]
+        factors[0] = 1.0
+        for offer, value in zip(found, models @ (chances * factors), strict=True):
+            offer.average = float(value)
+        own, best = found[0], max(found, key=lambda offer: offer.average)
+        texts = [opening.compared(each.text) for each in (own, best)]
+        nested = texts[0].startswith(texts[1]) or texts[1].startswith(texts[0])
+        return own if own.stops or (nested and not best.stops) else best
+
+    return choose
+
+
+def safe(draft: int = 5, top_k: int = 10) -> Choose:  # noqa: C901
+    """The first member drafts; the others verify, and UniTE decides where they may differ."""
+    waiting: list[list[int]] = []
+
+    def merge(
+        members: Members, ids: Mapping[str, list[int]], weights: Sequence[float], opening: Opening
+    ) -> Offer:
+        found = union(members, ids, top_k, opening, whole=False)
+        chances = np.array([[offer.probability[m.name] for offer in found] for m in members])
+        chances /= chances.sum(1, keepdims=True)
+        values = np.average(chances, axis=0, weights=weights)
+        if values.max() < 0.5:
+            counted = np.array(weights) > 0
+            logs = np.log(np.maximum(chances[counted], 1e-300))
+            sharp = np.exp(np.average(logs, axis=0, weights=np.array(weights)[counted]))
+            sharp[(chances[counted] == 0).any(0)] = 0.0
+            values = sharp if sharp.any() else values
+        for offer, value in zip(found, values, strict=True):
+            offer.average = float(value)
+        return max(found, key=lambda offer: offer.average)
+
+    def choose(  # noqa: C901
+        members: Members, ids: Mapping[str, list[int]], weights: Sequence[float], opening: Opening
+    ) -> Offer:
+        drafter, verifiers = members[0], members[1:]
+        before = ids[drafter.name]
+        if (waiting and waiting.pop() == before) or opening.free or opening.spaces:
+            return merge(members, ids, weights, opening)
+        path: list[int] = []
+        ends, stops = [0], False
+        while len(ends) <= draft + 1 and not drafter.is_full(len(before) + len(path)):
+            ((tokens, _, stops),) = offers(drafter, [*before, *path], 1, opening)
+            if stops:
+                break
+            path += tokens
+            ends.append(len(path))
+        texts = [drafter.text(before, path[:end]) for end in ends]
+        own: dict[str, list[int]] = {}
+        for member in verifiers:
+            start = ids[member.name]
+            tokens, exact = member.codec.encode_continuation(list(start), texts[-1])
+            if not exact or not member.fits(len(start) + len(tokens)):
+                return merge(members, ids, weights, opening)
+            own[member.name] = list(tokens)
+        shared = {
+            member.name: {
+                member.text(ids[member.name], own[member.name][:size]): size
+                for size in range(len(own[member.name]) + 1)
+            }
+            for member in verifiers
+        }
+
+        def accept(number: int) -> Offer:
+            """The first tokens of the draft, and the end if there are not that many."""
+            ended = number == len(ends)
+            text = texts[-1 if ended else number]
+            tokens = {drafter.name: path[: ends[-1 if ended else number]]}
+            for member in verifiers:
+                tokens[member.name] = own[member.name][: shared[member.name][text]]
+            nll = mean_nll(drafter, before, tokens[drafter.name], stops=ended)
+            firsts = dict.fromkeys(ids, text)
+            return Offer(text, ended, firsts, tokens, [drafter.name], {}, math.exp(-nll))
+
+        count = min(draft, len(ends) - 1 + stops)
+        for at in range(count):
+            ended = at == len(ends) - 1
+            if any(texts[at] not in known for known in shared.values()):
+                continue
+            chances, agreed = [], True
+            for member in members:
+                start = list(ids[member.name])
+                size = ends[at] if member is drafter else shared[member.name][texts[at]]
+                rest = (path if member is drafter else own[member.name])[size:]
+                start += (path if member is drafter else own[member.name])[:size]
+                row = np.exp(member.logprobs(start))
+                best = member.greedy(start)
+                if ended:
+                    chances.append(sum(row[end] for end in member.end_ids))
+                    agreed &= best in member.end_ids
+                else:
+                    chances.append(row[rest[0]])
+                    agreed &= best == rest[0]
+            if not agreed and np.average(chances, weights=weights) <= 0.5:
+                if not at:
+                    return merge(members, ids, weights, opening)
+                waiting.append([*before, *path[: ends[at]]])
+                return accept(at)
+        for at in range(count, 0, -1):
+            if all(texts[min(at, len(ends) - 1)] in known for known in shared.values()):
+                return accept(at)
+        return accept(len(ends) - 1)
+
+    return choose
+
+
+def specem(tokens: int = 10, rate: float = 1.0) -> Choose:  # noqa: C901
+    """Segments of all members, scored by all; the weights change from round to round."""
+    state: dict[str, Any] = {"round": 0}
+
+    def segment(member: ReferenceMember, ids: Sequence[int], opening: Opening) -> Offer:
+        allow = allowance(member, ids, opening, None)
+        own: list[int] = []
+        stops = False
+        while not member.is_full(len(ids) + len(own)):
+            if len(own) >= tokens + 3 * member.text(ids, own).endswith(UNFINISHED):
+                break
+            token = member.greedy([*ids, *own], allow(own))
+            if stops := token in member.end_ids:
+                break
+            own.append(token)
+        text = member.text(ids, own)
+        if not stops and text[-1:].isascii() and text[-1:].isalnum():
+            for size in range(len(own) - 1, 0, -1):
+                kept = member.text(ids, own[:size])
+                rest = text.removeprefix(kept)
+                between = kept[-1:].isspace() or rest[:1].isspace()
+                if has_ink(kept) and kept + rest == text and between:
+                    own = own[:size]
+                    break
+        return Offer(opening.written(member, ids, own), stops, {}, {member.name: own})
+
+    def choose(  # noqa: C901
+        members: Members, ids: Mapping[str, list[int]], weights: Sequence[float], opening: Opening
+    ) -> Offer:
+        given = {m.name: segment(m, ids[m.name], opening) for m in members}
+        firsts = {name: offer.text for name, offer in given.items()}
+        found: dict[tuple[str, bool], Offer] = {}
+        places = []
+        for member in members:
+            own = given[member.name]
+            key = (opening.compared(own.text), own.stops)
+            offer = found.setdefault(key, Offer(own.text, own.stops, firsts))
+            offer.tokens[member.name] = own.tokens[member.name]
+            offer.proposers.append(member.name)
+            places.append(list(found).index(key))
+        likely = np.zeros((len(members), len(found)))
+        for row, member in enumerate(members):
+            before = ids[member.name]
+            for column, offer in enumerate(found.values()):
+                exact = True
+                if member.name not in offer.tokens:
+                    text = opening.form(member, offer.text, firsts[member.name])
+                    encoded, exact = member.codec.encode_continuation(list(before), text)
+                    if not member.fits(len(before) + len(encoded)):
+                        continue
+                    offer.tokens[member.name] = list(encoded)
+                own_tokens = offer.tokens[member.name]
+                if exact and (own_tokens or offer.stops):
+                    nll = mean_nll(member, before, own_tokens, stops=offer.stops)
+                    likely[row, column] = math.exp(-nll)
+        totals = likely[:, places].sum(1, keepdims=True)
+        shares = np.divide(likely, totals, out=np.zeros_like(likely), where=totals > 0)
+        state["round"] += 1
+        now = state.setdefault("weights", np.array(weights) / sum(weights))
+        count = len(members)
+        if count > 1:
+            square = shares[:, places]
+            rewards = np.zeros(count)
+            for i in range(count):
+                for j in range(count):
+                    for k in range(count):
+                        if i not in (j, k):
+                            rewards[i] += square[j, i] >= square[j, k]
+            rewards = np.maximum(rewards, 1) / (count - 1) ** 2
+            now = now * np.exp(rate * math.sqrt(1 / count) / state["round"] * rewards)
+            state["weights"] = now = now / now.sum()
+        for offer, value in zip(found.values(), now @ shares, strict=True):
+            offer.average = float(value)
+        return max(found.values(), key=lambda offer: offer.average)
+
+    return choose
+
+
 def seen_from(member: ReferenceMember, anchors: Sequence[int]) -> Any:
     """Every token as a distribution over anchors, [vocabulary, anchors]."""
     weight = member.model.get_input_embeddings().weight.detach().numpy()
@@ -287,7 +493,7 @@ def decode(
     while True:
         offer = choose(members, ids, weights or [1.0] * len(members), opening)
         placed = [m for m in members if offer.stops or m.name in offer.tokens]
-        tokens = {m.name: [] if offer.stops else offer.tokens[m.name] for m in placed}
+        tokens = {m.name: offer.tokens.get(m.name, []) for m in placed}
         winner = ReferenceCandidate(
             offer.text, opening.shown(offer.text), offer.stops, offer.proposers, tokens, set()
         )

@@ -107,7 +107,18 @@ def test_a_score_draws_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "strategy", ["beam-3", "hypotheses-3", "look-ahead-4", "unite", "gac", "gac-gated", "deepen"]
+    "strategy",
+    [
+        "beam-3",
+        "hypotheses-3",
+        "look-ahead-4",
+        "unite",
+        "gac",
+        "gac-gated",
+        "deepen",
+        "core",
+        "safe",
+    ],
 )
 @pytest.mark.parametrize(
     "option", [{"temperature": 0.5}, {"top_p": 0.5}, {"top_k": 5}, {"seed": 1}, {"n": 2}]
@@ -120,7 +131,9 @@ def test_strategies_that_cannot_draw_refuse_every_option_of_sampling(
     assert NAMED[strategy]().options.isdisjoint(SAMPLING)
 
 
-@pytest.mark.parametrize("strategy", ["adafuse", "fixed-2", "sweetspan", "rerank", "vote"])
+@pytest.mark.parametrize(
+    "strategy", ["adafuse", "fixed-2", "sweetspan", "specem", "rerank", "vote"]
+)
 def test_strategies_that_grow_words_draw_them(strategy: str) -> None:
     with engine(strategy=strategy) as made:
         texts = {made.generate("Say", temperature=1, seed=seed).text for seed in range(8)}

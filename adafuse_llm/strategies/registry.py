@@ -9,13 +9,16 @@ from adafuse_llm.errors import InvalidOptionError, nearest, short_repr
 from adafuse_llm.strategies.adafuse import AdaFuse
 from adafuse_llm.strategies.base import Strategy
 from adafuse_llm.strategies.beam import BeamSearch
+from adafuse_llm.strategies.core import CoRE
 from adafuse_llm.strategies.deepen import DeePEn
 from adafuse_llm.strategies.fixed import FixedWords
 from adafuse_llm.strategies.gac import GATED_THRESHOLD, GaC
 from adafuse_llm.strategies.hypotheses import HypothesisSearch
 from adafuse_llm.strategies.look_ahead import LookAhead
 from adafuse_llm.strategies.rerank import Rerank
+from adafuse_llm.strategies.safe import SAFE
 from adafuse_llm.strategies.single import Single
+from adafuse_llm.strategies.specem import SpecEM
 from adafuse_llm.strategies.sweetspan import SweetSpan
 from adafuse_llm.strategies.unite import UniTE
 from adafuse_llm.strategies.vote import MajorityVote
@@ -33,6 +36,9 @@ NAMED: Mapping[str, Callable[[], Strategy]] = {
     "gac": GaC,
     "gac-gated": lambda: GaC(threshold=GATED_THRESHOLD),
     "deepen": DeePEn,
+    "core": CoRE,
+    "safe": SAFE,
+    "specem": SpecEM,
     "sweetspan": SweetSpan,
     "rerank": Rerank,
     "vote": MajorityVote,

@@ -32,9 +32,17 @@ def offer(member: Member, count: int) -> Steps[Proposal]:
     return (yield from offer_tokens(member, member.next(root).tokens[:count]))
 
 
-def offer_tokens(member: Member, tokens: Sequence[int]) -> Steps[Proposal]:
-    """Return the given next tokens of a member as spans."""
-    root = member.tree.root
+def offer_tokens(
+    member: Member, tokens: Sequence[int], start: Node | None = None
+) -> Steps[Proposal]:
+    """Return the given next tokens of a member as spans.
+
+    Args:
+        member: the member.
+        tokens: the tokens.
+        start: the evaluated node before the tokens. Default: the last committed token.
+    """
+    root = start or member.tree.root
     starts = {t: member.tree.child(root, t) for t in tokens if t not in member.end_ids}
     ends = yield from _complete(member, list(starts.values()))
     by_token = dict(zip(starts, ends, strict=True))
@@ -65,6 +73,29 @@ def union(members: Sequence[Member], proposals: Sequence[Proposal]) -> Pool:
     for member, proposal in zip(members, proposals, strict=True):
         pool.add(member, proposal)
     return pool
+
+
+def normalized_union(
+    members: Sequence[Member], top_k: int
+) -> Steps[tuple[Pool, list[list[float]], dict[str, tuple[float, ...]]]]:
+    """Return UniTE's union of the members' `top_k` likeliest next tokens.
+
+    Returns:
+        The union. Natural logs of the members' probabilities of its candidates, normalized over the
+        union, [member, candidate]. The members' margins, by member name.
+    """
+    proposals = yield from in_lockstep([offer(member, top_k) for member in members])
+    pool = union(members, proposals)
+    logprobs = yield from first_logprobs(members, pool)
+    margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
+    return pool, [_normalized(row) for row in logprobs], margins
+
+
+def _normalized(logprobs: Sequence[float]) -> list[float]:
+    """Shift log-probabilities so that the probabilities sum to one."""
+    highest = max(logprobs)
+    total = highest + math.log(math.fsum(math.exp(value - highest) for value in logprobs))
+    return [value - total for value in logprobs]
 
 
 def suggest(member: Member, pool: Pool, count: int) -> Steps[None]:
@@ -139,10 +170,34 @@ def averaged(
         logprobs: natural logs of the probabilities, [member, candidate].
     """
     weights = [member.weight for member in members]
-    scored = []
-    for candidate, *logs in zip(candidates, *logprobs, strict=True):
-        shares = (w * math.exp(log) for w, log in zip(weights, logs, strict=True))
-        average = math.fsum(shares) / math.fsum(weights)
-        score = 0.0 - math.log(average) if average > 0 else None
-        scored.append(to_result(candidate, members, [0.0 - log for log in logs], score))
-    return scored
+    values = [
+        math.fsum(w * math.exp(log) for w, log in zip(weights, logs, strict=True))
+        / math.fsum(weights)
+        for logs in zip(*logprobs, strict=True)
+    ]
+    return scored_by(members, candidates, logprobs, values)
+
+
+def scored_by(
+    members: Sequence[Member],
+    candidates: Sequence[PoolCandidate],
+    logprobs: Sequence[Sequence[float]],
+    values: Sequence[float],
+) -> list[results.Candidate]:
+    """Score candidates with -log of a value. A candidate with the value 0 has no score.
+
+    Args:
+        members: the members.
+        candidates: the candidates.
+        logprobs: natural logs of the probabilities, [member, candidate].
+        values: the fused value of each candidate.
+    """
+    return [
+        to_result(
+            candidate,
+            members,
+            [0.0 - log for log in logs],
+            0.0 - math.log(value) if value > 0 else None,
+        )
+        for candidate, value, *logs in zip(candidates, values, *logprobs, strict=True)
+    ]

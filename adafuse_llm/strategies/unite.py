@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,12 +9,11 @@ from functools import partial
 from typing_extensions import override
 
 from adafuse_llm.config import GRAMMARS, AdaFuseConfig
-from adafuse_llm.decoding.lockstep import in_lockstep
 from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, choose_best
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.strategies.base import Strategy, StrategyContext
-from adafuse_llm.strategies.token_level import averaged, first_logprobs, offer, union
+from adafuse_llm.strategies.token_level import averaged, normalized_union
 
 
 @dataclass(frozen=True)
@@ -57,17 +55,5 @@ class UniTE(Strategy):
         return partial(self._play, context.members)
 
     def _play(self, members: Sequence[Member]) -> Steps[RoundOutcome]:
-        proposals = yield from in_lockstep([offer(member, self.top_k) for member in members])
-        pool = union(members, proposals)
-        logprobs = yield from first_logprobs(members, pool)
-        shares = [_normalized(row) for row in logprobs]
-        scored = averaged(members, pool.candidates, shares)
-        margins = {m.name: p.margins for m, p in zip(members, proposals, strict=True)}
-        return choose_best(pool, scored, margins)
-
-
-def _normalized(logprobs: Sequence[float]) -> list[float]:
-    """Shift log-probabilities so that the probabilities sum to one."""
-    highest = max(logprobs)
-    total = highest + math.log(math.fsum(math.exp(value - highest) for value in logprobs))
-    return [value - total for value in logprobs]
+        pool, shares, margins = yield from normalized_union(members, self.top_k)
+        return choose_best(pool, averaged(members, pool.candidates, shares), margins)

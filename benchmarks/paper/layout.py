@@ -403,6 +403,9 @@ PEERS = (
     Row(name="GaC", strategy="gac", kind="peer"),
     Row(name="GaC, gated", strategy="gac-gated", kind="peer"),
     Row(name="DeePEn", strategy="deepen", kind="peer"),
+    Row(name="CoRE", strategy="core", kind="peer"),
+    Row(name="SAFE", strategy="safe", kind="peer"),
+    Row(name="SpecEM", strategy="specem", kind="peer"),
 )
 
 RANKER = "LLM-Blender's PairRanker"

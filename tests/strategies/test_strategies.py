@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,8 +24,10 @@ from adafuse_llm.backends.fake import END
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.backends.huggingface.state import RequestState
 from adafuse_llm.strategies import (
+    SAFE,
     AdaFuse,
     BeamSearch,
+    CoRE,
     DeePEn,
     FixedWords,
     GaC,
@@ -33,6 +36,7 @@ from adafuse_llm.strategies import (
     MajorityVote,
     Rerank,
     Single,
+    SpecEM,
     Strategy,
     SweetSpan,
     UniTE,
@@ -182,7 +186,7 @@ def twins(recipe: Recipe) -> tuple[HuggingFaceBackend, HuggingFaceBackend]:
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("recipe", TRIPLE, ids=lambda recipe: recipe.kind)
-@pytest.mark.parametrize("strategy", ["unite", "gac", "deepen"])
+@pytest.mark.parametrize("strategy", ["unite", "gac", "deepen", "core", "safe", "specem"])
 def test_identical_members_write_what_one_writes_alone(strategy: str, recipe: Recipe) -> None:
     for prompt in PROMPTS:
         alone = run("single", [recipe], prompt, max_new_tokens=32)
@@ -202,12 +206,19 @@ def same(got: Generation, expected: reference_tokens.Decoded) -> None:
     assert got.usage.completion_tokens == expected.completion_tokens
 
 
-STRATEGIES: Mapping[str, tuple[Strategy, reference_tokens.Choose]] = {
-    "unite": (UniTE(), reference_tokens.unite()),
-    "unite of two": (UniTE(top_k=2), reference_tokens.unite(2)),
-    "gac": (GaC(), reference_tokens.gac()),
-    "gac, gated": (GaC(threshold=0.15), reference_tokens.gac(0.15)),
+STRATEGIES: Mapping[str, tuple[Strategy, Callable[[], reference_tokens.Choose]]] = {
+    "unite": (UniTE(), reference_tokens.unite),
+    "unite of two": (UniTE(top_k=2), lambda: reference_tokens.unite(2)),
+    "gac": (GaC(), reference_tokens.gac),
+    "gac, gated": (GaC(threshold=0.15), lambda: reference_tokens.gac(0.15)),
+    "core": (CoRE(), reference_tokens.core),
+    "core of two, sharp": (CoRE(top_k=2, beta=30.0), lambda: reference_tokens.core(2, 30.0)),
+    "safe": (SAFE(), reference_tokens.safe),
+    "safe of two": (SAFE(draft=2, top_k=3), lambda: reference_tokens.safe(2, 3)),
+    "specem": (SpecEM(), reference_tokens.specem),
+    "specem of four": (SpecEM(tokens=4, rate=3.0), lambda: reference_tokens.specem(4, 3.0)),
 }
+"""Strategies, and functions that begin the second computation of a response."""
 
 
 @pytest.mark.sweep(2)
@@ -219,9 +230,9 @@ def test_tokens_are_those_of_a_computation_without_caches(
     name: str, recipes: Sequence[Recipe]
 ) -> None:
     strategy, choose = STRATEGIES[name]
-    for prompt in PROMPTS if name.startswith("unite") else PROMPTS[1:3]:  # the others are slow
+    for prompt in PROMPTS[1:3] if name.startswith("gac") else PROMPTS:  # these two are slow
         expected = reference_tokens.decode(
-            [reference(recipe) for recipe in recipes], prompt, choose, max_new_tokens=12
+            [reference(recipe) for recipe in recipes], prompt, choose(), max_new_tokens=12
         )
         same(run(strategy, recipes, prompt, max_new_tokens=12), expected)
 
@@ -242,11 +253,35 @@ def test_tokens_in_conversations_windows_and_with_weights(name: str) -> None:
         (PAIR, {"prompt": PROMPTS[0]}, (0.25, 1.5)),
     ]
     for recipes, given, weights in cases:
+        if weights and "weights" not in strategy.options:
+            continue
         members = [reference(recipe) for recipe in recipes]
         expected = reference_tokens.decode(
-            members, choose=choose, max_new_tokens=12, weights=weights, **given
+            members, choose=choose(), max_new_tokens=12, weights=weights, **given
         )
         same(run(strategy, recipes, max_new_tokens=12, weights=weights, **given), expected)
+
+
+@pytest.mark.parametrize("recipes", [PAIR, PAIR[::-1], TRIPLE], ids=["pair", "reversed", "triple"])
+def test_safe_spans_of_a_sure_drafter_are_those_without_caches(recipes: Sequence[Recipe]) -> None:
+    """With even weights, members that know nothing of each other merge almost every token."""
+    sharp = [replace(recipe, spread=1.5) for recipe in recipes]
+    weights = (1.0, 0.1, 0.1)[: len(recipes)]
+    spans = merges = 0
+    for prompt in PROMPTS:
+        for strategy, choose in (
+            (SAFE(), reference_tokens.safe()),
+            (SAFE(draft=2), reference_tokens.safe(2)),
+        ):
+            members = [reference(recipe) for recipe in sharp]
+            got = run(strategy, sharp, prompt, max_new_tokens=16, weights=weights)
+            expected = reference_tokens.decode(
+                members, prompt, choose, max_new_tokens=16, weights=weights
+            )
+            same(got, expected)
+            merges += sum(all(each.margins.values()) for each in got.rounds)
+            spans += sum(not all(each.margins.values()) for each in got.rounds)
+    assert min(spans, merges) > 10
 
 
 def test_tokens_of_a_member_in_the_path_form_that_lags_behind() -> None:
@@ -792,6 +827,9 @@ def test_a_strategy_is_given_by_name_or_as_an_object() -> None:
         DeePEn(rate=0.3),
         GaC(threshold=0.5),
         GaC(threshold=0.7),
+        CoRE(),
+        SAFE(),
+        SpecEM(),
         Rerank(),
     ):
         assert AdaFuseEngine(fakes, strategy=strategy).strategy is strategy
@@ -828,6 +866,14 @@ def test_a_strategy_is_given_by_name_or_as_an_object() -> None:
         lambda: DeePEn(steps=0),
         lambda: DeePEn(rate=0.0),
         lambda: DeePEn(rate=math.nan),
+        lambda: CoRE(top_k=0),
+        lambda: CoRE(beta=0.0),
+        lambda: CoRE(beta=math.nan),
+        lambda: SAFE(draft=0),
+        lambda: SAFE(top_k=0),
+        lambda: SpecEM(tokens=0),
+        lambda: SpecEM(rate=-1.0),
+        lambda: SpecEM(rate=math.inf),
     ],
 )
 def test_settings_of_strategies_are_checked(make: Any) -> None:

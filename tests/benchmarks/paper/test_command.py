@@ -20,7 +20,10 @@ from benchmarks.paper.run import load_work
 from benchmarks.real.members import FOLDER_VARIABLE, MEMBERS
 from tests.support.paths import ROOT
 
-PEERS = ["majority vote", "likelihood reranker", "SweetSpan", "UniTE", "GaC", "GaC, gated"]
+PEERS = [
+    *("majority vote", "likelihood reranker", "SweetSpan", "UniTE", "GaC", "GaC, gated"),
+    *("CoRE", "SAFE", "SpecEM"),
+]
 OURS = ["AdaFuse, B = 1", "AdaFuse, B = 3"]
 
 
