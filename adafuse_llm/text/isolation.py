@@ -229,6 +229,8 @@ class _Helper:
                     json.dumps(sys.path),
                 ],
                 pass_fds=[theirs.fileno()],
+                # the GNU C library may reserve 64 MiB for a thread, which is half of `MAX_BYTES`
+                env={**os.environ, "MALLOC_ARENA_MAX": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,  # native code reports its failures there
