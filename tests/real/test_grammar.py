@@ -223,5 +223,28 @@ def check_forms(engine: AdaFuseEngine, numbers: range) -> None:
     assert ended["json_schema", "length"] <= LONGEST, cut
 
 
+ADDRESSES = (
+    ("How can I write to the support of example.com?", text_of("email")),
+    ("Translate 'good morning' to German.", text_of("email")),
+    (
+        "Who is Anna Smith at ACME? Give her contact data.",
+        record(name=TEXT, email=text_of("email"), website=text_of("uri")),
+    ),
+)
+"""Questions whose answers ran on in the local part of an address when it had no bound."""
+
+
+def test_r14_addresses_come_to_an_end(real_engine: Any) -> None:
+    for question, schema in ADDRESSES:
+        result = real_engine("qwen").generate(
+            messages=[{"role": "user", "content": f"{question} Answer in JSON."}],
+            json_schema=schema,
+            branching_factor=3,
+            max_new_tokens=160,
+        )
+        assert result.finish_reason == "stop", result.text
+        assert is_valid(result.text, {"json_schema": schema})
+
+
 LONGEST = 2
 """Number of a team's ten schemas whose answers may end at the limit of tokens."""
