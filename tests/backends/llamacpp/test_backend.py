@@ -191,8 +191,8 @@ def test_random_requests_get_the_numbers_of_transformers(
             left, right = pairs.pop(rng.randrange(len(pairs)))
             ours.release(left)
             theirs.release(right)
-    # Flash attention rounds queries, keys, values and its sums to 16 bits, for any type of cache. On
-    # 20 random texts of 64 tokens, transformers with these roundings differs from itself as much as
+    # Flash attention rounds queries, keys, values and its sums to 16 bits, for any cache. On 20
+    # random texts of 64 tokens, transformers with these roundings differs from itself as much as
     # llama.cpp does: 0.0023 on average and 0.023 at most (llama.cpp: 0.0023 and 0.022).
     assert worst < (0.1 if repeatable else TOLERANCE)
     for tree, _ in pairs:
