@@ -8,14 +8,15 @@ batching and streaming change nothing, and members at the same text share the no
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+import numpy as np
+from numpy.typing import NDArray
+
 BITS = 64
-MASK = (1 << BITS) - 1
 GAMMA = 0x9E3779B97F4A7C15
 """Constants of splitmix64 (Steele et al., OOPSLA 2014): the increment, and the steps of `mix`."""
 MIXING = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
@@ -161,21 +162,22 @@ def token_codes(
     return tuple(codes)
 
 
-def noise(key: int, code: int) -> float:
-    """Return the Gumbel noise of a token, from the hashes of the text before it and of the token.
+def noise(key: int, codes: Sequence[int] | NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Return the Gumbel noise of tokens, from the hashes of the text before them and of the tokens.
 
-    Backends with arrays compute the same numbers for all tokens at a time.
+    Backends with tensors compute the same numbers on their own device.
     """
-    bits = mix((key ^ code) + GAMMA & MASK)
-    uniform = ((bits >> NOISE_SHIFT) + 0.5) * NOISE_UNIT
-    return -math.log(-math.log(uniform))
+    bits = np.asarray(codes, np.uint64) ^ np.uint64(key)
+    bits = mix(bits + np.uint64(GAMMA))
+    uniform = ((bits >> np.uint64(NOISE_SHIFT)).astype(np.float64) + 0.5) * NOISE_UNIT
+    return -np.log(-np.log(uniform))
 
 
-def mix(bits: int) -> int:
+def mix(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return 64 bits in which every bit depends on every bit of `bits` (splitmix64)."""
     for shift, factor in MIXING:
-        bits = (bits ^ bits >> shift) * factor & MASK
-    return bits ^ bits >> LAST_SHIFT
+        bits = (bits ^ bits >> np.uint64(shift)) * np.uint64(factor)
+    return bits ^ bits >> np.uint64(LAST_SHIFT)
 
 
 def drawn(logits: Sequence[float], codes: Sequence[int], draw: Draw) -> int:
@@ -188,19 +190,16 @@ def drawn(logits: Sequence[float], codes: Sequence[int], draw: Draw) -> int:
         codes: the tokens' hashes, in the same order.
         draw: how to draw.
     """
-    highest = max(logits)
-    scaled = [(value - highest) / draw.temperature for value in logits]
-    order = sorted(range(len(scaled)), key=lambda place: -scaled[place])
+    scaled = np.asarray(logits, np.float64)
+    scaled = (scaled - scaled.max()) / draw.temperature
+    order = np.argsort(-scaled, kind="stable")
     if draw.top_k is not None and draw.top_k < len(order):
-        least = scaled[order[draw.top_k - 1]]
-        order = [place for place in order if scaled[place] >= least]
-    total = math.fsum(math.exp(scaled[place]) for place in order)
-    kept: list[int] = []
-    before = 0.0
-    lowest = math.log(draw.min_p) if draw.min_p else -math.inf
-    for place in order:
-        if kept and (before >= draw.top_p * total or scaled[place] < lowest):
-            break
-        kept.append(place)
-        before += math.exp(scaled[place])
-    return min(kept, key=lambda place: (-scaled[place] - noise(draw.key, codes[place]), place))
+        order = order[scaled[order] >= scaled[order[draw.top_k - 1]]]
+    chances = np.exp(scaled[order])
+    before = np.concatenate([[0.0], chances.cumsum()[:-1]])
+    kept = (before < draw.top_p * chances.sum()) & (chances >= draw.min_p)
+    kept[0] = True
+    order = np.sort(order[kept])
+    return int(
+        order[np.argmax(scaled[order] + noise(draw.key, np.asarray(codes, np.uint64)[order]))]
+    )

@@ -4,10 +4,12 @@
 
 The benchmark runs ``adafuse serve`` with the embedded members. Some clients send random requests of
 `tests.support.hostile_requests`; some of these clients leave early. Meanwhile an honest client asks
-a short question again and again, every other time with a small schema. It measures its latency,
-first without the others. The benchmark prints the number of requests by outcome, the latencies, and
-the resident memory of the server and its helper. It exits with 1 if the server has died, if a
-request had an unexpected outcome, or if an honest request failed.
+a short question again and again, every other time with a small schema. It measures its latency:
+first alone, then beside as many other clients with harmless requests of the same size, and then
+beside the hostile ones. The benchmark prints the number of requests by outcome, the latencies, and
+the resident memory of the server and its helper. The members keep nothing of prompts, so that this
+memory shows only what grammars leave behind. The benchmark exits with 1 if the server has died, if
+a request had an unexpected outcome, or if an honest request failed.
 
 A run continues where another one ended: ``--first 5000 --cases 5000`` has the second half of
 10,000 cases. With ``--case N``, only this case is sent.
@@ -20,17 +22,21 @@ import json
 import random
 import statistics
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 
+from adafuse_llm.embedded import member_paths
 from tests.support.hostile_requests import request_of
 from tests.support.serving import server_process
 
@@ -49,6 +55,9 @@ SCHEMA = {
     "required": ["name", "open"],
     "additionalProperties": False,
 }
+HARMLESS = ({"json_schema": SCHEMA}, {"regex": "(abba|cab|[01]{4}| )*"})
+"""Options of harmless requests."""
+
 QUESTION = [{"role": "user", "content": "Who founded the Silesse Mill?"}]
 
 
@@ -60,7 +69,8 @@ class Report:
         outcomes: number of hostile requests by outcome.
         faults: hostile requests with other outcomes than `EXPECTED`, and honest ones that failed.
         alone: latencies of the honest client without the others, in seconds.
-        beside: its latencies beside the others.
+        harmless: its latencies beside other harmless clients.
+        beside: its latencies beside hostile clients.
         memory: resident memory of the server and its children in MB, from time to time.
         has_died: whether the server died.
         seconds: duration in seconds.
@@ -69,6 +79,7 @@ class Report:
     outcomes: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
     alone: list[float] = field(default_factory=list)
+    harmless: list[float] = field(default_factory=list)
     beside: list[float] = field(default_factory=list)
     memory: list[float] = field(default_factory=list)
     has_died: bool = False
@@ -87,20 +98,19 @@ def run(cases: Sequence[int], seed: int, clients: int, *, alone: int = 30) -> Re
         cases: numbers of the cases.
         seed: seed of the cases.
         clients: number of hostile clients.
-        alone: number of honest requests before them.
+        alone: number of honest requests before them, and of requests of as many harmless clients.
     """
     report = Report()
-    with server_process() as (url, process):
+    with _members_file() as members, server_process("--config", members) as (url, process):
         honest = _Honest(url, report)
         for _ in range(5):
             honest.ask([])
         for _ in range(alone):
             honest.ask(report.alone)
-        done = threading.Event()
-        thread = threading.Thread(target=honest.keep_asking, args=(done,))
-        thread.start()
+        with honest.asking(report.harmless), ThreadPoolExecutor(clients) as pool:
+            list(pool.map(lambda number: _post(url, HARMLESS[number % 2], PATIENCE), range(alone)))
         began = time.monotonic()
-        with ThreadPoolExecutor(clients) as pool:
+        with honest.asking(report.beside), ThreadPoolExecutor(clients) as pool:
             sent = pool.map(lambda number: _send(url, seed, number), cases)
             for index, (number, outcome) in enumerate(sent):
                 report.outcomes[outcome] += 1
@@ -109,8 +119,6 @@ def run(cases: Sequence[int], seed: int, clients: int, *, alone: int = 30) -> Re
                 if index % max(len(cases) // 50, 1) == 0:
                     report.memory.append(_memory(process))
                     _show_progress(index, len(cases), report, began)
-        done.set()
-        thread.join()
         time.sleep(1)
         report.memory.append(_memory(process))
         report.seconds = time.monotonic() - began
@@ -148,11 +156,33 @@ class _Honest:
         if response.status_code != 200:
             self._report.faults.append(f"an honest request failed: {response.text:.200}")
 
-    def keep_asking(self, done: threading.Event) -> None:
-        """Ask until `done` is set."""
-        while not done.is_set():
-            self.ask(self._report.beside)
-            done.wait(0.1)
+    @contextmanager
+    def asking(self, latencies: list[float]) -> Iterator[None]:
+        """Keep asking from a thread while the context is open."""
+        done = threading.Event()
+
+        def ask() -> None:
+            while not done.is_set():
+                self.ask(latencies)
+                done.wait(0.1)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+
+@contextmanager
+def _members_file() -> Iterator[str]:
+    """Yield the path of a configuration file of the embedded members without prefix caches."""
+    members = [{"path": str(path), "prefix_cache_bytes": 0} for path in member_paths()]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "members.yaml")
+        path.write_text(json.dumps({"models": members}))  # JSON is YAML
+        yield str(path)
 
 
 def _send(url: str, seed: int, number: int) -> tuple[int, str]:
@@ -160,15 +190,8 @@ def _send(url: str, seed: int, number: int) -> tuple[int, str]:
     _, options = request_of(seed, number)
     dice = random.Random(f"client {seed} {number}")
     leaves = dice.random() < LEAVING
-    timeout = httpx.Timeout(dice.uniform(0.01, 1.0) if leaves else PATIENCE)
-    body = {
-        "model": "adafuse",
-        "messages": [{"role": "user", "content": "Repeat: abba cab 0110 " * 3}],
-        "max_tokens": 300,
-        "adafuse": options,
-    }
     try:
-        response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=timeout)
+        response = _post(url, options, dice.uniform(0.01, 1.0) if leaves else PATIENCE)
     except httpx.TimeoutException:
         return number, "left" if leaves else f"no answer for {PATIENCE:g} seconds"
     except httpx.HTTPError as error:
@@ -178,6 +201,17 @@ def _send(url: str, seed: int, number: int) -> tuple[int, str]:
     if response.status_code == 504:
         return number, "time is over"
     return number, f"{response.status_code} {response.text:.200}"
+
+
+def _post(url: str, options: dict[str, Any], timeout: float) -> httpx.Response:
+    """Ask for a response with the given options of the package."""
+    body = {
+        "model": "adafuse",
+        "messages": [{"role": "user", "content": "Repeat: abba cab 0110 " * 3}],
+        "max_tokens": 100,
+        "adafuse": options,
+    }
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=timeout)
 
 
 def _memory(process: psutil.Process) -> float:
@@ -238,7 +272,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     outcomes = ", ".join(f"{name}: {count}" for name, count in report.outcomes.most_common())
     print(f"{len(cases)} cases in {report.seconds:.0f} s, seed {args.seed}; {outcomes}")
     print(f"the server {'died' if report.has_died else 'runs'}; {len(report.faults)} faults")
-    for name, latencies in (("alone", report.alone), ("beside", report.beside)):
+    for name, latencies in (
+        ("alone", report.alone),
+        ("beside harmless clients", report.harmless),
+        ("beside hostile clients", report.beside),
+    ):
         print(
             f"honest requests {name}: {len(latencies)}, median {statistics.median(latencies):.2f} "
             f"s, p95 {_p95(latencies):.2f} s, max {max(latencies):.2f} s"

@@ -232,4 +232,4 @@ def _check_drawn(trial: Trial, tree: TokenTree, node: Node, summary: Next) -> No
 
 def _sum(logprob: float, code: int, draw: Draw) -> float:
     """Return the sum of a token's log-probability and its noise."""
-    return logprob / draw.temperature + noise(draw.key, code)
+    return logprob / draw.temperature + float(noise(draw.key, [code])[0])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import heapq
 import math
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
 
 from adafuse_llm.backends.base import Backend, NodeQuery, NodeResult
 from adafuse_llm.backends.conformance.subject import Logits
@@ -71,7 +72,7 @@ class PlainOracle:
     def __init__(self, logits: Logits, end_ids: Iterable[int]) -> None:
         self._logits = logits
         self._end_ids = end_ids
-        self._rows: dict[tuple[int, ...], array[float]] = {}
+        self._rows: dict[tuple[int, ...], list[float]] = {}
 
     def summary(self, ids: Sequence[int], top: int) -> Expected:
         known = self.distribution(ids)
@@ -85,9 +86,10 @@ class PlainOracle:
     def distribution(self, ids: Sequence[int]) -> Mapping[int, float]:
         return dict(enumerate(self._row(tuple(ids))))
 
-    def _row(self, ids: tuple[int, ...]) -> array[float]:
+    def _row(self, ids: tuple[int, ...]) -> list[float]:
         if ids not in self._rows:
-            self._rows[ids] = log_softmax(array("d", map(float, self._logits(ids))))
+            logits = np.asarray(self._logits(ids), np.float64)
+            self._rows[ids] = (logits - log_total(logits)).tolist()
         return self._rows[ids]
 
 
@@ -141,17 +143,11 @@ class FreshOracle:
 
 def log_total(logprobs: Iterable[float]) -> float:
     """Return the logarithm of the sum of probabilities."""
-    values = list(logprobs)
-    highest = max(values, default=-math.inf)
+    values = np.fromiter(logprobs, np.float64)
+    highest = float(values.max(initial=-math.inf))
     if highest == -math.inf:
         return highest
-    return highest + math.log(math.fsum(math.exp(value - highest) for value in values))
-
-
-def log_softmax(logits: array[float]) -> array[float]:
-    """Return log-probabilities."""
-    total = log_total(logits)
-    return array("d", (value - total for value in logits))
+    return highest + math.log(np.exp(values - highest).sum())
 
 
 def summarized(known: Mapping[int, float], top: int, end_logprob: float) -> Expected:
