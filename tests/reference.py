@@ -171,11 +171,7 @@ class ReferenceMember:
         """The tokens that continue `spaces` spaces and do not lead into a dead end."""
         key = (tuple(ids), spaces)
         if key not in self._continuing:
-            texts = {
-                token: self.text(ids, [token])
-                for token in range(self.vocabulary)
-                if token not in self.end_ids
-            }
+            texts = {token: self.text(ids, [token]) for token in self.spaced()}
             self._continuing[key] = [
                 token
                 for token, text in texts.items()
@@ -192,16 +188,16 @@ class ReferenceMember:
         """Whether tokens exist that continue `spaces` spaces. Each space may need its own token."""
         key = (tuple(ids[-1:]), spaces)
         if spaces > 0 and key not in self._can_write:
-            texts = [
-                (token, self.text(ids, [token]))
-                for token in range(self.vocabulary)
-                if token not in self.end_ids
-            ]
+            texts = [(token, self.text(ids, [token])) for token in self.spaced()]
             self._can_write[key] = any(text.startswith(" " * spaces) for _, text in texts) or any(
                 text and set(text) == {" "} and self.can_write([*ids, token], spaces - len(text))
                 for token, text in texts
             )
         return spaces <= 0 or self._can_write[key]
+
+    def spaced(self) -> Sequence[int]:
+        """All tokens that may begin with a space."""
+        return [token for token in range(self.vocabulary) if token not in self.end_ids]
 
     def decode(self, ids: Sequence[int]) -> str:
         key = tuple(ids)

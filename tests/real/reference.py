@@ -25,6 +25,7 @@ class CachedMember(ReferenceMember):
     _cache: Any = field(default=None, repr=False)
     _held: list[int] = field(default_factory=list, repr=False)
     _logprobs: dict[tuple[int, ...], Any] = field(default_factory=dict, repr=False)
+    _spaced: list[int] = field(default_factory=list, repr=False)
 
     def forward(self, ids: Sequence[int]) -> Any:
         return _Rows(self, ids)
@@ -50,6 +51,16 @@ class CachedMember(ReferenceMember):
         (likely,) = np.nonzero(row >= np.partition(row, -count)[-count])
         order = np.argsort(-row[likely], kind="stable")
         return [int(token) for token in likely[order[:count]]]
+
+    def spaced(self) -> Sequence[int]:
+        if not self._spaced:  # the texts of 262,144 tokens take long
+            before = self.tokenizer.encode("a", add_special_tokens=False)
+            every = super().spaced()
+            texts = self.tokenizer.batch_decode([[*before, token] for token in every])
+            self._spaced = [
+                token for token, text in zip(every, texts, strict=True) if text[1:2] == " "
+            ]
+        return self._spaced
 
     def _next(self, ids: list[int]) -> Any:
         shared = 0

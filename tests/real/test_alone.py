@@ -20,7 +20,7 @@ from langchain_adafuse import ChatAdaFuse
 pytestmark = pytest.mark.real
 
 NAMES = ("smollm", "gemma", "qwen")
-LENGTH = 48
+LENGTH = 32
 PROMPTS = (
     "The old lighthouse keeper climbed the stairs and",
     "def fibonacci(n):\n    if n < 2:\n        return n\n",
