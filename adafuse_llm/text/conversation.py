@@ -39,6 +39,8 @@ CALL_OPENS, CALL_CLOSES = "<tool_call>", "</tool_call>"
 RESULT_OPENS, RESULT_CLOSES = "<tool_response>", "</tool_response>"
 
 TOOL_CHOICES = ("auto", "none", "required")
+MAX_TOOLS = 1_000
+"""Maximum number of tools of a conversation."""
 
 TOOLS = """\
 # Tools
@@ -438,10 +440,17 @@ def check_tools(tools: Sequence[Tool | Mapping[str, Any]]) -> tuple[Tool, ...]:
         tools: instances of `Tool`, or dicts in the form of OpenAI's API.
 
     Raises:
-        InvalidInputError: a tool has an invalid form, or two tools have the same name.
+        InvalidInputError: a tool has an invalid form, two tools have the same name, or there are
+            more than `MAX_TOOLS`.
     """
     if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Iterable):
         raise InvalidInputError(f"tools must be a list of tools; got {type(tools).__name__}")
+    tools = list(tools)
+    if len(tools) > MAX_TOOLS:
+        raise InvalidInputError(
+            f"a conversation can have at most {MAX_TOOLS:,} tools; got {len(tools):,}. Pass only "
+            "those that the answer may need."
+        )
     checked = tuple(_check_tool(number, tool) for number, tool in enumerate(tools))
     counts = Counter(tool.name for tool in checked)
     if twice := [name for name, count in counts.items() if count > 1]:

@@ -110,6 +110,7 @@ def test_calls_are_found_in_text() -> None:
         ([USER], {"tools": [{"type": "web_search"}]}, "tool 0 must be a Tool"),
         ([USER], {"tools": [{"name": "add", "parameters": []}, {"name": ""}]}, "tool 1 must"),
         ([USER], {"tools": [ADD, ADD]}, "different names; got add"),
+        ([USER], {"tools": [{"name": str(n)} for n in range(1_001)]}, "at most 1,000 tools"),
         ([USER], {"tools": [Tool("a", "\ud800", {})]}, "tool 'a' is not valid Unicode"),
         ([USER], {"tool_choice": "any"}, "no tools given.*got 'any'"),
         ([USER], {"tool_choice": "required"}, "at least one tool"),
