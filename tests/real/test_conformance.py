@@ -24,12 +24,13 @@ DRAWS = 400
 TAIL = "(all other texts)"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES[:2])
 def test_a_real_member_keeps_the_rules_of_backends(
     name: str,
     real_backends: dict[str, HuggingFaceBackend],
     real_models: dict[str, tuple[Any, Any]],
 ) -> None:
+    """The smallest member, and the one with a sliding window and the largest vocabulary."""
     member = real_backends[name]
     reference = reference_of(member, *real_models[name])
 

@@ -82,7 +82,7 @@ def test_ensembles_equal_the_reference_and_their_tokens_are_the_text(
             names,
             given(kind),
             branching_factor=(3, 1)[(turn + number // 3) % 2],
-            max_new_tokens=10,
+            max_new_tokens=8,
         )
         for name in names:
             check_tokens(references[name], trees[name].ids, given(kind), actual)

@@ -13,7 +13,7 @@ import numpy as np
 from adafuse_llm.backends.base import Backend, NodeQuery, NodeResult
 from adafuse_llm.backends.conformance.subject import Logits
 from adafuse_llm.backends.conformance.violations import expect, fail
-from adafuse_llm.tree import Next, TokenTree, is_allowed
+from adafuse_llm.tree import Next, TokenTree
 
 WHOLE = 2**20
 """Number of likeliest tokens to request for the distribution over a whole vocabulary."""
@@ -159,7 +159,10 @@ def summarized(known: Mapping[int, float], top: int, end_logprob: float) -> Expe
 
 def permitted(known: Mapping[int, float], mask: bytes | None) -> Mapping[int, float]:
     """Return the part of a distribution that a mask permits."""
-    return {t: logprob for t, logprob in known.items() if mask is None or is_allowed(mask, t)}
+    if mask is None:
+        return known
+    bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+    return {token: known[token] for token in bits.nonzero()[0].tolist() if token in known}
 
 
 def is_complete(known: Mapping[int, float]) -> bool:
