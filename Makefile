@@ -49,7 +49,7 @@ test: $(SETUP) ## all tests except the slow ones, the cookbooks, and those of GG
 test-cookbooks: $(SETUP) ## run the cookbooks (not the one with GGUF members), and compare their outputs with the stored ones
 	$(BIN)/python -m pytest -q --cookbooks -m "cookbook or gguf" tests/docs/test_cookbooks.py $(WORKERS) 2
 
-test-real: $(GGUF) ## the tests of real models, which it fetches first; half an hour on two cores
+test-real: $(GGUF) ## the tests of real models, which it fetches first; 40 minutes on two cores
 	-@$(BIN)/python -m benchmarks.real.members
 	$(BIN)/python -m pytest -q --real --gguf -m real tests/real $(WORKERS) 2
 

@@ -5,8 +5,8 @@
 The benchmark runs ``adafuse serve`` with the embedded members. Some clients send random requests of
 `tests.support.hostile_requests`; some of these clients leave early. Meanwhile an honest client asks
 a short question again and again, every other time with a small schema. It measures its latency:
-first alone, then beside as many other clients with harmless requests of the same size, and then
-beside the hostile ones. The benchmark prints the number of requests by outcome, the latencies, and
+first alone, then beside as many clients with harmless requests, and then beside the hostile
+clients. The benchmark prints the number of requests by outcome, the latencies, and
 the resident memory of the server and its helper. The members keep nothing of prompts, so that this
 memory shows only what grammars leave behind. The benchmark exits with 1 if the server has died, if
 a request had an unexpected outcome, or if an honest request failed.
