@@ -8,17 +8,9 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from adafuse_llm import sampling
-from adafuse_llm.sampling import (
-    GAMMA,
-    Draw,
-    Sampling,
-    derived_seeds,
-    drawn,
-    mix,
-    noise,
-    token_codes,
-)
+from adafuse_llm.backends import gumbel
+from adafuse_llm.backends.gumbel import GAMMA, drawn, mix, noise
+from adafuse_llm.sampling import Draw, Sampling, derived_seeds, token_codes
 
 pytestmark = pytest.mark.quick
 
@@ -37,7 +29,7 @@ def test_the_noise_has_the_mean_and_the_variance_of_a_gumbel_distribution() -> N
 
 @pytest.mark.parametrize("bits", [0, 2**64 - 1])
 def test_the_noise_is_always_finite(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "mix", lambda _: np.array([bits], np.uint64))
+    monkeypatch.setattr(gumbel, "mix", lambda _: np.array([bits], np.uint64))
     assert math.isfinite(noise(0, [0])[0])
 
 

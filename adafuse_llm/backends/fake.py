@@ -10,7 +10,7 @@ from typing import Any
 from adafuse_llm.adjustment import NOTHING, Changes, changed
 from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.forks import after_fork
-from adafuse_llm.sampling import Draw, drawn, token_codes
+from adafuse_llm.sampling import Draw, token_codes
 from adafuse_llm.text.chat import check_messages, render_plain
 from adafuse_llm.tree import Next, TokenTree, is_allowed
 
@@ -149,6 +149,8 @@ class FakeBackend:
     def _drawn(self, likely: Sequence[tuple[int, float]], draw: Draw | None) -> int | None:
         if draw is None:
             return None
+        from adafuse_llm.backends.gumbel import drawn  # numpy takes long to import
+
         by_token = sorted(likely)
         texts = self._codec.texts
         codes = token_codes(texts, self.end_ids, len(texts))

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, Generation
+from adafuse_llm.backends.gumbel import drawn
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
-from adafuse_llm.sampling import Draw, drawn, text_hash
+from adafuse_llm.sampling import Draw, text_hash
 from adafuse_llm.strategies import Rerank, Strategy, SweetSpan
 from tests.reference import Options, Response, decode
 from tests.reference_sampling import kept, seeds

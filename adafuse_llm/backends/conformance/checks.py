@@ -262,8 +262,8 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "draws",
-        "Next.drawn is the token that adafuse_llm.sampling.drawn draws. A draw does not change "
-        "log-probabilities.",
+        "Next.drawn is the token that adafuse_llm.backends.gumbel.drawn draws. A draw does not "
+        "change log-probabilities.",
         choices.draws,
         _implements(DrawsTokens),
     ),

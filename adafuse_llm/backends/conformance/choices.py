@@ -18,7 +18,8 @@ from adafuse_llm.backends.conformance.oracle import (
 )
 from adafuse_llm.backends.conformance.trial import TOP, Trial, place
 from adafuse_llm.backends.conformance.violations import expect
-from adafuse_llm.sampling import Draw, drawn, noise
+from adafuse_llm.backends.gumbel import drawn, noise
+from adafuse_llm.sampling import Draw
 from adafuse_llm.text.words import REPLACEMENT
 from adafuse_llm.tree import Next, Node, TokenTree, is_allowed
 
@@ -191,7 +192,7 @@ def _check_masked(trial: Trial, tree: TokenTree, node: Node, summary: Next) -> N
 
 
 def _check_drawn(trial: Trial, tree: TokenTree, node: Node, summary: Next) -> None:
-    """Compare a drawn token with the token that `adafuse_llm.sampling.drawn` draws.
+    """Compare a drawn token with the token that `adafuse_llm.backends.gumbel.drawn` draws.
 
     Noise may decide between tokens that are nearly equal.
     """

@@ -12,17 +12,17 @@ from collections.abc import Sequence
 
 import torch
 
-from adafuse_llm.backends.logits.likeliest import likeliest
-from adafuse_llm.backends.logits.rows import to_device
-from adafuse_llm.sampling import (
+from adafuse_llm.backends.gumbel import (
     BITS,
     GAMMA,
     LAST_SHIFT,
     MIXING,
     NOISE_SHIFT,
     NOISE_UNIT,
-    Draw,
 )
+from adafuse_llm.backends.logits.likeliest import likeliest
+from adafuse_llm.backends.logits.rows import to_device
+from adafuse_llm.sampling import Draw
 
 FIRST_LIKELY = 512
 """Number of likeliest tokens among which `top_p` is looked for first."""
@@ -106,7 +106,7 @@ def _likely(
 
 
 def _noise(bits: torch.Tensor) -> torch.Tensor:
-    """Return Gumbel noise, as `adafuse_llm.sampling.noise` does.
+    """Return Gumbel noise, as `adafuse_llm.backends.gumbel.noise` does.
 
     Args:
         bits: hashes of the texts before the tokens, XOR hashes of the tokens, in the form of

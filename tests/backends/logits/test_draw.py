@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from adafuse_llm import sampling
+from adafuse_llm.backends import gumbel
 from adafuse_llm.backends.logits import draw
-from adafuse_llm.sampling import Draw
+from adafuse_llm.sampling import Draw, text_hash
 
 pytestmark = pytest.mark.quick
 
-CODES = [sampling.text_hash(str(token)) for token in range(700)]
+CODES = [text_hash(str(token)) for token in range(700)]
 
 
 @pytest.mark.parametrize("top_k", [None, 1, 3, 50, 1000])
@@ -31,7 +31,7 @@ def test_many_nodes_at_a_time_draw_what_each_draws_alone(
         logits[3] = 0.0
         draws = [
             Draw(
-                sampling.text_hash(f"{number} {row}"),
+                text_hash(f"{number} {row}"),
                 (0.1, 0.7, 1.0, 2.0)[row % 4],
                 top_p,
                 top_k,
@@ -41,7 +41,7 @@ def test_many_nodes_at_a_time_draw_what_each_draws_alone(
         ]
         found = draw.drawn(logits, [*draws[:7], None], draw.signed(CODES))
         alone = [
-            sampling.drawn(row.double().tolist(), CODES, each)
+            gumbel.drawn(row.double().tolist(), CODES, each)
             for row, each in zip(logits, draws, strict=True)
         ]
         assert found.flatten().tolist() == [*alone[:7], -1]
@@ -52,7 +52,7 @@ def test_many_nodes_at_a_time_draw_what_each_draws_alone(
 @pytest.mark.parametrize(("top_p", "top_k"), [(1.0, None), (0.9, None), (1.0, 50), (0.9, 50)])
 def test_a_gpu_draws_what_a_cpu_draws(top_p: float, top_k: int | None) -> None:
     logits = torch.randn(64, 700, generator=torch.Generator().manual_seed(0))
-    draws = [Draw(sampling.text_hash(str(row)), 1.0, top_p, top_k) for row in range(64)]
+    draws = [Draw(text_hash(str(row)), 1.0, top_p, top_k) for row in range(64)]
     codes = draw.signed(CODES)
     on_gpu = draw.drawn(logits.cuda(), draws, codes.cuda())
     assert on_gpu.tolist() == draw.drawn(logits, draws, codes).tolist()
@@ -61,5 +61,5 @@ def test_a_gpu_draws_what_a_cpu_draws(top_p: float, top_k: int | None) -> None:
 def test_the_noise_is_the_same_in_arrays() -> None:
     keys = [0, 1, 2**63, 2**64 - 1]
     bits = draw.signed(keys)[:, None] ^ draw.signed(CODES)
-    expected = np.stack([sampling.noise(key, CODES) for key in keys])
+    expected = np.stack([gumbel.noise(key, CODES) for key in keys])
     torch.testing.assert_close(draw._noise(bits), torch.from_numpy(expected))
