@@ -30,6 +30,8 @@ class Next:
         mass: natural logarithm of the total probability of the tokens that ``Node.allowed``
             permits.
         drawn: the token that ``Node.draw`` draws; None if the node has no draw.
+        word_end_logprob: natural logarithm of the total probability of the permitted tokens that
+            begin with whitespace or end the sequence; None if the query does not ask for it.
     """
 
     tokens: tuple[int, ...]
@@ -37,6 +39,13 @@ class Next:
     end_logprob: float
     mass: float = 0.0
     drawn: int | None = None
+    word_end_logprob: float | None = None
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """All log-probabilities except `mass`."""
+        ends = () if self.word_end_logprob is None else (self.word_end_logprob,)
+        return *self.logprobs, self.end_logprob, *ends
 
     @property
     def chosen(self) -> int:

@@ -23,12 +23,14 @@ class NodeQuery:
         score: nodes whose log-probability after their parent the backend returns. This query or an
             earlier query evaluates the parent.
         top: number of likeliest next tokens in each summary, at least two.
+        word_ends: whether each summary must have ``Next.word_end_logprob``.
     """
 
     tree: TokenTree
     evaluate: tuple[Node, ...]
     score: tuple[Node, ...]
     top: int
+    word_ends: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class NodeResult:
     @property
     def has_nan(self) -> bool:
         """Whether any log-probability in the result is NaN."""
-        summaries = (value for each in self.next for value in (*each.logprobs, each.end_logprob))
+        summaries = (value for each in self.next for value in each.values)
         return any(map(math.isnan, (*summaries, *self.logprobs)))
 
 

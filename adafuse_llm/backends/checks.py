@@ -48,13 +48,20 @@ def check_results(
         for summary in result.next:
             if not _is_valid(summary):
                 raise _error(name, _fault(summary))
-        _check_drawn(name, query, result)
+        _check_asked(name, query, result)
         if not _are_logprobs(result.logprobs):
             raise _error(name, _fault_of_logprobs(result.logprobs))
     return results
 
 
-def _check_drawn(name: str, query: NodeQuery, result: NodeResult) -> None:
+def _check_asked(name: str, query: NodeQuery, result: NodeResult) -> None:
+    """Check that the summaries have what only some queries ask for."""
+    if query.word_ends and any(each.word_end_logprob is None for each in result.next):
+        raise _error(
+            name,
+            "a distribution has no word_end_logprob, which the query asks for. Set it, or choose a "
+            "strategy that does not need it, such as 'adafuse'",
+        )
     for node, summary in zip(query.evaluate, result.next, strict=True):
         if node.draw is not None and type(summary.drawn) is not int:
             raise _error(name, f"the drawn token must be an int; it is {_kind(summary.drawn)}")
@@ -71,6 +78,7 @@ def _is_valid(summary: Any) -> bool:
         and logprobs[0] <= ROUNDING
         and all(map(operator.ge, logprobs, islice(logprobs, 1, None)))
         and summary.end_logprob <= ROUNDING
+        and (summary.word_end_logprob is None or summary.word_end_logprob <= ROUNDING)
     )
 
 
@@ -92,9 +100,8 @@ def _fault(summary: Any) -> str:
         return f"token ids must be int; {others[0]!r} is {_kind(others[0])}"
     if len(set(tokens)) < len(tokens):
         return f"a distribution has token {Counter(tokens).most_common(1)[0][0]} more than once"
-    values = (*logprobs, summary.end_logprob)
-    if not _are_logprobs(values):
-        return _fault_of_logprobs(values)
+    if not _are_logprobs(summary.values):
+        return _fault_of_logprobs(summary.values)
     return "a distribution's tokens are not in descending order of probability"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from adafuse_llm.adjustment import NOTHING, Changes, changed
@@ -12,7 +13,7 @@ from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.forks import after_fork
 from adafuse_llm.sampling import Draw, token_codes
 from adafuse_llm.text.chat import check_messages, render_plain
-from adafuse_llm.tree import Next, TokenTree, is_allowed
+from adafuse_llm.tree import Next, Node, TokenTree, is_allowed
 
 END = "<end>"
 Rule = Callable[[str], Mapping[str, float]]
@@ -117,6 +118,11 @@ class FakeBackend:
             before = [*tree.ids, *tree.tokens(node.parent)]
             known = dict(_changed(self._distribution(before), tree.changes(node.parent)))
             logprobs.append(known.get(node.token, -math.inf))
+        if query.word_ends:
+            summaries = tuple(
+                replace(summary, word_end_logprob=self._word_end(tree, node))
+                for node, summary in zip(query.evaluate, summaries, strict=True)
+            )
         self.passes += len(summaries)
         return NodeResult(summaries, tuple(logprobs), len(summaries), len(summaries))
 
@@ -145,6 +151,16 @@ class FakeBackend:
         mass = 0.0 if allowed is None else math.log(total) if total > 0 else -math.inf
         end_logprob = dict(every).get(self._codec.end_id, -math.inf)
         return Next(tokens, logprobs, end_logprob, mass, self._drawn(likely, draw))
+
+    def _word_end(self, tree: TokenTree, node: Node) -> float:
+        known = self._distribution([*tree.ids, *tree.tokens(node)])
+        total = math.fsum(
+            math.exp(logprob)
+            for token, logprob in _changed(known, tree.changes(node))
+            if (node.allowed is None or is_allowed(node.allowed, token))
+            and (token in self.end_ids or self._codec.texts[token][:1].isspace())
+        )
+        return math.log(total) if total > 0 else -math.inf
 
     def _drawn(self, likely: Sequence[tuple[int, float]], draw: Draw | None) -> int | None:
         if draw is None:

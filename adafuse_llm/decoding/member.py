@@ -157,6 +157,8 @@ class Member:
         reused: number of prompt tokens that an earlier request had already processed.
         pass_seconds: average seconds per pass. The first pass does not count, because it reads the
             prompt. None before the second pass.
+        word_ends: whether the strategy needs ``Next.word_end_logprob``. The strategy sets it before
+            the first query.
     """
 
     def __init__(
@@ -193,6 +195,7 @@ class Member:
         self.tokens = 0
         self.reused = 0
         self.pass_seconds: float | None = None
+        self.word_ends = False
         self.pass_times = pass_times or PassTimes()
         self._tokenizer_errors = TokenizerErrors(self.name)
         self._space_tokens = space_tokens
@@ -306,7 +309,7 @@ class Member:
     def widen(self, node: Node, top: int) -> Steps[None]:
         """Get the `top` likeliest tokens after an evaluated node, or all if fewer exist."""
         if max(self._top, len(self.next(node).tokens)) < top:
-            yield (MemberQuery(self, NodeQuery(self.tree, (node,), (), top)),)
+            yield (MemberQuery(self, NodeQuery(self.tree, (node,), (), top, self.word_ends)),)
 
     def draft(self, node: Node) -> Steps[None]:
         """Evaluate a node that is not needed yet. If the pass fails, the node stays unevaluated."""
@@ -328,7 +331,7 @@ class Member:
         unknown = dict.fromkeys(
             node for node in (*nodes, *scored) if node.parent is not None and node.logprob is None
         )
-        return NodeQuery(self.tree, tuple(nodes), tuple(unknown), self._top)
+        return NodeQuery(self.tree, tuple(nodes), tuple(unknown), self._top, self.word_ends)
 
     def learn(self, query: NodeQuery, result: NodeResult, seconds: float = 0.0) -> None:
         """Write a result into the tree, and add the cost of the query to the member's counts.

@@ -322,6 +322,12 @@ class WrongEnd(FakeBackend):
         return replace(super()._next(ids, top, allowed, draw, changes), end_logprob=-1.0)
 
 
+class WrongWordEnd(FakeBackend):
+    def _word_end(self, tree, node):
+        node = Node(node.token, node.parent, node.length)  # it has no mask
+        return super()._word_end(tree, node)
+
+
 class Unsorted(FakeBackend):
     def _next(self, ids, top, allowed, draw, changes):
         known = super()._next(ids, top, allowed, draw, changes)
@@ -566,6 +572,7 @@ FAULTS: list[tuple[Callable[[], Any], str, str]] = [
     (with_rule(IgnoresMasks), "masks", "Node.allowed does not permit it"),
     (with_rule(NormalizesMasked), "masks", "log-probability of token"),
     (with_rule(WrongEnd), "plain_passes", "end_logprob is -1"),
+    (with_rule(WrongWordEnd), "word_ends", "word_end_logprob is"),
     (with_rule(Unsorted), "plain_passes", "not in descending order"),
     (with_rule(MissesTheSecond), "plain_passes", "likeliest token number 2"),
     (with_rule(LikeliestAsDrawn), "draws", "the drawn token is"),
@@ -699,7 +706,16 @@ def test_the_member_in_contributing_passes(tmp_path, monkeypatch, capsys) -> Non
     assert re.search(r"^\d+ checks passed; token_texts, masks, .* do not apply\n$", printed)
     skipped = [name for name in BY_NAME if name in printed.partition(";")[2]]
     assert skipped == [
-        *("token_texts", "masks", "draws", "adjustments", "placement", "drafts", "grammars"),
+        *(
+            "token_texts",
+            "masks",
+            "word_ends",
+            "draws",
+            "adjustments",
+            "placement",
+            "drafts",
+            "grammars",
+        ),
         *("anchors", "close"),
     ]
 

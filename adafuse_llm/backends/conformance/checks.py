@@ -261,6 +261,13 @@ CHECKS: tuple[Check, ...] = (
         _restricts,
     ),
     Check(
+        "word_ends",
+        "Next.word_end_logprob is the total probability of the permitted tokens that begin with "
+        "whitespace or end the sequence.",
+        choices.word_ends,
+        _restricts,
+    ),
+    Check(
         "draws",
         "Next.drawn is the token that adafuse_llm.backends.gumbel.drawn draws. A draw does not "
         "change log-probabilities.",

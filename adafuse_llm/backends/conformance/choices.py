@@ -83,6 +83,28 @@ def masks(trial: Trial) -> None:
     trial.check_nodes(tree, nodes)
 
 
+def word_ends(trial: Trial) -> None:
+    """Ask how likely the end of a word is, with masks and without them."""
+    tree = trial.begin()
+    nodes = [tree.root, *trial.line(tree, trial.depth)]
+    ends = {t for t, text in enumerate(trial.token_texts or ()) if text[:1].isspace()}
+    ends |= trial.backend.end_ids
+    for count in (None, *ALLOWED):
+        for number, node in enumerate(nodes):
+            node.allowed = None
+            if count is not None and number != 1:
+                node.allowed = _random_mask(trial, tree, node, count)
+        (result,) = trial.ask(NodeQuery(tree, tuple(nodes), (), TOP, word_ends=True))
+        for node, summary in zip(nodes, result.next, strict=True):
+            known, where = _distribution(trial, tree, node), place(tree, node)
+            if is_complete(known):
+                allowed = permitted(known, node.allowed)
+                want = log_total(logprob for t, logprob in allowed.items() if t in ends)
+                got = summary.word_end_logprob
+                assert got is not None, "the form of the result is checked"
+                compare_logprobs(where, "word_end_logprob", got, want, trial.tolerance)
+
+
 def draws(trial: Trial) -> None:
     """Draw tokens, with masks and without them, and compare them with the rule for draws."""
     backend = cast("DrawsTokens", trial.backend)

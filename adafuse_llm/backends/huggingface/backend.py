@@ -26,13 +26,11 @@ from adafuse_llm.backends.huggingface.text import HuggingFaceText
 from adafuse_llm.backends.huggingface.tree_form import TreeForm
 from adafuse_llm.backends.huggingface.trial import Trial
 from adafuse_llm.backends.logits.anchors import AnchorSpace, SupportsAnchorsWithLogits
-from adafuse_llm.backends.logits.draw import signed
-from adafuse_llm.backends.logits.readout import read
+from adafuse_llm.backends.logits.readout import TokenTable, read
 from adafuse_llm.backends.logits.rows import check_tokens, separate
 from adafuse_llm.backends.prefixes import in_turn
 from adafuse_llm.errors import InvalidOptionError, UnsupportedModelError, is_out_of_memory
 from adafuse_llm.forks import after_fork
-from adafuse_llm.sampling import token_codes
 from adafuse_llm.text.codec import TokenizerCodec
 from adafuse_llm.tree import Node, TokenTree
 
@@ -134,8 +132,10 @@ class HuggingFaceBackend(SupportsAnchorsWithLogits):
         self.own_adjustment = own_adjustment(model, self._end_ids)
         self.ignored_settings = ignored_settings(model)
         self._decoder = Decoder(model)
-        self._ends = torch.tensor(sorted(self._end_ids), device=self._decoder.device).long()
-        self._codes = torch.empty(0, dtype=torch.long, device=self._decoder.device)
+        text, device = self._text, self._decoder.device
+        self._tokens = TokenTable(
+            self._end_ids, lambda: text.token_texts, self.vocabulary_size, device
+        )
         after_fork(self._renew)
         self._prefixes = PrefixCache(prefix_cache_bytes)
         self._space = AnchorSpace(lambda: model.get_input_embeddings().weight, tokenizer.get_vocab)
@@ -203,9 +203,7 @@ class HuggingFaceBackend(SupportsAnchorsWithLogits):
         return self._text.token_texts
 
     def prepare_draws(self) -> None:
-        if not len(self._codes):
-            codes = token_codes(self.token_texts, self._end_ids, self.vocabulary_size)
-            self._codes = signed(codes).to(self._decoder.device)
+        self._tokens.prepare_draws()
 
     @property
     def follows_grammars(self) -> bool:
@@ -292,7 +290,7 @@ class HuggingFaceBackend(SupportsAnchorsWithLogits):
         self._executor.advance(states, missing)
         scored = [node.token for query in queries for node in query.score]
         check_tokens(scored, self.vocabulary_size)
-        results = read(queries, states, self._ends, self._codes)
+        results = read(queries, states, self._tokens)
         for query, result in zip(queries, results, strict=True):
             if result.has_nan:
                 self._forget(query.tree)

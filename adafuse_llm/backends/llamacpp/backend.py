@@ -27,13 +27,11 @@ from adafuse_llm.backends.llamacpp.model import Model
 from adafuse_llm.backends.llamacpp.sequences import FreeSequences, TreeSequences
 from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
 from adafuse_llm.backends.logits.anchors import AnchorSpace, SupportsAnchorsWithLogits
-from adafuse_llm.backends.logits.draw import signed
-from adafuse_llm.backends.logits.readout import read
+from adafuse_llm.backends.logits.readout import TokenTable, read
 from adafuse_llm.backends.logits.rows import Logits, check_tokens, separate
 from adafuse_llm.backends.prefixes import MIN_SHARED, KeptPrefixes, in_turn, late, longest
 from adafuse_llm.errors import InvalidOptionError, LoadError, UnsupportedModelError
 from adafuse_llm.forks import after_fork
-from adafuse_llm.sampling import token_codes
 from adafuse_llm.text.codec import TextCodec
 from adafuse_llm.tree import Node, TokenTree
 
@@ -148,8 +146,8 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
             repeatable=repeatable,
         )
         self._free = FreeSequences(self._context, self._context.sequences)
-        self._ends = torch.tensor(sorted(self.end_ids)).long()
-        self._codes = torch.empty(0, dtype=torch.long)
+        text = self._text
+        self._tokens = TokenTable(self._end_ids, lambda: text.token_texts, self.vocabulary_size)
         self._space = AnchorSpace(lambda: self._model.embeddings, self._text.tokenizer.get_vocab)
         self._kept: KeptPrefixes[_Kept] = KeptPrefixes()
         self._kept_tokens = 0
@@ -199,9 +197,7 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
         return self._text.token_texts
 
     def prepare_draws(self) -> None:
-        if not len(self._codes):
-            codes = token_codes(self.token_texts, self._end_ids, self._model.vocabulary)
-            self._codes = signed(codes)
+        self._tokens.prepare_draws()
 
     @property
     def follows_grammars(self) -> bool:
@@ -285,7 +281,7 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
             states.append(state)
         separate(states)
         self._run(batch)
-        results = read(queries, states, self._ends, self._codes)
+        results = read(queries, states, self._tokens)
         for state, result in zip(states, results, strict=True):
             if result.has_nan:
                 self._forget(state)

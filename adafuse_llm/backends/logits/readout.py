@@ -6,8 +6,9 @@ Shapes: n nodes, v vocabulary, t likeliest tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -18,27 +19,67 @@ from numpy.typing import NDArray
 from adafuse_llm.adjustment import Changes
 from adafuse_llm.backends.base import NodeQuery, NodeResult
 from adafuse_llm.backends.logits.adjust import adjusted
-from adafuse_llm.backends.logits.draw import drawn
+from adafuse_llm.backends.logits.draw import drawn, signed
 from adafuse_llm.backends.logits.likeliest import likeliest
 from adafuse_llm.backends.logits.rows import Logits, RequestLogits, gather, to_device
-from adafuse_llm.sampling import Draw
+from adafuse_llm.sampling import Draw, token_codes
 from adafuse_llm.tree import Next, Node
+
+
+class TokenTable:
+    """What results need to know about a member's tokens.
+
+    Args:
+        end_ids: ids of the end-of-sequence tokens.
+        texts: function that returns the text of each token (`RestrictsTokens.token_texts`), which
+            can take seconds.
+        size: number of tokens in a distribution.
+        device: device of the tensors.
+
+    Attributes:
+        ends: ids of the end-of-sequence tokens.
+        codes: hashes of the tokens, [v], as `drawn` takes them; empty before `prepare_draws`.
+    """
+
+    def __init__(
+        self,
+        end_ids: Collection[int],
+        texts: Callable[[], Sequence[str]],
+        size: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self._end_ids = frozenset(end_ids)
+        self._texts = texts
+        self._size = size
+        self._device = device
+        self.ends = torch.tensor(sorted(end_ids), device=device).long()
+        self.codes = torch.empty(0, dtype=torch.long, device=device)
+
+    def prepare_draws(self) -> None:
+        """Compute the hashes of the tokens, unless they are known."""
+        if not len(self.codes):
+            codes = token_codes(self._texts(), self._end_ids, self._size)
+            self.codes = signed(codes).to(self._device)
+
+    @cached_property
+    def word_ends(self) -> torch.Tensor:
+        """Ids of the tokens that begin with whitespace or end the sequence."""
+        spaces = {at for at, text in enumerate(self._texts()) if text[:1].isspace()}
+        known = sorted(each for each in self._end_ids | spaces if each < self._size)
+        return torch.tensor(known, device=self._device).long()
 
 
 def read(
     queries: Sequence[NodeQuery],
     states: Sequence[RequestLogits],
-    end_ids: torch.Tensor,
-    codes: torch.Tensor,
+    tokens: TokenTable,
 ) -> list[NodeResult]:
     """Return the results of queries whose nodes are evaluated. Use one transfer from the device.
 
     Args:
         queries: the queries.
         states: the state of each query's request.
-        end_ids: ids of the end-of-sequence tokens.
-        codes: hashes of the tokens, [v], as `drawn` takes them. They can be empty while no node
-            draws its token.
+        tokens: the member's tokens.
     """
     pairs = list(zip(queries, states, strict=True))
     top = max(query.top for query in queries)
@@ -50,6 +91,7 @@ def read(
     changes = _changes(queries)
     allowed = [node.allowed for query in queries for node in query.evaluate]
     draws = [node.draw for query in queries for node in query.evaluate]
+    word_ends = any(query.word_ends for query in queries)
     all_summaries, all_logprobs = _summarize(
         evaluated,
         allowed,
@@ -58,8 +100,8 @@ def read(
         scored,
         changes=changes,
         top=top,
-        end_ids=end_ids,
-        codes=codes,
+        table=tokens,
+        word_ends=word_ends,
     )
     summaries, logprobs = iter(all_summaries), iter(all_logprobs)
     results = []
@@ -67,6 +109,8 @@ def read(
         nexts = tuple(islice(summaries, len(query.evaluate)))
         if query.top < top:
             nexts = tuple(_shortened(summary, query.top) for summary in nexts)
+        if word_ends and not query.word_ends:
+            nexts = tuple(replace(summary, word_end_logprob=None) for summary in nexts)
         own = tuple(islice(logprobs, len(query.score)))
         results.append(NodeResult(nexts, own, *state.costs()))
     return results
@@ -99,8 +143,8 @@ def _summarize(
     *,
     changes: Sequence[Changes | None],
     top: int,
-    end_ids: torch.Tensor,
-    codes: torch.Tensor,
+    table: TokenTable,
+    word_ends: bool,
     by_sorting: bool = False,
 ) -> tuple[list[Next], list[float]]:
     """Return a summary of each row in `evaluated`, and the log-probabilities of `tokens`.
@@ -114,28 +158,28 @@ def _summarize(
     if evaluated:
         logits, total = adjusted(*gather(evaluated), changes[: len(evaluated)])
         mass = total
-        ends = logits.index_select(-1, end_ids.to(logits.device))  # [n, end ids]
-        ends = ends.logsumexp(-1, keepdim=True)  # -inf if there are no end ids
+        ends = _total(logits, table.ends)
         if any(mask is not None for mask in allowed):
             logits = masked(logits, allowed)
             mass = logits.logsumexp(-1, keepdim=True)
-        drew = drawn(logits, draws, codes) if any(draws) else torch.full_like(total, -1)
+        words = _total(logits, table.word_ends) if word_ends else torch.full_like(total, math.nan)
+        drew = drawn(logits, draws, table.codes) if any(draws) else torch.full_like(total, -1)
         if by_sorting:
             values, likely, _ = likeliest(logits, top, by_sorting=True)
         else:  # one more than necessary, to find ties
             values, likely = logits.topk(min(top + 1, logits.shape[-1]))
-        table = torch.cat([total, ends, mass, drew, values, likely], -1)
+        numbers = torch.cat([total, ends, mass, words, drew, values, likely], -1)
         # float32 represents ids up to 2^24 exactly
-        parts.append(table.flatten())
+        parts.append(numbers.flatten())
     if parents:
         logits, total = adjusted(*gather(parents), changes[len(evaluated) :])
         chosen = logits.gather(-1, to_device(torch.tensor(tokens), logits.device)[:, None])
         parts.append((chosen - total).flatten())
     if not parts:
         return [], []
-    numbers = torch.cat(parts).cpu().numpy()
-    size = len(numbers) - len(parents)
-    summaries = _to_nexts(numbers[:size], allowed, top) if evaluated else []
+    read = torch.cat(parts).cpu().numpy()
+    size = len(read) - len(parents)
+    summaries = _to_nexts(read[:size], allowed, top, word_ends) if evaluated else []
     if summaries is None:
         return _summarize(
             evaluated,
@@ -145,25 +189,28 @@ def _summarize(
             tokens,
             changes=changes,
             top=top,
-            end_ids=end_ids,
-            codes=codes,
+            table=table,
+            word_ends=word_ends,
             by_sorting=True,
         )
-    return summaries, numbers[size:].tolist()
+    return summaries, read[size:].tolist()
 
 
 def _to_nexts(
-    table: NDArray[np.floating[Any]], allowed: Sequence[bytes | None], top: int
+    table: NDArray[np.floating[Any]],
+    allowed: Sequence[bytes | None],
+    top: int,
+    word_ends: bool,
 ) -> list[Next] | None:
-    """Return the rows of the table in `_summarize` as summaries.
+    """Return the rows of the numbers in `_summarize` as summaries.
 
     Return None if several tokens are as likely as the last one, so that the table may lack the one
     with the lowest id.
     """
     rows = table.reshape(len(allowed), -1)
-    total, ends, mass, drew = rows[:, :4].T
-    half = (rows.shape[1] + 4) // 2
-    values, ids = rows[:, 4:half], rows[:, half:]
+    total, ends, mass, words, drew = rows[:, :5].T
+    half = (rows.shape[1] + 5) // 2
+    values, ids = rows[:, 5:half], rows[:, half:]
     if values.shape[1] > top:
         tied = values[:, top] == values[:, top - 1]
         if any(mask is not None for mask in allowed):
@@ -175,11 +222,17 @@ def _to_nexts(
         order = np.lexsort((ids, -values))
         values, ids = (np.take_along_axis(each, order, axis=1) for each in (values, ids))
     with np.errstate(invalid="ignore"):  # infinite logits give NaN, which the engine reports
-        columns = (values - total[:, None], ends - total, mass - total, drew)
+        columns = (values - total[:, None], ends - total, mass - total, drew, words - total)
     numbers = (column.tolist() for column in (ids.astype(np.int64), *columns))
     return [
-        Next(*_permitted(tokens, logprobs, mask), ends, mass, None if drew < 0 else int(drew))
-        for tokens, logprobs, ends, mass, drew, mask in zip(*numbers, allowed, strict=True)
+        Next(
+            *_permitted(tokens, logprobs, mask),
+            ends,
+            mass,
+            None if drew < 0 else int(drew),
+            words if word_ends else None,
+        )
+        for tokens, logprobs, ends, mass, drew, words, mask in zip(*numbers, allowed, strict=True)
     ]
 
 
@@ -191,6 +244,11 @@ def _permitted(
     if mask is not None:
         count = sum(logprob != -math.inf for logprob in logprobs)
     return tuple(tokens[:count]), tuple(logprobs[:count])
+
+
+def _total(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Return the log of the sum of exp(logit) over some tokens, [n, 1]; -inf if there are none."""
+    return logits.index_select(-1, ids.to(logits.device)).logsumexp(-1, keepdim=True)
 
 
 def masked(logits: torch.Tensor, allowed: Sequence[bytes | None]) -> torch.Tensor:

@@ -183,7 +183,16 @@ class _Mirror:
         score = [self._numbers[node] for node in query.score]
         adjustment = None if base is None else encoded_adjustment(query.tree)
         return Delta(
-            self.number, base, adjustment, alive, committed, new, evaluate, score, query.top
+            self.number,
+            base,
+            adjustment,
+            alive,
+            committed,
+            new,
+            evaluate,
+            score,
+            query.top,
+            query.word_ends,
         )
 
     def _follow(self, tree: TokenTree) -> tuple[list[int] | None, list[int]]:

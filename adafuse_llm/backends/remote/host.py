@@ -199,7 +199,7 @@ class _HostedRequest:
             self.nodes[number].draw = decoded_draw(draw)
         evaluate = tuple(self.nodes[number] for number, _, _ in delta.evaluate)
         score = tuple(self.nodes[number] for number in delta.score)
-        return NodeQuery(self.tree, evaluate, score, delta.top)
+        return NodeQuery(self.tree, evaluate, score, delta.top, delta.word_ends)
 
     def _number(self, node: Node) -> None:
         self.nodes[self._next] = node

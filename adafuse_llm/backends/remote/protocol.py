@@ -129,6 +129,7 @@ class Delta(NamedTuple):
         evaluate: number, mask (``Node.allowed``) and draw of the nodes to evaluate.
         score: numbers of the nodes to score.
         top: as in `NodeQuery`.
+        word_ends: as in `NodeQuery`.
     """
 
     request: int
@@ -140,6 +141,7 @@ class Delta(NamedTuple):
     evaluate: Sequence[tuple[int, bytes | None, Sequence[Any] | None]]
     score: Sequence[int]
     top: int
+    word_ends: bool
 
 
 @dataclass(frozen=True)
@@ -223,20 +225,25 @@ def _tuples(value: Any) -> Any:
 
 def encoded_result(result: NodeResult) -> tuple[Any, ...]:
     """Return a result as plain values."""
-    summaries = tuple(
-        (each.tokens, each.logprobs, each.end_logprob, each.mass, each.drawn)
-        for each in result.next
-    )
+    summaries = tuple(map(_plain, result.next))
     return summaries, result.logprobs, result.passes, result.tokens, result.reused
+
+
+def _plain(summary: Next) -> tuple[Any, ...]:
+    return (
+        summary.tokens,
+        summary.logprobs,
+        summary.end_logprob,
+        summary.mass,
+        summary.drawn,
+        summary.word_end_logprob,
+    )
 
 
 def decoded_result(values: Sequence[Any]) -> NodeResult:
     """Return the result that `encoded_result` returned as plain values."""
     summaries, logprobs, passes, tokens, reused = values
-    nexts = tuple(
-        Next(tuple(ids), tuple(likely), end, mass, drawn)
-        for ids, likely, end, mass, drawn in summaries
-    )
+    nexts = tuple(Next(tuple(ids), tuple(likely), *others) for ids, likely, *others in summaries)
     return NodeResult(nexts, tuple(logprobs), passes, tokens, reused)
 
 

@@ -62,14 +62,15 @@ class Twins:
         for tree in self.trees:
             tree.prune([tree.grow(path) for path in paths])
 
-    def queries(self, evaluate, score, top) -> list[NodeQuery]:
+    def queries(self, evaluate, score, top, word_ends=False) -> list[NodeQuery]:
         made = []
         for tree in self.trees:
             nodes = []
             for path, mask, draw in evaluate:
                 nodes.append(tree.grow(path))
                 nodes[-1].allowed, nodes[-1].draw = mask, draw
-            made.append(NodeQuery(tree, tuple(nodes), tuple(map(tree.grow, score)), top))
+            scored = tuple(map(tree.grow, score))
+            made.append(NodeQuery(tree, tuple(nodes), scored, top, word_ends))
         return made
 
 
@@ -129,7 +130,8 @@ class Walk:
                 for _ in range(self.chance.randint(0, 3))
             ]
             score = [path for path in (self.path(twins) for _ in range(2)) if path]
-            pairs.append(twins.queries(evaluate, score, self.chance.randint(2, 5)))
+            top, word_ends = self.chance.randint(2, 5), self.chance.random() < 0.5
+            pairs.append(twins.queries(evaluate, score, top, word_ends))
         if not pairs:
             return
         remote, local = (list(queries) for queries in zip(*pairs, strict=True))
@@ -159,6 +161,8 @@ class Walk:
             for one, other in zip(got.next, want.next, strict=True):
                 assert one.logprobs == pytest.approx(other.logprobs, abs=1e-9)
                 assert one.mass == pytest.approx(other.mass, abs=1e-9)
+                ends = pytest.approx(other.word_end_logprob, abs=1e-9)
+                assert one.word_end_logprob == ends
 
     def mask(self) -> bytes | None:
         if self.chance.random() < 0.7:
