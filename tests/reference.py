@@ -94,6 +94,7 @@ class ReferenceMember:
     )
     _can_write: dict[tuple[tuple[int, ...], int], bool] = field(default_factory=dict, repr=False)
     _codes: list[int] = field(default_factory=list, repr=False)
+    _word_ends: set[int] = field(default_factory=set, repr=False)
     _processors: list[Process] = field(default_factory=list, repr=False)
 
     def adjust(self, options: Options | None, prompt: int) -> None:
@@ -162,6 +163,20 @@ class ReferenceMember:
         """The logarithm of the probability of all tokens that may follow."""
         logprobs = self.logprobs(ids)
         return log_sum(logprobs if allowed is None else logprobs[list(allowed)])
+
+    def word_end(self, ids: Sequence[int], allowed: Sequence[int] | None = None) -> float:
+        """The logarithm of the probability that whitespace or the end follows."""
+        if not self._word_ends:
+            before = self.tokenizer.encode("a", add_special_tokens=False)
+            known = set(self.tokenizer.get_vocab().values())
+            self._word_ends = {
+                token
+                for token in known
+                if token in self.end_ids or self.text(before, [token])[:1].isspace()
+            }
+        follows = range(self.vocabulary) if allowed is None else allowed
+        logprobs = self.logprobs(ids)
+        return log_sum([logprobs[token] for token in follows if token in self._word_ends])
 
     def owing(self, ids: Sequence[int], spaces: int) -> list[int] | None:
         """The tokens that may follow while the prompt lacks `spaces`; None for all of them."""
@@ -780,6 +795,86 @@ def score(
         candidate.score = total / share if share > 0 else None
 
 
+class MeanRule:
+    """The scores of the paper."""
+
+    def score(
+        self,
+        members: Sequence[ReferenceMember],
+        ids: Mapping[str, Sequence[int]],
+        candidates: Sequence[ReferenceCandidate],
+        weights: Sequence[float],
+        options: Options,
+        form: Form | None = None,
+    ) -> None:
+        score(members, ids, candidates, weights, form)
+
+    def observe(self, winner: ReferenceCandidate, members: Sequence[ReferenceMember]) -> None:
+        pass
+
+
+@dataclass
+class WordMixture:
+    """The scores of the strategy `Mixture`: the members' probabilities of a word with its end."""
+
+    evidence: float = 0.0
+    _sums: dict[str, float] = field(default_factory=dict)
+
+    def score(
+        self,
+        members: Sequence[ReferenceMember],
+        ids: Mapping[str, Sequence[int]],
+        candidates: Sequence[ReferenceCandidate],
+        weights: Sequence[float],
+        options: Options,
+        form: Form | None = None,
+    ) -> None:
+        shares = [
+            weight * math.exp(self.evidence * self._sums.get(member.name, 0.0))
+            for member, weight in zip(members, weights, strict=True)
+        ]
+        for candidate in candidates:
+            total = 0.0
+            for member, share in zip(members, shares, strict=True):
+                nll = self.nll(member, ids[member.name], candidate, options, form)
+                if math.isfinite(nll):
+                    candidate.nll[member.name] = nll
+                    total += share * math.exp(-nll)
+            candidate.score = -math.log(total / sum(shares)) if total > 0 else None
+
+    def nll(
+        self,
+        member: ReferenceMember,
+        ids: Sequence[int],
+        candidate: ReferenceCandidate,
+        options: Options,
+        form: Form | None,
+    ) -> float:
+        """Negative log-likelihood of a word and of its end, in nats."""
+        if member.name in candidate.unscorable:
+            return math.inf
+        tokens = candidate.tokens[member.name]
+        count = len(tokens) + candidate.stops
+        mean = mean_nll(member, ids, tokens, stops=candidate.stops, form=form)
+        nll = mean * count if count else 0.0
+        text = candidate.written
+        if (
+            candidate.stops
+            or text[-1:].isspace()
+            or any(unspaced(letter) for letter in text)
+            or len(candidate.tokens[candidate.proposers[0]]) >= options.max_word_tokens
+        ):
+            return nll
+        allowed, single = form.allowed(member, ids, tokens) if form else (None, False)
+        return nll if single else nll - member.word_end([*ids, *tokens], allowed)
+
+    def observe(self, winner: ReferenceCandidate, members: Sequence[ReferenceMember]) -> None:
+        """Learn how likely each member finds the text that was chosen."""
+        for member in members:
+            nll = winner.nll.get(member.name, math.inf)
+            self._sums[member.name] = self._sums.get(member.name, 0.0) - min(nll, -math.log(1e-8))
+
+
 def look_ahead(
     members: Sequence[ReferenceMember],
     ids: Mapping[str, Sequence[int]],
@@ -926,13 +1021,15 @@ def decode(
     messages: Sequence[Mapping[str, Any]] | None = None,
     propose: Propose = propose,
     words_ahead: int = 0,
+    rule: MeanRule | WordMixture | None = None,
 ) -> ReferenceGeneration:
     """The whole response to a prompt or a conversation."""
     if options.choices is not None:
         return choose(members, prompt, options, messages=messages)[0]
     options = options.settled(len(members), searches=words_ahead > 0)
+    rule = rule or MeanRule()
     if (language := options.language) is not None:
-        return decode_form(members, prompt, options, language, messages=messages)
+        return decode_form(members, prompt, options, language, messages=messages, rule=rule)
     opening, ids = begin(members, prompt, messages, options)
     prompt_tokens = {name: len(tokens) for name, tokens in ids.items()}
     completion = dict.fromkeys(ids, 0)
@@ -948,13 +1045,14 @@ def decode(
                 member, ids[member.name], options, opening, None, drawing
             )
         candidates = pool(members, ids, proposals, opening)
-        score(members, ids, candidates, weights)
+        rule.score(members, ids, candidates, weights, options)
         look_ahead(members, ids, candidates, weights, options, opening, words_ahead)
         scores = [math.inf if c.score is None else c.score for c in candidates]
         best = scores.index(min(scores))
         winner = candidates[best]
         if winner.score is None:
             raise RuntimeError("no member can score any candidate")
+        rule.observe(winner, members)
 
         firsts = {name: own[0].text for name, own in proposals.items()}
         room = {name: options.max_new_tokens - count for name, count in completion.items()}
@@ -1166,6 +1264,7 @@ def decode_form(  # noqa: C901
     language: Language,
     *,
     messages: Sequence[Mapping[str, Any]] | None = None,
+    rule: MeanRule | WordMixture,
 ) -> ReferenceGeneration:
     """The response to a prompt or a conversation that is in `language`."""
     response = Response(members, prompt, messages, language, options)
@@ -1213,11 +1312,12 @@ def decode_form(  # noqa: C901
                 )
             firsts = {name: own[0].text for name, own in proposals.items()}
             candidates = pool(members, ids, proposals, opening)
-            score(members, ids, candidates, weights, response.form)
+            rule.score(members, ids, candidates, weights, options, response.form)
             scores = [math.inf if c.score is None else c.score for c in candidates]
             winner = candidates[scores.index(min(scores))]
             if winner.score is None:
                 raise RuntimeError("no member can score any candidate")
+            rule.observe(winner, members)
             kept = response.cut(winner, firsts, options.max_new_tokens)
             shown = response.commit(kept)
             rounds.append(ReferenceRound(candidates, candidates.index(winner), shown, margins))

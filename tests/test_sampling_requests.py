@@ -132,7 +132,7 @@ def test_strategies_that_cannot_draw_refuse_every_option_of_sampling(
 
 
 @pytest.mark.parametrize(
-    "strategy", ["adafuse", "fixed-2", "sweetspan", "specem", "rerank", "vote"]
+    "strategy", ["adafuse", "fixed-2", "mixture", "sweetspan", "specem", "rerank", "vote"]
 )
 def test_strategies_that_grow_words_draw_them(strategy: str) -> None:
     with engine(strategy=strategy) as made:

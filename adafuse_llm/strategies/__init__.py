@@ -20,6 +20,7 @@ from adafuse_llm.strategies.fixed import FixedWords
 from adafuse_llm.strategies.gac import GaC
 from adafuse_llm.strategies.hypotheses import HypothesisSearch
 from adafuse_llm.strategies.look_ahead import LookAhead
+from adafuse_llm.strategies.mixture import Mixture
 from adafuse_llm.strategies.pair_ranker import PairRanker
 from adafuse_llm.strategies.registry import find_strategy
 from adafuse_llm.strategies.rerank import Ranker, Rerank
@@ -40,6 +41,7 @@ __all__ = [  # noqa: RUF022  grouped by use
     "HypothesisSearch",
     "LookAhead",
     "MajorityVote",
+    "Mixture",
     "PairRanker",
     "Rerank",
     "SAFE",

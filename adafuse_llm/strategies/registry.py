@@ -15,6 +15,7 @@ from adafuse_llm.strategies.fixed import FixedWords
 from adafuse_llm.strategies.gac import GATED_THRESHOLD, GaC
 from adafuse_llm.strategies.hypotheses import HypothesisSearch
 from adafuse_llm.strategies.look_ahead import LookAhead
+from adafuse_llm.strategies.mixture import Mixture
 from adafuse_llm.strategies.rerank import Rerank
 from adafuse_llm.strategies.safe import SAFE
 from adafuse_llm.strategies.single import Single
@@ -25,6 +26,7 @@ from adafuse_llm.strategies.vote import MajorityVote
 
 NAMED: Mapping[str, Callable[[], Strategy]] = {
     "adafuse": AdaFuse,
+    "mixture": Mixture,
     "single": Single,
     "fixed-1": lambda: FixedWords(1),
     "fixed-2": lambda: FixedWords(2),
@@ -56,6 +58,7 @@ _WITH_COUNT: Mapping[str, Callable[[int], Strategy]] = {
 _WITH_SETTING: Mapping[str, Callable[[float], Strategy]] = {
     "deepen": lambda rate: DeePEn(rate=rate),
     "gac-gated": lambda threshold: GaC(threshold=threshold),
+    "mixture": lambda evidence: Mixture(evidence=evidence),
 }
 """Strategies whose names may end in a decimal number."""
 
@@ -65,8 +68,8 @@ def find_strategy(strategy: Strategy | str) -> Strategy:
 
     The names ``fixed-N``, ``beam-N``, ``hypotheses-N`` and ``look-ahead-N`` allow any number N of
     up to three digits.
-    The names ``deepen-R`` and ``gac-gated-T`` set the learning rate R and the threshold T, such as
-    ``deepen-0.3``.
+    The names ``deepen-R``, ``gac-gated-T`` and ``mixture-E`` set the learning rate R, the threshold
+    T and the evidence E, such as ``deepen-0.3``.
 
     Raises:
         InvalidOptionError: the name is unknown, or the object is not a strategy.

@@ -103,6 +103,14 @@ def ends_before(word: str, extended: str, letters: int) -> bool:
     return _unspaced_letters(word) + max(1, _unspaced_letters(new)) > letters
 
 
+def has_end(word: str) -> bool:
+    """Return whether whitespace, or the end of the text, must follow a complete word.
+
+    It need not follow a word that ends in whitespace, or one of a script without spaces.
+    """
+    return not word[-1:].isspace() and not _unspaced_letters(word)
+
+
 def _unspaced_letters(text: str) -> int:
     """Return the number of letters of scripts without spaces; combining marks do not count."""
     found = _UNSPACED.findall(text)

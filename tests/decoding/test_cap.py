@@ -15,6 +15,7 @@ STRATEGIES = (
     "adafuse",
     "fixed-1",
     "fixed-3",
+    "mixture",
     "sweetspan",
     "unite",
     "gac",

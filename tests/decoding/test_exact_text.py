@@ -32,7 +32,7 @@ from tests.support.tokenizers import LOSSLESS_KINDS, MORE_KINDS, REAL_KINDS, kno
 KINDS = (*TOKENIZER_KINDS, *MORE_KINDS, *REAL_KINDS)
 SPANS = ("adafuse", "fixed-1", "fixed-3", "beam-3")
 STRATEGIES = (
-    *(*SPANS, "sweetspan", "unite", "gac", "deepen", "core", "safe", "specem"),
+    *(*SPANS, "mixture", "sweetspan", "unite", "gac", "deepen", "core", "safe", "specem"),
     *("hypotheses-3", "rerank", "vote"),
 )
 

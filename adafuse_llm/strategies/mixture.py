@@ -1,0 +1,179 @@
+"""Mixture: the members' probabilities of a whole word, with its end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from adafuse_llm import results
+from adafuse_llm.config import CONSTRAINTS, SAMPLING, AdaFuseConfig
+from adafuse_llm.decoding.draft import Drafting
+from adafuse_llm.decoding.member import Member, Steps
+from adafuse_llm.decoding.propose import Proposal
+from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, play_round, to_result
+from adafuse_llm.decoding.score import PoolCandidate
+from adafuse_llm.errors import InvalidOptionError
+from adafuse_llm.strategies.adafuse import branch_tokens
+from adafuse_llm.strategies.base import Strategy, StrategyContext
+from adafuse_llm.text.words import has_end
+
+SMALLEST = math.log(1e-8)
+"""Log-probability that a member's record counts for a word that the member finds less likely."""
+
+
+@dataclass(frozen=True)
+class Mixture(Strategy):
+    """The linear pool of the members' probabilities of the next word.
+
+    In a round, every member proposes its greedy word, or `branching_factor` alternatives if it is
+    not confident. The word with the highest pooled probability is committed::
+
+        P(word) = sum of w_k P_k(word) over the members k
+
+    P_k is the member's probability of the word's tokens, times the probability that the word ends
+    after them. A word ends before a token that begins with whitespace, or at the end of the
+    response. With their ends, different words exclude each other, so their probabilities can be
+    compared however many tokens a member needs for them (Pimentel and Meister, arXiv 2406.14561).
+    Nothing is divided by a number of tokens, which is what equation 4 of the AdaFuse paper does. No
+    end is counted for a word that ends in whitespace or in a script without spaces, or that has
+    `max_word_tokens` tokens, and for the end of the response itself.
+
+    The weights w_k are those of the option `weights`, divided by their sum. With ``evidence`` e
+    above 0, each weight is multiplied by the e-th power of the probability that the member gave the
+    response so far, and no less than 1e-8 per word. With e = 1, the responses of the mixture have
+    the mean of the members' probabilities (Bayesian model averaging). A member that cannot write a
+    word exactly gives it a probability of 0.
+
+    The score is -log of the pooled probability, and the NLL is -log of P_k, both in nats. Under a
+    grammar, probabilities are relative to all that the grammar permits at the start of the word.
+
+    Cost: as for `AdaFuse` with one word per round, and one more token for each candidate.
+
+    Args:
+        evidence: the exponent e, at least 0.
+
+    Raises:
+        InvalidOptionError: `evidence` is negative or not finite.
+    """
+
+    evidence: float = 0.0
+
+    name = "mixture"
+    options = frozenset(
+        {*CONSTRAINTS, *SAMPLING, "margin_threshold", "branching_factor", "weights"}
+        | {"max_word_letters", "max_word_tokens"}
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.evidence < math.inf:
+            raise InvalidOptionError(
+                f"Mixture(evidence=...) must be 0 or more; got {self.evidence!r}"
+            )
+
+    @override
+    def top(self, config: AdaFuseConfig) -> int:
+        return max(2, _one_word(config).branches)
+
+    @override
+    def max_extra_tokens(self, members: int, config: AdaFuseConfig) -> int:
+        return branch_tokens(members, _one_word(config))
+
+    @override
+    def begin(self, context: StrategyContext) -> PlayRound:
+        drafting = _ReadsEnds(context.new_drafting(context.members))
+        return _Rounds(context.members, _one_word(context.config), drafting, self.evidence).play
+
+
+def _one_word(config: AdaFuseConfig) -> AdaFuseConfig:
+    """Return options with which each member proposes one word, and no alternative by default."""
+    return config.override({"max_words": 1, "branching_factor": config.branching_factor or 1})
+
+
+class _ReadsEnds(Drafting):
+    """Drafting whose passes evaluate the last node of every candidate."""
+
+    def __init__(self, drafting: Drafting) -> None:
+        self._drafting = drafting
+
+    @override
+    def propose(self, config: AdaFuseConfig) -> Steps[list[Proposal]]:
+        return self._drafting.propose(config)
+
+    @override
+    def likely(self, member: Member, candidate: PoolCandidate) -> bool:
+        return True
+
+    @override
+    def observe(self, winner: PoolCandidate) -> None:
+        self._drafting.observe(winner)
+
+
+class _Rounds:
+    """The rounds of one request, and how likely each member has found its words."""
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        config: AdaFuseConfig,
+        drafting: Drafting,
+        evidence: float,
+    ) -> None:
+        self._members = members
+        self._config = config
+        self._drafting = drafting
+        self._evidence = evidence
+        self._record = [0.0] * len(members)
+        for member in members:
+            member.word_ends = True
+
+    def play(self) -> Steps[RoundOutcome]:
+        """Play a round."""
+        outcome = yield from play_round(self._members, self._config, self._drafting, self._score)
+        known = outcome.scored[outcome.winner].nll
+        for place, member in enumerate(self._members):
+            self._record[place] += max(-known.get(member.name, math.inf), SMALLEST)
+        return outcome
+
+    def _score(self, candidate: PoolCandidate, members: Sequence[Member]) -> results.Candidate:
+        """Return a candidate with the members' NLLs and the score."""
+        logprobs = [self._logprob(candidate, member) for member in members]
+        weights = [
+            (math.log(member.weight) if member.weight else -math.inf) + self._evidence * record
+            for member, record in zip(members, self._record, strict=True)
+        ]
+        pooled = self._pooled(weights, logprobs)
+        score = None if pooled == -math.inf else 0.0 - pooled
+        return to_result(candidate, members, [0.0 - each for each in logprobs], score)
+
+    def _pooled(self, weights: Sequence[float], logprobs: Sequence[float]) -> float:
+        """Return the log of the weighted mean of probabilities. The weights are logarithms, too."""
+        both = [w + p for w, p in zip(weights, logprobs, strict=True)]
+        return _log_sum(both) - _log_sum(weights)
+
+    def _logprob(self, candidate: PoolCandidate, member: Member) -> float:
+        """Return the log-probability of a word and its end."""
+        word = -candidate.nll(member) * max(1, candidate.terms(member))
+        if word == -math.inf or candidate.stops or not has_end(candidate.text):
+            return word
+        end = candidate.ends[member]
+        if member.is_forced(end) or self._is_cut(candidate):
+            return word
+        known = member.next(end).word_end_logprob
+        assert known is not None, "the query asks for it"
+        return word + known
+
+    def _is_cut(self, candidate: PoolCandidate) -> bool:
+        """Return whether a word has ended at the limit of tokens."""
+        proposer = candidate.proposers[0]
+        return len(candidate.path(proposer)) >= self._config.max_word_tokens
+
+
+def _log_sum(values: Sequence[float]) -> float:
+    """Return the log of the sum of exp(value)."""
+    highest = max(values)
+    if highest == -math.inf:
+        return highest
+    return highest + math.log(math.fsum(math.exp(value - highest) for value in values))
