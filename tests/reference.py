@@ -809,15 +809,24 @@ class MeanRule:
     ) -> None:
         score(members, ids, candidates, weights, form)
 
+    def majority(self, *_: object) -> None:
+        """No word wins before all members have proposed."""
+
     def observe(self, winner: ReferenceCandidate, members: Sequence[ReferenceMember]) -> None:
         pass
 
 
 @dataclass
 class WordMixture:
-    """The scores of the strategy `Mixture`: the members' probabilities of a word with its end."""
+    """The scores of the strategy `Mixture`: the members' probabilities of a word with its end.
+
+    Attributes:
+        evidence: exponent of a member's probability of the response so far, in its weight.
+        early: whether a word can win before all members have proposed.
+    """
 
     evidence: float = 0.0
+    early: bool = True
     _sums: dict[str, float] = field(default_factory=dict)
 
     def score(
@@ -841,6 +850,39 @@ class WordMixture:
                     candidate.nll[member.name] = nll
                     total += share * math.exp(-nll)
             candidate.score = -math.log(total / sum(shares)) if total > 0 else None
+
+    def majority(
+        self,
+        members: Sequence[ReferenceMember],
+        ids: Mapping[str, Sequence[int]],
+        proposals: Mapping[str, Sequence[Proposal]],
+        weights: Sequence[float],
+        options: Options,
+        opening: Opening,
+        form: Form | None = None,
+    ) -> tuple[str, ReferenceCandidate] | None:
+        """The word of the member with the highest weight, and this member's name.
+
+        None if the word may lose against another one. The members with the highest weights read
+        the word; its score counts the probability of the others as 0.
+        """
+        if not self.early or self.evidence or opening.free or opening.spaces:
+            return None
+        order = sorted(range(len(members)), key=lambda place: (-weights[place], place))
+        lead = members[order[0]].name
+        own = {member.name: proposals[lead] if member.name == lead else [] for member in members}
+        candidate = pool(members, ids, own, opening)[0]
+        sure = 0.0
+        for place in order:
+            member = members[place]
+            nll = self.nll(member, ids[member.name], candidate, options, form)
+            if math.isfinite(nll):
+                candidate.nll[member.name] = nll
+            sure += weights[place] * math.exp(-nll) / sum(weights)
+            if sure > 0.5:
+                candidate.score = -math.log(sure)
+                return lead, candidate
+        return None
 
     def nll(
         self,
@@ -1013,7 +1055,7 @@ def cap(
     raise AssertionError("a prefix without tokens is always within the room")
 
 
-def decode(
+def decode(  # noqa: C901
     members: Sequence[ReferenceMember],
     prompt: str | None,
     options: Options,
@@ -1044,8 +1086,12 @@ def decode(
             proposals[member.name], margins[member.name] = propose(
                 member, ids[member.name], options, opening, None, drawing
             )
-        candidates = pool(members, ids, proposals, opening)
-        rule.score(members, ids, candidates, weights, options)
+        if (found := rule.majority(members, ids, proposals, weights, options, opening)) is None:
+            candidates = pool(members, ids, proposals, opening)
+            rule.score(members, ids, candidates, weights, options)
+        else:
+            lead, candidates = found[0], [found[1]]
+            margins = {lead: margins[lead]}
         look_ahead(members, ids, candidates, weights, options, opening, words_ahead)
         scores = [math.inf if c.score is None else c.score for c in candidates]
         best = scores.index(min(scores))
@@ -1311,8 +1357,13 @@ def decode_form(  # noqa: C901
                     member, ids[member.name], options, opening, response.form, response.drawing
                 )
             firsts = {name: own[0].text for name, own in proposals.items()}
-            candidates = pool(members, ids, proposals, opening)
-            rule.score(members, ids, candidates, weights, options, response.form)
+            found = rule.majority(members, ids, proposals, weights, options, opening, response.form)
+            if found is None:
+                candidates = pool(members, ids, proposals, opening)
+                rule.score(members, ids, candidates, weights, options, response.form)
+            else:
+                lead, candidates = found[0], [found[1]]
+                margins = {lead: margins[lead]}
             scores = [math.inf if c.score is None else c.score for c in candidates]
             winner = candidates[scores.index(min(scores))]
             if winner.score is None:

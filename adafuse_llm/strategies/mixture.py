@@ -10,11 +10,17 @@ from typing_extensions import override
 
 from adafuse_llm import results
 from adafuse_llm.config import CONSTRAINTS, SAMPLING, AdaFuseConfig
-from adafuse_llm.decoding.draft import Drafting
+from adafuse_llm.decoding.draft import NoDrafts
 from adafuse_llm.decoding.member import Member, Steps
-from adafuse_llm.decoding.propose import Proposal
-from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, play_round, to_result
-from adafuse_llm.decoding.score import PoolCandidate
+from adafuse_llm.decoding.propose import propose
+from adafuse_llm.decoding.rounds import (
+    PlayRound,
+    RoundOutcome,
+    choose_best,
+    play_round,
+    to_result,
+)
+from adafuse_llm.decoding.score import Pool, PoolCandidate
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.strategies.adafuse import branch_tokens
 from adafuse_llm.strategies.base import Strategy, StrategyContext
@@ -83,32 +89,12 @@ class Mixture(Strategy):
 
     @override
     def begin(self, context: StrategyContext) -> PlayRound:
-        drafting = _ReadsEnds(context.new_drafting(context.members))
-        return _Rounds(context.members, _one_word(context.config), drafting, self.evidence).play
+        return _Rounds(context.members, _one_word(context.config), self.evidence).play
 
 
 def _one_word(config: AdaFuseConfig) -> AdaFuseConfig:
     """Return options with which each member proposes one word, and no alternative by default."""
     return config.override({"max_words": 1, "branching_factor": config.branching_factor or 1})
-
-
-class _ReadsEnds(Drafting):
-    """Drafting whose passes evaluate the last node of every candidate."""
-
-    def __init__(self, drafting: Drafting) -> None:
-        self._drafting = drafting
-
-    @override
-    def propose(self, config: AdaFuseConfig) -> Steps[list[Proposal]]:
-        return self._drafting.propose(config)
-
-    @override
-    def likely(self, member: Member, candidate: PoolCandidate) -> bool:
-        return True
-
-    @override
-    def observe(self, winner: PoolCandidate) -> None:
-        self._drafting.observe(winner)
 
 
 class _Rounds:
@@ -118,12 +104,12 @@ class _Rounds:
         self,
         members: Sequence[Member],
         config: AdaFuseConfig,
-        drafting: Drafting,
         evidence: float,
     ) -> None:
         self._members = members
         self._config = config
-        self._drafting = drafting
+        self._by_weight = sorted(members, key=lambda member: -member.weight)
+        self._drafts = NoDrafts(members)
         self._evidence = evidence
         self._record = [0.0] * len(members)
         for member in members:
@@ -131,11 +117,46 @@ class _Rounds:
 
     def play(self) -> Steps[RoundOutcome]:
         """Play a round."""
-        outcome = yield from play_round(self._members, self._config, self._drafting, self._score)
+        opening = self._members[0].opening
+        if not (self._evidence or opening.is_reply or opening.spaces):
+            outcome = yield from self._majority()
+            if outcome is not None:
+                return outcome
+        outcome = yield from play_round(self._members, self._config, self._drafts, self._score)
         known = outcome.scored[outcome.winner].nll
         for place, member in enumerate(self._members):
             self._record[place] += max(-known.get(member.name, math.inf), SMALLEST)
         return outcome
+
+    def _majority(self) -> Steps[RoundOutcome | None]:
+        """Return the word of the member with the highest weight, if no other word can win.
+
+        Members read the word one after another, and stop when its pooled probability is above 1/2.
+        """
+        members = self._by_weight
+        lead = members[0]
+        proposal = yield from propose(lead, self._config)
+        pool = Pool(lead.opening)
+        candidate = pool.add(lead, proposal)
+        total = math.fsum(member.weight for member in members)
+        logprobs: list[float] = []
+        for member in members:
+            yield from pool.read(member, lambda _: True)
+            logprobs.append(self._logprob(candidate, member))
+            pooled = math.fsum(
+                m.weight * math.exp(p) for m, p in zip(members, logprobs, strict=False)
+            )
+            if 2 * pooled > total:
+                break
+        else:
+            return None
+        for member in members:
+            pool.place(member, candidate)
+        asked = members[: len(logprobs)]
+        scored = to_result(
+            candidate, asked, [0.0 - each for each in logprobs], -math.log(pooled / total)
+        )
+        return choose_best(pool, [scored], {lead.name: proposal.margins})
 
     def _score(self, candidate: PoolCandidate, members: Sequence[Member]) -> results.Candidate:
         """Return a candidate with the members' NLLs and the score."""

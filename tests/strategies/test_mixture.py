@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from adafuse_llm import AdaFuseEngine, MemberError, RuntimeConfig
+from adafuse_llm import AdaFuseEngine, MemberError
 from adafuse_llm.backends import FakeBackend, NodeQuery, NodeResult
 from adafuse_llm.backends.fake import END
 from adafuse_llm.strategies import Mixture
@@ -49,14 +49,29 @@ def test_a_word_counts_with_its_end_and_not_per_token() -> None:
 
 @pytest.mark.quick
 def test_members_are_averaged_with_their_weights() -> None:
-    one, other = {" a": 0.9, " b": 0.1}, {" a": 0.2, " b": 0.8}
+    one, other = {" a": 0.7, " b": 0.2, " c": 0.1}, {" a": 0.3, " b": 0.4, " c": 0.3}
     members = [fake("one", {"": one}), fake("other", {"": other})]
     with AdaFuseEngine(members, strategy=Mixture()) as engine:
         first = engine.generate("So:", weights=(1, 3)).rounds[0]
     found = {each.text: math.exp(-each.score) for each in first.candidates if each.score}
-    assert found == pytest.approx({" a": 0.25 * 0.9 + 0.75 * 0.2, " b": 0.25 * 0.1 + 0.75 * 0.8})
+    assert found == pytest.approx({" a": 0.25 * 0.7 + 0.75 * 0.3, " b": 0.25 * 0.2 + 0.75 * 0.4})
     nll = first.candidates[0].nll
-    assert nll == pytest.approx({"one": -math.log(0.9), "other": -math.log(0.2)})
+    assert nll == pytest.approx({"one": -math.log(0.7), "other": -math.log(0.3)})
+
+
+@pytest.mark.quick
+def test_a_word_with_more_than_half_of_the_weight_wins_without_the_others() -> None:
+    after = {"": {" a": 0.7, " b": 0.3}, " a": {" b": 0.6, END: 0.4}}
+    members = [fake("small", after), fake("large", after)]
+    with AdaFuseEngine(members, strategy=Mixture()) as engine:
+        sure = engine.generate("So:", weights=(1, 3), max_new_tokens=1)
+        unsure = engine.generate("So:", weights=(1, 2), max_new_tokens=1)
+    assert sure.usage.forward_passes == {"small": 0, "large": 2}
+    assert sure.rounds[0].candidates[0].nll == pytest.approx({"large": -math.log(0.7)})
+    assert sure.rounds[0].candidates[0].score == pytest.approx(-math.log(0.75 * 0.7))
+    assert unsure.usage.forward_passes == {"small": 2, "large": 2}
+    assert unsure.rounds[0].candidates[0].score == pytest.approx(-math.log(0.7))
+    assert sure.text == unsure.text == " a"
 
 
 @pytest.mark.parametrize("evidence", [0.0, 0.5])
@@ -65,22 +80,42 @@ def test_members_are_averaged_with_their_weights() -> None:
 def test_responses_are_those_without_any_cache(
     recipes: Sequence[Recipe], branches: int, evidence: float
 ) -> None:
+    check(recipes, evidence, branching_factor=branches)
+
+
+@pytest.mark.parametrize("branches", [1, 3])
+@pytest.mark.parametrize("recipes", [PAIR, TRIPLE], ids=["pair", "triple"])
+def test_words_that_win_early_are_those_that_would_win(
+    recipes: Sequence[Recipe], branches: int
+) -> None:
+    sharp = [replace(recipe, spread=1.5, space_bias=6.0) for recipe in recipes]
+    sizes = check(sharp, 0.0, branching_factor=branches)
+    assert min(sizes) == 1 < max(sizes)
+
+
+def check(recipes: Sequence[Recipe], evidence: float, **options: Any) -> list[int]:
+    """Compare responses with the reference, and return the numbers of candidates by round."""
+    sizes = []
+    options["max_new_tokens"] = 14
     for number, prompt in enumerate(PROMPTS):
-        options: dict[str, Any] = {"branching_factor": branches, "max_new_tokens": 14}
-        options["weights"] = (1.5, 0.25, 1.0)[: len(recipes)] if number else None
-        if number == 2:
-            options["regex"] = "[a-e ]{1,12}x?"
-        members = [reference(recipe) for recipe in recipes]
-        expected = decode(
-            members, prompt, Options(**options, max_words=1), rule=WordMixture(evidence)
+        options["weights"] = (4.0, 0.25, 1.0)[: len(recipes)] if number else None
+        options["regex"] = "[a-e ]{1,12}x?" if number == 2 else None
+        expected, whole = (
+            decode(
+                [reference(recipe) for recipe in recipes],
+                prompt,
+                Options(**options, max_words=1),
+                rule=WordMixture(evidence, early=early),
+            )
+            for early in (True, False)
         )
-        for drafting in (False, True):
-            with AdaFuseEngine(
-                [backend(recipe) for recipe in recipes],
-                strategy=Mixture(evidence=evidence),
-                runtime=RuntimeConfig(drafting=drafting),
-            ) as engine:
-                assert_same(engine.generate(prompt, **options), expected, TOLERANCE)
+        members = [backend(recipe) for recipe in recipes]
+        with AdaFuseEngine(members, strategy=Mixture(evidence=evidence)) as engine:
+            result = engine.generate(prompt, **options)
+        assert_same(result, expected, TOLERANCE)
+        assert result.text == whole.text
+        sizes += [len(each.candidates) for each in result.rounds if not each.forced]
+    return sizes
 
 
 class Endless(FakeBackend):
