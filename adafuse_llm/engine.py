@@ -647,7 +647,10 @@ class AdaFuseEngine(Engine):
             InvalidOptionError: ``use`` or ``weights`` do not match the engine's members.
         """
         weights = config.member_weights(self.members)
-        return [(b, weights[b.name]) for b in self._backends if b.name in weights]
+        active = [backend for backend in self._backends if backend.name in weights]
+        if config.weights is None:
+            return list(zip(active, self.strategy.weights(active), strict=True))
+        return [(backend, weights[backend.name]) for backend in active]
 
 
 class _LocalDecode(Decode[Any]):

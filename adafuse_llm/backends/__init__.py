@@ -20,6 +20,7 @@ from adafuse_llm.backends.base import (
     SupportsAnchors,
     SupportsClose,
     SupportsPlacement,
+    TellsSize,
 )
 from adafuse_llm.backends.fake import FakeBackend
 from adafuse_llm.text.codec import RendersTemplates, RendersTools, TextCodec, TokenizerCodec
@@ -50,6 +51,7 @@ __all__ = [
     "SupportsAnchors",
     "SupportsClose",
     "SupportsPlacement",
+    "TellsSize",
     "TemplateFacts",
     "TextCodec",
     "TokenTree",

@@ -161,6 +161,19 @@ class LimitsCache(SupportsPlacement, Protocol):
 
 
 @runtime_checkable
+class TellsSize(Protocol):
+    """An optional extension of `Backend` that tells the size of its model.
+
+    Without the option ``weights``, the strategy `Mixture` weighs members by their size.
+    """
+
+    @property
+    def parameters(self) -> int | None:
+        """Number of the model's parameters; None if it is not known."""
+        ...
+
+
+@runtime_checkable
 class RunsElsewhere(Protocol):
     """An optional extension of `Backend` for a member that computes outside this process.
 

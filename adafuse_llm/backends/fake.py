@@ -62,6 +62,7 @@ class FakeBackend:
         self.bytes_per_token = bytes_per_token
         self.free = free
         self.passes = 0
+        self.parameters: int | None = None
         self.own_adjustment = NOTHING
         self._rule = rule
         self._codec = FakeCodec(vocabulary, is_complete=is_complete)

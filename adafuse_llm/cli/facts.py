@@ -77,7 +77,7 @@ def _huggingface(backend: Any) -> dict[str, Any]:
         "vocabulary": len(tokenizer),
         "end_tokens": [tokenizer.convert_ids_to_tokens(i) for i in sorted(backend.end_ids)],
         "cache": backend.form,
-        "parameters": model.num_parameters(),
+        "parameters": backend.parameters,
         "memory_bytes": model.get_memory_footprint(),
         "dtype": str(model.dtype).removeprefix("torch."),
         **{

@@ -36,8 +36,8 @@ class StrategyContext:
 class Strategy(Protocol):
     """Interface of a strategy, which chooses the next text of a response.
 
-    A strategy is immutable, and all requests share it. A subclass may omit `check`, `top` and
-    `max_extra_tokens`.
+    A strategy is immutable, and all requests share it. A subclass may omit `check`, `weights`,
+    `top` and `max_extra_tokens`.
 
     In every strategy, the candidate with the lowest score wins a round. If two scores are equal,
     the earlier candidate wins. Each strategy documents its own ``score`` and ``nll``.
@@ -60,6 +60,10 @@ class Strategy(Protocol):
             InvalidInputError: the number of members is wrong, or a member lacks a capability.
         """
         return
+
+    def weights(self, members: Sequence[Backend]) -> Sequence[float]:
+        """Return the weights of the members that decode, if the option ``weights`` is not set."""
+        return [1.0] * len(members)
 
     def top(self, config: AdaFuseConfig) -> int:
         """Return the number of likeliest next tokens that the strategy needs, at least two."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from adafuse_llm import results
+from adafuse_llm.backends.base import Backend, TellsSize
 from adafuse_llm.config import CONSTRAINTS, SAMPLING, AdaFuseConfig
 from adafuse_llm.decoding.draft import NoDrafts
 from adafuse_llm.decoding.member import Member, Steps
@@ -47,16 +48,27 @@ class Mixture(Strategy):
     end is counted for a word that ends in whitespace or in a script without spaces, or that has
     `max_word_tokens` tokens, and for the end of the response itself.
 
-    The weights w_k are those of the option `weights`, divided by their sum. With ``evidence`` e
-    above 0, each weight is multiplied by the e-th power of the probability that the member gave the
-    response so far, and no less than 1e-8 per word. With e = 1, the responses of the mixture have
-    the mean of the members' probabilities (Bayesian model averaging). A member that cannot write a
-    word exactly gives it a probability of 0.
+    The weights w_k are those of the option `weights`, divided by their sum. Without this option,
+    they are proportional to the members' numbers of parameters, because a larger model usually
+    knows more. If a member does not tell its number of parameters, all weights are equal. A member
+    that cannot write a word exactly gives it a probability of 0.
+
+    With ``evidence`` e above 0, each weight is multiplied by the e-th power of the probability that
+    the member gave the response so far, and no less than 1e-8 per word. With e = 1, the responses
+    of the mixture have the mean of the members' probabilities (Bayesian model averaging).
 
     The score is -log of the pooled probability, and the NLL is -log of P_k, both in nats. Under a
     grammar, probabilities are relative to all that the grammar permits at the start of the word.
 
-    Cost: as for `AdaFuse` with one word per round, and one more token for each candidate.
+    The member with the highest weight proposes first. Its word wins at once if more than half of
+    the weight is on it, because no other word can then have more. The other members read the word
+    one after another, the one with the highest weight first, until this is certain. A round that
+    ends in this way has one candidate, the NLL of the members that read it, and the score that it
+    has if the other members give it a probability of 0. Otherwise all members propose. They always
+    do so with evidence, and for the first word of a reply to messages.
+
+    Cost: one pass per token for the member with the highest weight. Other members read only the
+    words that it cannot decide, and propose their own if they cannot decide them together.
 
     Args:
         evidence: the exponent e, at least 0.
@@ -78,6 +90,12 @@ class Mixture(Strategy):
             raise InvalidOptionError(
                 f"Mixture(evidence=...) must be 0 or more; got {self.evidence!r}"
             )
+
+    @override
+    def weights(self, members: Sequence[Backend]) -> Sequence[float]:
+        sizes = [each.parameters if isinstance(each, TellsSize) else None for each in members]
+        known = [float(size) for size in sizes if size]
+        return known if len(known) == len(members) else super().weights(members)
 
     @override
     def top(self, config: AdaFuseConfig) -> int:

@@ -60,6 +60,22 @@ def test_members_are_averaged_with_their_weights() -> None:
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize(("sizes", "asked"), [((3, 1), ["one"]), ((3, None), ["one", "other"])])
+def test_members_weigh_as_much_as_they_have_parameters(
+    sizes: Sequence[int | None], asked: list[str]
+) -> None:
+    """With three quarters of the weight on a word of 0.8, the other member is not asked."""
+    members = [fake("one", {"": {" a": 0.8, " b": 0.2}}), fake("other", {"": {" a": 1.0}})]
+    for member, size in zip(members, sizes, strict=True):
+        member.parameters = size
+    with AdaFuseEngine(members, strategy=Mixture()) as engine:
+        first = engine.generate("So:", max_new_tokens=1).rounds[0].candidates[0]
+        assert list(first.nll) == asked
+        own = engine.generate("So:", max_new_tokens=1, weights=(1, 1)).rounds[0].candidates[0]
+        assert list(own.nll) == ["one", "other"]
+
+
+@pytest.mark.quick
 def test_a_word_with_more_than_half_of_the_weight_wins_without_the_others() -> None:
     after = {"": {" a": 0.7, " b": 0.3}, " a": {" b": 0.6, END: 0.4}}
     members = [fake("small", after), fake("large", after)]
@@ -89,13 +105,15 @@ def test_words_that_win_early_are_those_that_would_win(
     recipes: Sequence[Recipe], branches: int
 ) -> None:
     sharp = [replace(recipe, spread=1.5, space_bias=6.0) for recipe in recipes]
-    sizes = check(sharp, 0.0, branching_factor=branches)
-    assert min(sizes) == 1 < max(sizes)
+    counts = check(sharp, 0.0, branching_factor=branches)
+    assert min(counts) == 1 < max(counts)
 
 
 def check(recipes: Sequence[Recipe], evidence: float, **options: Any) -> list[int]:
     """Compare responses with the reference, and return the numbers of candidates by round."""
-    sizes = []
+    counts = []
+    members = [backend(recipe) for recipe in recipes]
+    sizes = [member.parameters for member in members]
     options["max_new_tokens"] = 14
     for number, prompt in enumerate(PROMPTS):
         options["weights"] = (4.0, 0.25, 1.0)[: len(recipes)] if number else None
@@ -104,18 +122,17 @@ def check(recipes: Sequence[Recipe], evidence: float, **options: Any) -> list[in
             decode(
                 [reference(recipe) for recipe in recipes],
                 prompt,
-                Options(**options, max_words=1),
+                Options(**options | {"weights": options["weights"] or sizes}, max_words=1),
                 rule=WordMixture(evidence, early=early),
             )
             for early in (True, False)
         )
-        members = [backend(recipe) for recipe in recipes]
         with AdaFuseEngine(members, strategy=Mixture(evidence=evidence)) as engine:
             result = engine.generate(prompt, **options)
         assert_same(result, expected, TOLERANCE)
         assert result.text == whole.text
-        sizes += [len(each.candidates) for each in result.rounds if not each.forced]
-    return sizes
+        counts += [len(each.candidates) for each in result.rounds if not each.forced]
+    return counts
 
 
 class Endless(FakeBackend):

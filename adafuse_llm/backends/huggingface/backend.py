@@ -125,6 +125,7 @@ class HuggingFaceBackend(SupportsAnchorsWithLogits):
             )
         self.name = name
         self.model = model
+        self.parameters = int(model.num_parameters())
         self.tokenizer = tokenizer
         self._text = HuggingFaceText(tokenizer)
         self._end_ids = end_ids(model, tokenizer)

@@ -130,6 +130,7 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
             gpu_layers=gpu_layers,
             reorder=not repeatable,
         )
+        self.parameters = read_facts(self.path).parameters
         self._repeatable = repeatable
         if repeatable:
             flash_attention = self._check_repeatable(flash_attention)

@@ -295,6 +295,10 @@ class RemoteBackend:
         return self._facts.context_window
 
     @property
+    def parameters(self) -> int | None:
+        return self._facts.parameters
+
+    @property
     def host(self) -> str:
         """Where the member computes, for messages."""
         session = self._session

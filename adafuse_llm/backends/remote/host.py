@@ -19,6 +19,7 @@ from adafuse_llm.backends.base import (
     NodeQuery,
     SupportsAnchors,
     SupportsPlacement,
+    TellsSize,
 )
 from adafuse_llm.backends.checks import check_results
 from adafuse_llm.backends.remote.protocol import (
@@ -242,4 +243,5 @@ def facts_of(backend: Backend) -> Facts:
             *(name for name in METHODS if hasattr(backend, name)),
         ),
         own_adjustment=backend.own_adjustment if isinstance(backend, AdjustsTokens) else NOTHING,
+        parameters=backend.parameters if isinstance(backend, TellsSize) else None,
     )

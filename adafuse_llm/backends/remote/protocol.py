@@ -158,6 +158,7 @@ class Facts:
         abilities: names of the optional protocols that the member satisfies, and of optional
             methods.
         own_adjustment: as in `AdjustsTokens`.
+        parameters: as in `TellsSize`.
     """
 
     end_ids: tuple[int, ...]
@@ -168,6 +169,7 @@ class Facts:
     cache_limit: int | None
     abilities: tuple[str, ...]
     own_adjustment: Adjustment = NOTHING
+    parameters: int | None = None
 
     def has_model_of(self, other: Facts) -> bool:
         """Return whether the facts are those of the same model.
