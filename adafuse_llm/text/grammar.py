@@ -224,7 +224,7 @@ def _without_header(source: str) -> str:
     return _HEADER.sub("", source, count=1)
 
 
-def json_rule(schema: Mapping[str, Any]) -> str:
+def json_rule(schema: dict[str, Any]) -> str:
     """Return the right-hand side of a Lark rule for JSON that fits a schema.
 
     Raises:

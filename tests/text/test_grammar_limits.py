@@ -27,7 +27,7 @@ COMPLEX = "The grammar is too complex, or it requires too long a text|too many s
         ({"grammar": "start: a\na: a"}, NO_TEXT),
         ({"grammar": "start: A\nA: /a/ & /b/"}, NO_TEXT),
         ({"regex": r"[^\s\S]"}, NO_TEXT),
-        ({"json_schema": {"$ref": "#"}}, "no finite document is valid"),
+        ({"json_schema": {"$ref": "#"}}, NO_TEXT),
         ({"grammar": 'start: a\na: "x" a'}, LONG),
         ({"regex": "a{20000}"}, LONG),
         ({"json_schema": {"type": "string", "minLength": 100_000}}, f"{LONG}|{COMPLEX}"),
