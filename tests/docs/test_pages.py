@@ -174,6 +174,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     **{name: {name: {"a": ["b"]}} for name in ("dependentRequired", "dependencies")},
     **{name: {name: False} for name in ("unevaluatedProperties", "unevaluatedItems")},
     "uniqueItems": {"uniqueItems": True},
+    "maxProperties": {"maxProperties": 3},
+    "$recursiveRef": {"$recursiveRef": "#"},
     "$dynamicRef": {"$dynamicRef": "#x", "$defs": {"x": {"$dynamicAnchor": "x"}}},
 }
 """A schema with each keyword that the guide names as refused."""
@@ -192,7 +194,12 @@ OTHERS: list[dict[str, Any]] = [
     {"oneOf": [{"type": "integer"}, {"type": "number"}]},
     {"type": "string", "pattern": "^(?!a)b$"},
     {"type": "string", "pattern": r"^(a)\1$"},
+    {"type": "string", "pattern": r"^\x0b"},
     {"$ref": "http://localhost:9/schema.json"},
+    {"$ref": "#x", "$defs": {"x": {"$anchor": "x"}}},
+    {"type": "array", "items": {"$id": "http://localhost:9/x"}},
+    {"$schema": "http://json-schema.org/draft-04/schema#", "type": "string"},
+    {"anyOf": [{"type": "number", "multipleOf": 0.5}, {"type": "integer", "multipleOf": 3}]},
     {"enum": []},
 ]
 ENFORCED: list[dict[str, Any]] = [

@@ -649,21 +649,22 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"const": "\ud800"}, "'const' has a text with a lone surrogate"),
     ({"properties": {1: {}}}, "'properties' has a key that is no text; got 1"),
     ({"pattern": "(?=a)b"}, "'pattern' has a lookahead or lookbehind"),
-    ({"pattern": "(?i)a"}, "'pattern' has flags such as '(?i)'"),
-    ({"pattern": "\\p{L}"}, "'pattern' has an escape or a class of characters"),
+    ({"pattern": "(?i)a"}, "'pattern' has an escape, a class of characters or a flag"),
+    ({"pattern": "\\p{L}"}, "'pattern' has an escape, a class of characters or a flag"),
     ({"pattern": "(a"}, "'pattern' cannot be read by Python's re"),
-    ({"pattern": "[a"}, "'pattern' has an escape or a class of characters"),
-    ({"pattern": "[]a]"}, "'pattern' has an escape or a class of characters"),
-    ({"pattern": "[a[b]]"}, "'pattern' has an escape or a class of characters"),
-    ({"pattern": "[a--b]"}, "'pattern' has an escape or a class of characters"),
-    ({"pattern": "a{,3}"}, "'pattern' has an escape or a class of characters"),
+    ({"pattern": "[a"}, "'pattern' has an escape, a class of characters or a flag"),
+    ({"pattern": "[]a]"}, "'pattern' has an escape, a class of characters or a flag"),
+    ({"pattern": "[a[b]]"}, "'pattern' has an escape, a class of characters or a flag"),
+    ({"pattern": "[a--b]"}, "'pattern' has an escape, a class of characters or a flag"),
+    ({"pattern": "a{,3}"}, "'pattern' has an escape, a class of characters or a flag"),
     ({"pattern": "a*+"}, "'pattern' "),
-    ({"pattern": "(a)\\1"}, "'pattern' has an escape or a class of characters"),
-    ({"pattern": "(?P<x>a)(?P=x)"}, "'pattern' has a groupref, which is not supported"),
-    ({"pattern": "\\bword"}, "'pattern' has an escape or a class of characters"),
-    ({"pattern": "(?i:a)b"}, "'pattern' has a subpattern"),
-    ({"pattern": '[^"]|\\x00'}, "'pattern' has the character NUL"),
-    ({"pattern": "[\\x00-\\x1f]"}, "'pattern' has the character NUL"),
+    ({"pattern": "(a)\\1"}, "'pattern' has an escape, a class of characters or a flag"),
+    ({"pattern": "(?P<x>a)(?P=x)"}, "'pattern' has a part that is not supported (groupref)"),
+    ({"pattern": "\\bword"}, "'pattern' has an escape, a class of characters or a flag"),
+    ({"pattern": "(?i:a)b"}, "'pattern' has an escape, a class of characters or a flag"),
+    ({"pattern": '[^"]|\\x00'}, "'pattern' has a character that a response cannot contain"),
+    ({"pattern": "a[\\x0b\\x7f]b"}, "'pattern' has a character that a response cannot contain"),
+    ({"pattern": "\\ud83d"}, "'pattern' has a character that a response cannot contain"),
     ({"pattern": "a" * (MAX_PATTERN + 1)}, "'pattern' has more than 10,000 characters"),
 ]
 
@@ -805,6 +806,23 @@ def test_patterns_allow_only_what_python_allows(compiled) -> None:
                 rejected += 1
     assert accepted > 200
     assert rejected > 200
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts"),
+    [
+        ("^[\\x00-\\x1f]b$", ["b", '"b', "\\b"]),
+        ("^[^\t\n -\U0010ffff]b$", ["b"]),
+        ("^[^a\\x0b]b$", ["b", "ab"]),
+        ("^[a\\x7f]b$", ["b"]),
+    ],
+)
+def test_characters_that_a_response_cannot_contain_are_not_skipped(
+    pattern, texts, compiled
+) -> None:
+    """Where the compiler's JSON has no escape for a character, it reads patterns without it."""
+    matcher = compiled(enforceable({"type": "string", "pattern": pattern}))
+    assert matcher is None or [text for text in texts if accepts(matcher, written(text))] == []
 
 
 def test_the_decimals_of_pydantic_need_no_lookahead(compiled) -> None:

@@ -24,6 +24,9 @@ MAX_INTEGER = 2**53
 LITERAL_DIGITS = 15
 """Greatest number of digits of a number that a response has to contain."""
 
+UNWRITABLE = r"\x00-\x07\x0B\x0E-\x1F\x7F"
+"""The control characters that a response cannot contain, as in a class of a pattern."""
+
 LEAVE_OUT = "Leave it out and check the parsed response."
 TOO_DEEP = (
     f"the JSON schema has more than {MAX_DEPTH} lists and objects inside each other. "
@@ -31,7 +34,6 @@ TOO_DEEP = (
 )
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_UNWRITABLE = re.compile("[\\x00-\\x07\\x0b\\x0e-\\x1f\\x7f]")
 
 Path = tuple[str, ...]
 """The keys that lead from a schema to a part of it."""
@@ -132,7 +134,7 @@ def check_literal(value: Any, path: Path) -> int:
     if isinstance(value, dict):
         keys = sum(check_literal(key, path) for key in value)
         return 1 + keys + sum(check_literal(each, (*path, key)) for key, each in value.items())
-    if isinstance(value, str) and (found := _UNWRITABLE.search(value)):
+    if isinstance(value, str) and (found := re.search(f"[{UNWRITABLE}]", value)):
         refuse(
             path,
             f"has the control character {found[0]!r}, which a response cannot contain",
