@@ -16,7 +16,7 @@ from adafuse_llm.backends.gguf.files import (
     stored_folder,
 )
 from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts, read_tokens
-from adafuse_llm.backends.llamacpp.library import load_library
+from adafuse_llm.backends.llamacpp.library import find_library, load_library
 from adafuse_llm.errors import LoadError
 from adafuse_llm.loading.problems import check_hub_id, describe, hub_problem, label_of
 from adafuse_llm.loading.specs import MemberSpec
@@ -52,6 +52,16 @@ class GGUFPlan:
         """Whether the member runs on the CPU only."""
         return self.spec.gpu_layers == 0 or not load_library().llama_supports_gpu_offload()
 
+    @property
+    def advice(self) -> str:
+        """What to do after a crash of the member's process."""
+        library = " ".join(find_library())
+        return (
+            f"which is a crash of llama.cpp ({library}). Try repeatable=True, "
+            "flash_attention=False or gpu_layers=0, another file of the model, or its transformers "
+            "model"
+        )
+
 
 def is_gguf_member(spec: MemberSpec, revision: str | None = None) -> bool:
     """Return whether a member is loaded from a GGUF file.
@@ -78,7 +88,7 @@ def plan_gguf(spec: MemberSpec, name: str, revision: str | None = None) -> GGUFP
     Raises:
         LoadError: no file or more than one fits, or a file cannot be used.
         UnsupportedModelError: the file does not hold a causal language model.
-        MissingDependencyError: llama-cpp-python is not installed.
+        MissingDependencyError: llama.cpp is not installed.
     """
     library = load_library()
     path = _find_file(spec, name, spec.revision or revision)

@@ -7,7 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from adafuse_llm.backends.base import Backend
+from adafuse_llm.backends.remote.processes import ADVICE
 from adafuse_llm.errors import InvalidInputError, MissingDependencyError, short_repr
+from adafuse_llm.loading.gguf import GGUFPlan
 from adafuse_llm.loading.hosts import HostLoading
 from adafuse_llm.loading.plans import Plan, is_on_cpu, load_plan, load_text, plan_members
 from adafuse_llm.loading.processes import ProcessLoading, ProcessPlan, share_of_threads
@@ -115,6 +117,8 @@ def _process_plan(plan: Plan, share: int) -> ProcessPlan:
         plan: the member.
         share: the member's share of the CPU's cores.
     """
+    advice = plan.advice if isinstance(plan, GGUFPlan) else ADVICE
     return ProcessPlan(
-        plan.name, partial(load_plan, plan), partial(load_text, plan), plan.spec.threads, share
+        *(plan.name, partial(load_plan, plan), partial(load_text, plan), plan.spec.threads, share),
+        advice,
     )

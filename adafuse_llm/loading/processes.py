@@ -25,6 +25,7 @@ class ProcessPlan:
         threads: number of CPU threads of torch; None for as many as torch would use, but not more
             than `share`.
         share: the member's share of the CPU's cores.
+        advice: as for `ProcessConnector`.
     """
 
     name: str
@@ -32,6 +33,7 @@ class ProcessPlan:
     text: Callable[[], MemberText]
     threads: int | None
     share: int
+    advice: str
 
 
 class ProcessLoading(HostLoading[Channel]):
@@ -48,7 +50,9 @@ class ProcessLoading(HostLoading[Channel]):
     def _start(self) -> None:
         bars = bool(self._plans) and _progress_bars()
         started = [
-            ProcessConnector(plan.name, _make, plan.make, plan.threads, plan.share, bars)
+            ProcessConnector(
+                *(plan.name, _make, plan.make, plan.threads, plan.share, bars), advice=plan.advice
+            )
             for plan in self._plans
         ]
         self._connectors.extend(started)

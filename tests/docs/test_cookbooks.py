@@ -63,8 +63,8 @@ def test_there_are_cookbooks_and_the_readme_names_them() -> None:
 def test_cookbooks_that_need_llama_cpp_are_left_out_without_it(
     is_installed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = object() if is_installed else None
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
+    names = ("no-such-package", "pytest" if is_installed else "no-such-package")
+    monkeypatch.setattr("adafuse_llm.backends.llamacpp.library.PACKAGES", names)
     left_out = {path.stem for path in paths()} - {path.stem for path in runnable()}
     assert left_out == (set() if is_installed else NEED_LLAMA_CPP)
     told = capsys.readouterr().err

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +19,7 @@ from adafuse_llm import (
     MemberSpec,
     MissingDependencyError,
 )
-from adafuse_llm.backends.llamacpp.library import load_library
+from adafuse_llm.backends.llamacpp import library
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.loading import gguf as loading
 from adafuse_llm.loading.gguf import find_tokenizer, is_gguf_member, plan_gguf
@@ -256,10 +254,9 @@ def test_a_tokenizer_that_does_not_match_is_ignored(tmp_path: Path, caplog, kind
 
 @pytest.mark.quick
 def test_a_missing_llama_cpp_is_named(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    load: Callable[[], Any] = load_library.__wrapped__
-    monkeypatch.setattr(loading, "load_library", load)
-    with pytest.raises(MissingDependencyError, match=r"'adafuse-llm\[gguf\]'.*C\+\+ compiler"):
+    monkeypatch.setattr(library, "PACKAGES", ())
+    monkeypatch.setattr(loading, "load_library", library.load_library.__wrapped__)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'adafuse-llm\[gguf\]'"):
         AdaFuseEngine.from_pretrained([str(embedded_gguf("wren"))])
 
 

@@ -114,16 +114,14 @@ def test_r12_without_flash_attention_a_member_is_llama_cpp_python(
 
     With a member's own default, they differ. The test prints how much, and how many texts do.
     """
-    from llama_cpp import Llama
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
     from adafuse_llm.backends.llamacpp import LlamaCppBackend
-    from adafuse_llm.backends.llamacpp.library import load_library
-    from adafuse_llm.backends.llamacpp.model import AMX
 
-    if AMX in load_library().llama_print_system_info():
+    if b"AMX_INT8 = 1" in llama_cpp.llama_print_system_info():
         pytest.skip("llama_cpp.Llama crashes on processors with AMX")
     path = real_files[name]
-    plain = Llama(str(path), n_ctx=256, n_threads=1, logits_all=True, verbose=False)
+    plain = llama_cpp.Llama(str(path), n_ctx=256, n_threads=1, logits_all=True, verbose=False)
     members = {
         flash: LlamaCppBackend(path, name, context=1024, threads=1, flash_attention=flash)
         for flash in (False, None)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
+
+from adafuse_llm.backends.llamacpp.library import find_library
+from adafuse_llm.errors import MissingDependencyError
 
 COOKBOOKS = Path(__file__).parents[2] / "cookbooks"
 METADATA = {
@@ -68,7 +71,8 @@ def executed(path: Path) -> NotebookNode:
 
 def runnable() -> list[Path]:
     """Return the cookbooks that can run here. Name the others on standard error."""
-    if importlib.util.find_spec("llama_cpp") is not None:
+    with suppress(MissingDependencyError):
+        find_library()
         return paths()
     for name in sorted(NEED_LLAMA_CPP):
         print(

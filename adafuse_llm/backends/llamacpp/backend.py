@@ -25,6 +25,7 @@ from adafuse_llm.backends.llamacpp.context import (
 )
 from adafuse_llm.backends.llamacpp.model import Model
 from adafuse_llm.backends.llamacpp.sequences import FreeSequences, TreeSequences
+from adafuse_llm.backends.llamacpp.trial import Settings, survivable
 from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
 from adafuse_llm.backends.logits.anchors import AnchorSpace, SupportsAnchorsWithLogits
 from adafuse_llm.backends.logits.readout import TokenTable, read
@@ -69,7 +70,8 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
 
     One call of llama.cpp evaluates all nodes that requests wait for. The cache has a fixed number
     of cells, one for each token, which all requests share. The constructor evaluates a few tokens,
-    to check that trees of tokens get the same numbers as sequences of tokens.
+    to check that trees of tokens get the same numbers as sequences of tokens. Before that, a child
+    process tries llama.cpp, once for each library, processor and settings (`trial`).
 
     Args:
         path: the GGUF file, or the first file of a split model.
@@ -96,11 +98,11 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
             uses the vocabulary in the file.
 
     Raises:
-        LoadError: llama.cpp cannot load the file, the model computes NaN, or the memory has no room
-            for the cache.
+        LoadError: llama.cpp cannot load the file, it ends the process on this processor, the model
+            computes NaN, or the memory has no room for the cache.
         UnsupportedModelError: the model cannot be a member.
         InvalidOptionError: an option is not valid.
-        MissingDependencyError: llama-cpp-python is not installed.
+        MissingDependencyError: llama.cpp is not installed.
     """
 
     own_adjustment = NOTHING
@@ -124,12 +126,10 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
         _check_options(context, threads, flash_attention, cache_type)
         self.name = name
         self.path = Path(path)
-        self._model = Model(
-            self.path,
-            f"member {name!r} ({path})",
-            gpu_layers=gpu_layers,
-            reorder=not repeatable,
-        )
+        label = f"member {name!r} ({path})"
+        flash = True if repeatable else flash_attention
+        settings = survivable(Settings(not repeatable, gpu_layers, flash, cache_type), label)
+        self._model = Model(self.path, label, gpu_layers=gpu_layers, reorder=settings.reorder)
         self.parameters = read_facts(self.path).parameters
         self._repeatable = repeatable
         if repeatable:

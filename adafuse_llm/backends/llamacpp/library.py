@@ -1,4 +1,4 @@
-"""The library llama.cpp: import it, collect its messages, and load files with it."""
+"""The library llama.cpp: load it, collect its messages, and load files with it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import logging
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from adafuse_llm.backends.llamacpp import declarations
+from adafuse_llm.backends.llamacpp.declarations import PACKAGE
 from adafuse_llm.errors import LoadError, MissingDependencyError
 
 logger = logging.getLogger(__name__)
@@ -19,28 +23,41 @@ logger = logging.getLogger(__name__)
 ERROR_LEVEL = 4
 """The level of errors in the messages of llama.cpp (``GGML_LOG_LEVEL_ERROR``)."""
 
+PACKAGES = (PACKAGE.name, "llama-cpp-python")
+"""The packages with llama.cpp. Members use the first one that is installed. pip compiles the
+second."""
+
+
+def find_library() -> tuple[str, str]:
+    """Return the name and the version of the package whose llama.cpp members use.
+
+    Raises:
+        MissingDependencyError: no such package is installed.
+    """
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            return name, version(name)
+    raise MissingDependencyError(
+        f"GGUF members need gguf and {PACKAGE.name}. Run: pip install 'adafuse-llm[gguf]'"
+    )
+
 
 @functools.cache
 def load_library() -> Any:
-    """Import and initialize llama.cpp, and return the module of its C functions.
+    """Load and initialize llama.cpp, and return an object with its C functions.
 
     The messages of llama.cpp go to the logger of this module, at the level DEBUG.
 
     Raises:
-        MissingDependencyError: llama-cpp-python is not installed.
+        MissingDependencyError: llama.cpp is not installed, or cannot be used.
     """
-    try:
-        from llama_cpp import llama_cpp
-    except ImportError as missing:
-        raise MissingDependencyError(
-            "GGUF members need llama-cpp-python and gguf. Run: pip install 'adafuse-llm[gguf]'. "
-            "This compiles llama.cpp, which takes some minutes and needs a C++ compiler."
-        ) from missing
-    callback = llama_cpp.llama_log_callback(_MESSAGES.receive)
-    llama_cpp.llama_log_set(callback, ctypes.c_void_p(0))
+    is_ours = find_library()[0] == PACKAGE.name
+    library: Any = declarations.load() if is_ours else import_module("llama_cpp.llama_cpp")
+    callback = library.llama_log_callback(_MESSAGES.receive)
+    library.llama_log_set(callback, ctypes.c_void_p(0))
     _MESSAGES.callback = callback  # llama.cpp calls it until the process ends
-    llama_cpp.llama_backend_init()
-    return llama_cpp
+    library.llama_backend_init()
+    return library
 
 
 @contextmanager
@@ -79,7 +96,7 @@ class VocabularyModel:
 
     Raises:
         LoadError: llama.cpp cannot read the file.
-        MissingDependencyError: llama-cpp-python is not installed.
+        MissingDependencyError: llama.cpp is not installed.
     """
 
     def __init__(self, path: str | Path) -> None:

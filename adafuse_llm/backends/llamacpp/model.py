@@ -12,9 +12,6 @@ import torch
 from adafuse_llm.backends.llamacpp.library import collect_errors, load_library
 from adafuse_llm.errors import LoadError, UnsupportedModelError
 
-AMX = b"AMX_INT8 = 1"
-"""What llama.cpp says of itself if it was built for AMX, and the processor has AMX."""
-
 
 class Model:
     """A loaded GGUF model.
@@ -45,9 +42,7 @@ class Model:
         library = load_library()
         params = library.llama_model_default_params()
         params.n_gpu_layers = -1 if gpu_layers is None else gpu_layers
-        # With weights in the order of AMX, the first pass of a quantized model ends the process
-        # (segmentation fault).
-        params.use_extra_bufts = reorder and AMX not in library.llama_print_system_info()
+        params.use_extra_bufts = reorder
         with collect_errors() as errors:
             self.pointer = library.llama_model_load_from_file(os.fsencode(path), params)
         if not self.pointer:

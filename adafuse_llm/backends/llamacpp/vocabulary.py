@@ -345,7 +345,7 @@ class LlamaText:
         Raises:
             LoadError: llama.cpp cannot read the file.
             UnsupportedModelError: the file has no vocabulary, or one that cannot encode every text.
-            MissingDependencyError: llama-cpp-python is not installed.
+            MissingDependencyError: llama.cpp is not installed.
         """
         file = VocabularyModel(path)
         try:

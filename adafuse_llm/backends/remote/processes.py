@@ -14,7 +14,6 @@ import contextlib
 import os
 import pickle
 import secrets
-import signal
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from adafuse_llm.backends.base import Backend
+from adafuse_llm.backends.crashes import crash_of, signal_name
 from adafuse_llm.backends.remote.host import Host
 from adafuse_llm.backends.remote.protocol import HostDied, Message, encoded_load_error
 from adafuse_llm.forks import after_fork
@@ -48,6 +48,9 @@ BOOTSTRAP: Final = (
 )
 """What a process runs. It reads its address and its task from its input, where no one else can."""
 
+ADVICE: Final = "and standard error may show the cause"
+"""What messages add to the end of a process, unless the connector knows more."""
+
 Make = Callable[..., Backend]
 """A function that loads a backend. It must be importable: a function of a module."""
 
@@ -59,10 +62,12 @@ class ProcessConnector:
         name: the member's name, for errors.
         make: loads the backend in the process.
         arguments: the arguments of `make`. They must support pickle.
+        advice: what a crash of the process means and what to do, for messages.
     """
 
-    def __init__(self, name: str, make: Make, *arguments: Any) -> None:
+    def __init__(self, name: str, make: Make, *arguments: Any, advice: str = ADVICE) -> None:
         self._name = name
+        self._advice = advice
         self._task = pickle.dumps((name, make, arguments))
         self._folder = str(Path.cwd())
         self._started: _Starting | None = None
@@ -70,7 +75,7 @@ class ProcessConnector:
     def start(self) -> None:
         """Start a process without waiting for it. The next call returns the channel to it."""
         if self._started is None:
-            self._started = _Starting(self._task, self._folder)
+            self._started = _Starting(self._task, self._folder, self._advice)
 
     def __call__(self) -> ProcessChannel:
         """Return the channel to a process that was started, or to a new one.
@@ -96,9 +101,11 @@ class _Starting:
     Args:
         task: what the process does, encoded.
         folder: working directory of the process.
+        advice: as for `ProcessConnector`.
     """
 
-    def __init__(self, task: bytes, folder: str) -> None:
+    def __init__(self, task: bytes, folder: str, advice: str) -> None:
+        self._advice = advice
         if _exit.has_begun:
             raise HostDied("the program ends", is_closed=True)
         self._folder = tempfile.TemporaryDirectory(prefix="adafuse-", ignore_cleanup_errors=True)
@@ -131,15 +138,15 @@ class _Starting:
         except BaseException as error:
             self._process.kill()
             if isinstance(error, (OSError, EOFError)):
-                raise HostDied(_outcome(self._process)) from error
+                raise HostDied(_outcome(self._process, self._advice)) from error
             raise
         finally:
             is_connected.set()
             watcher.join()
             self._release()
         if self._process.poll() is not None:
-            raise HostDied(_outcome(self._process))
-        return ProcessChannel(self._process, main, control)
+            raise HostDied(_outcome(self._process, self._advice))
+        return ProcessChannel(self._process, main, control, self._advice)
 
     def stop(self) -> None:
         """End the process."""
@@ -169,12 +176,13 @@ class ProcessChannel:
         process: the process.
         main: connection for messages.
         control: connection for questions.
+        advice: as for `ProcessConnector`.
     """
 
     def __init__(
-        self, process: subprocess.Popen[bytes], main: Connection, control: Connection
+        self, process: subprocess.Popen[bytes], main: Connection, control: Connection, advice: str
     ) -> None:
-        self._running = _Running(process, main, control)
+        self._running = _Running(process, main, control, advice)
         self._asking = threading.Lock()
         after_fork(self._renew)
         weakref.finalize(self, self._running.end).atexit = False  # `_exit` ends them in time
@@ -217,8 +225,9 @@ class _Running:
     """
 
     def __init__(
-        self, process: subprocess.Popen[bytes], main: Connection, control: Connection
+        self, process: subprocess.Popen[bytes], main: Connection, control: Connection, advice: str
     ) -> None:
+        self._advice = advice
         self.process = process
         self.main = main
         self.control = control
@@ -260,7 +269,7 @@ class _Running:
             yield
         except (OSError, EOFError, ValueError, TypeError, pickle.UnpicklingError) as error:
             is_closed = self._is_closed
-            reason = "it was closed" if is_closed else _outcome(self.process)
+            reason = "it was closed" if is_closed else _outcome(self.process, self._advice)
             raise HostDied(reason, is_closed=is_closed) from error
 
 
@@ -269,23 +278,26 @@ def _message(connection: Connection) -> Message:
     return message
 
 
-def _outcome(process: subprocess.Popen[bytes]) -> str:
-    """Return how a process has ended, and end it if it still runs."""
+def _outcome(process: subprocess.Popen[bytes], advice: str) -> str:
+    """Return how a process has ended, and end it if it still runs.
+
+    Args:
+        process: the process.
+        advice: as for `ProcessConnector`.
+    """
     try:
         code = process.wait(GRACE_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
         return f"its process {process.pid} closed its connection"
+    if (crash := crash_of(code)) is not None:
+        return f"its process {process.pid} was ended by {crash}, {advice}"
     if code >= 0:
-        cause = ", and standard error may show the cause" if code else ""
+        cause = f", {ADVICE}" if code else ""
         return f"its process {process.pid} ended with exit code {code}{cause}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"{-code}"
-    cause = (
-        "perhaps because the machine ran out of memory"
-        if name == "SIGKILL"
-        else "and standard error may show the cause"
-    )
+    name = signal_name(code)
+    cause = "perhaps because the machine ran out of memory" if name == "SIGKILL" else ADVICE
     return f"its process {process.pid} was ended by signal {name}, {cause}"
 
 

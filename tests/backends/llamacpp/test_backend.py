@@ -16,7 +16,6 @@ from adafuse_llm import AdaFuseEngine, InvalidOptionError, LoadError, RuntimeCon
 from adafuse_llm.backends import Backend, NodeQuery, TokenTree, conformance
 from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.backends.llamacpp import LlamaCppBackend, backend, context
-from adafuse_llm.backends.llamacpp.library import load_library
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import ContextWindowError, MemberError, UnsupportedModelError
 from tests.reference import Options, ReferenceMember, decode
@@ -398,24 +397,6 @@ def test_memory_is_reckoned() -> None:
     rows = 2 * 5 * 6 * 32 * 4  # keys and values, layers, heads, size of a head, bytes
     assert rows <= small.cache_bytes(1) <= rows + 64
     assert gguf("wren", context=1024, cache_type="f16").cache_bytes(1) < 0.6 * rows
-
-
-@pytest.mark.parametrize("info", [b"CPU : AMX_INT8 = 1 | ", b"CPU : AVX2 = 1 | "])
-def test_r16_weights_stay_in_the_order_of_the_file_on_processors_with_amx(
-    info: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    library = load_library()
-    load, used = library.llama_model_load_from_file, []
-
-    def recorded(path: bytes, params: Any) -> Any:
-        used.append(params.use_extra_bufts)
-        return load(path, params)
-
-    monkeypatch.setattr(library, "llama_print_system_info", lambda: info)
-    monkeypatch.setattr(library, "llama_model_load_from_file", recorded)
-    member = gguf("wren", kind="q8_0", context=512)
-    assert used == [b"AMX" not in info]
-    assert AdaFuseEngine([member]).generate(PROMPTS[0], max_new_tokens=2).text
 
 
 def test_a_file_without_a_vocabulary_needs_a_tokenizer(tmp_path: Any) -> None:

@@ -290,7 +290,6 @@ def test_a_second_cluster_and_one_without_authentication_are_refused(
 
 
 def test_a_gguf_member_runs_in_an_actor(nodes: Nodes) -> None:
-    pytest.importorskip("llama_cpp", reason="make test-gguf installs it")
     path = embedded_gguf("wren")
     with AdaFuseEngine.from_pretrained([MemberSpec(str(path), threads=1)]) as here:
         want = here.generate(LONG, max_new_tokens=16)

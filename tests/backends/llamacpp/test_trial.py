@@ -1,0 +1,228 @@
+"""llama.cpp is tried in a child process, so that its crash takes no application down."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adafuse_llm import AdaFuseEngine, LoadError, MemberSpec
+from adafuse_llm.backends.crashes import crash_of
+from adafuse_llm.backends.llamacpp import LlamaCppBackend, trial
+from adafuse_llm.backends.llamacpp.declarations import PACKAGE
+from adafuse_llm.backends.llamacpp.library import find_library, load_library
+from adafuse_llm.backends.llamacpp.trial import Settings, survivable
+from tests.support.gguf_files import embedded_gguf
+from tests.support.remote import process_of
+
+PLAIN = Settings(reorder=True, gpu_layers=None, flash_attention=None, cache_type="f16")
+SAFE = Settings(reorder=False, gpu_layers=None, flash_attention=None, cache_type="f16")
+
+CRASHING = """
+import ctypes, os, signal
+from adafuse_llm.backends.llamacpp import context
+run = context.Context.run
+def crash(self, entries):
+    if {condition}:
+        {end}
+    return run(self, entries)
+context.Context.run = crash
+"""
+"""What a child process runs before its trial."""
+
+SEGFAULT = "ctypes.string_at(0)"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder without verdicts."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    trial._verdict.cache_clear()
+    trial._warn.cache_clear()
+    return tmp_path / "cache" / "adafuse-llm" / "llama.cpp"
+
+
+Sabotage = Callable[..., None]
+
+
+@pytest.fixture
+def sabotage(monkeypatch: pytest.MonkeyPatch) -> Sabotage:
+    """Let child processes end in the first pass."""
+
+    def call(end: str = SEGFAULT, condition: str = "True") -> None:
+        start, _, last = trial.BOOTSTRAP.rpartition("from adafuse_llm")
+        code = CRASHING.format(condition=condition, end=end)
+        monkeypatch.setattr(trial, "BOOTSTRAP", f"{start}exec({code!r}); from adafuse_llm{last}")
+
+    return call
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("code", "crash"),
+    [
+        (0, None),
+        (1, None),
+        (-signal.SIGTERM, None),
+        (-9, None),
+        (-signal.SIGSEGV, "signal SIGSEGV"),
+        (-signal.SIGILL, "signal SIGILL"),
+        (0xC0000005, "exit code 0xc0000005"),
+        (-500, None),
+    ],
+)
+def test_crashes_are_told_from_other_ends(code: int, crash: str | None) -> None:
+    assert crash_of(code) == crash
+
+
+def verdicts(cache: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in cache.glob("*")]
+
+
+@pytest.mark.gguf
+def test_a_verdict_is_kept_for_each_library_processor_and_settings(
+    cache: Path, sabotage: Sabotage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert survivable(PLAIN, "m") == PLAIN
+    (kept,) = verdicts(cache)
+    assert kept["crash"] is None
+    assert kept["library"][:2] == [*find_library()]
+    sabotage()
+    trial._verdict.cache_clear()  # as in another process
+    assert survivable(PLAIN, "m") == PLAIN
+    trial._verdict.cache_clear()
+    monkeypatch.setattr(trial, "_processor", lambda: "another one")
+    with pytest.raises(LoadError):
+        survivable(PLAIN, "m")
+    assert len(verdicts(cache)) == 3  # two of the other processor
+    assert sorted(each["crash"] or "" for each in verdicts(cache))[0] == ""
+
+
+@pytest.mark.gguf
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no signals")
+def test_r16_a_crash_with_reordered_weights_leads_to_safe_settings_and_one_warning(
+    sabotage: Sabotage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sabotage(condition="start['settings']['reorder']")
+    library = load_library()
+    load, used = library.llama_model_load_from_file, []
+
+    def recorded(path: bytes, params: Any) -> Any:
+        used.append(params.use_extra_bufts)
+        return load(path, params)
+
+    monkeypatch.setattr(library, "llama_model_load_from_file", recorded)
+    members = [LlamaCppBackend(embedded_gguf("wren", "q8_0"), n, context=512) for n in ("a", "b")]
+    assert used == [False, False]
+    (record,) = (each for each in caplog.records if each.levelno == logging.WARNING)
+    assert record.getMessage().startswith(
+        f"llama.cpp ({' '.join(find_library())}) ended a trial process by signal SIGSEGV on this "
+        "processor, so members keep their weights in the order of the file, which is slower. "
+    )
+    assert Path(record.getMessage().rpartition("delete ")[2]).exists()
+    assert AdaFuseEngine(members).generate("The mill", max_new_tokens=2).text
+
+
+@pytest.mark.gguf
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no signals")
+def test_a_crash_with_all_settings_is_one_clear_error(cache: Path, sabotage: Sabotage) -> None:
+    sabotage("os.abort()")
+    with pytest.raises(LoadError) as caught:
+        LlamaCppBackend(embedded_gguf("wren", "q8_0"), "m", context=512)
+    assert str(caught.value).startswith("member 'm' (")
+    assert (
+        f") cannot be loaded: llama.cpp ({' '.join(find_library())}) ended a trial process by "
+        "signal SIGABRT on this processor. Install a llama.cpp that is compiled for this processor "
+        "(docs/guides/gguf.md says how), pass other settings, or use the transformers model. To "
+        f"try again, delete {cache}"
+    ) in str(caught.value)
+    assert [each["settings"]["reorder"] for each in verdicts(cache)].count(True) == 1
+    assert len(verdicts(cache)) == 2
+
+
+@pytest.mark.gguf
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no signals")
+@pytest.mark.parametrize("end", ["os._exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_other_ends_of_a_trial_are_no_verdict(cache: Path, sabotage: Sabotage, end: str) -> None:
+    sabotage(end)
+    assert survivable(PLAIN, "m") == PLAIN
+    assert not verdicts(cache)
+
+
+@pytest.mark.gguf
+def test_a_machine_without_a_cache_folder_or_processes_has_members(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.parent.parent.write_text("a file")
+    assert survivable(SAFE, "m") == SAFE
+    monkeypatch.setattr("multiprocessing.spawn.get_executable", lambda: "/no/such/python")
+    trial._verdict.cache_clear()
+    assert survivable(SAFE, "m") == SAFE
+
+
+TRAPS = {"x86_64": b"\x0f\x0b", "aarch64": bytes(4)}
+"""Instructions that do not exist, by machine."""
+
+
+def crashing_package(folder: Path) -> None:
+    """Copy the package of llama.cpp, and let its function llama_decode crash."""
+    installed = distribution(PACKAGE.name)
+    for file in installed.files or ():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(str(installed.locate_file(file)), folder / file)
+    path = str(installed.locate_file(PACKAGE.library))
+    place = ctypes.cast(ctypes.CDLL(path).llama_decode, ctypes.c_void_p).value or 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, _, offset, *_ = line.split()
+        start, end = (int(address, 16) for address in addresses.split("-"))
+        if start <= place < end:
+            with (folder / PACKAGE.library).open("r+b") as library:
+                library.seek(place - start + int(offset, 16))
+                library.write(TRAPS[os.uname().machine])
+
+
+@pytest.mark.gguf
+@pytest.mark.skipif(sys.platform != "linux", reason="the instruction is for Linux")
+def test_a_library_that_crashes_takes_no_application_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if find_library()[0] != PACKAGE.name:
+        pytest.skip(f"{PACKAGE.name} is not installed")
+    crashing_package(tmp_path / "site")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    path = str(embedded_gguf("wren", "q8_0"))
+    for process in (False, True):
+        with pytest.raises(LoadError, match=r"'m'.* ended a trial process by signal SIGILL on"):
+            AdaFuseEngine.from_pretrained([MemberSpec(path, name="m", process=process)])
+        trial._verdict.cache_clear()
+
+
+@pytest.mark.gguf
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no signals")
+def test_a_crash_in_the_process_of_a_member_names_the_library_and_what_to_do(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = str(embedded_gguf("wren", "q8_0"))
+    specs = [MemberSpec(path, name="m", process=True, context=512)]
+    with AdaFuseEngine.from_pretrained(specs) as engine:
+        expected = engine.generate("The mill", max_new_tokens=4).text
+        victim = process_of(engine.backends[0])
+        os.kill(victim, signal.SIGSEGV)
+        assert engine.generate("The mill", max_new_tokens=4).text == expected
+    (record,) = (each for each in caplog.records if each.levelno == logging.WARNING)
+    assert record.getMessage() == (
+        f"member 'm': its process {victim} was ended by signal SIGSEGV, which is a crash of "
+        f"llama.cpp ({' '.join(find_library())}). Try repeatable=True, flash_attention=False or "
+        "gpu_layers=0, another file of the model, or its transformers model. The member is started "
+        "again"
+    )
