@@ -3,12 +3,11 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INTEGRATIONS := integrations/langchain-adafuse integrations/llama-index-llms-adafuse
-PACKAGES := -e '.[cli,client,eval,grammar,serve,tune]' $(addprefix -e ,$(INTEGRATIONS))
+PACKAGES := -e '.[cli,client,eval,gguf,grammar,serve,tune]' $(addprefix -e ,$(INTEGRATIONS))
 GROUPS := --group dev --group docs --group cookbooks
 DEMO := $(VENV)/.demo
 SERVE := $(VENV)/.serve
 SETUP := $(VENV)/.set-up
-GGUF := $(VENV)/.gguf
 RAY := $(VENV)/.ray
 CLIENTS := .venv-clients
 LOWEST := .venv-lowest
@@ -49,11 +48,11 @@ test: $(SETUP) ## all tests except the slow ones, the cookbooks, and those of GG
 test-cookbooks: $(SETUP) ## run the cookbooks (not the one with GGUF members), and compare their outputs with the stored ones
 	$(BIN)/python -m pytest -q --cookbooks -m "cookbook or gguf" tests/docs/test_cookbooks.py $(WORKERS) 2
 
-test-real: $(GGUF) ## the tests of real models, which it fetches first; 40 minutes on two cores
+test-real: $(SETUP) ## the tests of real models, which it fetches first; 40 minutes on two cores
 	-@$(BIN)/python -m benchmarks.real.members
 	$(BIN)/python -m pytest -q --real --gguf -m real tests/real $(WORKERS) 2
 
-test-gguf: $(GGUF) ## the tests of GGUF members and their cookbook; compiles llama.cpp first, once, in some 12 minutes
+test-gguf: $(SETUP) ## the tests of GGUF members and their cookbook
 	$(BIN)/python -m pytest -q --gguf -m gguf $(WORKERS) 2
 
 test-ray: $(RAY) ## the tests of members and servers on several machines, which Ray connects; needs Linux
@@ -126,11 +125,6 @@ $(SERVE): $(DEMO)
 $(SETUP): $(DEMO) $(addsuffix /pyproject.toml,$(INTEGRATIONS))
 	@echo "adding to $(VENV) what tests, linters and documentation need (once)"
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt $(PACKAGES) $(GROUPS)
-	@touch $@
-
-$(GGUF): $(SETUP)
-	@echo "adding llama.cpp to $(VENV) (once; compiling it takes some 12 minutes)"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[gguf]'
 	@touch $@
 
 $(RAY): $(SETUP)

@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 import adafuse_llm
+from adafuse_llm.backends.llamacpp.declarations import BUILDS
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.quick
@@ -118,7 +119,9 @@ def test_the_lowest_constraints_are_the_lower_bounds() -> None:
         for line in [*metadata.core.dependencies, *(each for extra in extras for each in extra)]:
             requirement = Requirement(line)
             lower = {
-                Version(each.version) for each in requirement.specifier if each.operator == ">="
+                Version(each.version)
+                for each in requirement.specifier
+                if each.operator in (">=", "==")
             }
             bounds.setdefault(requirement.name, set()).update(lower)
     del bounds["adafuse-llm"], bounds["torch"]  # the Makefile chooses the version of torch
@@ -126,6 +129,14 @@ def test_the_lowest_constraints_are_the_lower_bounds() -> None:
     lines = (ROOT / "constraints-lowest.txt").read_text(encoding="utf-8").splitlines()
     pins = (line.split("==") for line in lines if not line.startswith("#"))
     assert {name: {Version(version)} for name, version in pins} == bounds
+
+
+@pytest.mark.parametrize("file", ["constraints.txt", "constraints-lowest.txt"])
+def test_the_pinned_llama_cpp_is_the_declared_one(file: str) -> None:
+    pins = {f"{each.name}=={each.version}" for each in BUILDS.values()}
+    extra = METADATA["adafuse-llm"].core.optional_dependencies["gguf"]
+    assert pins <= {line.split(";")[0] for line in extra}
+    assert pins <= {*(ROOT / file).read_text(encoding="utf-8").splitlines()}
 
 
 def test_extras_in_install_hints_exist() -> None:

@@ -33,13 +33,14 @@ class Package(NamedTuple):
     library: str
 
 
-PACKAGE: Final = (
-    Package("llama-cpp-py-sync", "0.11548", "llama_cpp_py_sync/llama.dll")  # build b11548
-    if sys.platform == "win32"
-    else Package("xllamacpp", "2026.10.11549", "xllamacpp/xllamacpp.abi3.so")  # build b11549
-)
-"""The package that the extra ``gguf`` installs. The library of xllamacpp for Windows exports no
-functions of llama.cpp."""
+BUILDS: Final = {
+    "win32": Package("llama-cpp-py-sync", "0.11548", "llama_cpp_py_sync/llama.dll"),
+    "other": Package("xllamacpp", "2026.10.11549", "xllamacpp/xllamacpp.abi3.so"),
+}
+"""The packages that the extra ``gguf`` installs, by platform: the builds b11548 and b11549. The
+library of xllamacpp for Windows exports no functions of llama.cpp."""
+
+PACKAGE: Final = BUILDS["win32" if sys.platform == "win32" else "other"]
 
 
 class ModelParams(ctypes.Structure):
@@ -219,7 +220,7 @@ def load() -> SimpleNamespace:
     """
     installed = distribution(PACKAGE.name)
     if installed.version.partition("+")[0] != PACKAGE.version:
-        raise _refusal(f"the version {installed.version} is installed")
+        raise _refusal(f"another version of it is installed ({installed.version})")
     path = str(installed.locate_file(PACKAGE.library))
     try:
         native = _open(path)

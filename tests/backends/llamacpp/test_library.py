@@ -46,7 +46,11 @@ def test_the_first_package_that_is_installed_is_used(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("version", "file", "problem"),
     [
-        ("0.0.1", "pytest/__init__.py", f"the version {pytest.__version__} is installed"),
+        (
+            "0.0.1",
+            "pytest/__init__.py",
+            f"another version of it is installed ({pytest.__version__}",
+        ),
         (pytest.__version__, "pytest/__init__.py", "its library cannot be loaded (.*header"),
         (pytest.__version__, _ctypes.__file__, "its library has no function llama_backend_init"),
     ],
