@@ -178,9 +178,13 @@ def _processor() -> str:
 
 def _path(facts: Mapping[str, Any]) -> Path:
     """Return the file of a verdict."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    try:
+        folder = folder.expanduser()
+    except RuntimeError:  # the user has no home
+        folder = Path(tempfile.gettempdir())
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-    return Path(cache).expanduser() / "adafuse-llm" / "llama.cpp" / f"{key}.json"
+    return folder / "adafuse-llm" / "llama.cpp" / f"{key}.json"
 
 
 # In the child process -------------------------------------------------------------------------
