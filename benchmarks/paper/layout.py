@@ -233,6 +233,8 @@ TUNED = (
 )
 """Peers with the settings that were best for the embedded members on development questions."""
 
+MIXTURE = Row(name="mixture of words", strategy="mixture")
+
 REAL = Suite(
     real=("smollm", "gemma", "qwen"),
     ranges={
@@ -264,6 +266,7 @@ REAL = Suite(
     },
     parts=("smollm+qwen", "gemma+qwen", "all"),
     without=("GaC, gated", "DeePEn"),
+    peers=(MIXTURE,),
 )
 """The suite ``real``.
 
