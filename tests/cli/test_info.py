@@ -88,8 +88,7 @@ def test_a_gguf_model_is_loaded_and_described(adafuse):
     (facts,) = report["members"]
     assert (facts["architecture"], facts["dtype"], facts["cache"]) == ("olmo2", "Q8_0", "tree")
     assert (facts["end_tokens"], facts["chat_template"]) == (["[|done|]"], True)
-    (finding,) = report["findings"]
-    assert "loses the character \u2581" in finding["text"]
+    assert report["findings"] == []  # the file's vocabulary loses no character
 
 
 def test_models_are_described_in_this_process_only(adafuse, models):
