@@ -168,12 +168,10 @@ class ReferenceMember:
         """The logarithm of the probability that whitespace or the end follows."""
         if not self._word_ends:
             before = self.tokenizer.encode("a", add_special_tokens=False)
-            known = set(self.tokenizer.get_vocab().values())
-            self._word_ends = {
-                token
-                for token in known
-                if token in self.end_ids or self.text(before, [token])[:1].isspace()
-            }
+            known = sorted(self.tokenizer.get_vocab().values())
+            texts = self.tokenizer.batch_decode([[*before, token] for token in known])
+            pairs = zip(known, texts, strict=True)
+            self._word_ends = {t for t, text in pairs if t in self.end_ids or text[1:2].isspace()}
         follows = range(self.vocabulary) if allowed is None else allowed
         logprobs = self.logprobs(ids)
         return log_sum([logprobs[token] for token in follows if token in self._word_ends])
