@@ -810,22 +810,16 @@ class MeanRule:
     def majority(self, *_: object) -> None:
         """No word wins before all members have proposed."""
 
-    def observe(self, winner: ReferenceCandidate, members: Sequence[ReferenceMember]) -> None:
-        pass
-
 
 @dataclass
 class WordMixture:
     """The scores of the strategy `Mixture`: the members' probabilities of a word with its end.
 
     Attributes:
-        evidence: exponent of a member's probability of the response so far, in its weight.
         early: whether a word can win before all members have proposed.
     """
 
-    evidence: float = 0.0
     early: bool = True
-    _sums: dict[str, float] = field(default_factory=dict)
 
     def score(
         self,
@@ -836,18 +830,14 @@ class WordMixture:
         options: Options,
         form: Form | None = None,
     ) -> None:
-        shares = [
-            weight * math.exp(self.evidence * self._sums.get(member.name, 0.0))
-            for member, weight in zip(members, weights, strict=True)
-        ]
         for candidate in candidates:
             total = 0.0
-            for member, share in zip(members, shares, strict=True):
+            for member, share in zip(members, weights, strict=True):
                 nll = self.nll(member, ids[member.name], candidate, options, form)
                 if math.isfinite(nll):
                     candidate.nll[member.name] = nll
                     total += share * math.exp(-nll)
-            candidate.score = -math.log(total / sum(shares)) if total > 0 else None
+            candidate.score = -math.log(total / sum(weights)) if total > 0 else None
 
     def majority(
         self,
@@ -864,7 +854,7 @@ class WordMixture:
         None if the word may lose against another one. The members with the highest weights read
         the word; its score counts the probability of the others as 0.
         """
-        if not self.early or self.evidence or opening.free or opening.spaces:
+        if not self.early or opening.free or opening.spaces:
             return None
         order = sorted(range(len(members)), key=lambda place: (-weights[place], place))
         lead = members[order[0]].name
@@ -907,12 +897,6 @@ class WordMixture:
             return nll
         allowed, single = form.allowed(member, ids, tokens) if form else (None, False)
         return nll if single else nll - member.word_end([*ids, *tokens], allowed)
-
-    def observe(self, winner: ReferenceCandidate, members: Sequence[ReferenceMember]) -> None:
-        """Learn how likely each member finds the text that was chosen."""
-        for member in members:
-            nll = winner.nll.get(member.name, math.inf)
-            self._sums[member.name] = self._sums.get(member.name, 0.0) - min(nll, -math.log(1e-8))
 
 
 def look_ahead(
@@ -1096,7 +1080,6 @@ def decode(  # noqa: C901
         winner = candidates[best]
         if winner.score is None:
             raise RuntimeError("no member can score any candidate")
-        rule.observe(winner, members)
 
         firsts = {name: own[0].text for name, own in proposals.items()}
         room = {name: options.max_new_tokens - count for name, count in completion.items()}
@@ -1366,7 +1349,6 @@ def decode_form(  # noqa: C901
             winner = candidates[scores.index(min(scores))]
             if winner.score is None:
                 raise RuntimeError("no member can score any candidate")
-            rule.observe(winner, members)
             kept = response.cut(winner, firsts, options.max_new_tokens)
             shown = response.commit(kept)
             rounds.append(ReferenceRound(candidates, candidates.index(winner), shown, margins))

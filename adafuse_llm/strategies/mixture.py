@@ -22,13 +22,9 @@ from adafuse_llm.decoding.rounds import (
     to_result,
 )
 from adafuse_llm.decoding.score import Pool, PoolCandidate
-from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.strategies.adafuse import branch_tokens
 from adafuse_llm.strategies.base import Strategy, StrategyContext
 from adafuse_llm.text.words import has_end
-
-SMALLEST = math.log(1e-8)
-"""Log-probability that a member's record counts for a word that the member finds less likely."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +49,6 @@ class Mixture(Strategy):
     knows more. If a member does not tell its number of parameters, all weights are equal. A member
     that cannot write a word exactly gives it a probability of 0.
 
-    With ``evidence`` e above 0, each weight is multiplied by the e-th power of the probability that
-    the member gave the response so far, and no less than 1e-8 per word. With e = 1, the responses
-    of the mixture have the mean of the members' probabilities (Bayesian model averaging).
-
     The score is -log of the pooled probability, and the NLL is -log of P_k, both in nats. Under a
     grammar, probabilities are relative to all that the grammar permits at the start of the word.
 
@@ -65,31 +57,17 @@ class Mixture(Strategy):
     one after another, the one with the highest weight first, until this is certain. A round that
     ends in this way has one candidate, the NLL of the members that read it, and the score that it
     has if the other members give it a probability of 0. Otherwise all members propose. They always
-    do so with evidence, and for the first word of a reply to messages.
+    do so for the first word of a reply to messages, and for spaces at the end of a prompt.
 
     Cost: one pass per token for the member with the highest weight. Other members read only the
     words that it cannot decide, and propose their own if they cannot decide them together.
-
-    Args:
-        evidence: the exponent e, at least 0.
-
-    Raises:
-        InvalidOptionError: `evidence` is negative or not finite.
     """
-
-    evidence: float = 0.0
 
     name = "mixture"
     options = frozenset(
         {*CONSTRAINTS, *SAMPLING, "margin_threshold", "branching_factor", "weights"}
         | {"max_word_letters", "max_word_tokens"}
     )
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.evidence < math.inf:
-            raise InvalidOptionError(
-                f"Mixture(evidence=...) must be 0 or more; got {self.evidence!r}"
-            )
 
     @override
     def weights(self, members: Sequence[Backend]) -> Sequence[float]:
@@ -107,7 +85,7 @@ class Mixture(Strategy):
 
     @override
     def begin(self, context: StrategyContext) -> PlayRound:
-        return _Rounds(context.members, _one_word(context.config), self.evidence).play
+        return _Rounds(context.members, _one_word(context.config)).play
 
 
 def _one_word(config: AdaFuseConfig) -> AdaFuseConfig:
@@ -116,35 +94,24 @@ def _one_word(config: AdaFuseConfig) -> AdaFuseConfig:
 
 
 class _Rounds:
-    """The rounds of one request, and how likely each member has found its words."""
+    """The rounds of one request."""
 
-    def __init__(
-        self,
-        members: Sequence[Member],
-        config: AdaFuseConfig,
-        evidence: float,
-    ) -> None:
+    def __init__(self, members: Sequence[Member], config: AdaFuseConfig) -> None:
         self._members = members
         self._config = config
         self._by_weight = sorted(members, key=lambda member: -member.weight)
         self._drafts = NoDrafts(members)
-        self._evidence = evidence
-        self._record = [0.0] * len(members)
         for member in members:
             member.word_ends = True
 
     def play(self) -> Steps[RoundOutcome]:
         """Play a round."""
         opening = self._members[0].opening
-        if not (self._evidence or opening.is_reply or opening.spaces):
+        if not (opening.is_reply or opening.spaces):
             outcome = yield from self._majority()
             if outcome is not None:
                 return outcome
-        outcome = yield from play_round(self._members, self._config, self._drafts, self._score)
-        known = outcome.scored[outcome.winner].nll
-        for place, member in enumerate(self._members):
-            self._record[place] += max(-known.get(member.name, math.inf), SMALLEST)
-        return outcome
+        return (yield from play_round(self._members, self._config, self._drafts, self._score))
 
     def _majority(self) -> Steps[RoundOutcome | None]:
         """Return the word of the member with the highest weight, if no other word can win.
@@ -179,18 +146,9 @@ class _Rounds:
     def _score(self, candidate: PoolCandidate, members: Sequence[Member]) -> results.Candidate:
         """Return a candidate with the members' NLLs and the score."""
         logprobs = [self._logprob(candidate, member) for member in members]
-        weights = [
-            (math.log(member.weight) if member.weight else -math.inf) + self._evidence * record
-            for member, record in zip(members, self._record, strict=True)
-        ]
-        pooled = self._pooled(weights, logprobs)
-        score = None if pooled == -math.inf else 0.0 - pooled
-        return to_result(candidate, members, [0.0 - each for each in logprobs], score)
-
-    def _pooled(self, weights: Sequence[float], logprobs: Sequence[float]) -> float:
-        """Return the log of the weighted mean of probabilities. The weights are logarithms, too."""
-        both = [w + p for w, p in zip(weights, logprobs, strict=True)]
-        return _log_sum(both) - _log_sum(weights)
+        weights = [member.weight for member in members]
+        nll = [0.0 - each for each in logprobs]
+        return to_result(candidate, members, nll, _pooled(weights, logprobs))
 
     def _logprob(self, candidate: PoolCandidate, member: Member) -> float:
         """Return the log-probability of a word and its end."""
@@ -210,9 +168,11 @@ class _Rounds:
         return len(candidate.path(proposer)) >= self._config.max_word_tokens
 
 
-def _log_sum(values: Sequence[float]) -> float:
-    """Return the log of the sum of exp(value)."""
-    highest = max(values)
-    if highest == -math.inf:
-        return highest
-    return highest + math.log(math.fsum(math.exp(value - highest) for value in values))
+def _pooled(weights: Sequence[float], logprobs: Sequence[float]) -> float | None:
+    """Return -log of the weighted mean of probabilities, or None if the mean is 0."""
+    known = [(w, p) for w, p in zip(weights, logprobs, strict=True) if w and p > -math.inf]
+    if not known:
+        return None
+    highest = max(p for _, p in known)
+    mean = math.fsum(w * math.exp(p - highest) for w, p in known) / math.fsum(weights)
+    return 0.0 - highest - math.log(mean)

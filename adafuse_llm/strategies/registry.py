@@ -58,7 +58,6 @@ _WITH_COUNT: Mapping[str, Callable[[int], Strategy]] = {
 _WITH_SETTING: Mapping[str, Callable[[float], Strategy]] = {
     "deepen": lambda rate: DeePEn(rate=rate),
     "gac-gated": lambda threshold: GaC(threshold=threshold),
-    "mixture": lambda evidence: Mixture(evidence=evidence),
 }
 """Strategies whose names may end in a decimal number."""
 
@@ -68,8 +67,8 @@ def find_strategy(strategy: Strategy | str) -> Strategy:
 
     The names ``fixed-N``, ``beam-N``, ``hypotheses-N`` and ``look-ahead-N`` allow any number N of
     up to three digits.
-    The names ``deepen-R``, ``gac-gated-T`` and ``mixture-E`` set the learning rate R, the threshold
-    T and the evidence E, such as ``deepen-0.3``.
+    The names ``deepen-R`` and ``gac-gated-T`` set the learning rate R and the threshold T, such as
+    ``deepen-0.3``.
 
     Raises:
         InvalidOptionError: the name is unknown, or the object is not a strategy.

@@ -90,13 +90,10 @@ def test_a_word_with_more_than_half_of_the_weight_wins_without_the_others() -> N
     assert sure.text == unsure.text == " a"
 
 
-@pytest.mark.parametrize("evidence", [0.0, 0.5])
 @pytest.mark.parametrize("branches", [1, 3])
 @pytest.mark.parametrize("recipes", [PAIR, TRIPLE], ids=["pair", "triple"])
-def test_responses_are_those_without_any_cache(
-    recipes: Sequence[Recipe], branches: int, evidence: float
-) -> None:
-    check(recipes, evidence, branching_factor=branches)
+def test_responses_are_those_without_any_cache(recipes: Sequence[Recipe], branches: int) -> None:
+    check(recipes, branching_factor=branches)
 
 
 @pytest.mark.parametrize("branches", [1, 3])
@@ -105,11 +102,11 @@ def test_words_that_win_early_are_those_that_would_win(
     recipes: Sequence[Recipe], branches: int
 ) -> None:
     sharp = [replace(recipe, spread=1.5, space_bias=6.0) for recipe in recipes]
-    counts = check(sharp, 0.0, branching_factor=branches)
+    counts = check(sharp, branching_factor=branches)
     assert min(counts) == 1 < max(counts)
 
 
-def check(recipes: Sequence[Recipe], evidence: float, **options: Any) -> list[int]:
+def check(recipes: Sequence[Recipe], **options: Any) -> list[int]:
     """Compare responses with the reference, and return the numbers of candidates by round."""
     counts = []
     members = [backend(recipe) for recipe in recipes]
@@ -123,11 +120,11 @@ def check(recipes: Sequence[Recipe], evidence: float, **options: Any) -> list[in
                 [reference(recipe) for recipe in recipes],
                 prompt,
                 Options(**options | {"weights": options["weights"] or sizes}, max_words=1),
-                rule=WordMixture(evidence, early=early),
+                rule=WordMixture(early=early),
             )
             for early in (True, False)
         )
-        with AdaFuseEngine(members, strategy=Mixture(evidence=evidence)) as engine:
+        with AdaFuseEngine(members, strategy=Mixture()) as engine:
             result = engine.generate(prompt, **options)
         assert_same(result, expected, TOLERANCE)
         assert result.text == whole.text

@@ -68,7 +68,7 @@ PARTS = (*PIECES, "def f(x):", "Answer:", "  \n", "\u05e9\u05dc\u05d5\u05dd", "\
 """Texts that make up prompts."""
 
 ROUND_BY_ROUND = (
-    *("adafuse", "single", "fixed-1", "fixed-2", "fixed-3", "mixture-0.5", "sweetspan"),
+    *("adafuse", "single", "fixed-1", "fixed-2", "fixed-3", "mixture", "sweetspan"),
     *("beam-2", "look-ahead-2", "unite", "gac", "core", "safe", "specem", "deepen"),
 )
 """Strategies in which a limit or a stop sequence changes nothing in the rounds before it."""
