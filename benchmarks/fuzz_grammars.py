@@ -61,6 +61,10 @@ HARMLESS = ({"json_schema": SCHEMA}, {"regex": "(abba|cab|[01]{4}| )*"})
 QUESTION = [{"role": "user", "content": "Who founded the Silesse Mill?"}]
 
 
+Latencies = tuple[list[float], list[float]]
+"""Seconds until the answers to requests without a schema, and to those with one."""
+
+
 @dataclass
 class Report:
     """What a run has measured.
@@ -78,9 +82,9 @@ class Report:
 
     outcomes: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
-    alone: list[float] = field(default_factory=list)
-    harmless: list[float] = field(default_factory=list)
-    beside: list[float] = field(default_factory=list)
+    alone: Latencies = field(default_factory=lambda: ([], []))
+    harmless: Latencies = field(default_factory=lambda: ([], []))
+    beside: Latencies = field(default_factory=lambda: ([], []))
     memory: list[float] = field(default_factory=list)
     has_died: bool = False
     seconds: float = 0.0
@@ -91,7 +95,7 @@ class Report:
         return not self.has_died and not self.faults
 
 
-def run(cases: Sequence[int], seed: int, clients: int, *, alone: int = 30) -> Report:
+def run(cases: Sequence[int], seed: int, clients: int, *, alone: int = 40) -> Report:
     """Send cases to a new server.
 
     Args:
@@ -104,7 +108,7 @@ def run(cases: Sequence[int], seed: int, clients: int, *, alone: int = 30) -> Re
     with _members_file() as members, server_process("--config", members) as (url, process):
         honest = _Honest(url, report)
         for _ in range(5):
-            honest.ask([])
+            honest.ask(([], []))
         for _ in range(alone):
             honest.ask(report.alone)
         with honest.asking(report.harmless), ThreadPoolExecutor(clients) as pool:
@@ -139,11 +143,12 @@ class _Honest:
         self._report = report
         self._number = 0
 
-    def ask(self, latencies: list[float]) -> None:
+    def ask(self, latencies: Latencies) -> None:
         """Ask a question, and add the seconds until the answer to `latencies`."""
         self._number += 1
+        has_schema = self._number % 2
         body: dict[str, Any] = {"model": "adafuse", "messages": QUESTION, "max_tokens": 32}
-        if self._number % 2:
+        if has_schema:
             form = {"name": "mill", "schema": SCHEMA, "strict": True}
             body["response_format"] = {"type": "json_schema", "json_schema": form}
         began = time.monotonic()
@@ -152,12 +157,12 @@ class _Honest:
         except httpx.HTTPError as error:
             self._report.faults.append(f"an honest request failed: {error!r}")
             return
-        latencies.append(time.monotonic() - began)
+        latencies[has_schema].append(time.monotonic() - began)
         if response.status_code != 200:
             self._report.faults.append(f"an honest request failed: {response.text:.200}")
 
     @contextmanager
-    def asking(self, latencies: list[float]) -> Iterator[None]:
+    def asking(self, latencies: Latencies) -> Iterator[None]:
         """Keep asking from a thread while the context is open."""
         done = threading.Event()
 
@@ -243,7 +248,8 @@ def _is_alive(url: str, process: psutil.Process) -> bool:
 def _show_progress(index: int, size: int, report: Report, began: float) -> None:
     print(
         f"{time.monotonic() - began:6.0f} s  {index + 1}/{size} cases, "
-        f"{len(report.faults)} faults, {report.memory[-1]:.0f} MB, p95 {_p95(report.beside):.2f} s",
+        f"{len(report.faults)} faults, {report.memory[-1]:.0f} MB, p95 with a schema "
+        f"{_p95(report.beside[1]):.2f} s",
         file=sys.stderr,
         flush=True,
     )
@@ -277,10 +283,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("beside harmless clients", report.harmless),
         ("beside hostile clients", report.beside),
     ):
-        print(
-            f"honest requests {name}: {len(latencies)}, median {statistics.median(latencies):.2f} "
-            f"s, p95 {_p95(latencies):.2f} s, max {max(latencies):.2f} s"
-        )
+        for form, seconds in zip(("without", "with"), latencies, strict=True):
+            print(
+                f"honest requests {name}, {form} a schema: {len(seconds)}, median "
+                f"{statistics.median(seconds):.2f} s, p95 {_p95(seconds):.2f} s, max "
+                f"{max(seconds):.2f} s"
+            )
     shown = ", ".join(f"{each:.0f}" for each in report.memory[:: max(len(report.memory) // 10, 1)])
     print(f"resident memory in MB: {shown}; at the end {report.memory[-1]:.0f}")
     return 0 if report.is_good else 1

@@ -41,8 +41,16 @@ RESPONSE_STATES = 10_000
 """Number of states that the searches for texts that complete a response may read together, in
 addition to `CLOSING_STATES` for each of them."""
 
-CLOSING_STATES = 2_000
+CLOSING_STATES = 500
 """Number of states that each of these searches may read."""
+
+RESPONSE_SECONDS = 0.3
+"""Maximum CPU time of these searches together, in addition to `CLOSING_SECONDS` for each of them.
+All requests wait meanwhile. The states of ordinary grammars take half of it, so only other grammars
+depend on time."""
+
+CLOSING_SECONDS = 0.01
+"""Maximum CPU time of each of these searches."""
 
 _CLOSERS = b'}]"'
 _OPENERS = b"{["

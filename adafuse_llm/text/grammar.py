@@ -24,9 +24,11 @@ from typing import Any, Protocol
 
 from adafuse_llm.errors import GrammarError
 from adafuse_llm.text.closing import (
+    CLOSING_SECONDS,
     CLOSING_STATES,
     MAX_FORCED,
     MAX_SECONDS,
+    RESPONSE_SECONDS,
     RESPONSE_STATES,
     Effort,
     Failure,
@@ -270,7 +272,8 @@ class GrammarText:
         self.begun = begun
         self._first = state
         self._state = state.deep_copy()
-        self._spare_states = RESPONSE_STATES
+        self._spare_states: float = RESPONSE_STATES
+        self._spare_seconds = RESPONSE_SECONDS
         self._closings: dict[str, str | None] = {} if closing is None else {"": closing}
 
     @property
@@ -338,9 +341,11 @@ class GrammarText:
         state = self._after(text)
         if state is None:
             return None
-        effort = Effort(CLOSING_STATES + self._spare_states)
+        expires = time.thread_time() + CLOSING_SECONDS + self._spare_seconds
+        effort = Effort(CLOSING_STATES + self._spare_states, expires)
         found = found_closing(state, effort)
-        self._spare_states = int(min(self._spare_states, max(effort.states, 0)))
+        self._spare_states = min(self._spare_states, max(effort.states, 0))
+        self._spare_seconds = min(self._spare_seconds, max(expires - time.thread_time(), 0))
         return found.decode() if isinstance(found, bytes) else None
 
     def begun_with(self, text: str) -> GrammarText:

@@ -35,7 +35,7 @@ def test_r3_v1_hostile_requests_harm_nobody() -> None:
     assert report.outcomes.total() == CASES
     assert report.outcomes["400"] > 3
     assert report.outcomes["200"] > 3
-    assert len(report.beside) > 5
+    assert sum(map(len, report.beside)) > 5
     assert not math.isnan(report.memory[-1])
 
 

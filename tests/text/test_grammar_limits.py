@@ -53,16 +53,6 @@ def test_a_long_text_that_is_found_in_time_is_allowed() -> None:
     assert grammar.text().closing() == "a " * 300
 
 
-def test_the_search_during_a_response_does_not_depend_on_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    grammar = Grammar.of(AdaFuseConfig(regex="([a-z]+ ){20}"))
-    assert grammar is not None
-    monkeypatch.setattr(grammars, "MAX_SECONDS", 0.0)
-    monkeypatch.setattr(time, "thread_time", lambda: pytest.fail("the time was asked"))
-    assert grammar.text().closing("a ") == "a " * 19
-
-
 def test_the_limits_of_llguidance_are_named() -> None:
     properties = {f"p{number}": {"type": "string"} for number in range(3_000)}
     schema = {"type": "object", "properties": properties}
@@ -127,7 +117,7 @@ def test_r3_v2_searches_in_a_response_have_a_limit_together() -> None:
     began = time.thread_time()
     for number in range(20):
         text.closing("y" * 20 + "ba" + "z" * (21 + number))
-    assert time.thread_time() - began < 4  # without the limit, more than 20 seconds
+    assert time.thread_time() - began < 1  # without the limit, more than 20 seconds
 
 
 def test_a_closing_that_is_known_is_not_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
