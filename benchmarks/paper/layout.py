@@ -176,6 +176,7 @@ class Suite(Plain):
         max_new_tokens: length limit by task. It replaces the task's own limit.
         ensembles: members by name of an ensemble. Each ensemble has a Table 1 of its own, which is
             a part with the name of the ensemble.
+        with_peers: names of the ensembles whose Table 1 has the peers. Empty for all.
         parts: names of parts. Empty for all.
         without: names of rows to leave out.
         rows: further systems. They make up the additional part ``more``.
@@ -202,6 +203,7 @@ class Suite(Plain):
     ensembles: Mapping[str, Annotated[tuple[str, ...], Field(min_length=1)]] = Field(
         default_factory=dict
     )
+    with_peers: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     rows: tuple[Row, ...] = ()
@@ -264,6 +266,7 @@ REAL = Suite(
         "gemma+qwen": ("gemma", "qwen"),
         "all": ("smollm", "gemma", "qwen"),
     },
+    with_peers=("smollm+qwen",),
     parts=("smollm+qwen", "gemma+qwen", "all"),
     without=("GaC, gated", "DeePEn"),
     peers=(MIXTURE,),
@@ -385,7 +388,13 @@ def _all_parts(suite: Suite, members: Sequence[str]) -> list[Part]:
     """Return all parts, whether or not `Suite.parts` names them."""
     parts = paper(members, suite.rows, suite.peers)
     first, *others = [part.without(suite.without) for part in parts]
-    tables = [first.of(name, chosen) for name, chosen in suite.ensembles.items()]
+    _check_names("ensemble", suite.with_peers, list(suite.ensembles))
+    peers_of = suite.with_peers or suite.ensembles
+    plain = first.without([row.name for row in first.rows if row.kind == "peer"])
+    tables = [
+        (first if name in peers_of else plain).of(name, chosen)
+        for name, chosen in suite.ensembles.items()
+    ]
     return [first, *tables, *others]
 
 
