@@ -1,6 +1,7 @@
 """The `adafuse` command: parse the flags, call the engine, print the result.
 
 ask       answer a question from documents and show how the ensemble decides
+chat      talk with the ensemble, and ask why it said what it said
 generate  continue a prompt, or answer it as a chat message
 run       answer a test set and write one result per line; can be resumed
 eval      answer a benchmark, score it and compare systems
@@ -112,6 +113,13 @@ def _ask() -> Callable[..., None]:
     return command(ask.ask, refused=ask.REFUSED)
 
 
+def _chat() -> Callable[..., None]:
+    from adafuse_llm.cli import chat
+    from adafuse_llm.cli.common import command
+
+    return command(chat.chat, refused=chat.REFUSED)
+
+
 def _generate() -> Callable[..., None]:
     from adafuse_llm.cli import generate
     from adafuse_llm.cli.common import command
@@ -165,6 +173,7 @@ def _info() -> Callable[..., None]:
 
 COMMANDS: Final[Mapping[str, Callable[[], Callable[..., None]]]] = {
     "ask": _ask,
+    "chat": _chat,
     "generate": _generate,
     "run": _run,
     "eval": _eval,

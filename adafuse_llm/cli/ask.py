@@ -108,7 +108,7 @@ def ask(
         seconds = time.perf_counter() - loaded
         alone: dict[str, str] = {}
         if compare and generation.finish_reason != "cancelled":
-            alone = _ask_alone(engine, messages, cancel)
+            alone = answers_alone(engine, messages, cancel)
         if not as_json:
             _show_rounds(generation, alone, sources, display)
     if html is not None:
@@ -166,7 +166,7 @@ class _Progress:
         yield self.display.rounds(self.rounds[-max(1, room - len(lines)) :])
 
 
-def _ask_alone(
+def answers_alone(
     engine: AdaFuseEngine, messages: Sequence[Mapping[str, str]], cancel: threading.Event
 ) -> dict[str, str]:
     """Return the answer that each member gives alone, by member."""

@@ -79,7 +79,7 @@ def test_an_interrupted_comparison_is_an_interrupted_command(adafuse, fakes, doc
         cancel.set()
         return {}
 
-    monkeypatch.setattr("adafuse_llm.cli.ask._ask_alone", interrupted)
+    monkeypatch.setattr("adafuse_llm.cli.ask.answers_alone", interrupted)
     result = adafuse("ask", "Who founded the mill?", "--docs", docs, "--compare")
     assert result.exit_code == 130
     assert result.stdout.startswith("Ada Brook did")

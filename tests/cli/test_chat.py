@@ -1,0 +1,108 @@
+"""`adafuse chat`: answers, the conversation so far, commands, errors, Ctrl-C."""
+
+import os
+import signal
+
+import pytest
+
+from adafuse_llm import AdaFuseEngine
+from tests.cli.test_process import _read
+
+TERMINAL = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "100"}
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The messages of each call of the engine."""
+    calls = []
+    stream = AdaFuseEngine.stream
+
+    def record(self, *args, **options):
+        calls.append([(each["role"], each["content"]) for each in options["messages"]])
+        return stream(self, *args, **options)
+
+    monkeypatch.setattr(AdaFuseEngine, "stream", record)
+    return calls
+
+
+@pytest.mark.quick
+def test_a_pipe_gets_only_the_answers(adafuse, fakes, asked):
+    result = adafuse("chat", "--system", "Be brief.", input="Who did?\\\nQuick\n\nAnd then?\n")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "Ada Brook did\nAda Brook did\n"
+    start = [("system", "Be brief."), ("user", "Who did?\nQuick")]
+    assert asked == [start, [*start, ("assistant", "Ada Brook did"), ("user", "And then?")]]
+
+
+@pytest.mark.quick
+def test_commands_explain_the_last_answer(adafuse, fakes, asked):
+    result = adafuse("chat", input="Who?\n/why\n/why 2\n/alone\n/help\n/new\nWho?\n/quit\nWho?\n")
+    assert result.exit_code == 0, result.output
+    shown = result.stdout
+    assert 'over " Stone"' in shown
+    assert "3 rounds · 1.0 words per round" in shown
+    assert "round 2" in shown
+    assert "● wren" in shown
+    assert "begin a new conversation" in shown
+    assert asked == [[("user", "Who?")], [("user", "Who?")]]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/why", "/why needs an answer. Ask something first."),
+        ("/alone", "/alone needs an answer"),
+        ("/wy", "there is no /wy. Commands: /alone, /why, /new, /help, /quit."),
+    ],
+)
+def test_a_wrong_command_is_an_error_and_the_conversation_goes_on(
+    adafuse, fakes, asked, line, message
+):
+    result = adafuse("chat", input=f"{line}\nWho?\n")
+    assert f"error: {message}" in result.stderr
+    assert result.stdout == "Ada Brook did\n"
+    assert result.exit_code == 0
+
+
+@pytest.mark.quick
+def test_a_round_that_does_not_exist_is_an_error(adafuse, fakes):
+    result = adafuse("chat", input="Who?\n/why 9\n/why x\n")
+    assert result.stderr.count("error: the last answer has rounds 1 to 3") == 2
+
+
+def test_a_message_that_fails_is_not_kept(adafuse, members, asked):
+    result = adafuse("chat", *members, "--max-new-tokens", 5, input=f"{'mill ' * 9000}\nmill\n")
+    assert result.stderr.count("error:") == 1
+    assert [len(call) for call in asked] == [1, 1]
+    assert len(result.stdout.splitlines()) >= 1
+
+
+def test_ctrl_c_stops_an_answer_and_not_the_conversation(start, members):
+    pty = pytest.importorskip("pty")
+    leader, follower = pty.openpty()
+    process = start("chat", *members, "--max-new-tokens", 8000, stdin=follower, stdout=follower)
+    os.close(follower)
+    shown = b""
+
+    def read_until(text):
+        nonlocal shown
+        while text not in shown:
+            shown += os.read(leader, 4096)
+        shown = shown.partition(text)[2]
+
+    read_until(b"> ")
+    os.write(leader, b"the mill\n")
+    read_until(b"the mill\r\n")
+    while len(shown) < 20:
+        shown += os.read(leader, 4096)
+    process.send_signal(signal.SIGINT)
+    read_until(b"stopped")
+    read_until(b"> ")
+    process.send_signal(signal.SIGINT)  # drops what was entered, which is nothing
+    read_until(b"> ")
+    os.write(leader, b"/quit\n")
+    while _read(leader):
+        pass
+    os.close(leader)
+    assert process.wait(timeout=60) == 0
