@@ -84,16 +84,16 @@ class Row(Plain):
         given = [
             f"{name}={value}"
             for name, value in sorted(self.options.items())
-            if name in OF_TASKS or name not in fields or value not in _defaults(name)
+            if name in OF_TASKS or name not in fields or value not in self._defaults(name)
         ]
         members = "+".join(quote(each, safe="") for each in self.use or ())
         return " ".join([self.strategy, *given, *([f"by {members}"] if members else [])])
 
-
-def _defaults(option: str) -> tuple[Any, ...]:
-    """Return the values of an option that change nothing in an ensemble of several members."""
-    default = AdaFuseConfig.model_fields[option].default
-    return (default, DEFAULT_BRANCHES) if option == "branching_factor" else (default,)
+    def _defaults(self, option: str) -> tuple[Any, ...]:
+        """Return the values of an option that change nothing in an ensemble of several members."""
+        default = AdaFuseConfig.model_fields[option].default
+        branches = option == "branching_factor" and self.strategy == "adafuse"
+        return (default, DEFAULT_BRANCHES) if branches else (default,)
 
 
 class Part(Plain):

@@ -143,6 +143,8 @@ def reported(*, unite=20, tasks=("nq",), metrics=("exact_match",), **lost):
 def test_rows_of_the_same_decisions_have_the_same_key():
     assert Row(name="a").key == Row(name="b", options={"branching_factor": 3, "max_words": 3}).key
     assert Row(name="a", options={"branching_factor": 1}).key == "adafuse branching_factor=1"
+    three = {"branching_factor": 3}
+    assert Row(name="a", strategy="mixture", options=three).key == "mixture branching_factor=3"
     assert Row(name="a", strategy="single", use=("x",)).key == "single by x"
     assert Row(name="a", strategy="unite").key == "unite"
 
