@@ -12,7 +12,7 @@ import llama_index.llms.adafuse  # noqa: F401  autodoc would set TYPE_CHECKING, 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]  # generated.py; benchmarks/
 
-from generated import REPOSITORY, copy_cookbooks, fill  # noqa: E402
+from generated import REPOSITORY, copy_cookbooks, for_site  # noqa: E402
 
 project = "adafuse-llm"
 author = "The adafuse-llm developers"
@@ -45,10 +45,10 @@ napoleon_use_ivar = True
 
 
 def setup(app: Any) -> None:
-    """Copy the cookbooks and fill in the generated parts of pages."""
+    """Copy the cookbooks, and put the charts into the pages."""
 
     def read(_: Any, __: str, source: list[str]) -> None:
-        source[0] = fill(source[0])
+        source[0] = for_site(source[0])
 
     def include(_: Any, __: Path, ___: str, source: list[str]) -> None:
         """Let links to pages lead to those of the site. Guides include READMEs of integrations."""

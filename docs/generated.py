@@ -1,5 +1,10 @@
 """Generated parts of the documentation: options from their models, flags from the command line,
 tables from stored results.
+
+    python -m docs.generated
+
+writes them into the pages, between markers. `tests/docs/test_generated.py` fails if a page has an
+older text. Charts are not in the pages, because they need HTML. Only the site has them.
 """
 
 from __future__ import annotations
@@ -16,7 +21,11 @@ PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 REPOSITORY = re.findall('^Repository = "(.+)"$', PYPROJECT.read_text("utf-8"), re.MULTILINE)[0]
 """The address of the repository."""
 
-PLACE = re.compile(r"<!-- generated: (\w+) -->")
+PLACE = re.compile(r"<!-- generated: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
+"""A generated text in a page, between its markers."""
+
+CHARTS = re.compile(r"<!-- charts: (\w+) -->")
+"""The place of charts in a page."""
 
 
 def copy_cookbooks(source: Path, target: Path) -> None:
@@ -36,10 +45,26 @@ def copy_cookbooks(source: Path, target: Path) -> None:
         (target / path.name).write_text(text, encoding="utf-8")
 
 
-def fill(markdown: str) -> str:
-    """Replace each placeholder by its generated text, and adjust links to notebooks."""
+def pages() -> Iterator[Path]:
+    """Yield the pages of the documentation."""
+    for path in sorted(Path(__file__).parent.rglob("*.md")):
+        if path.parent.name != "cookbooks":
+            yield path
+
+
+def filled(markdown: str) -> str:
+    """Return a page with its generated texts as they are now."""
+
+    def text(found: re.Match[str]) -> str:
+        return f"<!-- generated: {found[1]} -->\n\n{GENERATORS[found[1]]()}\n\n<!-- end -->"
+
+    return PLACE.sub(text, markdown)
+
+
+def for_site(markdown: str) -> str:
+    """Return a page with its charts, and with links to the notebooks of the site."""
     linked = markdown.replace("](../../cookbooks/", "](../cookbooks/")
-    return PLACE.sub(lambda found: GENERATORS[found[1]](), linked)
+    return CHARTS.sub(lambda found: suite_charts(SUITES[found[1]]), linked)
 
 
 def configuration() -> str:
@@ -220,7 +245,6 @@ def _generators(word: str, suite: str) -> dict[str, Callable[[], str]]:
         "run": suite_run,
         "verdicts": suite_verdicts,
         "trace": suite_trace,
-        "charts": suite_charts,
         **parts,
     }
     return {f"{word}_{name}": partial(generator, suite) for name, generator in every.items()}
@@ -237,3 +261,14 @@ GENERATORS: dict[str, Callable[[], str]] = {
         for name, generator in _generators(word, suite).items()
     },
 }
+
+
+def main() -> None:
+    """Write the generated texts into the pages."""
+    for path in pages():
+        text = path.read_text(encoding="utf-8")
+        path.write_text(filled(text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

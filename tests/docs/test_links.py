@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.generated import REPOSITORY, fill
+from docs.generated import REPOSITORY
 from tests.support.paths import ROOT
 
 DOCS = ROOT / "docs"
@@ -81,8 +81,6 @@ def anchors(page: Path) -> frozenset[str]:
     """The anchors of a page's headings, as GitHub and MyST make them."""
     text = page.read_text(encoding="utf-8") if page.suffix == ".md" else ""
     text = INCLUDE.sub(lambda found: (page.parent / found[1]).read_text(encoding="utf-8"), text)
-    if page.parent == DOCS / "reference":
-        text = fill(text)
     seen: Counter[str] = Counter()
     names = set()
     for line in _without_code(text):
