@@ -12,7 +12,7 @@ import llama_index.llms.adafuse  # noqa: F401  autodoc would set TYPE_CHECKING, 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]  # generated.py; benchmarks/
 
-from generated import REPOSITORY, copy_cookbooks, for_site  # noqa: E402
+from generated import copy_cookbooks, for_site  # noqa: E402
 
 project = "adafuse-llm"
 author = "The adafuse-llm developers"
@@ -50,10 +50,5 @@ def setup(app: Any) -> None:
     def read(_: Any, __: str, source: list[str]) -> None:
         source[0] = for_site(source[0])
 
-    def include(_: Any, __: Path, ___: str, source: list[str]) -> None:
-        """Let links to pages lead to those of the site. Guides include READMEs of integrations."""
-        source[0] = source[0].replace(f"]({REPOSITORY}/blob/main/docs/", "](../")
-
     copy_cookbooks(HERE.parent / "cookbooks", HERE / "cookbooks")
     app.connect("source-read", read)
-    app.connect("include-read", include)

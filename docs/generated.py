@@ -1,5 +1,5 @@
 """Generated parts of the documentation: options from their models, flags from the command line,
-tables from stored results.
+tables from stored results, the model card.
 
     python -m docs.generated
 
@@ -185,6 +185,14 @@ def suite_charts(suite: str) -> str:
     return f"````{{raw}} html\n{charts(_suite(suite))}\n````"
 
 
+def model_card() -> str:
+    """Return the model card of the embedded members, which ships with them."""
+    from adafuse_llm.embedded import member_paths
+
+    card = member_paths()[0].parents[1] / "MODEL_CARD.md"
+    return card.read_text(encoding="utf-8").strip()
+
+
 def gains() -> str:
     """Return the comparison of AdaFuse with its best member in each task with long answers."""
     rows = [
@@ -254,6 +262,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "configuration": configuration,
     "command_line": command_line,
     "gains": gains,
+    "model_card": model_card,
     "pairs": pairs,
     **{
         name: generator

@@ -26,7 +26,14 @@ from tests.support.gguf_files import embedded_gguf
 from tests.support.paths import ROOT
 from tests.support.serving import served
 
-PAGES = sorted({ROOT / "README.md", *(ROOT / "docs").rglob("*.md")})
+GUIDES = ROOT / "docs" / "guides"
+PAGES = sorted(
+    {
+        ROOT / "README.md",
+        *(ROOT / "integrations").glob("*/README.md"),
+        *(ROOT / "docs").rglob("*.md"),
+    }
+)
 MODEL = re.compile(r'"((?:[\w.-]+/)+[\w.-]+|model-\d)"')
 """How the pages name models: these become the embedded members."""
 
@@ -82,13 +89,16 @@ def addressed(page: Path, folder: Path) -> Iterator[Document]:
         yield Sybil([PythonCodeBlockParser(), SkipParser()], path=str(folder)).parse(copy)
 
 
-WITH_CHROMA = ROOT / "docs" / "guides" / "your-documents.md"
+WITH_CHROMA = GUIDES / "your-documents.md"
 """This page runs once, below, because a process can open a folder of Chroma only once."""
+
+ELSEWHERE = (WITH_CHROMA, GUIDES / "langchain.md", GUIDES / "llamaindex.md")
+"""Pages with tests of their own; those of the integrations are in `tests/integrations`."""
 
 
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if page != WITH_CHROMA],
+    [page for page in PAGES if page not in ELSEWHERE],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch) -> None:
@@ -103,7 +113,7 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch) -> Non
 @pytest.mark.gguf
 @pytest.mark.parametrize("name", GGUF_PAGES)
 def test_the_code_for_gguf_models_runs(name: str, tmp_path: Path, monkeypatch, capsys) -> None:
-    page = ROOT / "docs" / "guides" / f"{name}.md"
+    page = GUIDES / f"{name}.md"
     put_models(page, tmp_path)
     monkeypatch.chdir(tmp_path)
     blocks = [block for block in examples(page).examples() if needs_llama_cpp(block)]
@@ -116,7 +126,7 @@ def test_the_code_for_gguf_models_runs(name: str, tmp_path: Path, monkeypatch, c
 @pytest.mark.quick
 def test_only_two_guides_have_code_for_gguf_models() -> None:
     pages = {page for page in PAGES if any(map(needs_llama_cpp, examples(page).examples()))}
-    assert pages == {ROOT / "docs" / "guides" / f"{name}.md" for name in GGUF_PAGES}
+    assert pages == {GUIDES / f"{name}.md" for name in GGUF_PAGES}
 
 
 @pytest.mark.gguf
@@ -152,7 +162,7 @@ def test_the_commands_for_the_embedded_members_print_what_the_guide_shows(tmp_pa
     ],
 )
 def test_s2_a_guide_shows_what_its_code_prints(name, count, tmp_path, monkeypatch, capsys):
-    page = ROOT / "docs" / "guides" / f"{name}.md"
+    page = GUIDES / f"{name}.md"
     put_models(page, tmp_path)
     put_documents(tmp_path / "documents")
     monkeypatch.chdir(tmp_path)

@@ -15,9 +15,9 @@ pytestmark = pytest.mark.real
 
 PAGES = {
     "README.md": 2,
+    "docs/guides/langchain.md": 2,
+    "docs/guides/llamaindex.md": 2,
     "docs/guides/real-models.md": 1,
-    "integrations/langchain-adafuse/README.md": 2,
-    "integrations/llama-index-llms-adafuse/README.md": 2,
 }
 """Pages with examples that load real models, and the number of these examples."""
 

@@ -1,4 +1,4 @@
-"""Questions about the handbook, answered from what an offline retriever finds; the README."""
+"""Questions about the handbook, answered from what an offline retriever finds; the guide."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.support.paths import ROOT
 from tests.support.real_pages import put_embedded
 from tests.support.serving import served
 
-README = ROOT / "integrations" / "langchain-adafuse" / "README.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+GUIDE = ROOT / "docs" / "guides" / "langchain.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
 SERVER = "http://127.0.0.1:8000"
 ASKED = handbook_questions()[::8]
 

@@ -1,4 +1,4 @@
-"""The package: what it holds, what its README says, what it is compared with."""
+"""The package: what it holds, what its guide says, what it is compared with."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.real_pages import SHOWN, needs_real_models, put_embedded
 
 PACKAGE = ROOT / "integrations" / "llama-index-llms-adafuse"
 BUILDER = WheelBuilder(str(PACKAGE))
-README = (PACKAGE / "README.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs" / "guides" / "llamaindex.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.quick
@@ -46,13 +46,13 @@ def test_llamahub_metadata():
     assert BUILDER.metadata.name == "llama-index-llms-adafuse"
 
 
-# README -----------------------------------------------------------------------------------------
+# Guide ------------------------------------------------------------------------------------------
 
 
-def test_every_block_of_the_readme_runs_offline_and_prints_what_it_says(tmp_path):
+def test_every_block_of_the_guide_runs_offline_and_prints_what_it_says(tmp_path):
     put_embedded(tmp_path)
-    blocks = SHOWN.findall(README)
-    assert len(blocks) == len(re.findall("```python", README)) >= 6
+    blocks = SHOWN.findall(GUIDE)
+    assert len(blocks) == len(re.findall("```python", GUIDE)) >= 6
     deny = "import pytest_socket\npytest_socket.disable_socket(allow_unix_socket=True)\n"
     code = deny + "\nprint('\\0')\n".join(block for block, _ in blocks)
     environment = {key: value for key, value in os.environ.items() if key != "TIKTOKEN_CACHE_DIR"}
@@ -73,7 +73,7 @@ def test_every_block_of_the_readme_runs_offline_and_prints_what_it_says(tmp_path
 
 def rows() -> list[tuple[list[str], list[str]]]:
     """Names in the first two columns of the migration table."""
-    table = README.split("## From HuggingFaceLLM")[1].split("\n\n")[1]
+    table = GUIDE.split("## From HuggingFaceLLM")[1].split("\n\n")[1]
     cells = [line.split("|")[1:3] for line in table.splitlines()[2:]]
     return [(re.findall(r"`(\w+)`", old), re.findall(r"\w+", new)) for old, new in cells]
 
