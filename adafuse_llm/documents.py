@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from adafuse_llm.errors import InvalidInputError, MissingDependencyError
+from adafuse_llm.errors import InvalidInputError, MissingDependencyError, install_command
 
 __all__ = ["INSTRUCTION", "Passage", "Retriever", "question_messages", "read_documents"]
 
@@ -233,7 +233,7 @@ def _import_bm25s() -> Any:
         import bm25s
     except ImportError as error:
         raise MissingDependencyError(
-            'document search needs the package bm25s: pip install "adafuse-llm[cli]"'
+            f"document search needs the package bm25s: {install_command('cli')}"
         ) from error
     return bm25s
 

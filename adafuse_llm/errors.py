@@ -27,6 +27,7 @@ A message states what is wrong, what is allowed, what was given and what to do.
 from __future__ import annotations
 
 import difflib
+import json
 import reprlib
 from collections.abc import Iterable
 
@@ -147,6 +148,30 @@ class ServerNotReadyError(ServerError):
 
 class MissingDependencyError(AdaFuseError, ImportError):
     """A feature needs an optional package; the message names the extra to install."""
+
+
+def install_command(extras: str, package: str = "adafuse-llm") -> str:
+    """Return the command that installs extras of a package from where the package came from.
+
+    Args:
+        extras: names of extras, such as ``"cli,serve"``.
+        package: name of the distribution.
+    """
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    try:
+        origin = json.loads(distribution(package).read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        origin = {}
+    url = origin.get("url")
+    if not url:
+        return f'pip install "{package}[{extras}]"'
+    if origin.get("dir_info", {}).get("editable"):
+        return f'pip install -e "{url2pathname(urlsplit(url).path)}[{extras}]"'
+    kind = origin.get("vcs_info", {}).get("vcs")
+    return f'pip install "{package}[{extras}] @ {f"{kind}+" if kind else ""}{url}"'
 
 
 def is_out_of_memory(error: BaseException) -> bool:

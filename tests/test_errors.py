@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +16,7 @@ from adafuse_llm import (
     MemberError,
     MemberOutOfMemoryError,
 )
-from adafuse_llm.errors import MAX_SHOWN, short_repr
+from adafuse_llm.errors import MAX_SHOWN, install_command, short_repr
 
 pytestmark = pytest.mark.quick
 
@@ -57,3 +61,36 @@ def test_e8_long_values_are_shortened() -> None:
         assert len(short_repr(value)) <= MAX_SHOWN
     assert short_repr("x" * 1000).startswith("'xxx")
     assert short_repr(10**5000) == "an integer of 16,610 bits"
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (None, 'pip install "adafuse-llm[cli,serve]"'),
+        (
+            {"url": "file:///home/me/a%20clone", "dir_info": {"editable": True}},
+            'pip install -e "/home/me/a clone[cli,serve]"',
+        ),
+        (
+            {"url": "file:///home/me/clone", "dir_info": {}},
+            'pip install "adafuse-llm[cli,serve] @ file:///home/me/clone"',
+        ),
+        (
+            {"url": "https://host/clone.git", "vcs_info": {"vcs": "git", "commit_id": "1"}},
+            'pip install "adafuse-llm[cli,serve] @ git+https://host/clone.git"',
+        ),
+    ],
+)
+def test_r3_d3_the_command_that_installs_extras_fits_the_installation(
+    origin: dict[str, Any] | None, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "METADATA").write_text("Metadata-Version: 2.1\nName: adafuse-llm\nVersion: 1\n")
+    if origin is not None:
+        (tmp_path / "direct_url.json").write_text(json.dumps(origin))
+    found = metadata.PathDistribution(tmp_path)
+    monkeypatch.setattr(metadata, "distribution", lambda _: found)
+    assert install_command("cli,serve") == command
+
+
+def test_r3_d3_without_an_installation_the_command_names_the_package() -> None:
+    assert install_command("x", "no-such-package") == 'pip install "no-such-package[x]"'

@@ -59,9 +59,9 @@ def run_app(create: Callable[[], typer.Typer], name: str) -> None:
 
         app = create()
     except ImportError as error:
-        sys.stderr.write(
-            f'error: the command line needs {error.name}: pip install "adafuse-llm[cli]"\n'
-        )
+        from adafuse_llm.errors import install_command
+
+        sys.stderr.write(f"error: the command line needs {error.name}: {install_command('cli')}\n")
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

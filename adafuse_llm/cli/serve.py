@@ -13,6 +13,7 @@ import typer
 
 from adafuse_llm import AdaFuseEngine, MissingDependencyError
 from adafuse_llm.cli.common import Setup
+from adafuse_llm.errors import install_command
 from adafuse_llm.serving import settings
 from adafuse_llm.serving_config import ServerConfig
 
@@ -34,7 +35,7 @@ OPEN = (
 
 NOT_ENFORCED = (
     "warning: tools and JSON are described to the members, but not enforced. This needs the extra "
-    'grammar (pip install "adafuse-llm[grammar]"), and members and a strategy that support it'
+    "grammar ({command}), and members and a strategy that support it"
 )
 """What the command prints if responses cannot be made to fit a schema."""
 
@@ -53,7 +54,7 @@ def serve(setup: Setup) -> int:
         from adafuse_llm.serving.service import Service
     except ImportError as error:
         raise MissingDependencyError(
-            f'adafuse serve needs {error.name}: pip install "adafuse-llm[cli,serve]"'
+            f"adafuse serve needs {error.name}: {install_command('cli,serve')}"
         ) from error
 
     config = _with_local_hosts(setup.serving)
@@ -78,7 +79,7 @@ def serve(setup: Setup) -> int:
                 "/metrics)"
             )
             if not engine.can_enforce:
-                typer.echo(NOT_ENFORCED, err=True)
+                typer.echo(NOT_ENFORCED.format(command=install_command("grammar")), err=True)
 
         return run(app, service, listener, load, config=config, on_ready=announce)
 

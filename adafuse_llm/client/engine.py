@@ -32,6 +32,7 @@ from adafuse_llm.errors import (
     MissingDependencyError,
     ServerError,
     ServerNotReadyError,
+    install_command,
 )
 from adafuse_llm.interface import Engine
 from adafuse_llm.results import MemberInfo, PassCost, Scores, StreamEvent
@@ -308,7 +309,7 @@ def _connect(url: str, api_key: str | None, timeout: float) -> Connection:
         from adafuse_llm.client.connection import Connection
     except ImportError as missing:
         raise MissingDependencyError(
-            "RemoteEngine needs httpx. Run: pip install 'adafuse-llm[client]'"
+            f"RemoteEngine needs httpx: {install_command('client')}"
         ) from missing
     return Connection(url, api_key, timeout)
 

@@ -53,6 +53,7 @@ from adafuse_llm.errors import (
     InvalidInputError,
     InvalidOptionError,
     MissingDependencyError,
+    install_command,
     short_repr,
 )
 from adafuse_llm.evaluation.runner import in_order
@@ -66,7 +67,7 @@ try:
     from lm_eval.api.registry import register_model
 except ImportError as missing:
     raise MissingDependencyError(
-        'this module needs lm-evaluation-harness: pip install "adafuse-llm[eval]"'
+        f"this module needs lm-evaluation-harness: {install_command('eval')}"
     ) from missing
 
 logger = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from adafuse_llm.errors import InvalidInputError, MissingDependencyError, nearest
+from adafuse_llm.errors import InvalidInputError, MissingDependencyError, install_command, nearest
 
 __all__ = [
     "contains",
@@ -364,7 +364,7 @@ def _sacrebleu() -> Any:
         from sacrebleu import metrics
     except ImportError as error:
         raise MissingDependencyError(
-            'spBLEU and chrF need sacrebleu: pip install "adafuse-llm[eval]"'
+            f"spBLEU and chrF need sacrebleu: {install_command('eval')}"
         ) from error
     return metrics
 

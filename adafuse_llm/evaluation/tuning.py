@@ -21,7 +21,12 @@ from pydantic import BaseModel, ConfigDict
 
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.engine import AdaFuseEngine
-from adafuse_llm.errors import InvalidInputError, InvalidOptionError, MissingDependencyError
+from adafuse_llm.errors import (
+    InvalidInputError,
+    InvalidOptionError,
+    MissingDependencyError,
+    install_command,
+)
 from adafuse_llm.evaluation.metrics import Metric, load_metric
 from adafuse_llm.evaluation.runner import (
     Evaluation,
@@ -408,9 +413,7 @@ def optimizer(seed: int) -> optuna.Study:
     try:
         import optuna
     except ImportError as missing:
-        raise MissingDependencyError(
-            'tuning needs optuna: pip install "adafuse-llm[tune]"'
-        ) from missing
+        raise MissingDependencyError(f"tuning needs optuna: {install_command('tune')}") from missing
     with _warnings_only(optuna):
         sampler = optuna.samplers.TPESampler(seed=seed)
         return optuna.create_study(direction="maximize", sampler=sampler)

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from adafuse_llm.backends.base import Backend
 from adafuse_llm.backends.remote.processes import ADVICE
-from adafuse_llm.errors import InvalidInputError, MissingDependencyError, short_repr
+from adafuse_llm.errors import (
+    InvalidInputError,
+    MissingDependencyError,
+    install_command,
+    short_repr,
+)
 from adafuse_llm.loading.gguf import GGUFPlan
 from adafuse_llm.loading.hosts import HostLoading
 from adafuse_llm.loading.plans import Plan, is_on_cpu, load_plan, load_text, plan_members
@@ -94,7 +99,7 @@ def _in_actors(
         from adafuse_llm.loading.actors import ActorLoading
     except ImportError as error:
         raise MissingDependencyError(
-            f'members on other machines need {error.name}: pip install "adafuse-llm[ray]"'
+            f"members on other machines need {error.name}: {install_command('ray')}"
         ) from error
     return ActorLoading(specs, names, defaults)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from adafuse_llm.errors import MissingDependencyError
+from adafuse_llm.errors import MissingDependencyError, install_command
 from adafuse_llm.serving_config import ServingConfig
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def create_app(
         from adafuse_llm.serving.service import Service
     except ImportError as error:
         raise MissingDependencyError(
-            f'the server needs {error.name}: pip install "adafuse-llm[serve]"'
+            f"the server needs {error.name}: {install_command('serve')}"
         ) from error
     service = Service(config or ServingConfig())
     service.open(engine)

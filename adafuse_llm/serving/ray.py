@@ -24,6 +24,7 @@ from adafuse_llm.errors import (
     MissingDependencyError,
     QueueFullError,
     RequestTimeoutError,
+    install_command,
     short_repr,
 )
 from adafuse_llm.loading.config_file import ConfigFile, read_config
@@ -123,7 +124,7 @@ def app(args: Mapping[str, Any]) -> Application:
         import adafuse_llm.serving.app  # noqa: F401  # the replicas need it
     except ImportError as error:
         raise MissingDependencyError(
-            f'replicas of the server need {error.name}: pip install "adafuse-llm[ray,serve]"'
+            f"replicas of the server need {error.name}: {install_command('ray,serve')}"
         ) from error
     options = ReplicaOptions(**args)
     file = _server_file(ConfigFile() if options.config is None else read_config(options.config))

@@ -7,7 +7,7 @@ import importlib.util
 import re
 from typing import Any
 
-from adafuse_llm.errors import GrammarError, MissingDependencyError
+from adafuse_llm.errors import GrammarError, MissingDependencyError, install_command
 
 HEADER = '%llguidance {"no_forcing": true}'
 """First line of every grammar. Text without an alternative may have any tokens."""
@@ -46,7 +46,7 @@ def llguidance() -> Any:
     except ImportError as error:
         raise MissingDependencyError(
             "json_schema, regex and grammar need the package llguidance: "
-            "pip install 'adafuse-llm[grammar]'"
+            f"{install_command('grammar')}"
         ) from error
     return library
 

@@ -13,6 +13,7 @@ import pytest
 
 from adafuse_llm import AdaFuseEngine, Generation, InvalidInputError
 from adafuse_llm.cli import COMMANDS, main
+from adafuse_llm.errors import install_command
 from adafuse_llm.evaluation.files import Results
 from tests.support.paths import ROOT
 
@@ -68,7 +69,7 @@ def test_a_missing_extra_is_named(missing):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: the command line needs {missing}: ")
-    assert done.stderr.endswith('pip install "adafuse-llm[cli]"\n')
+    assert done.stderr.endswith(f"{install_command('cli')}\n")
 
 
 def test_bars_that_are_switched_off_are_no_warning():

@@ -16,7 +16,7 @@ from typing import Any
 
 from adafuse_llm.backends.llamacpp import declarations
 from adafuse_llm.backends.llamacpp.declarations import PACKAGE
-from adafuse_llm.errors import LoadError, MissingDependencyError
+from adafuse_llm.errors import LoadError, MissingDependencyError, install_command
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def find_library() -> tuple[str, str]:
         with suppress(PackageNotFoundError):
             return name, version(name)
     raise MissingDependencyError(
-        f"GGUF members need gguf and {PACKAGE.name}. Run: pip install 'adafuse-llm[gguf]'"
+        f"GGUF members need gguf and {PACKAGE.name}: {install_command('gguf')}"
     )
 
 

@@ -12,6 +12,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.tracers.context import register_configure_hook
 
 from adafuse_llm import MissingDependencyError
+from adafuse_llm.errors import install_command
 from adafuse_llm.summary import Summary
 from langchain_adafuse._rounds import ROUND_EVENT
 
@@ -71,7 +72,7 @@ class RoundCallbackHandler(BaseCallbackHandler):
         except ImportError as error:
             raise MissingDependencyError(
                 "to_dataframe() needs the package pandas: "
-                'pip install "langchain-adafuse[dataframe]"'
+                f"{install_command('dataframe', 'langchain-adafuse')}"
             ) from error
         return pd.DataFrame(self.rounds)
 
