@@ -7,9 +7,11 @@ messages = question_messages("Who founded the mill?", best)
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,10 +20,18 @@ from adafuse_llm.errors import InvalidInputError, MissingDependencyError, instal
 
 __all__ = ["INSTRUCTION", "Passage", "Retriever", "question_messages", "read_documents"]
 
-SUFFIXES: Final = (".md", ".markdown", ".txt")
+SUFFIXES: Final = (".md", ".markdown", ".txt", ".pdf")
+OTHERS: Final = (
+    *(".bmp", ".csv", ".doc", ".docx", ".epub", ".gif", ".htm", ".html", ".jpeg", ".jpg", ".odt"),
+    *(".png", ".ppt", ".pptx", ".rtf", ".tif", ".tiff", ".webp", ".xls", ".xlsx"),
+)
+"""Suffixes of documents and images that are not read. Files with other suffixes are not named."""
+
 MAX_CHARS: Final = 900
 INSTRUCTION: Final = "Answer from the passages. If they do not say, answer: not stated."
 """The instruction that `question_messages` puts above the passages."""
+
+logger = logging.getLogger(__name__)
 
 _HEADING: Final = re.compile(r"#{1,6}\s+\S")
 
@@ -39,20 +49,24 @@ def read_documents(
     *,
     max_chars: int = MAX_CHARS,
     follow_links: bool = False,
+    on_skip: Callable[[str], object] = logger.warning,
 ) -> list[Passage]:
-    """Read text and Markdown files, and folders of such files, as passages.
+    """Read text, Markdown and PDF files, and folders of such files, as passages.
 
     A section, from its heading to the next heading, becomes one passage if it has at most
     ``max_chars`` characters. A longer section is split between paragraphs, a longer paragraph
     between lines or sentences, and a longer line or sentence between words. Passages follow the
     order of the paths, and files in a folder are sorted by name. Hidden files are skipped, and so
-    are linked folders.
+    are linked folders. Other files of a folder that cannot be read are skipped with a message. A
+    PDF file needs the package pypdf, and must contain text, not only images.
 
     Args:
         paths: the files and folders.
         max_chars: maximum number of characters of a passage.
         follow_links: whether to read a link in a folder if it points to a file outside that
             folder. Such links are skipped by default. A path in ``paths`` may always be a link.
+        on_skip: function that is called with each message about skipped files. By default, they are
+            logged.
 
     Raises:
         InvalidInputError: no path is given, a path does not exist, a file has another suffix or is
@@ -67,14 +81,25 @@ def read_documents(
         )
     passages: list[Passage] = []
     for root in roots:
-        for file, source in _files(root, follow_links):
-            passages += [Passage(source, text) for text in _split(_read(file), max_chars)]
+        for file, source in _files(root, follow_links, on_skip):
+            try:
+                text = _read(file)
+            except (InvalidInputError, MissingDependencyError) as error:
+                if file == root:
+                    raise
+                on_skip(f"skipped: {error}")
+                continue
+            passages += [Passage(source, piece) for piece in _split(text, max_chars)]
     if not passages:
-        raise InvalidInputError(f"no text in {', '.join(map(str, roots))}: the documents are empty")
+        raise InvalidInputError(
+            f"no text in {', '.join(map(str, roots))}: the documents are empty or cannot be read"
+        )
     return passages
 
 
-def _files(root: Path, follow_links: bool) -> Iterator[tuple[Path, str]]:
+def _files(
+    root: Path, follow_links: bool, on_skip: Callable[[str], object]
+) -> Iterator[tuple[Path, str]]:
     """Yield each file under ``root`` with the name of its source, its path below ``root``."""
     if root.is_file():
         if root.suffix.lower() not in SUFFIXES:
@@ -86,13 +111,12 @@ def _files(root: Path, follow_links: bool) -> Iterator[tuple[Path, str]]:
         return
     if not root.is_dir():
         raise InvalidInputError(f"no such file or folder: {root}")
-    found = [
+    every = [
         path
         for path in sorted(root.rglob("*"))
-        if path.suffix.lower() in SUFFIXES
-        and path.is_file()
-        and not any(part.startswith(".") for part in path.relative_to(root).parts)
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(root).parts)
     ]
+    found = [path for path in every if path.suffix.lower() in SUFFIXES]
     inside = root.resolve()
     files = [path for path in found if follow_links or path.resolve().is_relative_to(inside)]
     if not found:
@@ -104,17 +128,41 @@ def _files(root: Path, follow_links: bool) -> Iterator[tuple[Path, str]]:
             f"no documents in {root}: it has only links to files outside the folder. Pass "
             "follow_links=True (--follow-links) to read them."
         )
+    others = Counter(path.suffix.lower() for path in every if path.suffix.lower() in OTHERS)
+    if others:
+        kinds = ", ".join(f"{kind} ({number})" for kind, number in sorted(others.items()))
+        on_skip(f"skipped files in {root}, because only text and PDF files are read: {kinds}")
     for path in files:
         yield path, path.relative_to(root).as_posix()
 
 
 def _read(path: Path) -> str:
     try:
+        if path.suffix.lower() == ".pdf":
+            return _read_pdf(path)
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidInputError(f"cannot read {path}: it is not UTF-8 text ({error})") from error
     except OSError as error:
         raise InvalidInputError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _read_pdf(path: Path) -> str:
+    try:
+        import pypdf
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"cannot read {path}: PDF files need pypdf: pip install pypdf"
+        ) from error
+    try:
+        pages = [page.extract_text() for page in pypdf.PdfReader(path).pages]
+    except pypdf.errors.PyPdfError as error:
+        raise InvalidInputError(f"cannot read {path}: it is no readable PDF ({error})") from error
+    if not any(map(str.strip, pages)):
+        raise InvalidInputError(
+            f"cannot read {path}: it has no text, perhaps because its pages are images"
+        )
+    return "\n\n".join(pages)
 
 
 def _split(text: str, max_chars: int) -> list[str]:

@@ -70,7 +70,8 @@ def test_passages_respect_the_bound_and_lose_no_text(tmp_path: Path, text: str) 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.pdf", b"%PDF", r"suffix must be one of \.md, .*got '\.pdf'"),
+        ("a.doc", b"text", r"suffix must be one of \.md, .*got '\.doc'"),
+        ("a.pdf", b"%PDF", "no readable PDF"),
         ("noname", b"text", r"got 'no suffix'"),
         ("a.txt", b"\xff\xfe\x00", "not UTF-8"),
         ("a.md", b" \n\n ", "empty"),
@@ -83,6 +84,52 @@ def test_unusable_files_are_refused(
     path.write_bytes(content)
     with pytest.raises(InvalidInputError, match=message):
         read_documents([path])
+
+
+def pdf(folder: Path, name: str, text: str) -> Path:
+    from reportlab.pdfgen.canvas import Canvas  # type: ignore[import-untyped]
+
+    canvas = Canvas(str(folder / name))
+    canvas.drawString(72, 720, text)
+    canvas.showPage()
+    canvas.save()
+    return folder / name
+
+
+def test_r3_d2_a_pdf_is_read(tmp_path: Path) -> None:
+    path = pdf(tmp_path, "mill.pdf", "Ada Brook founded the mill.")
+    assert read_documents([path]) == [Passage("mill.pdf", "Ada Brook founded the mill.")]
+    with pytest.raises(InvalidInputError, match="no text, perhaps because its pages are images"):
+        read_documents([pdf(tmp_path, "scan.pdf", "")])
+
+
+def test_r3_d2_files_of_a_folder_that_cannot_be_read_are_skipped_with_a_message(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, "a.md", "text")
+    write(tmp_path, "image.png", "x")
+    write(tmp_path, "b/photo.PNG", "x")
+    write(tmp_path, "letter.docx", "x")
+    write(tmp_path, "data.jsonl", "x")
+    (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
+    (tmp_path / "broken.pdf").write_bytes(b"%PDF")
+    said: list[str] = []
+    assert read_documents([tmp_path], on_skip=said.append) == [Passage("a.md", "text")]
+    assert said[0].endswith("because only text and PDF files are read: .docx (1), .png (2)")
+    assert "broken.pdf: it is no readable PDF" in said[1]
+    assert "latin.txt: it is not UTF-8 text" in said[2]
+    assert len(said) == 3
+
+
+def test_r3_d2_without_pypdf_a_pdf_is_skipped_or_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = pdf(tmp_path, "mill.pdf", "text")
+    monkeypatch.setitem(sys.modules, "pypdf", None)
+    with pytest.raises(MissingDependencyError, match="PDF files need pypdf: pip install pypdf"):
+        read_documents([path])
+    with pytest.raises(InvalidInputError, match="empty or cannot be read"):
+        read_documents([tmp_path], on_skip=lambda _: None)
 
 
 def test_missing_paths_empty_folders_and_no_paths_are_refused(tmp_path: Path) -> None:
@@ -133,7 +180,7 @@ def test_the_retriever_refuses_what_it_cannot_search() -> None:
 
 def test_a_missing_bm25s_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bm25s", None)
-    with pytest.raises(MissingDependencyError, match=r'pip install "adafuse-llm\[cli\]"') as raised:
+    with pytest.raises(MissingDependencyError, match=r"pip install .*\[cli\]") as raised:
         Retriever(PASSAGES)
     assert isinstance(raised.value, AdaFuseError)
 

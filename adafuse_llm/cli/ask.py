@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -61,7 +62,7 @@ def ask(
         list[Path] | None,
         typer.Option(
             metavar="PATH",
-            help="Text or Markdown file, or a folder of such files. Repeatable. Default: the "
+            help="Text, Markdown or PDF file, or a folder of such files. Repeatable. Default: the "
             "handbook of a fictional town, which ships with the package. For other documents, also "
             "pass --model: the embedded members know only this town.",
         ),
@@ -90,7 +91,9 @@ def ask(
     An offline search (BM25) finds the best passages, and the members answer from them together.
     """
     check_page(html)
-    documents = read_documents(docs or [handbook_path()], follow_links=follow_links)
+    documents = read_documents(
+        docs or [handbook_path()], follow_links=follow_links, on_skip=partial(typer.echo, err=True)
+    )
     sources = Retriever(documents).search(question, k=passages)
     familiar = all(map(_is_handbook, docs or ()))
     if setup.is_embedded and not familiar:

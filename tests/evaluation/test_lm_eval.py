@@ -273,7 +273,7 @@ def test_without_the_harness_an_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
     monkeypatch.delitem(sys.modules, "adafuse_llm.evaluation.lm_eval")
-    with pytest.raises(MissingDependencyError, match=r"adafuse-llm\[eval\]"):
+    with pytest.raises(MissingDependencyError, match=r"pip install .*\[eval\]"):
         __import__("adafuse_llm.evaluation.lm_eval")
 
 

@@ -321,5 +321,5 @@ def test_other_strategies_have_nothing_to_tune():
 
 def test_without_the_optimizer_an_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
-    with pytest.raises(MissingDependencyError, match=r"adafuse-llm\[tune\]"):
+    with pytest.raises(MissingDependencyError, match=r"pip install .*\[tune\]"):
         search(complementary())

@@ -256,7 +256,7 @@ def test_a_tokenizer_that_does_not_match_is_ignored(tmp_path: Path, caplog, kind
 def test_a_missing_llama_cpp_is_named(monkeypatch) -> None:
     monkeypatch.setattr(library, "PACKAGES", ())
     monkeypatch.setattr(loading, "load_library", library.load_library.__wrapped__)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'adafuse-llm\[gguf\]'"):
+    with pytest.raises(MissingDependencyError, match=r"pip install .*\[gguf\]"):
         AdaFuseEngine.from_pretrained([str(embedded_gguf("wren"))])
 
 

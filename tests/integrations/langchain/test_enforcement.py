@@ -259,7 +259,7 @@ def test_without_the_extra_nothing_is_enforced(monkeypatch, caplog):
     assert not chat.profile["structured_output"]
     assert chat.bind_tools(TOOLS).invoke("Go").tool_calls[0]["args"] == {"a": "two", "c": 3}
     assert not caplog.records
-    with pytest.raises(MissingDependencyError, match=r"adafuse-llm\[grammar\]"):
+    with pytest.raises(MissingDependencyError, match=r"pip install .*\[grammar\]"):
         chat.bind_tools(TOOLS, enforce=True).invoke("Go")
 
 

@@ -202,7 +202,7 @@ def test_rounds_in_figures_and_as_a_table(chat):
 
 def test_a_table_without_pandas_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
-    with pytest.raises(MissingDependencyError, match=r"langchain-adafuse\[dataframe\]"):
+    with pytest.raises(MissingDependencyError, match=r"pip install .*\[dataframe\]"):
         RoundCallbackHandler().to_dataframe()
 
 
