@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -490,7 +490,7 @@ def _is_typed(context: typer.Context, name: str) -> bool:
 def _config_flags(defaults: dict[str, Any]) -> Iterator[inspect.Parameter]:
     """Yield a flag for the strategy and for every option that `AdaFuseConfig` declares."""
     text = f"Strategy that chooses the next piece of text: {', '.join(NAMED)}."
-    yield _flag("strategy", str, "adafuse", text, panel="Decoding", metavar="NAME")
+    yield _flag("strategy", str, "adafuse", text, panel="Decoding", metavar="NAME", values=NAMED)
     for name, field in AdaFuseConfig.model_fields.items():
         default = defaults.get(name, field.default)
         text = field.description or ""
@@ -564,9 +564,21 @@ def _flag(
     metavar: str | None = None,
     min: int | None = None,  # noqa: A002  # the name that Typer uses
     flag: str | None = None,
+    values: Iterable[str] = (),
 ) -> inspect.Parameter:
     flag = f"--{(flag or name).replace('_', '-')}"
-    option = typer.Option(flag, help=text, rich_help_panel=panel, metavar=metavar, min=min)
+
+    def completed(incomplete: str) -> list[str]:
+        return [value for value in values if value.startswith(incomplete)]
+
+    option = typer.Option(
+        flag,
+        help=text,
+        rich_help_panel=panel,
+        metavar=metavar,
+        min=min,
+        autocompletion=completed if values else None,
+    )
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,

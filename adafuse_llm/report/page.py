@@ -32,6 +32,7 @@ from adafuse_llm.report.styles import (
     percent,
     proposed_by,
     quoted,
+    ranked,
     reasoning_length,
     responses,
     shared,
@@ -266,7 +267,7 @@ def _spans(generation: Generation, members: Sequence[Shown]) -> list[dict[str, A
                         if probabilities is None
                         else percent(probabilities[index]),
                     }
-                    for index, candidate in enumerate(decided.candidates)
+                    for index, candidate in ranked(decided)
                 ],
             }
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -142,6 +143,13 @@ def owner(decided: Round, members: Sequence[str]) -> str | None:
         return None
     winner = decided.candidates[decided.winner]
     return min(winner.proposers or members, key=lambda name: winner.nll.get(name, float("inf")))
+
+
+def ranked(decided: Round) -> list[tuple[int, Candidate]]:
+    """Return the candidates of a round with their indices, the best score first."""
+    scores = [math.inf if each.score is None else each.score for each in decided.candidates]
+    order = sorted(range(len(scores)), key=scores.__getitem__)
+    return [(index, decided.candidates[index]) for index in order]
 
 
 def quoted(candidate: Candidate) -> str:

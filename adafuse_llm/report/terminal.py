@@ -159,7 +159,7 @@ class Display:
             table.add_column("proposed by")
         else:
             table.add_column("probability", justify="right", no_wrap=True)
-        for index, candidate in enumerate(decided.candidates):
+        for index, candidate in styles.ranked(decided):
             won = index == decided.winner
             last = (
                 styles.proposed_by(candidate, marks)

@@ -9,11 +9,11 @@ import re
 import pytest
 from rich.console import Console
 
-from adafuse_llm import AdaFuseEngine, Generation
+from adafuse_llm import AdaFuseEngine, Candidate, Generation
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.report.page import fragment, page, style
 from adafuse_llm.report.run import Answer, run_page
-from adafuse_llm.report.styles import COLORS, looks, owner
+from adafuse_llm.report.styles import COLORS, looks, owner, ranked
 from adafuse_llm.report.terminal import Display
 from adafuse_llm.summary import Summary, record
 from tests.support.colors import contrast
@@ -210,11 +210,26 @@ def test_s3_tables_of_candidates_have_marks_and_a_legend_explains_them(crowd):
         assert not any(name in shown for name in NAMES)
         assert all(f"{look.mark} {look.name}" in legend for look in looks(NAMES).values())
         proposers = re.findall(r'data-label="proposed by">(.*?)<', table)
-        for cell, candidate in zip(proposers, decided.candidates, strict=True):
+        for cell, (_, candidate) in zip(proposers, ranked(decided), strict=True):
             marks = [looks(NAMES)[name].mark for name in candidate.proposers]
             assert cell == ("all" if len(marks) == len(NAMES) else " ".join(marks))
     assert 'proposed by">all<' in made
     assert f'proposed by">{looks(NAMES)[NAMES[-1]].mark}<' in made
+
+
+def test_r3_d4_candidates_are_sorted_by_score(generation):
+    texts = (("worst", 3.0), ("unscored", None), ("best", 1.0), ("middle", 2.0))
+    candidates = tuple(
+        Candidate(text=text, stops=False, nll={}, score=score, proposers=("one",))
+        for text, score in texts
+    )
+    changed = generation.rounds[0].model_copy(update={"candidates": candidates, "winner": 2})
+    console = Console(file=io.StringIO(), width=100)
+    console.print(Display(("one", "two & co"), console).trace(changed))
+    made = page(generation.model_copy(update={"rounds": (changed,)}))
+    for shown in (made[made.index('class="answer"') :], console.file.getvalue()):
+        places = [shown.index(word) for word in ("best", "middle", "worst", "unscored")]
+        assert places == sorted(places)
 
 
 def test_s3_every_member_has_its_own_mark():
