@@ -43,6 +43,7 @@ from adafuse_llm.evaluation.runner import (
     form_options,
     lost,
     merged,
+    missed,
     read_records,
     singly,
     unanswered,
@@ -217,6 +218,9 @@ def evaluate(
         Evaluation.of(records, job.metrics, task=job.task.name, system=name)
         for name, records in found.items()
     ]
+    for name, records in found.items():
+        if warning := missed(records, job.metrics[0].name):
+            typer.echo(f"warning: {name}: {warning}", err=True)
     ours = next(iter(found.values()))
     theirs = {**{name: found[name] for name in list(found)[1:]}, **others}
     failed = {name: lost(ours) + lost(each) for name, each in theirs.items()}
@@ -495,6 +499,7 @@ def verdict(name: str, found: Comparison) -> str:
         return (
             f"The difference from {printable(name)} ({found.metric}) is not significant "
             f"({found.chance})."
+            + (f" About {found.needed} questions would show one this large." * bool(found.needed))
         )
     return (
         f"The score ({found.metric}) is {found.verdict} that of {printable(name)} ({found.chance})."

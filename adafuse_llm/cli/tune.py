@@ -31,7 +31,7 @@ from adafuse_llm.config import SAMPLING
 from adafuse_llm.evaluation import tuning
 from adafuse_llm.evaluation.files import Results, naming
 from adafuse_llm.evaluation.metrics import load_metric
-from adafuse_llm.evaluation.runner import Record
+from adafuse_llm.evaluation.runner import Record, missed
 from adafuse_llm.evaluation.tuning import Trial, Tuning, candidates, cheapest, divide, optimizer
 from adafuse_llm.loading.config_file import write_config
 from adafuse_llm.loading.specs import absolute_path, as_spec, member_names
@@ -52,9 +52,6 @@ REFUSED = {
     "continue_final_message": "the messages of the search end with the question",
 }
 """Options that this command refuses, with the reason."""
-
-SHOWN = 5
-"""Number of settings that the output lists."""
 
 
 def tune(
@@ -192,6 +189,9 @@ def tune(
             typer.echo(f"{error}; run the same command again to resume", err=True)
             return INTERRUPTED
         results.tidy()
+    for name, records in watch.records.items():
+        if name in found.alone and (warning := missed(records, found.metric)):
+            typer.echo(f"warning: {name} alone: {warning}", err=True)
     options = found.ensemble if keep_ensemble else found.options
     with naming(output):
         write_config(output, _file_options(setup, options), comment=_comment(found))
@@ -210,6 +210,7 @@ class _Watch:
         self._progress, self._searched, self._within = progress, searched, within
         self._bar = progress.add_task("answers", total=total)
         self._tried: list[Trial] = []
+        self.records: dict[str, list[Record]] = {}
 
     def trial(self, trial: Trial) -> None:
         if trial.known:
@@ -220,8 +221,9 @@ class _Watch:
                 line = f"trial {len(self._tried)}: {_line(trial)}"
                 self._progress.console.print(line, soft_wrap=True)
 
-    def record(self, _name: str, record: Record) -> None:
+    def record(self, name: str, record: Record) -> None:
         self._progress.advance(self._bar)
+        self.records.setdefault(name, []).append(record)
         if record.error is not None:
             self._progress.console.print(f"line {record.line}: {one_line(record.error)}")
 
@@ -296,9 +298,9 @@ def _shown(found: Tuning, options: dict[str, Any], output: Path) -> Group:
 
 
 def _best(found: Tuning) -> list[Trial]:
-    """Return the best distinct settings, best first."""
+    """Return the distinct settings, best first."""
     different = {repr(trial.options): trial for trial in reversed(found.trials)}
-    return sorted(different.values(), key=lambda t: (-t.score, t.tokens))[:SHOWN]
+    return sorted(different.values(), key=lambda t: (-t.score, t.tokens))
 
 
 def _tested(found: Tuning) -> Table:

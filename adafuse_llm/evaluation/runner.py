@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
 
@@ -23,7 +23,7 @@ from adafuse_llm.config import ADJUSTMENTS, CONSTRAINTS, SAMPLING, AdaFuseConfig
 from adafuse_llm.engine import AdaFuseEngine
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.evaluation.files import is_lost, question_seed
-from adafuse_llm.evaluation.metrics import Metric, Statistics
+from adafuse_llm.evaluation.metrics import Metric, Statistics, contains, exact_match
 from adafuse_llm.evaluation.statistics import Comparison, Score, compare, interval
 from adafuse_llm.evaluation.tasks import Question, Task
 from adafuse_llm.report.json_lines import read_json_lines
@@ -49,6 +49,10 @@ AHEAD = 2
 With more than one, all workers stay busy during a slow answer. With a small number, few answers are
 lost if the run is interrupted.
 """
+
+
+MANY: Final = 0.2
+"""Share of answers in sentences from which `missed` warns."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,26 @@ class Record(BaseModel):
     def statistics(self, metric: Metric) -> Statistics:
         """Return the statistics of the answer for a metric."""
         return metric.statistics(self.answer, self.label)
+
+
+def missed(records: Sequence[Record], metric: str) -> str | None:
+    """Return a warning if exact match counts many answers in sentences as wrong, or None.
+
+    Args:
+        records: the records of one system.
+        metric: name of the metric that decides.
+    """
+    if metric != "exact_match" or not records:
+        return None
+    pairs = [(record.answer, record.label) for record in records]
+    found = sum(contains(*pair) and not exact_match(*pair) for pair in pairs)
+    if found < MANY * len(records):
+        return None
+    return (
+        f"{found} of {len(records)} answers contain an accepted answer but are not equal to it, so "
+        "exact_match counts them as wrong. If they are sentences, pass --metric contains, or ask "
+        "for short answers."
+    )
 
 
 def form_options(config: AdaFuseConfig) -> AdaFuseConfig:

@@ -37,6 +37,9 @@ LEVEL = 0.95
 SIGNIFICANT = 0.05
 """The significance level: a difference is significant if its p-value is below this."""
 
+Z_LEVEL, Z_POWER = 1.96, 0.84
+"""Quantiles of the normal distribution: a two-sided test at 5 %, and a power of 80 %."""
+
 SAMPLES = 2000
 """Number of samples of the bootstrap."""
 
@@ -53,7 +56,8 @@ class Score(BaseModel):
 
     Attributes:
         value: the score of all answers.
-        low, high: bounds of the 95 % bootstrap interval of the score.
+        low, high: bounds of the 95 % bootstrap interval of the score. If all answers are right, or
+            all are wrong, the bound is the exact one (Clopper and Pearson).
     """
 
     model_config = ConfigDict(frozen=True)
@@ -78,10 +82,14 @@ class Comparison(BaseModel):
         ours, theirs: the scores of the two systems.
         difference: ours minus theirs, with its 95 % interval: all differences that the test does
             not reject. With five questions or fewer, the test rejects nothing, and the interval is
-            -100 to 100.
+            -100 to 100. If no answer differs, the bounds are the largest shares of different
+            answers of which none may be seen.
         p_value: two-sided p-value, that is, the probability of a difference at least this large if
             both systems were equally good.
         test: name of the test that gave the p-value and the interval.
+        needed: about how many questions would show a difference as large as this one, at p < 0.05
+            in four of five attempts. None if there is no difference, or if the score of all
+            answers is not the mean of their scores.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -93,6 +101,7 @@ class Comparison(BaseModel):
     difference: Score
     p_value: float
     test: str
+    needed: int | None = None
 
     @property
     def verdict(self) -> Literal["above", "not shown", "below"]:
@@ -131,7 +140,12 @@ def interval(
     """
     table = _table(answers)
     drawn = [metric.score(sums) for sums in _resampled(table, samples, seed)]
-    return _with_bounds(metric.score(table.sum(axis=0)), drawn)
+    score = _with_bounds(metric.score(table.sum(axis=0)), drawn)
+    if score.low < score.high or score.value not in (0.0, 100.0):
+        return score
+    unseen = _percent(_unseen(len(table)))
+    bounds = {"high": unseen} if score.value == 0.0 else {"low": 100.0 - unseen}
+    return score.model_copy(update=bounds)
 
 
 def compare(
@@ -167,6 +181,9 @@ def compare(
     else:
         p_value, low, high = _random_subsets(metric, left, right, samples, seed)
         test = "random subsets"
+    if np.array_equal(left, right):
+        high = _percent(_unseen(len(left)))
+        low = -high
     return Comparison(
         metric=metric.name,
         questions=len(left),
@@ -175,7 +192,23 @@ def compare(
         difference=Score(value=values[0] - values[1], low=low, high=high),
         p_value=p_value,
         test=test,
+        needed=_needed(metric, left, right, values[0] - values[1]),
     )
+
+
+def _unseen(answers: int) -> float:
+    """Return the largest share of which none is seen in `answers` answers in 2.5 % of all cases."""
+    return float(1 - ((1 - LEVEL) / 2) ** (1 / answers))
+
+
+def _needed(metric: Metric, left: Table, right: Table, difference: float) -> int | None:
+    """Return the number of questions that `Comparison.needed` describes (normal approximation)."""
+    each: NDArray[np.float64] = np.array(
+        [metric.score(o) - metric.score(t) for o, t in zip(left, right, strict=True)]
+    )
+    if not difference or abs(each.mean() - difference) > 1e-6:
+        return None
+    return math.ceil(((Z_LEVEL + Z_POWER) * float(each.std()) / difference) ** 2)
 
 
 def mcnemar(

@@ -165,12 +165,14 @@ class Tuning(BaseModel):
         )
         if self.pays:
             return f"The ensemble beats its best member, {self.best_member} {figures}."
-        if comparison.difference.value > 0:
-            return (
-                "The ensemble does not significantly beat its best member, "
-                f"{self.best_member} {figures}. More questions may show a difference."
-            )
-        return f"The ensemble does NOT beat its best member, {self.best_member} {figures}."
+        if comparison.verdict == "below":
+            return f"The ensemble does NOT beat its best member, {self.best_member} {figures}."
+        needed = comparison.needed
+        return (
+            f"These {comparison.questions} questions show no difference between the ensemble and "
+            f"its best member, {self.best_member} {figures}."
+            + (f" About {needed} would be needed to show one this large." if needed else "")
+        )
 
 
 class _Stopped(Exception):  # noqa: N818

@@ -76,7 +76,7 @@ def test_rounds_are_recorded_on_request(adafuse, job, tmp_path):
 def test_the_summary_is_a_table(adafuse, job):
     result = adafuse(*job)
     assert "nq: 3 questions" in result.stdout
-    assert "100.0 [100.0, 100.0]" in result.stdout
+    assert "100.0 [29.2, 100.0]" in result.stdout
     assert "Cost of an answer" in result.stdout
 
 
@@ -108,6 +108,17 @@ def test_a_higher_limit_goes_on_and_another_option_does_not(adafuse, job, tmp_pa
     assert refused.exit_code == 2
     assert "max_words 3, not 2" in refused.stderr
     assert adafuse(*job, "--max-words", 2, "--overwrite").exit_code == 0
+
+
+def test_r3_d1_answers_in_sentences_are_a_warning_if_exact_match_misses_them(
+    adafuse, job, tmp_path, fakes
+):
+    rows = [{"question": "Who founded the mill?", "answer": "Brook"}] * 3
+    (tmp_path / "set.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = adafuse(*job)
+    assert "warning: ensemble: 3 of 3 answers contain an accepted answer" in result.stderr
+    assert "pass --metric contains" in result.stderr
+    assert "warning" not in adafuse(*job, "--metric", "contains", "--overwrite").stderr
 
 
 def test_members_alone_are_compared_with_the_ensemble(adafuse, job, data, tmp_path, fakes):
