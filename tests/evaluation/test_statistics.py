@@ -6,7 +6,6 @@ import itertools
 import math
 import random
 
-import numpy as np
 import pytest
 
 from adafuse_llm import InvalidInputError
@@ -67,22 +66,17 @@ def test_r3_d1_systems_that_differ_nowhere_have_an_interval():
 
 
 def test_r3_d1_the_needed_number_of_questions_shows_the_difference_in_four_of_five_attempts():
-    rng = np.random.default_rng(3)
-
-    def answers(count):
-        wins = rng.random(count) < 0.2
-        losses = ~wins & (rng.random(count) < 0.125)  # 10 % of all
-        shared = rng.random(count) < 0.5
-        ours, theirs = (
-            np.where(wins | losses, wins, shared),
-            np.where(wins | losses, losses, shared),
-        )
-        return rights(ours), rights(theirs)
-
-    needed = compare(EXACT, *answers(100_000)).needed
-    assert needed == pytest.approx(228, abs=15)
-    shown = [compare(EXACT, *answers(needed)).verdict == "above" for _ in range(200)]
-    assert np.mean(shown) == pytest.approx(0.8, abs=0.1)
+    ours = [True] * 20 + [False] * 10 + [True] * 70
+    theirs = [False] * 20 + [True] * 10 + [True] * 70
+    needed = compare(EXACT, rights(ours), rights(theirs)).needed
+    assert needed == math.ceil(2.8**2 * (0.3 - 0.1**2) / 0.1**2)
+    rng = random.Random(3)
+    shown = 0
+    for _ in range(200):
+        drawn = [rng.randrange(100) for _ in range(needed)]
+        left, right = ([answers[each] for each in drawn] for answers in (ours, theirs))
+        shown += compare(EXACT, rights(left), rights(right)).verdict == "above"
+    assert shown / 200 == pytest.approx(0.8, abs=0.1)
 
 
 @pytest.mark.parametrize(
