@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Iterator
@@ -71,6 +72,30 @@ def collect_errors() -> Iterator[list[str]]:
         _MESSAGES.thread.errors = before
 
 
+def load_model(path: str | Path, params: Any, label: str) -> int:
+    """Load a GGUF file, and return the ``llama_model_p``.
+
+    Args:
+        path: path of the file.
+        params: the ``llama_model_params``.
+        label: text that names the member in errors.
+
+    Raises:
+        LoadError: llama.cpp cannot load the file.
+        MissingDependencyError: llama.cpp is not installed.
+    """
+    with collect_errors() as errors:
+        model = load_library().llama_model_load_from_file(os.fsencode(path), params)
+    if not model:
+        reason = errors[0] if errors else "it gives no reason"
+        raise LoadError(
+            f"{label} cannot be loaded: llama.cpp ({' '.join(find_library())}) rejects the file "
+            f"{Path(path).name!r} ({reason}). Pass a GGUF file that this version of llama.cpp "
+            "supports, for example another one of the Hugging Face hub, or the transformers model."
+        )
+    return int(model)
+
+
 def metadata(model: int) -> dict[str, str]:
     """Return the metadata of a model, without lists, as text.
 
@@ -103,16 +128,8 @@ class VocabularyModel:
         library = load_library()
         parameters = library.llama_model_default_params()
         parameters.vocab_only = True
-        with collect_errors() as errors:
-            model = library.llama_model_load_from_file(str(path).encode(), parameters)
-        if not model:
-            reason = errors[0] if errors else "llama.cpp gives no reason"
-            raise LoadError(
-                f"the vocabulary of {str(path)!r} cannot be loaded ({reason}). Pass a GGUF file "
-                "that this version of llama.cpp supports."
-            )
-        self.model = int(model)
-        self._free = weakref.finalize(self, library.llama_model_free, model)
+        self.model = load_model(path, parameters, f"the vocabulary of {str(path)!r}")
+        self._free = weakref.finalize(self, library.llama_model_free, self.model)
 
     def close(self) -> None:
         """Free the model. More calls have no effect."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import os
 import weakref
 from pathlib import Path
 
 import torch
 
-from adafuse_llm.backends.llamacpp.library import collect_errors, load_library
+from adafuse_llm.backends.gguf.header import read_facts
+from adafuse_llm.backends.llamacpp.library import load_library, load_model
 from adafuse_llm.errors import LoadError, UnsupportedModelError
 
 
@@ -43,13 +43,7 @@ class Model:
         params = library.llama_model_default_params()
         params.n_gpu_layers = -1 if gpu_layers is None else gpu_layers
         params.use_extra_bufts = reorder
-        with collect_errors() as errors:
-            self.pointer = library.llama_model_load_from_file(os.fsencode(path), params)
-        if not self.pointer:
-            reason = errors[0] if errors else "it gives no reason"
-            raise LoadError(
-                f"{label} cannot be loaded: llama.cpp rejects the file {path.name!r} ({reason})"
-            )
+        self.pointer = load_model(path, params, label)
         self.path = path
         self.label = label
         self.on_gpu = bool(library.llama_supports_gpu_offload()) and params.n_gpu_layers != 0
@@ -84,12 +78,13 @@ class Model:
         """The input embeddings of the tokens in float32, [vocabulary, hidden].
 
         Raises:
-            LoadError: the file has no input embeddings, as some parts of split models.
+            LoadError: the file has no input embeddings.
         """
         from gguf import GGUFReader, dequantize
 
-        for tensor in GGUFReader(self.path).tensors:
-            if tensor.name == "token_embd.weight":
-                values = dequantize(tensor.data, tensor.tensor_type)
-                return torch.from_numpy(values.copy())  # it can be a view of the file
+        for file in read_facts(self.path).files:
+            for tensor in GGUFReader(file).tensors:
+                if tensor.name == "token_embd.weight":
+                    values = dequantize(tensor.data, tensor.tensor_type)
+                    return torch.from_numpy(values.copy())  # it can be a view of the file
         raise LoadError(f"{self.label}: the file {self.path.name!r} has no input embeddings")

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from adafuse_llm.backends.gguf.header import chat_templates
 from adafuse_llm.backends.llamacpp.encoder import SPACE, Encoder, UnigramEncoder, WordEncoder
 from adafuse_llm.backends.llamacpp.library import VocabularyModel, load_library, metadata
 from adafuse_llm.errors import EngineClosedError, UnsupportedModelError
@@ -24,8 +25,6 @@ of RWKV and PLaMo-2)."""
 
 UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1 << 0, 1 << 3, 1 << 4, 1 << 5
 """Attributes of tokens, as llama.cpp numbers them."""
-
-TEMPLATE = "tokenizer.chat_template"
 
 KEYS = {
     "bos_token": "bos_token_id",
@@ -83,7 +82,7 @@ class LlamaTokenizer:
         self.pieces = self._read_pieces(ids)
         self.unk_token_id = next((i for i in ids if self._attributes[i] & UNKNOWN), None)
         self.added_tokens_decoder = self._read_added_tokens(ids)
-        self.chat_template = self._read_templates()
+        self.chat_template = chat_templates(self._metadata)
         self.special_tokens_map = self._read_special_tokens()
         self.end_ids = self._read_end_ids(ids)
         self._open = _Open(f"the vocabulary of {self.name_or_path!r}")
@@ -286,15 +285,6 @@ class LlamaTokenizer:
             if token is not None and token.isdecimal() and int(token) < len(self):
                 found[name] = self._piece_text(int(token))
         return found
-
-    def _read_templates(self) -> str | dict[str, str] | None:
-        named = {
-            key.removeprefix(f"{TEMPLATE}."): text
-            for key, text in self._metadata.items()
-            if key.startswith(f"{TEMPLATE}.")
-        }
-        default = self._metadata.get(TEMPLATE)
-        return {**named, "default": default} if default and named else default or None
 
     def _create_encoder(self) -> Encoder:
         added = {str(t): not self._is_ordinary(i) for i, t in self.added_tokens_decoder.items()}
