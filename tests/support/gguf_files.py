@@ -10,6 +10,7 @@ import argparse
 import atexit
 import functools
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -153,6 +154,16 @@ def rewrite_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return out
+
+
+def rewritten(path: Path, folder: Path, kind: str) -> Path:
+    """Return a model with weights of another kind, from a folder that keeps it for later runs."""
+    out = folder / f"{path.stem}-{kind}.gguf"
+    if not out.is_file():
+        print(f"writing {out.name}", file=sys.stderr, flush=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        rewrite_gguf(path, out.with_suffix(".new"), kind).replace(out)
     return out
 
 
