@@ -166,7 +166,9 @@ def score_change(one: Generation, two: Generation) -> float:
     for first, second in zip(one.rounds, two.rounds, strict=False):
         scores = {each.text: each.score for each in second.candidates}
         for each in first.candidates:
-            change = max(change, abs(each.score - scores.get(each.text, each.score)))
+            before, after = each.score, scores.get(each.text)
+            if before is not None and after is not None:
+                change = max(change, abs(after - before))
         if first.text != second.text:
             break
     return change

@@ -135,7 +135,10 @@ def rewrite_gguf(
     if kind is not None:
         entries = {**entries, "general.file_type": FILE_TYPES[kind]}
     for name, value in entries.items():
-        (writer.add_string if isinstance(value, str) else writer.add_uint32)(name, value)  # type: ignore[operator]
+        if isinstance(value, str):
+            writer.add_string(name, value)
+        else:
+            writer.add_uint32(name, value)
     left_out = {"general.architecture", *entries, *without}
     for name, field in reader.fields.items():
         if name not in left_out and not name.startswith("GGUF."):

@@ -23,6 +23,7 @@ __all__ = [
     "CACHE_TYPES",
     "GGUFFacts",
     "chat_templates",
+    "read_entries",
     "read_facts",
     "read_header",
     "read_tokens",
@@ -285,6 +286,15 @@ def read_facts(path: str | Path) -> GGUFFacts:
         file_type=FILE_TYPES.get(header.integer("general.file_type"), _main_type(tensors)),
         weight_bytes=sum(each.weight_bytes for each in headers),
     )
+
+
+def read_entries(path: str | Path) -> Mapping[str, Any]:
+    """Return the entries of a GGUF file's header, without arrays.
+
+    Raises:
+        LoadError: the file is missing, truncated or not a GGUF file.
+    """
+    return _read_header(Path(path)).values
 
 
 def read_tokens(path: str | Path) -> list[str]:

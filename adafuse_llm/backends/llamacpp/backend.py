@@ -537,12 +537,12 @@ def _text_of(model: Model, tokenizer: Any) -> tuple[LlamaText | HuggingFaceText,
     A file without a vocabulary needs a Hugging Face tokenizer.
     """
     if tokenizer is None:
-        own = LlamaText(model.pointer, model.path, model)
+        own = LlamaText(model)
         return own, own.end_ids
     from adafuse_llm.backends.huggingface.text import HuggingFaceText
 
     try:
-        ends = LlamaText(model.pointer, model.path, model).end_ids
+        ends = LlamaText(model).end_ids
     except UnsupportedModelError:
         ends = frozenset({tokenizer.eos_token_id} - {None})
     return HuggingFaceText(tokenizer), ends

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from pathlib import Path
 
 import torch
 
 from adafuse_llm.backends.gguf.header import read_facts
-from adafuse_llm.backends.llamacpp.library import load_library, load_model
+from adafuse_llm.backends.llamacpp.library import LoadedFile, load_library
 from adafuse_llm.errors import LoadError, UnsupportedModelError
 
 
-class Model:
+class Model(LoadedFile):
     """A loaded GGUF model.
 
     Args:
@@ -24,9 +23,7 @@ class Model:
             Some of these kernels round in other ways for one token than for several.
 
     Attributes:
-        path: the argument of the same name.
         label: the argument of the same name.
-        pointer: the ``llama_model_p``. It is valid until `close`.
         vocabulary: number of logits.
         window: context window that the model was trained with, in tokens.
         on_gpu: whether layers run on a GPU.
@@ -43,11 +40,9 @@ class Model:
         params = library.llama_model_default_params()
         params.n_gpu_layers = -1 if gpu_layers is None else gpu_layers
         params.use_extra_bufts = reorder
-        self.pointer = load_model(path, params, label)
-        self.path = path
+        super().__init__(path, params, label)
         self.label = label
         self.on_gpu = bool(library.llama_supports_gpu_offload()) and params.n_gpu_layers != 0
-        self._free = weakref.finalize(self, library.llama_model_free, self.pointer)
         self.vocabulary = int(
             library.llama_vocab_n_tokens(library.llama_model_get_vocab(self.pointer))
         )
@@ -68,10 +63,6 @@ class Model:
                 f"{self.label} {reason}. GGUF members must be causal language models with "
                 "attention in all layers. Use the transformers model instead, if it is causal."
             )
-
-    def close(self) -> None:
-        """Free the model. More calls have no effect."""
-        self._free()
 
     @functools.cached_property
     def embeddings(self) -> torch.Tensor:

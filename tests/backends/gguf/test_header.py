@@ -219,5 +219,5 @@ def test_a_later_part_is_named_although_it_has_no_facts(tmp_path: Path) -> None:
 def test_the_only_template_of_a_file_is_its_template_whatever_its_name(
     tmp_path: Path, names: list[str], expected: object
 ) -> None:
-    entries = {f"tokenizer.chat_template{name}": f"t{name}" for name in names}
+    entries: dict[str, Any] = {f"tokenizer.chat_template{name}": f"t{name}" for name in names}
     assert read_facts(written(tmp_path / "a.gguf", **entries)).chat_template == expected

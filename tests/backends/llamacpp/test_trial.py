@@ -243,7 +243,8 @@ def test_the_death_of_a_member_in_an_answer_is_one_warning_and_the_answer_goes_o
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no signals")
 def test_a_member_that_dies_again_and_again_is_one_clear_error() -> None:
     path = str(embedded_gguf("wren", "q8_0"))
-    specs = [MemberSpec(path, name="m", process=True, context=512), str(member_paths()[1])]
+    other = MemberSpec(str(member_paths()[1]))
+    specs = [MemberSpec(path, name="m", process=True, context=512), other]
     with AdaFuseEngine.from_pretrained(specs) as engine:
         stream = engine.stream("The mill", max_new_tokens=64)
         next(stream)
