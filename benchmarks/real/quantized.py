@@ -66,10 +66,10 @@ def attention(path: Path) -> str:
     for prompt in PROMPTS:
         texts = []
         for member in members:
-            member._start_anew()
+            member.clear_prefix_cache()
             engine = AdaFuseEngine([member], runtime=RuntimeConfig(drafting=False))
             texts.append(engine.generate(prompt, max_new_tokens=24).text)
-            member._start_anew()
+            member.clear_prefix_cache()
         other += texts[0] != texts[1]
         ids = members[0].codec.encode_prompt(prompt)
         whole = members[0].codec.encode_prompt(prompt + texts[0])
@@ -137,7 +137,7 @@ def repeats(paths: Sequence[Path], new: int) -> None:
         for branches in (1, 3):
             for question in QUESTIONS:
                 for member in members:
-                    member._start_anew()
+                    member.clear_prefix_cache()
                 options: Any = {"branching_factor": branches, "max_new_tokens": new}
                 chat = [{"role": "user", "content": question}]
                 started = time.process_time()
@@ -152,7 +152,7 @@ def repeats(paths: Sequence[Path], new: int) -> None:
         engine.close()
         print(
             f"repeatable={repeatable}: {same} of {4 * len(QUESTIONS)} texts the same, largest "
-            f"change of a score {change:.2g}",
+            f"change of a score: {change:.2g}",
             flush=True,
         )
     ratios = sorted(two / one for one, two in zip(*seconds.values(), strict=True))

@@ -13,7 +13,6 @@ import argparse
 import functools
 import itertools
 import multiprocessing
-import resource
 import statistics
 import tempfile
 import time
@@ -364,6 +363,8 @@ def real(folder: Path, size: Size) -> None:
 
 def _ask_real(paths: Sequence[str], branches: int, new: int) -> tuple[Cost, float]:
     """Answer the chats one after the other. Return the cost, and the process's peak in MiB."""
+    import resource  # Windows has none
+
     loaded = _real_engine(tuple(paths))
     chats = [[{"role": "user", "content": text}] for text in CHATS]
 
