@@ -42,17 +42,17 @@ real: $(SETUP) ## fetch three real models (0.8 GB) into the user's cache folder,
 quick: $(SETUP) ## a subset of the tests in under a minute, for every commit
 	$(BIN)/python -m pytest -q -m quick $(WORKERS) 2
 
-test: $(SETUP) ## all tests except the slow ones, the cookbooks, and those of GGUF members and of Ray
+test: $(SETUP) ## all tests except the slow ones, the cookbooks, those of Ray, and most of those of GGUF members
 	$(BIN)/python -m pytest $(WORKERS) 4
 
-test-cookbooks: $(SETUP) ## run the cookbooks (not the one with GGUF members), and compare their outputs with the stored ones
-	$(BIN)/python -m pytest -q --cookbooks -m "cookbook or gguf" tests/docs/test_cookbooks.py $(WORKERS) 2
+test-cookbooks: $(SETUP) ## run the cookbooks, and compare their outputs with the stored ones
+	$(BIN)/python -m pytest -q --cookbooks -m cookbook tests/docs/test_cookbooks.py $(WORKERS) 2
 
 test-real: $(SETUP) ## the tests of real models, which it fetches first; 40 minutes on two cores
 	-@$(BIN)/python -m benchmarks.real.members
 	$(BIN)/python -m pytest -q --real --gguf -m real tests/real $(WORKERS) 2
 
-test-gguf: $(SETUP) ## the tests of GGUF members and their cookbook
+test-gguf: $(SETUP) ## all tests of GGUF members
 	$(BIN)/python -m pytest -q --gguf -m gguf $(WORKERS) 2
 
 test-ray: $(RAY) ## the tests of members and servers on several machines, which Ray connects; needs Linux

@@ -19,6 +19,8 @@ os.environ["TERM"] = "dumb"  # rich keeps the codes of a style in the first colo
 
 import pytest
 
+from adafuse_llm.backends.llamacpp.library import find_library
+from adafuse_llm.errors import MissingDependencyError
 from benchmarks.real import members
 from tests.support.loopback import is_loopback_only
 from tests.support.tally import TALLY
@@ -47,13 +49,16 @@ GROUPS = {
 }
 """Marks of tests that run only with an option, the option, and what is said without it."""
 
+GGUF_SHARE = 4
+"""One of so many tests of GGUF members runs without ``--gguf``."""
+
 RAY_CANNOT_RUN = "this machine allows no network namespace (unshare -rn)"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--clients", action="store_true", help="run the tests of clients, too")
     parser.addoption("--cookbooks", action="store_true", help="run the cookbooks, too")
-    parser.addoption("--gguf", action="store_true", help="run the tests of GGUF members, too")
+    parser.addoption("--gguf", action="store_true", help="run all tests of GGUF members")
     parser.addoption("--ray", action="store_true", help="run the tests of Ray, too")
     parser.addoption("--real", action="store_true", help="run the tests of real members, too")
     parser.addoption("--sweeps", action="store_true", help="run all cases of sweeps")
@@ -82,21 +87,35 @@ def set_up_libraries() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     places: Counter[str] = Counter()
+
+    def is_chosen(group: str, one_in: int) -> bool:
+        """Whether the next test of a group is in a share that follows no parameter's order."""
+        places[group] += 1
+        return (places[group] - 1) * 0.6180339887 % 1 < 1 / one_in  # multiples of the golden ratio
+
     for item in items:
-        if (sweeps := item.get_closest_marker("sweep")) and not config.getoption("--sweeps"):
-            sweep = item.nodeid.partition("[")[0]
-            # Multiples of the golden ratio: a share of the cases that follows no parameter's order.
-            if places[sweep] * 0.6180339887 % 1 >= 1 / sweeps.args[0]:
-                item.add_marker(pytest.mark.skip(reason=SWEEPS_NOT_RUN))
-            places[sweep] += 1
+        sweeps = None if config.getoption("--sweeps") else item.get_closest_marker("sweep")
+        if sweeps and not is_chosen(item.nodeid.partition("[")[0], sweeps.args[0]):
+            item.add_marker(pytest.mark.skip(reason=SWEEPS_NOT_RUN))
         for name in GROUPS.keys() & {mark.name for mark in item.iter_markers()}:
             option, reason = GROUPS[name]
             if not config.getoption(option):
+                if name == "gguf" and is_chosen(str(item.path), GGUF_SHARE) and has_llama_cpp():
+                    continue
                 item.add_marker(pytest.mark.skip(reason=reason))
             elif name == "real" and not has_real_members():
                 item.add_marker(pytest.mark.skip(reason=REAL_MISSING))
             elif name == "ray" and not is_loopback_only():
                 item.add_marker(pytest.mark.skip(reason=RAY_CANNOT_RUN))
+
+
+@functools.cache
+def has_llama_cpp() -> bool:
+    """Whether llama.cpp is installed."""
+    try:
+        return bool(find_library())
+    except MissingDependencyError:
+        return False
 
 
 @functools.cache

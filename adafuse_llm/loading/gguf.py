@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 from adafuse_llm.backends.gguf.files import (
     choose,
     gguf_names,
+    has_magic,
     is_gguf,
+    listed,
+    ollama_files,
     part_names,
     stored_folder,
 )
@@ -203,10 +206,8 @@ def _find_file(spec: MemberSpec, name: str, revision: str | None) -> Path:
         is_file, is_folder = path.is_file(), path.is_dir()
     except OSError:  # such as a name that is too long for the file system
         is_file = is_folder = False
-    if is_file:
-        return path
-    if is_folder:
-        return path / choose(gguf_names(path), spec.file, label)
+    if is_file or is_folder:
+        return _local_file(path, spec.file, label)
     if spec.path.lower().endswith(".gguf"):
         raise LoadError(
             f"{label} cannot be loaded: the file does not exist. For a file of a hub repository, "
@@ -220,6 +221,19 @@ def _find_file(spec: MemberSpec, name: str, revision: str | None) -> Path:
     except Exception as error:
         reason = hub_problem(spec.path, error) or describe(error)
         raise LoadError(f"{label} cannot be loaded: {reason}") from error
+
+
+def _local_file(path: Path, file: str | None, label: str) -> Path:
+    """Return the GGUF file that a path names, or that stands in a folder."""
+    names = gguf_names(path) if path.is_dir() else []
+    is_usable = names or (path.is_file() and has_magic(path))
+    if not is_usable and (models := ollama_files(path)):
+        files = listed([f"{found} ({model})" for model, found in models.items()])
+        raise LoadError(
+            f"{label} belongs to Ollama, whose GGUF files have no names, but is not one of them. "
+            f"Pass the file of a model: {files}."
+        )
+    return path / choose(names, file, label) if path.is_dir() else path
 
 
 def _from_hub(repository: str, file: str | None, revision: str | None, label: str) -> Path:

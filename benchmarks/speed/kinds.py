@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.speed.kinds`` prints the tables of docs/speed.md. The members are embedded
 ones, widened to about 114 million parameters (`benchmarks.speed.wide`), so they agree as often as
-trained members do. The parts that need GGUF members are left out if llama-cpp-python is missing.
+trained members do. With ``--only real``, they are real members, which ``make real`` fetches.
 
 Times of the engine include the CPU time of all its processes.
 """
@@ -30,8 +30,10 @@ import transformers
 from adafuse_llm import AdaFuseEngine, MemberSpec, RuntimeConfig
 from adafuse_llm.backends import NodeQuery, TokenTree
 from adafuse_llm.embedded import member_paths
+from benchmarks.real.members import real_files, real_folders
 from benchmarks.speed.members import prompt_of
 from benchmarks.speed.wide import widen
+from tests.support.gguf_files import rewritten, write_gguf
 
 KINDS = ("f32", "q8_0", "q4_0")
 PAIR = ("wren", "finch")
@@ -309,6 +311,81 @@ def gguf(folders: Sequence[Path], files: Mapping[str, Sequence[Path]], size: Siz
         ensemble.close()
 
 
+REAL = Size(response=24)
+CHATS = ("Why is the sky blue?", "How do I boil an egg?")
+REAL_PAIR = ("smollm", "qwen")
+
+
+def real(folder: Path, size: Size) -> None:
+    """Compare a real pair as GGUF files with the same weights in transformers.
+
+    Every system runs in a process of its own, so that its memory can be measured.
+
+    Args:
+        folder: where to keep the files that are written again as Q8_0 and F32.
+        size: number of repeats, and length of the responses.
+    """
+    files = [real_files()[name] for name in REAL_PAIR]
+    pairs = {"transformers, float32": [str(real_folders()[name]) for name in REAL_PAIR]}
+    for kind in ("f32", "q8_0"):
+        pairs[f"GGUF {kind.upper()}"] = [str(rewritten(file, folder, kind)) for file in files]
+    pairs["GGUF Q4_1 and Q4_K_M, as downloaded"] = [str(file) for file in files]
+    costs: dict[tuple[str, int], list[Cost]] = {}
+    peaks: dict[str, float] = {}
+    with ExitStack() as stack:
+        pools = {
+            name: stack.enter_context(ProcessPoolExecutor(1, multiprocessing.get_context("spawn")))
+            for name in pairs
+        }
+        for number in range(size.repeats + 1):
+            for branches, (name, paths) in itertools.product((1, 3), pairs.items()):
+                new = size.response if number else 8  # the first run is not timed
+                job = pools[name].submit(_ask_real, paths, branches, new)
+                cost, peaks[name] = job.result()
+                if number:
+                    costs.setdefault((name, branches), []).append(cost)
+    print("\n| pair | B | seconds | ratio | CPU ms per token | ratio (range) | peak memory, MiB |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    for (name, branches), runs in costs.items():
+        bases = costs[next(iter(pairs)), branches]
+        walls = [run.wall / base.wall for run, base in zip(runs, bases, strict=True)]
+        ratios = [
+            (run.cpu / run.tokens) / (base.cpu / base.tokens)
+            for run, base in zip(runs, bases, strict=True)
+        ]
+        per_token = 1000 * statistics.median(run.cpu / run.tokens for run in runs)
+        print(
+            f"| {name} | {branches} | {statistics.median(run.wall for run in runs):.1f} | "
+            f"{statistics.median(walls):.2f} | {per_token:.0f} | {statistics.median(ratios):.2f} "
+            f"({min(ratios):.2f} to {max(ratios):.2f}) | {peaks[name]:,.0f} |"
+        )
+
+
+def _ask_real(paths: Sequence[str], branches: int, new: int) -> tuple[Cost, float]:
+    """Answer the chats one after the other. Return the cost, and the process's peak in MiB."""
+    import resource  # Windows has none
+
+    loaded = _real_engine(tuple(paths))
+    chats = [[{"role": "user", "content": text}] for text in CHATS]
+
+    def run() -> int:
+        generations = [
+            loaded.generate(messages=chat, max_new_tokens=new, branching_factor=branches)
+            for chat in chats
+        ]
+        return sum(max(each.usage.completion_tokens.values()) for each in generations)
+
+    return timed(run), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+@functools.cache
+def _real_engine(paths: Sequence[str]) -> AdaFuseEngine:
+    torch.set_num_threads(1)
+    kinds = [{"threads": 1, "context": 1024} if path.endswith(".gguf") else {} for path in paths]
+    specs = [spec(Path(path), **kind) for path, kind in zip(paths, kinds, strict=True)]
+    return AdaFuseEngine.from_pretrained(specs, dtype="float32")
+
+
 def table(title: str, costs: Mapping[str, Cost], base: str) -> None:
     """Print costs, and their ratios to one of the systems."""
     print(f"\n**{title}**\n")
@@ -327,12 +404,18 @@ def main() -> None:
     """Make the members in a temporary folder, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="use toy sizes")
-    parser.add_argument("--only", choices=("processes", "gguf"))
+    parser.add_argument("--only", choices=("processes", "gguf", "real"))
+    parser.add_argument(
+        "--folder", type=Path, help="where --only real keeps files that it writes (3.9 GB)"
+    )
     arguments = parser.parse_args()
     size = QUICK if arguments.quick else Size()
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as name:
+        if arguments.only == "real":
+            real(arguments.folder or Path(name), REAL)
+            return
         members = {path.name: path for path in member_paths()}
         folders = [
             widen(
@@ -347,8 +430,6 @@ def main() -> None:
         if arguments.only != "gguf":
             processes(folders, size)
         if arguments.only != "processes":
-            from tests.support.gguf_files import write_gguf
-
             files = {
                 kind: [write_gguf(folder, folder / f"{kind}.gguf", kind) for folder in folders]
                 for kind in KINDS

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from nbformat import NotebookNode, validate
 
-from tests.support.notebooks import METADATA, NEED_LLAMA_CPP, executed, paths, runnable, stored
+from tests.support.notebooks import METADATA, executed, paths, stored
 
 PLACES = re.compile(
     r"(?<![\w.:/])/(?:home|Users|root|tmp|usr|opt|var|work|mnt|private)/|[A-Z]:\\\\|site-packages"
@@ -19,17 +19,6 @@ PLACES = re.compile(
 VERDICTS = ("True", "False")
 
 each_cookbook = pytest.mark.parametrize("path", paths(), ids=lambda path: path.stem)
-each_run = pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(
-            path,
-            id=path.stem,
-            marks=pytest.mark.gguf if path.stem in NEED_LLAMA_CPP else pytest.mark.cookbook,
-        )
-        for path in paths()
-    ],
-)
 
 
 def code(notebook: NotebookNode) -> list[NotebookNode]:
@@ -58,20 +47,8 @@ def test_there_are_cookbooks_and_the_readme_names_them() -> None:
     assert set(re.findall(r"\]\((\w+\.ipynb)\)", readme)) == {path.name for path in paths()}
 
 
-@pytest.mark.quick
-@pytest.mark.parametrize("is_installed", [True, False])
-def test_cookbooks_that_need_llama_cpp_are_left_out_without_it(
-    is_installed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    names = ("no-such-package", "pytest" if is_installed else "no-such-package")
-    monkeypatch.setattr("adafuse_llm.backends.llamacpp.library.PACKAGES", names)
-    left_out = {path.stem for path in paths()} - {path.stem for path in runnable()}
-    assert left_out == (set() if is_installed else NEED_LLAMA_CPP)
-    told = capsys.readouterr().err
-    assert all((name in told) != is_installed for name in NEED_LLAMA_CPP)
-
-
-@each_run
+@pytest.mark.cookbook
+@each_cookbook
 def test_it_runs_and_gives_what_is_stored(path: Path) -> None:
     run = executed(path)
     assert kinds(run) == kinds(stored(path))

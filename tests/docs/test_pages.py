@@ -41,8 +41,8 @@ MODEL = re.compile(r'"((?:[\w.-]+/)+[\w.-]+|model-\d)"')
 SERVER = "http://127.0.0.1:8000"
 """The address of the server in the pages."""
 
-GGUF_PAGES = {"models": 1, "gguf": 4}
-"""Guides with code for GGUF models, and the number of its blocks."""
+GGUF_PAGES = {"README.md": 1, "docs/guides/models.md": 1, "docs/guides/gguf.md": 4}
+"""Pages with code for GGUF models, and the number of its blocks."""
 
 
 def examples(page: Path) -> Document:
@@ -113,7 +113,7 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch) -> Non
 @pytest.mark.gguf
 @pytest.mark.parametrize("name", GGUF_PAGES)
 def test_the_code_for_gguf_models_runs(name: str, tmp_path: Path, monkeypatch, capsys) -> None:
-    page = GUIDES / f"{name}.md"
+    page = ROOT / name
     put_models(page, tmp_path)
     monkeypatch.chdir(tmp_path)
     blocks = [block for block in examples(page).examples() if needs_llama_cpp(block)]
@@ -124,9 +124,9 @@ def test_the_code_for_gguf_models_runs(name: str, tmp_path: Path, monkeypatch, c
 
 
 @pytest.mark.quick
-def test_only_two_guides_have_code_for_gguf_models() -> None:
+def test_these_pages_have_code_for_gguf_models() -> None:
     pages = {page for page in PAGES if any(map(needs_llama_cpp, examples(page).examples()))}
-    assert pages == {GUIDES / f"{name}.md" for name in GGUF_PAGES}
+    assert pages == {ROOT / name for name in GGUF_PAGES}
 
 
 @pytest.mark.gguf

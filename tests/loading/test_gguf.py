@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from pathlib import Path
@@ -19,11 +20,12 @@ from adafuse_llm import (
     MemberSpec,
     MissingDependencyError,
 )
-from adafuse_llm.backends.llamacpp import library
+from adafuse_llm.backends.gguf import read_facts
+from adafuse_llm.backends.llamacpp import LlamaCppBackend, library
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.loading import gguf as loading
 from adafuse_llm.loading.gguf import find_tokenizer, is_gguf_member, plan_gguf
-from tests.support.gguf_files import embedded_gguf, write_gguf
+from tests.support.gguf_files import embedded_gguf, rewrite_gguf, write_gguf
 
 WREN, HERON, FINCH = member_paths()
 WITHOUT_GPU = SimpleNamespace(llama_supports_gpu_offload=lambda: False)
@@ -81,6 +83,60 @@ def test_one_of_several_files_is_named_or_matched(tmp_path: Path) -> None:
     assert "has 2 GGUF files that fit 'm-Q*'" in refusal(tmp_path, file="m-Q*")
     message = refusal(tmp_path, file="*Q5*")
     assert "no GGUF file that fits file='*Q5*'; it has: m-Q4_K_M.gguf, m-Q8_0.gguf" in message
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    "name", ["My model (Q8) \u00fc.GGUF", "[x]*?.gguf", "-m.gguf", "a.gguf.gguf"]
+)
+def test_names_can_be_odd(tmp_path: Path, name: str) -> None:
+    file = put(tmp_path, name, "m-imatrix.gguf", "mmproj.gguf") / name
+    assert found(file) == found(tmp_path) == found(tmp_path, file=name) == file
+    blob = file.rename(tmp_path / name.partition(".")[0])
+    assert found(blob) == blob
+
+
+@pytest.fixture
+def ollama(tmp_path: Path) -> Path:
+    """The folder of an installation of Ollama, with two models of three blobs each."""
+    models = tmp_path / "models"
+    put(models, "blobs/sha256-1", "blobs/sha256-2")
+    (models / "blobs" / "sha256-3").write_text('{"stop": "<|end|>"}')
+    for number, name in ((1, "registry.ollama.ai/library/qwen3/8b"), (2, "hf.co/o/m-GGUF/Q8_0")):
+        kinds = {"model": number, "params": 3, "license": 4}
+        layers = [
+            {"mediaType": f"application/vnd.ollama.image.{kind}", "digest": f"sha256:{blob}"}
+            for kind, blob in kinds.items()
+        ]
+        path = models / "manifests" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
+    (path.parent / "damaged").write_text("{")
+    return models
+
+
+@pytest.mark.quick
+def test_the_folder_of_ollama_is_refused_with_the_files_of_its_models(ollama: Path) -> None:
+    blobs = ollama / "blobs"
+    assert found(blobs / "sha256-1") == blobs / "sha256-1"
+    manifest = "manifests/registry.ollama.ai/library/qwen3/8b"
+    for path in (ollama.parent, ollama, blobs, blobs / "sha256-3", ollama / manifest):
+        assert refusal(path, context=512).endswith(
+            ") belongs to Ollama, whose GGUF files have no names, but is not one of them. Pass the "
+            f"file of a model: {blobs / 'sha256-2'} (hf.co/o/m-GGUF:Q8_0), {blobs / 'sha256-1'} "
+            "(qwen3:8b)."
+        )
+
+
+@pytest.mark.quick
+def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch) -> None:
+    file = put(tmp_path, "sha256-1") / "sha256-1"
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert "sha256-1 cannot be read: Permission denied" in refusal(file)
 
 
 @pytest.mark.quick
@@ -282,9 +338,68 @@ def test_members_of_all_kinds_write_what_the_embedded_members_write(tmp_path: Pa
 
 
 @pytest.mark.gguf
-def test_a_file_that_llama_cpp_cannot_load_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "odd.gguf"
-    content = embedded_gguf("wren", "q8_0").read_bytes()
-    path.write_bytes(content.replace(b"blk.0.attn_q.weight", b"blk.0.attn_x.weight"))
-    with pytest.raises(LoadError, match=r"member 'odd'.*llama\.cpp rejects"):
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"without": ["blk.0.attn_q.weight"]}, "tensor 'blk.0.attn_q"),
+        ({"architecture": "nonsense"}, "unknown model architecture: 'nonsense'"),
+    ],
+)
+def test_a_file_that_llama_cpp_cannot_load_is_refused(tmp_path: Path, change, says) -> None:
+    path = rewrite_gguf(embedded_gguf("wren", "q8_0"), tmp_path / "odd.gguf", **change)
+    with pytest.raises(LoadError) as caught:
         AdaFuseEngine.from_pretrained([str(path)])
+    message = str(caught.value)
+    assert message.startswith(f"member 'odd' ({path}) cannot be loaded: llama.cpp (")
+    assert f"{' '.join(library.find_library())}) rejects the file 'odd.gguf' (" in message
+    assert says in message
+    assert message.endswith("another one of the Hugging Face hub, or the transformers model.")
+
+
+@pytest.mark.gguf
+def test_files_that_people_have_write_the_same_text(tmp_path: Path) -> None:
+    original = embedded_gguf("wren", "q8_0")
+    template = read_facts(original).chat_template
+    assert isinstance(template, str)
+    matrix: dict[str, str | int] = {
+        "file": "imatrix.dat",
+        "dataset": "text.txt",
+        "entries_count": 36,
+        "chunks_count": 9,
+    }
+    files = {
+        "parts": rewrite_gguf(
+            original, tmp_path / "m.gguf", split=20, first=["blk.0.attn_q.weight"]
+        ),
+        "imatrix": rewrite_gguf(
+            original,
+            tmp_path / "i.gguf",
+            entries={f"quantize.imatrix.{key}": value for key, value in matrix.items()},
+        ),
+        "template": rewrite_gguf(
+            original,
+            tmp_path / "t.gguf",
+            entries={"tokenizer.chat_template.chatml": template},
+            without=["tokenizer.chat_template"],
+        ),
+        "ollama": put(tmp_path / "blobs", "sha256-12") / "sha256-12",
+    }
+    files["parts"] = tmp_path / "m-00001-of-00003.gguf"
+    texts, embeddings = {}, {}
+    for name, file in {"original": original, **files}.items():
+        with AdaFuseEngine.from_pretrained([MemberSpec(str(file), context=512)]) as engine:
+            messages = [{"role": "user", "content": "What is 12 + 7?"}]
+            texts[name] = engine.generate(messages=messages, max_new_tokens=12).text
+            embeddings[name] = vars(engine.backends[0])["_model"].embeddings.tolist()
+    assert list(texts.values()) == [texts["original"]] * 5
+    assert list(embeddings.values()) == [embeddings["original"]] * 5
+
+
+@pytest.mark.gguf
+def test_a_truncated_file_is_refused_before_llama_cpp_reads_it(tmp_path: Path, monkeypatch) -> None:
+    file = put(tmp_path, "m.gguf") / "m.gguf"
+    file.write_bytes(file.read_bytes()[:-1])
+    monkeypatch.setattr("adafuse_llm.backends.llamacpp.backend.survivable", None)
+    for load in (AdaFuseEngine.from_pretrained, lambda paths: LlamaCppBackend(paths[0], "m")):
+        with pytest.raises(LoadError, match=r"m\.gguf is truncated.* Download the file again"):
+            load([str(file)])

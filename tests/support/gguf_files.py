@@ -10,10 +10,12 @@ import argparse
 import atexit
 import functools
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -99,6 +101,73 @@ def write_gguf(folder: Path, path: Path, kind: str = "f32") -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def rewrite_gguf(
+    path: Path,
+    out: Path,
+    kind: str | None = None,
+    *,
+    architecture: str | None = None,
+    entries: Mapping[str, str | int] = MappingProxyType({}),
+    without: Sequence[str] = (),
+    first: Sequence[str] = (),
+    split: int = 0,
+) -> Path:
+    """Write the model of one GGUF file to another file.
+
+    As F32, the weights stay as they are. As another `kind`, they are rounded once more, so the file
+    is not the one that the model's author would publish.
+
+    Args:
+        path: a GGUF file in one part.
+        out: the new file, or for a file in parts, the name without the number of the part.
+        kind: one of `FILE_TYPES` for matrices. Vectors become F32. By default, all types stay.
+        architecture: another architecture.
+        entries: new entries of the header.
+        without: entries and tensors to leave out.
+        first: tensors to write before the others.
+        split: tensors in each part of the file, or 0 for one part.
+    """
+    reader = gguf.GGUFReader(path)
+    own = reader.fields["general.architecture"].contents()
+    writer = gguf.GGUFWriter(out, architecture or own, split_max_tensors=split)
+    if kind is not None:
+        entries = {**entries, "general.file_type": FILE_TYPES[kind]}
+    for name, value in entries.items():
+        if isinstance(value, str):
+            writer.add_string(name, value)
+        else:
+            writer.add_uint32(name, value)
+    left_out = {"general.architecture", *entries, *without}
+    for name, field in reader.fields.items():
+        if name not in left_out and not name.startswith("GGUF."):
+            inner = field.types[1] if len(field.types) > 1 else None
+            new = name.replace(f"{own}.", f"{architecture or own}.")
+            writer.add_key_value(new, field.contents(), field.types[0], inner)
+    for tensor in sorted(reader.tensors, key=lambda each: each.name not in first):
+        if tensor.name in left_out:
+            continue
+        if kind is None:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        else:
+            values = gguf.dequantize(tensor.data, tensor.tensor_type)
+            _add_tensor(writer, tensor.name, values, kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+def rewritten(path: Path, folder: Path, kind: str) -> Path:
+    """Return a model with weights of another kind, from a folder that keeps it for later runs."""
+    out = folder / f"{path.stem}-{kind}.gguf"
+    if not out.is_file():
+        print(f"writing {out.name}", file=sys.stderr, flush=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        rewrite_gguf(path, out.with_suffix(".new"), kind).replace(out)
+    return out
 
 
 def _add_shape(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
-
-from adafuse_llm.backends.llamacpp.library import find_library
-from adafuse_llm.errors import MissingDependencyError
 
 COOKBOOKS = Path(__file__).parents[2] / "cookbooks"
 METADATA = {
@@ -32,9 +28,6 @@ ENVIRONMENT = {
 """Offline, with one thread, and without what would only clutter stored outputs."""
 
 SECONDS = 300
-
-NEED_LLAMA_CPP = frozenset({"gguf_members"})
-"""The cookbooks with GGUF members."""
 
 
 def paths() -> list[Path]:
@@ -69,19 +62,6 @@ def executed(path: Path) -> NotebookNode:
     return notebook
 
 
-def runnable() -> list[Path]:
-    """Return the cookbooks that can run here. Name the others on standard error."""
-    with suppress(MissingDependencyError):
-        find_library()
-        return paths()
-    for name in sorted(NEED_LLAMA_CPP):
-        print(
-            f"{name} was not run, because llama.cpp is not installed; make test-gguf installs it",
-            file=sys.stderr,
-        )
-    return [path for path in paths() if path.stem not in NEED_LLAMA_CPP]
-
-
 if __name__ == "__main__":
-    for name in sys.argv[1:] or runnable():
+    for name in sys.argv[1:] or paths():
         nbformat.write(executed(Path(name).resolve()), name)

@@ -5,7 +5,9 @@ Nothing here downloads a file.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
@@ -17,6 +19,10 @@ SUFFIX: Final = ".gguf"
 
 WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth")
 """Endings of files with weights that transformers loads."""
+
+OLLAMA_HOST: Final = "registry.ollama.ai"
+OLLAMA_MODEL: Final = "application/vnd.ollama.image.model"
+"""The kind of the GGUF file of a model, in the manifests of Ollama."""
 
 MAX_LISTED: Final = 30
 """Maximum number of files that an error lists."""
@@ -38,8 +44,7 @@ def is_gguf(source: str, file: str | None = None, revision: str | None = None) -
     if file is not None or source.lower().endswith(SUFFIX):
         return True
     if _is_file(path):  # the files of Ollama have names without an ending
-        with path.open("rb") as opened:
-            return opened.read(len(MAGIC)) == MAGIC
+        return has_magic(path) or bool(ollama_files(path))
     folder = stored_folder(source, revision)
     if folder is None:
         return "gguf" in source.lower()
@@ -47,7 +52,7 @@ def is_gguf(source: str, file: str | None = None, revision: str | None = None) -
         each.name.endswith(WEIGHTS) for each in folder.iterdir()
     ):
         return False
-    return bool(gguf_names(folder))
+    return bool(gguf_names(folder) or ollama_files(folder))
 
 
 def stored_gguf(source: str, file: str | None = None, revision: str | None = None) -> Path | None:
@@ -85,8 +90,39 @@ def stored_folder(source: str, revision: str | None = None) -> Path | None:
 
 def gguf_names(folder: Path) -> list[str]:
     """Return the GGUF files in a folder and in its subfolders, relative to the folder."""
-    found = [*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*/*{SUFFIX}")]
-    return sorted(path.relative_to(folder).as_posix() for path in found)
+    found = (*folder.glob("*"), *folder.glob("*/*"))
+    return sorted(
+        path.relative_to(folder).as_posix() for path in found if path.suffix.lower() == SUFFIX
+    )
+
+
+def has_magic(path: Path) -> bool:
+    """Return whether a file begins as a GGUF file does, or cannot be read."""
+    try:
+        with path.open("rb") as opened:
+            return opened.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return True  # reading the header says why
+
+
+def ollama_files(path: Path) -> dict[str, Path]:
+    """Return the GGUF files of an installation of Ollama by the names of its models.
+
+    Args:
+        path: the folder of the installation, or a file or folder in it. Otherwise the result is
+            empty.
+    """
+    folder = next(filter(_is_ollama, (path / "models", path, *path.parents)), None)
+    found: dict[str, Path] = {}
+    for manifest in () if folder is None else sorted(folder.glob("manifests/*/*/*/*")):
+        host, owner, name, tag = manifest.parts[-4:]
+        parts = (host.replace(OLLAMA_HOST, ""), owner.replace("library", ""), f"{name}:{tag}")
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            for layer in json.loads(manifest.read_text(encoding="utf-8"))["layers"]:
+                if layer["mediaType"] == OLLAMA_MODEL:
+                    blob = manifest.parents[4] / "blobs" / layer["digest"].replace(":", "-")
+                    found["/".join(filter(None, parts))] = blob
+    return found
 
 
 def choose(names: Sequence[str], file: str | None, label: str) -> str:
@@ -122,11 +158,11 @@ def choose(names: Sequence[str], file: str | None, label: str) -> str:
         )
     if not fitting:
         raise LoadError(
-            f"{label} has no GGUF file that fits file={file!r}; it has: {_listed(wholes or names)}"
+            f"{label} has no GGUF file that fits file={file!r}; it has: {listed(wholes or names)}"
         )
     raise LoadError(
         f"{label} has {len(fitting)} GGUF files{'' if file is None else f' that fit {file!r}'}: "
-        f"{_listed(fitting)}. Pass the path of one of them. For a hub repository, pass "
+        f"{listed(fitting)}. Pass the path of one of them. For a hub repository, pass "
         f"MemberSpec(path=..., file={fitting[0]!r}), or a pattern that fits only one; in a "
         "configuration file, set path and file of the model."
     )
@@ -142,9 +178,17 @@ def part_names(name: str) -> list[str]:
 
 
 def _is_whole(name: str) -> bool:
-    """Return whether a file is a model or the first part of one, and not its part for images."""
-    part = PART.search(name)
-    return "mmproj" not in name.lower() and (part is None or int(part[1]) == 1)
+    """Return whether a file is a model or the first part of one, by its name."""
+    part, lower = PART.search(name), name.lower()
+    is_model = "mmproj" not in lower and not lower.endswith(f"imatrix{SUFFIX}")
+    return is_model and (part is None or int(part[1]) == 1)
+
+
+def _is_ollama(folder: Path) -> bool:
+    try:
+        return (folder / "blobs").is_dir() and (folder / "manifests").is_dir()
+    except OSError:
+        return False
 
 
 def _is_file(path: Path) -> bool:
@@ -154,6 +198,7 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Return names as text for an error, which lists at most `MAX_LISTED` of them."""
     more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
     return f"{', '.join(names[:MAX_LISTED])}{more}"

@@ -19,7 +19,15 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from adafuse_llm.errors import LoadError, UnsupportedModelError, short_repr
 
-__all__ = ["CACHE_TYPES", "GGUFFacts", "read_facts", "read_header", "read_tokens"]
+__all__ = [
+    "CACHE_TYPES",
+    "GGUFFacts",
+    "chat_templates",
+    "read_entries",
+    "read_facts",
+    "read_header",
+    "read_tokens",
+]
 
 T = TypeVar("T")
 
@@ -150,10 +158,23 @@ CACHE_TYPES: Final[Mapping[str, float]] = {
 """Bytes of a number in a cache, by type of the cache."""
 
 NOT_CAUSAL: Final = frozenset(
-    {"bert", "clip", "eurobert", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "llama-embed"}
+    {"bert", "eurobert", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "llama-embed"}
     | {"modern-bert", "neo-bert", "nomic-bert", "nomic-bert-moe", "t5", "t5encoder", "wavtokenizer"}
 )
 """Architectures that do not continue a text."""
+
+NO_MODELS: Final = {
+    "mmproj": "the vision or audio part of a model, not a language model. Pass the GGUF file of "
+    "the language model, which reads text only. It stands in the same folder or hub repository, "
+    "without 'mmproj' in its name",
+    "adapter": "an adapter, not a whole model. Pass the GGUF file of a model with the adapter "
+    "merged into it",
+    "imatrix": "an importance matrix, which is used to quantize a model. Pass the GGUF file of "
+    "the model",
+}
+"""What files that hold no model are, and what to use instead, by ``general.type``."""
+
+TEMPLATE: Final = "tokenizer.chat_template"
 
 PART: Final = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 """End of the name of a file that holds a part of a model."""
@@ -172,7 +193,7 @@ class GGUFFacts:
         tokenizer: kind of the tokenizer, such as ``"gpt2"`` (byte-level BPE), ``"llama"``
             (SentencePiece) or ``"t5"`` (Unigram); ``"no_vocab"`` if the file has none.
         pre_tokenizer: llama.cpp's name of the rules that split a text first, or None.
-        chat_template: the chat template as Jinja text, or None.
+        chat_template: the chat template as Jinja text, several templates by name, or None.
         end_ids: token ids that the header names as ends of a response or of a turn.
         key_value_heads: number of key/value heads of each layer.
         key_size: number of elements of a head's key.
@@ -190,7 +211,7 @@ class GGUFFacts:
     vocabulary: int
     tokenizer: str
     pre_tokenizer: str | None
-    chat_template: str | None
+    chat_template: str | dict[str, str] | None
     end_ids: frozenset[int]
     key_value_heads: tuple[int, ...]
     key_size: int
@@ -234,12 +255,9 @@ def read_facts(path: str | Path) -> GGUFFacts:
         UnsupportedModelError: the model is not a causal language model.
     """
     header = _read_header(Path(path))
-    architecture = header.text("general.architecture")
-    if architecture is None:
-        raise LoadError(f"{path} has no entry general.architecture. Download the file again.")
     files = _part_paths(Path(path), header.integer("split.count") or 1)
     headers = [header, *map(_read_header, files[1:])]
-    _check_purpose(header, architecture, has_tensors=any(each.tensors for each in headers))
+    architecture = _check_purpose(header, has_tensors=any(each.tensors for each in headers))
     tensors = [tensor for each in headers for tensor in each.tensors]
     types = Counter(tensor.type_name for tensor in tensors)
     heads, key_size, value_size = _attention(header, architecture)
@@ -254,7 +272,7 @@ def read_facts(path: str | Path) -> GGUFFacts:
         else header.integer(f"{architecture}.vocab_size") or 0,
         tokenizer=header.text("tokenizer.ggml.model") or "no_vocab",
         pre_tokenizer=header.text("tokenizer.ggml.pre"),
-        chat_template=header.text("tokenizer.chat_template"),
+        chat_template=chat_templates(header.values),
         end_ids=frozenset(
             number
             for kind in ("eos", "eot", "eom")
@@ -270,6 +288,15 @@ def read_facts(path: str | Path) -> GGUFFacts:
     )
 
 
+def read_entries(path: str | Path) -> Mapping[str, Any]:
+    """Return the entries of a GGUF file's header, without arrays.
+
+    Raises:
+        LoadError: the file is missing, truncated or not a GGUF file.
+    """
+    return _read_header(Path(path)).values
+
+
 def read_tokens(path: str | Path) -> list[str]:
     """Return the tokens of a GGUF file as the file spells them, by id; empty without a vocabulary.
 
@@ -283,6 +310,25 @@ def read_tokens(path: str | Path) -> list[str]:
     with _open(Path(path)) as data:
         reader = _Reader(data, tokens.position)
         return [reader.string() for _ in range(tokens.count)]
+
+
+def chat_templates(entries: Mapping[str, Any]) -> str | dict[str, str] | None:
+    """Return the chat template of a file, several templates by name, or None.
+
+    The only template of a file is its template, whatever its name. Of several templates, one must
+    be the default.
+
+    Args:
+        entries: the entries of the file's header.
+    """
+    named = {
+        key.removeprefix(f"{TEMPLATE}."): text
+        for key, text in entries.items()
+        if key.startswith(f"{TEMPLATE}.") and isinstance(text, str)
+    }
+    if (default := entries.get(TEMPLATE)) and isinstance(default, str):
+        return {**named, "default": default} if named else default
+    return next(iter(named.values())) if len(named) == 1 else None
 
 
 def read_header(path: str | Path) -> tuple[bytes, int]:
@@ -328,13 +374,13 @@ def _part_paths(path: Path, count: int) -> tuple[Path, ...]:
     return paths
 
 
-def _check_purpose(header: _Header, architecture: str, *, has_tensors: bool) -> None:
-    purpose = header.text("general.type")
-    if purpose in ("mmproj", "adapter"):
-        kind = {"mmproj": "the part of a model that reads images", "adapter": "an adapter"}[purpose]
-        raise UnsupportedModelError(
-            f"{header.path} is {kind}, not a whole model. Pass the GGUF file of the model."
-        )
+def _check_purpose(header: _Header, *, has_tensors: bool) -> str:
+    """Return the architecture of a causal language model, and refuse all other files."""
+    architecture, kind = header.text("general.architecture"), header.text("general.type")
+    if instead := NO_MODELS.get("mmproj" if architecture == "clip" else kind or ""):
+        raise UnsupportedModelError(f"{header.path} is {instead}.")
+    if architecture is None:
+        raise LoadError(f"{header.path} has no entry general.architecture. Download it again.")
     if architecture in NOT_CAUSAL:
         raise UnsupportedModelError(
             f"{header.path} has the architecture {architecture!r}; members must be causal "
@@ -344,6 +390,7 @@ def _check_purpose(header: _Header, architecture: str, *, has_tensors: bool) -> 
         raise LoadError(
             f"{header.path} holds a vocabulary only, without weights. Pass the file of a model."
         )
+    return architecture
 
 
 def _attention(header: _Header, architecture: str) -> tuple[tuple[int, ...], int, int]:
@@ -498,7 +545,10 @@ def _read_header(path: Path) -> _Header:
 
 def _parse(path: Path, data: mmap.mmap) -> _Header:
     if data[:4] != MAGIC:
-        raise _NotGGUFError(f"it begins with {short_repr(bytes(data[:4]))} instead of {MAGIC!r}")
+        raise _NotGGUFError(
+            f"it begins with {short_repr(bytes(data[:4]))} instead of {MAGIC!r}. Download "
+            "it again, for example with 'git lfs pull' in a clone, or pass the GGUF file of a model"
+        )
     reader = _Reader(data, 4)
     if (version := int(reader.scalar(4))) not in VERSIONS:
         if version & 0xFFFF == 0:

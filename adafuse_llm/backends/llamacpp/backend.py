@@ -127,10 +127,10 @@ class LlamaCppBackend(SupportsAnchorsWithLogits):
         self.name = name
         self.path = Path(path)
         label = f"member {name!r} ({path})"
+        self.parameters = read_facts(self.path).parameters  # and check the file before llama.cpp
         flash = True if repeatable else flash_attention
         settings = survivable(Settings(not repeatable, gpu_layers, flash, cache_type), label)
         self._model = Model(self.path, label, gpu_layers=gpu_layers, reorder=settings.reorder)
-        self.parameters = read_facts(self.path).parameters
         self._repeatable = repeatable
         if repeatable:
             flash_attention = self._check_repeatable(flash_attention)
@@ -537,12 +537,12 @@ def _text_of(model: Model, tokenizer: Any) -> tuple[LlamaText | HuggingFaceText,
     A file without a vocabulary needs a Hugging Face tokenizer.
     """
     if tokenizer is None:
-        own = LlamaText(model.pointer, model.path, model)
+        own = LlamaText(model)
         return own, own.end_ids
     from adafuse_llm.backends.huggingface.text import HuggingFaceText
 
     try:
-        ends = LlamaText(model.pointer, model.path, model).end_ids
+        ends = LlamaText(model).end_ids
     except UnsupportedModelError:
         ends = frozenset({tokenizer.eos_token_id} - {None})
     return HuggingFaceText(tokenizer), ends

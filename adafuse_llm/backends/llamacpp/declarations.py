@@ -143,9 +143,6 @@ FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "llama_model_is_diffusion": (c_bool, pointer),
     "llama_model_is_hybrid": (c_bool, pointer),
     "llama_model_is_recurrent": (c_bool, pointer),
-    "llama_model_meta_count": (c_int32, pointer),
-    "llama_model_meta_key_by_index": (c_int32, pointer, c_int32, c_char_p, c_size_t),
-    "llama_model_meta_val_str_by_index": (c_int32, pointer, c_int32, c_char_p, c_size_t),
     # vocabularies
     "llama_vocab_type": (c_int, pointer),
     "llama_vocab_n_tokens": (c_int32, pointer),

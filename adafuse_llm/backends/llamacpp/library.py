@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Iterator
@@ -71,62 +72,41 @@ def collect_errors() -> Iterator[list[str]]:
         _MESSAGES.thread.errors = before
 
 
-def metadata(model: int) -> dict[str, str]:
-    """Return the metadata of a model, without lists, as text.
-
-    Args:
-        model: a ``llama_model_p``.
-    """
-    library = load_library()
-    items: dict[str, str] = {}
-    for number in range(library.llama_model_meta_count(model)):
-        key = _read_text(library.llama_model_meta_key_by_index, model, number)
-        items[key] = _read_text(library.llama_model_meta_val_str_by_index, model, number)
-    return items
-
-
-class VocabularyModel:
-    """A GGUF file of which only the vocabulary and the metadata are loaded.
+class LoadedFile:
+    """A GGUF file that llama.cpp has loaded.
 
     Args:
         path: path of the file.
+        params: the ``llama_model_params``.
+        label: text that names the member in errors.
 
     Attributes:
-        model: the ``llama_model_p``. It is valid until `close`.
+        path: the argument of the same name.
+        pointer: the ``llama_model_p``. It is valid until `close`.
 
     Raises:
-        LoadError: llama.cpp cannot read the file.
+        LoadError: llama.cpp cannot load the file.
         MissingDependencyError: llama.cpp is not installed.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: Path, params: Any, label: str) -> None:
         library = load_library()
-        parameters = library.llama_model_default_params()
-        parameters.vocab_only = True
         with collect_errors() as errors:
-            model = library.llama_model_load_from_file(str(path).encode(), parameters)
-        if not model:
-            reason = errors[0] if errors else "llama.cpp gives no reason"
+            pointer = library.llama_model_load_from_file(os.fsencode(path), params)
+        if not pointer:
+            reason = errors[0] if errors else "it gives no reason"
             raise LoadError(
-                f"the vocabulary of {str(path)!r} cannot be loaded ({reason}). Pass a GGUF file "
-                "that this version of llama.cpp supports."
+                f"{label} cannot be loaded: llama.cpp ({' '.join(find_library())}) rejects the "
+                f"file {path.name!r} ({reason}). Pass a GGUF file that this version of llama.cpp "
+                "supports, for example another one of the Hugging Face hub, or the transformers "
+                "model."
             )
-        self.model = int(model)
-        self._free = weakref.finalize(self, library.llama_model_free, model)
+        self.path, self.pointer = path, int(pointer)
+        self._free = weakref.finalize(self, library.llama_model_free, self.pointer)
 
     def close(self) -> None:
         """Free the model. More calls have no effect."""
         self._free()
-
-
-def _read_text(function: Any, model: int, number: int) -> str:
-    """Read a text of any length with a function that fills a buffer."""
-    buffer = ctypes.create_string_buffer(256)
-    size = function(model, number, buffer, len(buffer))
-    if size >= len(buffer):
-        buffer = ctypes.create_string_buffer(size + 1)
-        function(model, number, buffer, len(buffer))
-    return buffer.value.decode("utf-8", errors="replace")
 
 
 class _Messages:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-import os
-import weakref
 from pathlib import Path
 
 import torch
 
-from adafuse_llm.backends.llamacpp.library import collect_errors, load_library
+from adafuse_llm.backends.gguf.header import read_facts
+from adafuse_llm.backends.llamacpp.library import LoadedFile, load_library
 from adafuse_llm.errors import LoadError, UnsupportedModelError
 
 
-class Model:
+class Model(LoadedFile):
     """A loaded GGUF model.
 
     Args:
@@ -24,9 +23,7 @@ class Model:
             Some of these kernels round in other ways for one token than for several.
 
     Attributes:
-        path: the argument of the same name.
         label: the argument of the same name.
-        pointer: the ``llama_model_p``. It is valid until `close`.
         vocabulary: number of logits.
         window: context window that the model was trained with, in tokens.
         on_gpu: whether layers run on a GPU.
@@ -43,17 +40,9 @@ class Model:
         params = library.llama_model_default_params()
         params.n_gpu_layers = -1 if gpu_layers is None else gpu_layers
         params.use_extra_bufts = reorder
-        with collect_errors() as errors:
-            self.pointer = library.llama_model_load_from_file(os.fsencode(path), params)
-        if not self.pointer:
-            reason = errors[0] if errors else "it gives no reason"
-            raise LoadError(
-                f"{label} cannot be loaded: llama.cpp rejects the file {path.name!r} ({reason})"
-            )
-        self.path = path
+        super().__init__(path, params, label)
         self.label = label
         self.on_gpu = bool(library.llama_supports_gpu_offload()) and params.n_gpu_layers != 0
-        self._free = weakref.finalize(self, library.llama_model_free, self.pointer)
         self.vocabulary = int(
             library.llama_vocab_n_tokens(library.llama_model_get_vocab(self.pointer))
         )
@@ -75,21 +64,18 @@ class Model:
                 "attention in all layers. Use the transformers model instead, if it is causal."
             )
 
-    def close(self) -> None:
-        """Free the model. More calls have no effect."""
-        self._free()
-
     @functools.cached_property
     def embeddings(self) -> torch.Tensor:
         """The input embeddings of the tokens in float32, [vocabulary, hidden].
 
         Raises:
-            LoadError: the file has no input embeddings, as some parts of split models.
+            LoadError: the file has no input embeddings.
         """
         from gguf import GGUFReader, dequantize
 
-        for tensor in GGUFReader(self.path).tensors:
-            if tensor.name == "token_embd.weight":
-                values = dequantize(tensor.data, tensor.tensor_type)
-                return torch.from_numpy(values.copy())  # it can be a view of the file
+        for file in read_facts(self.path).files:
+            for tensor in GGUFReader(file).tensors:
+                if tensor.name == "token_embd.weight":
+                    values = dequantize(tensor.data, tensor.tensor_type)
+                    return torch.from_numpy(values.copy())  # it can be a view of the file
         raise LoadError(f"{self.label}: the file {self.path.name!r} has no input embeddings")

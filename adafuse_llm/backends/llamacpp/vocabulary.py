@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from adafuse_llm.backends.gguf.header import chat_templates, read_entries
 from adafuse_llm.backends.llamacpp.encoder import SPACE, Encoder, UnigramEncoder, WordEncoder
-from adafuse_llm.backends.llamacpp.library import VocabularyModel, load_library, metadata
+from adafuse_llm.backends.llamacpp.library import LoadedFile, load_library
 from adafuse_llm.errors import EngineClosedError, UnsupportedModelError
 from adafuse_llm.forks import after_fork
 from adafuse_llm.text.codec import TokenizerCodec
@@ -25,8 +26,6 @@ of RWKV and PLaMo-2)."""
 UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1 << 0, 1 << 3, 1 << 4, 1 << 5
 """Attributes of tokens, as llama.cpp numbers them."""
 
-TEMPLATE = "tokenizer.chat_template"
-
 KEYS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -35,10 +34,10 @@ KEYS = {
     "sep_token": "seperator_token_id",  # the format GGUF spells it like this
     "mask_token": "mask_token_id",
 }
-"""The keys in the metadata of tokens that chat templates can read, by the templates' names."""
+"""The keys in the header of tokens that chat templates can read, by the templates' names."""
 
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
-"""The keys in the metadata of tokens that end a response."""
+"""The keys in the header of tokens that end a response."""
 
 _CONTROL = re.compile(r"<\|.*\|>", re.DOTALL)
 
@@ -47,9 +46,7 @@ class LlamaTokenizer:
     """A vocabulary of llama.cpp as a tokenizer for `TokenizerCodec`. It is thread-safe.
 
     Args:
-        model: a ``llama_model_p``, which must stay valid until `close`.
-        path: path of the file, for messages.
-        owner: the object that frees the model when it is collected. This object keeps it alive.
+        file: the loaded file, which must stay open until `close`.
 
     Attributes:
         keeps_settings: whether calls change the tokenizer; always False.
@@ -69,13 +66,13 @@ class LlamaTokenizer:
 
     keeps_settings = False
 
-    def __init__(self, model: int, path: str | Path = "", owner: object = None) -> None:
-        self._owner = owner
+    def __init__(self, file: LoadedFile) -> None:
+        self._file = file
         self._library = load_library()
-        self._vocabulary: int = self._library.llama_model_get_vocab(model)
-        self.name_or_path = str(path)
+        self._vocabulary: int = self._library.llama_model_get_vocab(file.pointer)
+        self.name_or_path = str(file.path)
         self.kind = self._check_kind()
-        self._metadata = metadata(model)
+        self._entries = read_entries(file.path)
         ids = range(self._library.llama_vocab_n_tokens(self._vocabulary))
         self._attributes = self._of_tokens(self._library.llama_vocab_get_attr, ids)
         self._spellings = self._read_spellings(ids)
@@ -83,7 +80,7 @@ class LlamaTokenizer:
         self.pieces = self._read_pieces(ids)
         self.unk_token_id = next((i for i in ids if self._attributes[i] & UNKNOWN), None)
         self.added_tokens_decoder = self._read_added_tokens(ids)
-        self.chat_template = self._read_templates()
+        self.chat_template = chat_templates(self._entries)
         self.special_tokens_map = self._read_special_tokens()
         self.end_ids = self._read_end_ids(ids)
         self._open = _Open(f"the vocabulary of {self.name_or_path!r}")
@@ -250,10 +247,10 @@ class LlamaTokenizer:
         reply. If there are none, they are the special tokens that llama.cpp takes for ends by their
         spelling. Those can be too many: they end documents, or are ordinary words.
         """
-        named = {self._metadata.get(f"tokenizer.ggml.{key}") for key in END_KEYS}
+        named = {self._entries.get(f"tokenizer.ggml.{key}") for key in END_KEYS}
         default = int(self._library.llama_vocab_eos(self._vocabulary))  # may be an ordinary word
-        named |= {str(default)} if default in self.added_tokens_decoder else set()
-        found = {i for i in ids if str(i) in named} | self._reply_ends()
+        named |= {default} if default in self.added_tokens_decoder else set()
+        found = {i for i in ids if i in named} | self._reply_ends()
         is_end = self._of_tokens(self._library.llama_vocab_is_eog, () if found else ids)
         spelled = {i for i, has in zip(ids, is_end, strict=False) if has}
         return frozenset(found or spelled & self.added_tokens_decoder.keys())
@@ -278,23 +275,14 @@ class LlamaTokenizer:
 
         SentencePiece files may leave out keys, because their first three tokens are always special.
         """
-        defaults = {"unk_token": "0", "bos_token": "1", "eos_token": "2"}
+        defaults = {"unk_token": 0, "bos_token": 1, "eos_token": 2}
         found: dict[str, str] = {}
         for name, key in KEYS.items():
             default = defaults.get(name) if self.kind == SENTENCEPIECE else None
-            token = self._metadata.get(f"tokenizer.ggml.{key}", default)
-            if token is not None and token.isdecimal() and int(token) < len(self):
-                found[name] = self._piece_text(int(token))
+            token = self._entries.get(f"tokenizer.ggml.{key}", default)
+            if isinstance(token, int) and 0 <= token < len(self):
+                found[name] = self._piece_text(token)
         return found
-
-    def _read_templates(self) -> str | dict[str, str] | None:
-        named = {
-            key.removeprefix(f"{TEMPLATE}."): text
-            for key, text in self._metadata.items()
-            if key.startswith(f"{TEMPLATE}.")
-        }
-        default = self._metadata.get(TEMPLATE)
-        return {**named, "default": default} if default and named else default or None
 
     def _create_encoder(self) -> Encoder:
         added = {str(t): not self._is_ordinary(i) for i, t in self.added_tokens_decoder.items()}
@@ -304,7 +292,7 @@ class LlamaTokenizer:
         if self.kind != UNIGRAM or len(bytes_) < 256:
             return Encoder(self._vocabulary, added)
         characters = {spelling for spelling in self._spellings if len(spelling) == 1}
-        has_prefix = self._metadata.get("tokenizer.ggml.add_space_prefix") == "true"
+        has_prefix = self._entries.get("tokenizer.ggml.add_space_prefix") is True
         prefix = [self._spellings[SPACE]] if has_prefix and SPACE in characters else []
         known = {" "} | characters - {SPACE}
         return UnigramEncoder(self._vocabulary, added, known, bytes_, prefix)
@@ -317,9 +305,7 @@ class LlamaText:
     """All that a member needs of the vocabulary of a GGUF file. It is thread-safe.
 
     Args:
-        model: a ``llama_model_p``, which must stay valid until `close`.
-        path: path of the file, for messages.
-        owner: the object that frees the model when it is collected. This object keeps it alive.
+        file: the loaded file, which must stay open until `close`.
 
     Attributes:
         tokenizer: the vocabulary.
@@ -331,12 +317,12 @@ class LlamaText:
         UnsupportedModelError: the file has no vocabulary, or one without bytes that needs them.
     """
 
-    def __init__(self, model: int, path: str | Path = "", owner: object = None) -> None:
-        self.tokenizer = LlamaTokenizer(model, path, owner)
+    def __init__(self, file: LoadedFile) -> None:
+        self.tokenizer = LlamaTokenizer(file)
         self.codec = TokenizerCodec(self.tokenizer)
         self.end_ids = self.tokenizer.end_ids
         self.follows_grammars = self.tokenizer.kind != WORDPIECE
-        self._file: VocabularyModel | None = None
+        self._own_file: LoadedFile | None = None
 
     @classmethod
     def from_file(cls, path: str | Path) -> LlamaText:
@@ -347,13 +333,15 @@ class LlamaText:
             UnsupportedModelError: the file has no vocabulary, or one that cannot encode every text.
             MissingDependencyError: llama.cpp is not installed.
         """
-        file = VocabularyModel(path)
+        params = load_library().llama_model_default_params()
+        params.vocab_only = True
+        file = LoadedFile(Path(path), params, f"the vocabulary of {str(path)!r}")
         try:
-            text = cls(file.model, path, file)
+            text = cls(file)
         except BaseException:
             file.close()
             raise
-        text._file = file
+        text._own_file = file
         return text
 
     @functools.cached_property
@@ -384,8 +372,8 @@ class LlamaText:
         Texts of tokens stay available. More calls of this method have no effect.
         """
         self.tokenizer.close()
-        if self._file is not None:
-            self._file.close()
+        if self._own_file is not None:
+            self._own_file.close()
 
 
 class _GrammarTokens:

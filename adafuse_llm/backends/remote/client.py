@@ -382,7 +382,7 @@ class RemoteBackend:
             if error.is_closed:
                 raise MemberUnavailableError(self.name, "it was closed") from error
             raise MemberError(
-                self.name, f"{error.reason}, after it had been started again for this pass"
+                self.name, f"{error.reason}. It had already been started again for this pass"
             ) from error
 
     def _warn(self, error: HostDied) -> None:

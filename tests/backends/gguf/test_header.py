@@ -21,7 +21,7 @@ from adafuse_llm.backends.gguf.header import (
     read_tokens,
 )
 from adafuse_llm.embedded import member_paths
-from tests.support.gguf_files import embedded_gguf
+from tests.support.gguf_files import embedded_gguf, rewrite_gguf
 
 
 def written(path: Path, arch: str = "llama", *, tensors: int = 1, **entries: Any) -> Path:
@@ -121,6 +121,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path, length: int) -> None:
     ("content", "says"),
     [
         (b"PK\x03\x04 a zip file", r"not a usable GGUF file: it begins with b'PK"),
+        (b"version https://git-lfs.github.com/spec/v1\n", r"b'vers'.*'git lfs pull'"),
         (
             b"GGUF\x01\0\0\0" + bytes(16),
             "version 1 of the format; llama.cpp reads versions 2 and 3",
@@ -145,17 +146,22 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         read_facts(tmp_path / "a.gguf")
 
 
+VISION = r"the vision or audio part of a model.*without 'mmproj' in its name"
+
+
 @pytest.mark.quick
 @pytest.mark.parametrize(
     ("options", "kind", "says"),
     [
         ({"tensors": 0}, LoadError, "a vocabulary only"),
+        ({"general__type": "mmproj"}, UnsupportedModelError, VISION),
+        ({"arch": "clip"}, UnsupportedModelError, VISION),
+        ({"general__type": "adapter"}, UnsupportedModelError, "an adapter.*with the adapter"),
         (
-            {"general__type": "mmproj"},
+            {"general__type": "imatrix"},
             UnsupportedModelError,
-            "the part of a model that reads images",
+            "an importance matrix.*Pass the GGUF",
         ),
-        ({"general__type": "adapter"}, UnsupportedModelError, "an adapter"),
         ({"arch": "nomic-bert"}, UnsupportedModelError, "architecture 'nomic-bert'.*causal"),
     ],
 )
@@ -170,6 +176,11 @@ def test_a_model_in_parts_is_read_as_one(tmp_path: Path) -> None:
         path = tmp_path / f"m-{number:05}-of-00003.gguf"
         written(path, tensors=number, split__count=3, split__no=number - 1)
     first, second, third = sorted(tmp_path.iterdir())
+    content = second.read_bytes()
+    second.write_bytes(content[:-1])
+    with pytest.raises(LoadError, match=r"m-00002-of-00003\.gguf is truncated"):
+        read_facts(first)
+    second.write_bytes(content)
     facts = read_facts(first)
     assert facts.files == (first, second, third)
     assert facts.parameters == 6 * 128
@@ -182,3 +193,31 @@ def test_a_model_in_parts_is_read_as_one(tmp_path: Path) -> None:
     renamed = first.rename(tmp_path / "m.gguf")
     with pytest.raises(LoadError, match=r"one of 3 parts.*must end with -00001-of-00003\.gguf"):
         read_facts(renamed)
+
+
+@pytest.mark.quick
+def test_a_later_part_is_named_although_it_has_no_facts(tmp_path: Path) -> None:
+    rewrite_gguf(embedded_gguf("wren", "q8_0"), tmp_path / "m.gguf", split=30)
+    first, second = sorted(tmp_path.iterdir())
+    assert read_facts(first).parameters == read_facts(embedded_gguf("wren", "q8_0")).parameters
+    assert b"general.architecture" not in second.read_bytes()
+    with pytest.raises(LoadError, match=r"is part 2 of 2\. Pass part 1: m-00001-of-00002\.gguf"):
+        read_facts(second)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ([""], "t"),
+        ([".tool_use"], "t.tool_use"),
+        ([".a", ".b"], None),
+        (["", ".tool_use"], {"default": "t", "tool_use": "t.tool_use"}),
+        ([], None),
+    ],
+)
+def test_the_only_template_of_a_file_is_its_template_whatever_its_name(
+    tmp_path: Path, names: list[str], expected: object
+) -> None:
+    entries: dict[str, Any] = {f"tokenizer.chat_template{name}": f"t{name}" for name in names}
+    assert read_facts(written(tmp_path / "a.gguf", **entries)).chat_template == expected

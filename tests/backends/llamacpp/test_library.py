@@ -16,14 +16,11 @@ import pytest
 
 from adafuse_llm.backends.llamacpp import declarations, library
 from adafuse_llm.backends.llamacpp.library import (
-    VocabularyModel,
     find_library,
     load_library,
-    metadata,
 )
+from adafuse_llm.backends.llamacpp.vocabulary import LlamaText
 from adafuse_llm.errors import LoadError, MissingDependencyError
-from tests.support.gguf_vocabularies import write_vocabulary
-from tests.support.models import tokenizer
 
 MISSING = "no-such-package"
 
@@ -119,19 +116,7 @@ def test_messages_are_logged_and_not_printed(
 ) -> None:
     caplog.set_level(logging.DEBUG, "adafuse_llm.backends.llamacpp.library")
     with pytest.raises(LoadError):
-        VocabularyModel(tmp_path / "missing.gguf")
+        LlamaText.from_file(tmp_path / "missing.gguf")
     assert "failed to open GGUF file" in caplog.text
     assert {record.levelno for record in caplog.records} == {logging.DEBUG}
     assert capfd.readouterr() == ("", "")
-
-
-@pytest.mark.gguf
-def test_metadata_of_any_length_is_read_as_text(tmp_path: Path) -> None:
-    template = "{# " + "caf\u00e9 " * 1_000 + "#}x"
-    path = write_vocabulary(tmp_path / "a.gguf", tokenizer("bytelevel"), template=template)
-    file = VocabularyModel(path)
-    items = metadata(file.model)
-    file.close()
-    assert items["tokenizer.chat_template"] == template
-    assert items["tokenizer.ggml.model"] == "gpt2"
-    assert items["tokenizer.ggml.add_bos_token"] == "false"

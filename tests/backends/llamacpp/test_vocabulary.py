@@ -431,8 +431,8 @@ def test_named_templates_are_read_and_tools_select_theirs() -> None:
 
 def test_a_vocabulary_reads_a_model_that_another_object_has_loaded() -> None:
     text = llama_of("bytelevel")
-    assert text._file is not None
-    shared = LlamaTokenizer(text._file.model)
+    assert text._own_file is not None
+    shared = LlamaTokenizer(text._own_file)
     assert shared.encode("The light") == text.tokenizer.encode("The light")
     shared.close()
     assert text.codec.encode_prompt("still open")
