@@ -496,13 +496,14 @@ class AdaFuseEngine(Engine):
         is_free = config.choices is None and grammar is None
         turns = TURNS if is_free and prompt is None and _has_plain(members) else ()
         spare = self.strategy.max_extra_tokens(len(members), config)
+        drafts = self._drafting(members)
         if config.choices is not None:
             spare = _check_choices(members, config)
             play: PlayRound = partial(choose, members, config.choices)
         else:
             _check_room(members, config)
             stops = {"stop": (*config.stop, *turns)} if turns else {}
-            context = StrategyContext(members, config.override(stops), self._new_drafting)
+            context = StrategyContext(members, config.override(stops), drafts)
             play = self.strategy.begin(context)
         needs = self._budget.needs(members, config, spare)
         transcript = Transcript(
@@ -512,7 +513,7 @@ class AdaFuseEngine(Engine):
         return Request(
             members,
             needs,
-            decode(members, play, transcript, rounds, config.counted_logprobs),
+            drafts.around(decode(members, play, transcript, rounds, config.counted_logprobs)),
             cancelled=partial(cancelled, members, transcript, rounds),
             cancel=cancel,
             timeout=timeout,
@@ -632,10 +633,8 @@ class AdaFuseEngine(Engine):
         state = vocabulary.matcher(grammar, lead, response.begun)
         return Form(response, vocabulary, state), None
 
-    def _new_drafting(self, members: Sequence[Member]) -> Drafting:
-        if not self.runtime.drafting:
-            return NoDrafts(members)
-        return Drafts(members, self._is_crowded)
+    def _drafting(self, members: Sequence[Member]) -> Drafting:
+        return Drafts(members, self._is_crowded) if self.runtime.drafting else NoDrafts()
 
     def _is_crowded(self) -> bool:
         return self._scheduler.running > CROWD * len(self._backends)

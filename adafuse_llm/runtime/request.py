@@ -101,10 +101,8 @@ class Request:
         return ()
 
     def close(self) -> None:
-        """Close the computation, and free its members without the garbage collector."""
+        """Close the computation."""
         self._steps.close()
-        for member in self.members:
-            member.stop_drafting()  # members and what drafts for them refer to each other
 
     def _deliver_end(self, deliver: Deliver) -> None:
         if isinstance(self._end, BaseException):

@@ -610,7 +610,7 @@ def _evaluate_batch(backend: Backend, queries: Sequence[MemberQuery]) -> list[Ad
 
     If the evaluation of several queries fails, each query is evaluated alone, so that only the
     faulty queries fail. If a single query with drafts fails, it is evaluated again without the
-    drafts, and its member stops drafting. If the member is not available, all queries fail at once.
+    drafts. If the member is not available, all queries fail at once.
     """
     failure: BaseException | None = None
     try:
@@ -631,7 +631,6 @@ def _evaluate_batch(backend: Backend, queries: Sequence[MemberQuery]) -> list[Ad
     if len(queries) > 1:
         return [_evaluate_batch(backend, [member_query])[0] for member_query in queries]
     if queries[0].drafts:
-        queries[0].member.stop_drafting()
         return _evaluate_batch(backend, [queries[0].without_drafts()])
     return [as_member_error(backend.name, failure)]
 
