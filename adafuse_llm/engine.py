@@ -68,7 +68,7 @@ from adafuse_llm.loading.config_file import ConfigFile, read_config
 from adafuse_llm.results import MemberInfo, PassCost, Round, Scores, StreamEvent
 from adafuse_llm.runtime.budget import CacheBudget
 from adafuse_llm.runtime.heap import trim_heap
-from adafuse_llm.runtime.request import Request
+from adafuse_llm.runtime.job import Job
 from adafuse_llm.runtime.scheduler import Scheduler
 from adafuse_llm.runtime.vocabularies import Vocabularies
 from adafuse_llm.sampling import Sampling
@@ -427,7 +427,7 @@ class AdaFuseEngine(Engine):
     def _prepare_scores(self, call: Call) -> Decode[Scores]:
         return _LocalDecode(self._scheduler, call.each_input(partial(self._request_to_score, call)))
 
-    def _request_to_score(self, call: Call, given: CallInput) -> Request:
+    def _request_to_score(self, call: Call, given: CallInput) -> Job:
         """Check and encode a request that scores texts, without computing anything."""
         check_continuations(given.continuations)
         check_waiting(call.cancel, call.timeout)
@@ -437,7 +437,7 @@ class AdaFuseEngine(Engine):
         members = self._members(config, given.prompt, messages, to_score=True)
         pool = pool_texts(members, given.continuations, stops=call.stops)
         room = max(sum(1 for _ in member.tree.nodes()) for member in members)
-        return Request(
+        return Job(
             members,
             self._budget.needs(members, config.override({"max_new_tokens": 1}), spare=room),
             score_texts(members, pool),
@@ -446,7 +446,7 @@ class AdaFuseEngine(Engine):
             timeout=call.timeout,
         )
 
-    def _requests(self, call: Call, given: CallInput) -> list[Request]:
+    def _requests(self, call: Call, given: CallInput) -> list[Job]:
         """Check and encode all parts of the requests for one input, without computing anything."""
         messages = with_tools(given.messages, call.tools, call.tool_choice)
         check_waiting(call.cancel, call.timeout)
@@ -489,30 +489,31 @@ class AdaFuseEngine(Engine):
         messages: Messages | None,
         cancel: threading.Event | None,
         timeout: float | None,
-    ) -> Request:
+    ) -> Job:
         """Encode a request. Its options are checked already."""
         members = self._members(config, prompt, messages)
         grammar = members[0].grammar
         is_free = config.choices is None and grammar is None
         turns = TURNS if is_free and prompt is None and _has_plain(members) else ()
         spare = self.strategy.max_extra_tokens(len(members), config)
+        drafts = self._drafting(members)
         if config.choices is not None:
             spare = _check_choices(members, config)
             play: PlayRound = partial(choose, members, config.choices)
         else:
             _check_room(members, config)
             stops = {"stop": (*config.stop, *turns)} if turns else {}
-            context = StrategyContext(members, config.override(stops), self._new_drafting)
+            context = StrategyContext(members, config.override(stops), drafts)
             play = self.strategy.begin(context)
         needs = self._budget.needs(members, config, spare)
         transcript = Transcript(
             () if config.choices else config.stop, grammar.can_end if grammar else None, turns
         )
         rounds: list[Round] = []
-        return Request(
+        return Job(
             members,
             needs,
-            decode(members, play, transcript, rounds, config.counted_logprobs),
+            drafts.around(decode(members, play, transcript, rounds, config.counted_logprobs)),
             cancelled=partial(cancelled, members, transcript, rounds),
             cancel=cancel,
             timeout=timeout,
@@ -632,10 +633,8 @@ class AdaFuseEngine(Engine):
         state = vocabulary.matcher(grammar, lead, response.begun)
         return Form(response, vocabulary, state), None
 
-    def _new_drafting(self, members: Sequence[Member]) -> Drafting:
-        if not self.runtime.drafting:
-            return NoDrafts(members)
-        return Drafts(members, self._is_crowded)
+    def _drafting(self, members: Sequence[Member]) -> Drafting:
+        return Drafts(members, self._is_crowded) if self.runtime.drafting else NoDrafts()
 
     def _is_crowded(self) -> bool:
         return self._scheduler.running > CROWD * len(self._backends)
@@ -661,7 +660,7 @@ class _LocalDecode(Decode[Any]):
         requests: the requests.
     """
 
-    def __init__(self, scheduler: Scheduler, requests: Sequence[Request]) -> None:
+    def __init__(self, scheduler: Scheduler, requests: Sequence[Job]) -> None:
         self._scheduler = scheduler
         self._requests = requests
         self.size = len(requests)

@@ -16,6 +16,9 @@ anyway carry three kinds of drafts:
 
 A losing candidate that extends the winner needs no draft, because its nodes stay in the tree.
 
+`Drafts.around` adds the drafts to the queries of a request, between the algorithm and the driver.
+The algorithm and its members know nothing of them.
+
 The lead is the member that proposes first. While rounds are unanimous, the lead also evaluates
 nodes beyond its proposal (it runs ahead). The other members then check several rounds in one pass.
 
@@ -35,8 +38,8 @@ import math
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 from typing_extensions import override
 
@@ -45,12 +48,14 @@ from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.lead import Lead
 from adafuse_llm.decoding.lockstep import in_lockstep
 from adafuse_llm.decoding.lookup import Lookup
-from adafuse_llm.decoding.member import Member, Steps
+from adafuse_llm.decoding.member import Member, MemberQuery, Query, Steps
 from adafuse_llm.decoding.odds import DRAFT_ODDS, MAX_DRAFT_TOKENS, PRIOR_ODDS, Odds
-from adafuse_llm.decoding.propose import Proposal, propose
+from adafuse_llm.decoding.propose import Proposal
 from adafuse_llm.decoding.score import Pool, PoolCandidate
 from adafuse_llm.text.words import added
 from adafuse_llm.tree import Node
+
+E = TypeVar("E")
 
 WIN_ODDS = 0.4
 """Lowest odds of winning at which a candidate's last token is evaluated before the round ends, if
@@ -71,8 +76,16 @@ MIN_RESPONSE_TOKENS = 4
 class Drafting(Protocol):
     """Interface that orders the members' proposals and chooses the drafts of their passes."""
 
-    def propose(self, config: AdaFuseConfig) -> Steps[list[Proposal]]:
-        """Return the proposals of a round, in member order."""
+    def around(
+        self, steps: Generator[tuple[Query, ...] | E, None, None]
+    ) -> Generator[tuple[Query, ...] | E, None, None]:
+        """Yield the steps of a request, and add drafts to its queries."""
+        ...
+
+    def together(
+        self, proposals: Mapping[Member, Steps[Proposal]], config: AdaFuseConfig
+    ) -> Steps[list[Proposal]]:
+        """Run the computations of a round's proposals. Return the proposals in the same order."""
         ...
 
     def likely(self, member: Member, candidate: PoolCandidate) -> bool:
@@ -90,12 +103,17 @@ class Drafting(Protocol):
 class NoDrafts(Drafting):
     """Drafting method that adds no drafts. All members propose at the same time."""
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        self._members = tuple(members)
+    @override
+    def around(
+        self, steps: Generator[tuple[Query, ...] | E, None, None]
+    ) -> Generator[tuple[Query, ...] | E, None, None]:
+        return steps
 
     @override
-    def propose(self, config: AdaFuseConfig) -> Steps[list[Proposal]]:
-        return in_lockstep([propose(member, config) for member in self._members])
+    def together(
+        self, proposals: Mapping[Member, Steps[Proposal]], config: AdaFuseConfig
+    ) -> Steps[list[Proposal]]:
+        return in_lockstep(list(proposals.values()))
 
     @override
     def likely(self, member: Member, candidate: PoolCandidate) -> bool:
@@ -115,8 +133,11 @@ class Drafts:
     While many requests are being decoded, all members propose at the same time. One pass of a
     member then serves several requests, which saves more than drafts do.
 
+    Passes carry drafts from the first call of `together` on, so there are none in strategies that
+    do not call it. A member whose drafts have failed drafts no more.
+
     Args:
-        members: the request's members. The constructor makes their passes carry drafts.
+        members: the request's members.
         crowded: function that returns whether many requests are being decoded.
     """
 
@@ -128,7 +149,6 @@ class Drafts:
         by_lane = defaultdict(list)
         for member in self._members:
             by_lane[lane(member.backend)].append(member)
-            member.drafter = self
         self._leads = [Lead(group) for group in by_lane.values()]
         self._lookups = {member: Lookup() for member in self._members}
         self._limiting = {
@@ -138,20 +158,48 @@ class Drafts:
         }
         self._unanimous = Odds(PRIOR_ODDS)
         self._wins: dict[tuple[int, int, bool], Odds] = {}
+        self._is_used = False
+        self._failed: set[Member] = set()
         self._start(AdaFuseConfig(branching_factor=1, margin_threshold=1.0))
 
-    def propose(self, config: AdaFuseConfig) -> Steps[list[Proposal]]:
-        """Return the proposals of a round, in member order.
+    def around(
+        self, steps: Generator[tuple[Query, ...] | E, None, None]
+    ) -> Generator[tuple[Query, ...] | E, None, None]:
+        """Yield the steps of a request, and add drafts to its queries."""
+        for step in steps:
+            if not isinstance(step, tuple):
+                yield step
+                continue
+            queries = tuple(map(self._with_drafts, step))
+            yield queries
+            for query in queries:
+                if isinstance(query, MemberQuery) and query.drafts:
+                    drafts = query.query.evaluate[-query.drafts :]
+                    if any(node.next is None for node in drafts):
+                        self._failed.add(query.member)
+
+    def _with_drafts(self, query: Query) -> Query:
+        if not isinstance(query, MemberQuery) or not query.may_draft:
+            return query
+        if not self._is_used or query.member in self._failed:
+            return query
+        return query.with_drafts(self.extra_nodes(query.member, query.query.evaluate))
+
+    def together(
+        self, proposals: Mapping[Member, Steps[Proposal]], config: AdaFuseConfig
+    ) -> Steps[list[Proposal]]:
+        """Run the computations of a round's proposals. Return the proposals in the same order.
 
         The lead of each lane proposes first.
         """
+        self._is_used = True
         self._start(config)
         if self._crowded():
             orders = [[member] for member in self._members]
         else:
             orders = [lead.order() for lead in self._leads]
-        yield from in_lockstep([self._in_turn(order, config) for order in orders])
-        return [self._proposals[member] for member in self._members]
+        yield from in_lockstep([self._in_turn(order, proposals, config) for order in orders])
+        return [self._proposals[member] for member in proposals]
 
     def _start(self, config: AdaFuseConfig) -> None:
         self._pool = Pool(self._members[0].opening)
@@ -162,11 +210,16 @@ class Drafts:
         self._branches, self._threshold = config.branches, config.margin_threshold
         self._max_new_tokens = config.max_new_tokens
 
-    def _in_turn(self, order: Sequence[Member], config: AdaFuseConfig) -> Steps[None]:
+    def _in_turn(
+        self,
+        order: Sequence[Member],
+        proposals: Mapping[Member, Steps[Proposal]],
+        config: AdaFuseConfig,
+    ) -> Steps[None]:
         """Have members propose one after another. The first one may run ahead."""
         for member in order:
             passes = member.passes
-            self._proposals[member] = yield from propose(member, config)
+            self._proposals[member] = yield from proposals[member]
             self._likeliest[member] = self._pool.add(member, self._proposals[member])
             end = self._proposals[member].spans[0].node
             self._sizes[member] = end.length - member.tree.root.length
@@ -189,7 +242,9 @@ class Drafts:
                 return
             if ahead is not span.node and not self._may_run_ahead(ahead):
                 return
-            yield from lead.draft(ahead)
+            if lead in self._failed or not lead.permitted([ahead]):
+                return
+            yield (MemberQuery(lead, lead.query([ahead]), drafts=1, may_draft=True),)
             if ahead.next is None:
                 return
 

@@ -8,9 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
-
-from typing_extensions import override
+from typing import Any, TypeVar
 
 from adafuse_llm.adjustment import Adjustment
 from adafuse_llm.backends.base import Backend, NodeQuery, NodeResult
@@ -40,17 +38,27 @@ class MemberQuery:
         query: the query to its backend.
         drafts: number of drafts. They are the last nodes of ``query.evaluate``.
         scored: nodes for which only the log-probability is needed.
+        may_draft: whether the pass may evaluate drafts in addition.
     """
 
     member: Member
     query: NodeQuery
     drafts: int = 0
     scored: tuple[Node, ...] = ()
+    may_draft: bool = False
 
     @property
     def name(self) -> str:
         """Name of the member."""
         return self.member.name
+
+    def with_drafts(self, nodes: Sequence[Node]) -> MemberQuery:
+        """Return the same query with more drafts. Those that the grammar forbids are left out."""
+        drafts = self.member.permitted(nodes)
+        if not drafts:
+            return self
+        query = self.member.query([*self.query.evaluate, *drafts], self.scored)
+        return MemberQuery(self.member, query, self.drafts + len(drafts), self.scored)
 
     def without_drafts(self) -> MemberQuery:
         """Return the same query without its drafts."""
@@ -63,31 +71,6 @@ Query = MemberQuery | BlockingWork[Any]
 
 Steps = Generator[tuple[Query, ...], None, T]
 """A generator that yields queries to members, and is resumed once the trees hold the results."""
-
-
-class Drafter(Protocol):
-    """Interface that chooses the drafts of a pass.
-
-    Drafts change the cost of decoding, but never the result.
-    """
-
-    def extra_nodes(self, member: Member, wanted: Sequence[Node]) -> Sequence[Node]:
-        """Return nodes to evaluate in the same pass as `wanted`, parents before children.
-
-        The nodes must not be in `wanted`, and must not be evaluated yet.
-        """
-        ...
-
-
-class NoDrafter(Drafter):
-    """Drafter that adds no nodes."""
-
-    @override
-    def extra_nodes(self, member: Member, wanted: Sequence[Node]) -> Sequence[Node]:
-        return ()
-
-
-NO_DRAFTER = NoDrafter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +134,6 @@ class Member:
             response may have any form.
         prompt_tokens: number of committed tokens of the prompt, which include tokens that consist
             of spaces of `opening`.
-        drafter: object that chooses the drafts of each pass.
         passes: number of forward passes for the request so far.
         tokens: number of tokens processed for the request so far.
         reused: number of prompt tokens that an earlier request had already processed.
@@ -190,7 +172,6 @@ class Member:
         self.reply_prefix = reply_prefix
         self.tree = TokenTree(prompt, adjustment)
         self.prompt_tokens = len(self.tree.ids)
-        self.drafter: Drafter = NO_DRAFTER
         self.passes = 0
         self.tokens = 0
         self.reused = 0
@@ -293,16 +274,13 @@ class Member:
     ) -> Steps[None]:
         """Evaluate `nodes`, and get the log-probabilities of `nodes` and `scored`.
 
-        Results that the tree already holds are not computed again. A pass that evaluates nodes
-        carries drafts, unless `drafting` is False.
+        Results that the tree already holds are not computed again. A pass that evaluates nodes may
+        carry drafts, unless `drafting` is False.
         """
         wanted = [node for node in dict.fromkeys(nodes) if node.next is None]
         unknown = [node for node in scored if node.logprob is None]
         if wanted:
-            drafter = self.drafter if drafting else NO_DRAFTER
-            drafts = self._permitted(drafter.extra_nodes(self, wanted))
-            query = self.query([*wanted, *drafts], unknown)
-            yield (MemberQuery(self, query, len(drafts), tuple(unknown)),)
+            yield (MemberQuery(self, self.query(wanted, unknown), 0, tuple(unknown), drafting),)
         elif unknown:
             yield (MemberQuery(self, self.query((), unknown), 0, tuple(unknown)),)
 
@@ -310,15 +288,6 @@ class Member:
         """Get the `top` likeliest tokens after an evaluated node, or all if fewer exist."""
         if max(self._top, len(self.next(node).tokens)) < top:
             yield (MemberQuery(self, NodeQuery(self.tree, (node,), (), top, self.word_ends)),)
-
-    def draft(self, node: Node) -> Steps[None]:
-        """Evaluate a node that is not needed yet. If the pass fails, the node stays unevaluated."""
-        drafts = self._permitted([node, *self.drafter.extra_nodes(self, [node])])
-        yield (MemberQuery(self, self.query(drafts), len(drafts)),)
-
-    def stop_drafting(self) -> None:
-        """Make all further passes without drafts."""
-        self.drafter = NO_DRAFTER
 
     def query(self, nodes: Sequence[Node], scored: Sequence[Node] = ()) -> NodeQuery:
         """Return the query that evaluates `nodes` and scores `scored`.
@@ -352,13 +321,13 @@ class Member:
         self.tokens += result.tokens
         self.reused += result.reused
 
-    def _permitted(self, drafts: Sequence[Node]) -> list[Node]:
-        """Return the drafts that the grammar permits."""
+    def permitted(self, nodes: Sequence[Node]) -> list[Node]:
+        """Return the nodes after which the grammar permits a token. Parents come first."""
         if self._follower is None:
-            return list(drafts)
+            return list(nodes)
         permitted = []
         dropped: set[Node | None] = set()
-        for node in drafts:
+        for node in nodes:
             allowed = self._follower.allowed(node)
             if node.parent in dropped or allowed is None or allowed.is_empty:
                 dropped.add(node)

@@ -14,6 +14,7 @@ from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.draft import Drafting
 from adafuse_llm.decoding.lockstep import in_lockstep
 from adafuse_llm.decoding.member import Member, Query, Steps
+from adafuse_llm.decoding.propose import Proposal, propose
 from adafuse_llm.decoding.score import Pool, PoolCandidate, fuse
 from adafuse_llm.errors import DecodingError
 from adafuse_llm.results import (
@@ -63,6 +64,10 @@ PlayRound = Callable[[], Steps[RoundOutcome]]
 rounds."""
 
 
+Proposer = Callable[[Member, AdaFuseConfig], Steps[Proposal]]
+"""A function that returns a member's proposal in a round."""
+
+
 Scorer = Callable[[PoolCandidate, Sequence[Member]], results.Candidate]
 """A function that scores a candidate after the members have read it."""
 
@@ -82,17 +87,19 @@ def play_round(
     config: AdaFuseConfig,
     drafts: Drafting,
     scorer: Scorer = score,
+    *,
     rescore: Rescore | None = None,
+    proposer: Proposer = propose,
 ) -> Steps[RoundOutcome]:
     """Play one round of Algorithm 1 up to the commit: propose, pool, score, choose.
 
-    ``drafts`` calls `adafuse_llm.decoding.propose.propose` for every member. It decides the
-    order, and what else the members' passes evaluate, which changes no result.
+    ``drafts`` decides in which order the members propose, and what else their passes evaluate. This
+    changes no result.
 
     Raises:
         DecodingError: no member can score any candidate.
     """
-    proposals = yield from drafts.propose(config)
+    proposals = yield from drafts.together({m: proposer(m, config) for m in members}, config)
     pool = Pool(members[0].opening)
     for member, proposal in zip(members, proposals, strict=True):
         pool.add(member, proposal)

@@ -1,15 +1,16 @@
-"""The scheduler: runs requests and batches the queries that they send to members.
+"""The scheduler: runs jobs and batches the queries that they send to members.
 
-Any thread can submit requests. One thread, the coordinator, runs the requests' own code (rounds,
-tokenizers). When a lane is free, the coordinator picks one of the lane's members. All queries
-that wait for this member are evaluated in one call. A request resumes when all its queries are
-answered. Synchronous, asynchronous and batched calls all use this one loop.
+A job is one response of a request, or the scores that a request asks for. Any thread can submit
+jobs. One thread, the coordinator, runs the jobs' own code (rounds, tokenizers). When a lane is
+free, the coordinator picks one of the lane's members. All queries that wait for this member are
+evaluated in one call. A job resumes when all its queries are answered. Synchronous, asynchronous
+and batched calls all use this one loop.
 
-The coordinator never runs a model. So while a pass takes long, or hangs, it still ends requests
+The coordinator never runs a model. So while a pass takes long, or hangs, it still ends jobs
 that are cancelled or late, and it still serves the other lanes. The model of a ranker has a lane of
 its own (`BlockingWork`).
 
-Choice of member: the scheduler picks the member with the most waiting queries, so that requests
+Choice of member: the scheduler picks the member with the most waiting queries, so that jobs
 advance together and batches stay large. A query that has waited too long goes first
 (`next_backend`).
 
@@ -24,10 +25,10 @@ member. A share of the cores also needs another number of torch threads, which o
 should set. ``benchmarks/members_side_by_side.py`` measures this. A member in a process of its own
 (``MemberSpec(process=True)``) has its own number of threads.
 
-Choice of request: requests start in the order of arrival, within the limits on their number
-(`RuntimeConfig.max_requests`) and on memory (`RuntimeConfig.cache_bytes`). Requests that fit into
-memory may overtake one that does not. Once `RuntimeConfig.max_requests` requests have overtaken it,
-all later requests wait until it has started. `RuntimeConfig.max_waiting` limits the queue.
+Choice of job: jobs start in the order of arrival, within the limits on their number
+(`RuntimeConfig.max_requests`) and on memory (`RuntimeConfig.cache_bytes`). Jobs that fit into
+memory may overtake one that does not. Once `RuntimeConfig.max_requests` jobs have overtaken it,
+all later jobs wait until it has started. `RuntimeConfig.max_waiting` limits the queue.
 """
 
 from __future__ import annotations
@@ -60,19 +61,19 @@ from adafuse_llm.errors import (
 )
 from adafuse_llm.forks import after_fork
 from adafuse_llm.runtime.budget import CacheBudget, Needs
-from adafuse_llm.runtime.request import Deliver, Request
-from adafuse_llm.runtime.waiting import WaitingRequests
+from adafuse_llm.runtime.job import Deliver, Job
+from adafuse_llm.runtime.waiting import WaitingJobs
 
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 5.0
-"""Seconds that the threads wait for another request before they end."""
+"""Seconds that the threads wait for another job before they end."""
 
 EXIT_SECONDS = 30.0
 """Seconds that the interpreter waits at exit for a forward pass to finish."""
 
 POLL_SECONDS = 0.05
-"""Maximum seconds after which the coordinator notices that a request is cancelled or late."""
+"""Maximum seconds after which the coordinator notices that a job is cancelled or late."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,12 +81,12 @@ class PendingQuery:
     """A query that waits for its lane.
 
     Attributes:
-        request: the request that sent the query.
+        job: the job that sent the query.
         query: the query.
         since: number of evaluations that the lane had begun when the query arrived.
     """
 
-    request: Request
+    job: Job
     query: Query
     since: int
 
@@ -116,7 +117,7 @@ def next_backend(
     return waiting[names.index(name)].backend
 
 
-Job = Callable[[], None]
+Work = Callable[[], None]
 
 
 class _Lane:
@@ -136,8 +137,8 @@ class _Lane:
         self.waiting: list[PendingQuery] = []
         self.begun = 0
         self.evaluating: str | None = None
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name=f"adafuse {name}", daemon=True)
+        self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"adafuse {name}", daemon=True)
         self._thread.start()
 
     @property
@@ -145,9 +146,9 @@ class _Lane:
         """Whether the thread has not ended."""
         return self._thread.is_alive()
 
-    def submit(self, job: Job) -> None:
-        """Run a job that uses the lane's members, after all jobs submitted before it."""
-        self._jobs.put(job)
+    def submit(self, work: Work) -> None:
+        """Do work that uses the lane's members, after all work submitted before it."""
+        self._queue.put(work)
 
     def next_batch(self, patience: int) -> list[PendingQuery]:
         """Remove the next batch from `waiting` and return it. It has queries to one backend."""
@@ -162,17 +163,17 @@ class _Lane:
         return batch
 
     def stop(self) -> None:
-        """End the thread after all submitted jobs."""
-        self._jobs.put(None)
+        """End the thread after all submitted work."""
+        self._queue.put(None)
 
     def join(self) -> None:
         """Wait until the thread has ended."""
         self._thread.join()
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-            del job  # the job must not keep its request alive while the thread waits
+    def _run(self) -> None:
+        while (work := self._queue.get()) is not None:
+            work()
+            del work  # the work must not keep its job alive while the thread waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +194,12 @@ class _BatchDone:
 
 @dataclass(frozen=True, slots=True)
 class _Abandoned:
-    """Message to the coordinator that nobody waits for some requests any more."""
+    """Message to the coordinator that nobody waits for some jobs any more."""
 
-    requests: Sequence[Request]
+    jobs: Sequence[Job]
 
 
-Submission = tuple[Request, Deliver]
+Submission = tuple[Job, Deliver]
 Submissions = tuple[Submission, ...]
 _Message = Submissions | _Abandoned | _BatchDone | None
 
@@ -213,14 +214,14 @@ def _close_all() -> None:
 
 
 class Scheduler:
-    """Scheduler that runs requests on threads.
+    """Scheduler that runs jobs on threads.
 
-    The threads start with the first request and end when they are idle.
+    The threads start with the first job and end when they are idle.
 
     Args:
-        backends: all backends that requests may query.
-        runtime: options. The scheduler uses the maximum number of simultaneous requests.
-        budget: object that decides whether requests fit into memory.
+        backends: all backends that jobs may query.
+        runtime: options. The scheduler uses the maximum number of simultaneous jobs.
+        budget: object that decides whether jobs fit into memory.
     """
 
     def __init__(
@@ -239,33 +240,33 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Number of requests that are running."""
+        """Number of jobs that are running."""
         coordinator = self._coordinator
         return 0 if coordinator is None else coordinator.running
 
     @property
     def waiting(self) -> int:
-        """Number of requests that wait until they can start."""
+        """Number of jobs that wait until they can start."""
         coordinator = self._coordinator
         return 0 if coordinator is None else coordinator.waiting
 
     @property
     def cache_use(self) -> dict[str, tuple[int, int]]:
-        """Bytes that running requests reserve on each device, and the device's limit."""
+        """Bytes that running jobs reserve on each device, and the device's limit."""
         coordinator = self._coordinator
         return self.budget.use(() if coordinator is None else coordinator.needs)
 
     @property
     def closed(self) -> bool:
-        """Whether the scheduler is closed and accepts no more requests."""
+        """Whether the scheduler is closed and accepts no more jobs."""
         return self._closed
 
     def check_room(self) -> None:
-        """Raise an error if `submit` would not accept a request now.
+        """Raise an error if `submit` would not accept a job now.
 
         Raises:
             EngineClosedError: the scheduler is closed.
-            QueueFullError: too many requests wait.
+            QueueFullError: too many jobs wait.
         """
         if self._closed:
             raise EngineClosedError("this engine is closed; create a new one")
@@ -281,19 +282,19 @@ class Scheduler:
             )
 
     def submit(self, *submissions: Submission) -> None:
-        """Submit requests. Requests of one call enter the queue together.
+        """Submit jobs. Jobs of one call enter the queue together.
 
-        The coordinator calls each request's `Deliver` function with every event. The last event
-        has the result. If an error ends the request, the last call passes the error instead.
+        The coordinator calls each job's `Deliver` function with every event. The last event
+        has the result. If an error ends the job, the last call passes the error instead.
 
         Raises:
             EngineClosedError: the scheduler is closed.
-            QueueFullError: too many requests wait.
+            QueueFullError: too many jobs wait.
         """
         with self._lock:
             self.check_room()
-            for request, _ in submissions:
-                request.start_clock()
+            for job, _ in submissions:
+                job.start_clock()
             coordinator = self._coordinator
             if coordinator is None or not coordinator.try_submit(submissions):
                 self._coordinator = _Coordinator(self, submissions)
@@ -303,15 +304,15 @@ class Scheduler:
                     self._coordinator = None
                     raise
 
-    def abandon(self, requests: Sequence[Request]) -> None:
-        """End requests whose results nobody wants any more. Requests that have ended do not matter.
+    def abandon(self, jobs: Sequence[Job]) -> None:
+        """End jobs whose results nobody wants any more. Jobs that have ended do not matter.
 
         Any thread can call this, and so can the garbage collector.
         """
-        for request in requests:
-            request.abandoned = True
+        for job in jobs:
+            job.abandoned = True
         if (coordinator := self._coordinator) is not None:
-            coordinator.abandon(requests)
+            coordinator.abandon(jobs)
 
     def forget(self, coordinator: _Coordinator) -> None:
         """Drop a coordinator whose thread ends.
@@ -324,7 +325,7 @@ class Scheduler:
                 self._coordinator = None
 
     def close(self, timeout: float | None = None) -> tuple[str, ...]:
-        """End all requests with `EngineClosedError`, and wait for the threads to finish.
+        """End all jobs with `EngineClosedError`, and wait for the threads to finish.
 
         Args:
             timeout: maximum seconds to wait.
@@ -339,12 +340,12 @@ class Scheduler:
 
 
 class _Coordinator(threading.Thread):
-    """The thread that runs requests; it ends when it is idle or closed.
+    """The thread that runs jobs; it ends when it is idle or closed.
 
-    Only this thread changes its requests and lanes. Other threads send messages to the inbox:
-    requests to start, requests that nobody waits for, evaluated batches, or None to close.
+    Only this thread changes its jobs and lanes. Other threads send messages to the inbox:
+    jobs to start, jobs that nobody waits for, evaluated batches, or None to close.
 
-    The work between two messages does not depend on the number of requests that wait.
+    The work between two messages does not depend on the number of jobs that wait.
     """
 
     def __init__(self, scheduler: Scheduler, first: Submissions) -> None:
@@ -355,33 +356,33 @@ class _Coordinator(threading.Thread):
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._inbox.put(first)
         self._unfinished = len(first)
-        self._waiting = WaitingRequests()
-        self._active: dict[Request, Deliver] = {}
+        self._waiting = WaitingJobs()
+        self._active: dict[Job, Deliver] = {}
         self._may_admit = False
         self._lanes: dict[str, _Lane] = {}
 
     @property
     def running(self) -> int:
-        """Number of requests that are running."""
+        """Number of jobs that are running."""
         return len(self._active)
 
     @property
     def unfinished(self) -> int:
-        """Number of submitted requests that have not ended."""
+        """Number of submitted jobs that have not ended."""
         return self._unfinished
 
     @property
     def waiting(self) -> int:
-        """Number of submitted requests that have not started."""
-        return max(0, self._unfinished - self.running)  # 0: a request may end in between
+        """Number of submitted jobs that have not started."""
+        return max(0, self._unfinished - self.running)  # 0: a job may end in between
 
     @property
     def needs(self) -> list[Needs]:
-        """What the running requests need on each device."""
-        return [request.needs for request in list(self._active)]
+        """What the running jobs need on each device."""
+        return [job.needs for job in list(self._active)]
 
     def try_submit(self, submissions: Submissions) -> bool:
-        """Submit requests; return False if the thread is about to end or did not start."""
+        """Submit jobs; return False if the thread is about to end or did not start."""
         with self._accepting:
             if self._ended or not self.is_alive():
                 return False
@@ -389,12 +390,12 @@ class _Coordinator(threading.Thread):
             self._inbox.put(submissions)
             return True
 
-    def abandon(self, requests: Sequence[Request]) -> None:
-        """End requests whose results nobody wants any more."""
-        self._inbox.put(_Abandoned(requests))
+    def abandon(self, jobs: Sequence[Job]) -> None:
+        """End jobs whose results nobody wants any more."""
+        self._inbox.put(_Abandoned(jobs))
 
     def close(self, timeout: float | None) -> tuple[str, ...]:
-        """End all requests, and wait up to `timeout` seconds for the threads to end.
+        """End all jobs, and wait up to `timeout` seconds for the threads to end.
 
         Returns:
             The names of the members that are still being evaluated.
@@ -406,7 +407,7 @@ class _Coordinator(threading.Thread):
         return tuple(each.evaluating for each in lanes if each.evaluating and each.is_alive)
 
     def run(self) -> None:
-        """Process messages, admit requests and start evaluations until closed or idle."""
+        """Process messages, admit jobs and start evaluations until closed or idle."""
         try:
             for name in set(self._scheduler.lanes.values()):
                 self._lanes[name] = _Lane(name)  # one by one, so that all are stopped below
@@ -426,14 +427,14 @@ class _Coordinator(threading.Thread):
     def _process_messages(self) -> bool:
         """Wait for a message and process all pending ones. Return False to end the thread.
 
-        The wait is short while there are requests, because they can be cancelled without a message.
+        The wait is short while there are jobs, because they can be cancelled without a message.
         """
-        has_requests = bool(self._active or self._waiting)
+        has_jobs = bool(self._active or self._waiting)
         try:
-            message = self._inbox.get(timeout=POLL_SECONDS if has_requests else IDLE_SECONDS)
+            message = self._inbox.get(timeout=POLL_SECONDS if has_jobs else IDLE_SECONDS)
         except queue.Empty:
-            if has_requests or any(lane.evaluating for lane in self._lanes.values()):
-                return True  # a pass may still run for a request that has ended
+            if has_jobs or any(lane.evaluating for lane in self._lanes.values()):
+                return True  # a pass may still run for a job that has ended
             with self._accepting:
                 self._ended = self._inbox.empty()
             return not self._ended
@@ -444,10 +445,10 @@ class _Coordinator(threading.Thread):
             if isinstance(message, _BatchDone):
                 self._resume_answered(message)
             elif isinstance(message, _Abandoned):
-                self._end_waiting(each for each in message.requests if each in self._waiting)
+                self._end_waiting(each for each in message.jobs if each in self._waiting)
             else:
-                for request, deliver in message:
-                    self._waiting.add(request, deliver)
+                for job, deliver in message:
+                    self._waiting.add(job, deliver)
                 self._may_admit = True
             try:
                 message = self._inbox.get_nowait()
@@ -455,60 +456,60 @@ class _Coordinator(threading.Thread):
                 return True
 
     def _resume_answered(self, done: _BatchDone) -> None:
-        """Resume requests that have all answers, and end requests with a failed query."""
+        """Resume jobs that have all answers, and end jobs with a failed query."""
         done.lane.evaluating = None
         if isinstance(done.errors, BaseException):
             raise done.errors
         for pending, error in zip(done.batch, done.errors, strict=True):
-            request = pending.request
-            request.unanswered.remove(pending.query.name)
-            if request not in self._active:  # the request ended during the evaluation
+            job = pending.job
+            job.unanswered.remove(pending.query.name)
+            if job not in self._active:  # the job ended during the evaluation
                 continue
             if error is not None:
-                self._finish(request, error)
-            elif not request.unanswered:
-                self._resume(request)
+                self._finish(job, error)
+            elif not job.unanswered:
+                self._resume(job)
 
     def _end_stopped(self) -> None:
-        """End requests that are cancelled or late, both running and waiting ones."""
-        for request in [request for request in self._active if request.must_end()]:
-            self._resume(request)
+        """End jobs that are cancelled or late, both running and waiting ones."""
+        for job in [job for job in self._active if job.must_end()]:
+            self._resume(job)
         self._end_waiting(self._waiting.to_end())
 
-    def _end_waiting(self, requests: Iterable[Request]) -> None:
-        for request in requests:
-            request.resume(self._waiting.remove(request))
-            request.close()
+    def _end_waiting(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            job.resume(self._waiting.remove(job))
+            job.close()
             self._count_ended(1)
 
     def _admit(self) -> None:
-        """Start waiting requests, within the limits on their number and memory."""
-        while self._may_admit:  # a request can end as soon as it starts, and make room
+        """Start waiting jobs, within the limits on their number and memory."""
+        while self._may_admit:  # a job can end as soon as it starts, and make room
             self._may_admit = False
-            for request in self._startable():
-                self._active[request] = self._waiting.remove(request)
-                self._resume(request)
+            for job in self._startable():
+                self._active[job] = self._waiting.remove(job)
+                self._resume(job)
 
-    def _startable(self) -> list[Request]:
-        """Return the waiting requests that can start, in order of arrival.
+    def _startable(self) -> list[Job]:
+        """Return the waiting jobs that can start, in order of arrival.
 
-        A request that does not fit into memory can be overtaken `RuntimeConfig.max_requests` times.
+        A job that does not fit into memory can be overtaken `RuntimeConfig.max_requests` times.
         """
         most, budget = self._scheduler.runtime.max_requests, self._scheduler.budget
         used = self.needs
-        startable: list[Request] = []
-        too_large: list[Request] = []
-        for request in self._waiting:
+        startable: list[Job] = []
+        too_large: list[Job] = []
+        for job in self._waiting:
             is_blocked = too_large and too_large[0].overtaken >= most  # the oldest, most often
             if is_blocked or len(used) >= most or len(too_large) >= most:
                 break
-            if budget.fits([request.needs, *used]):
+            if budget.fits([job.needs, *used]):
                 for each in too_large:
                     each.overtaken += 1
-                startable.append(request)
-                used.append(request.needs)
+                startable.append(job)
+                used.append(job.needs)
             else:
-                too_large.append(request)
+                too_large.append(job)
         return startable
 
     def _start_evaluations(self) -> None:
@@ -538,59 +539,59 @@ class _Coordinator(threading.Thread):
     def _lane_of(self, member: Member) -> _Lane:
         return self._lanes[self._scheduler.lanes[member.name]]
 
-    def _resume(self, request: Request) -> None:
-        queries = request.resume(self._active[request])
+    def _resume(self, job: Job) -> None:
+        queries = job.resume(self._active[job])
         try:
             lanes = [self._lane(query) for query in queries]
         except BaseException as error:  # such as too many threads in the process
-            self._finish(request, error)
+            self._finish(job, error)
             return
         for lane, query in zip(lanes, queries, strict=True):
-            lane.waiting.append(PendingQuery(request, query, lane.begun))
+            lane.waiting.append(PendingQuery(job, query, lane.begun))
         if not queries:
-            self._finish(request)
+            self._finish(job)
 
-    def _finish(self, request: Request, error: BaseException | None = None) -> None:
-        """End a request and free its resources.
+    def _finish(self, job: Job, error: BaseException | None = None) -> None:
+        """End a job and free its resources.
 
-        Each lane frees the request's memory before it evaluates queries of later requests.
+        Each lane frees the job's memory before it evaluates queries of later jobs.
         """
-        deliver = self._active.pop(request)
+        deliver = self._active.pop(job)
         self._may_admit = True
         self._count_ended(1)
-        request.close()
+        job.close()
         for lane in self._lanes.values():
-            lane.waiting = [p for p in lane.waiting if p.request is not request]
-        for member in request.members:
+            lane.waiting = [p for p in lane.waiting if p.job is not job]
+        for member in job.members:
             self._lane_of(member).submit(partial(_release, member))
         if error is not None:
             deliver(error)
 
-    def _count_ended(self, requests: int) -> None:
+    def _count_ended(self, jobs: int) -> None:
         with self._accepting:
-            self._unfinished -= requests
+            self._unfinished -= jobs
 
     def _end_all(self, error: BaseException) -> None:
-        """End every request with an error, and accept no more requests."""
+        """End every job with an error, and accept no more jobs."""
         with self._accepting:
             self._ended = True
         while not self._inbox.empty():
             message = self._inbox.get()
             if isinstance(message, tuple):
-                for request, deliver in message:
-                    self._waiting.add(request, deliver)
-        for request in list(self._active):
-            self._finish(request, error)
+                for job, deliver in message:
+                    self._waiting.add(job, deliver)
+        for job in list(self._active):
+            self._finish(job, error)
         self._count_ended(len(self._waiting))
-        for request in list(self._waiting):
-            self._waiting.remove(request)(error)
+        for job in list(self._waiting):
+            self._waiting.remove(job)(error)
 
 
 def _release(member: Member) -> None:
     try:
         member.backend.release(member.tree)
-    except BaseException:  # the request has ended, so its result must not change
-        logger.exception("member %r failed to release a request", member.name)
+    except BaseException:  # the job has ended, so its result must not change
+        logger.exception("member %r failed to release a job", member.name)
 
 
 def _answer(queries: Sequence[Query]) -> list[AdaFuseError | None]:
@@ -610,7 +611,7 @@ def _evaluate_batch(backend: Backend, queries: Sequence[MemberQuery]) -> list[Ad
 
     If the evaluation of several queries fails, each query is evaluated alone, so that only the
     faulty queries fail. If a single query with drafts fails, it is evaluated again without the
-    drafts, and its member stops drafting. If the member is not available, all queries fail at once.
+    drafts. If the member is not available, all queries fail at once.
     """
     failure: BaseException | None = None
     try:
@@ -631,7 +632,6 @@ def _evaluate_batch(backend: Backend, queries: Sequence[MemberQuery]) -> list[Ad
     if len(queries) > 1:
         return [_evaluate_batch(backend, [member_query])[0] for member_query in queries]
     if queries[0].drafts:
-        queries[0].member.stop_drafting()
         return _evaluate_batch(backend, [queries[0].without_drafts()])
     return [as_member_error(backend.name, failure)]
 

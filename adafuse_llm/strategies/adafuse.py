@@ -55,8 +55,7 @@ def rounds_of_words(context: StrategyContext, scorer: Scorer = score) -> PlayRou
     config = context.config
     if len(context.members) == 1 and config.branching_factor is None:
         config = config.override({"branching_factor": 1})
-    drafting = context.new_drafting(context.members)
-    return partial(play_round, context.members, config, drafting, scorer=scorer)
+    return partial(play_round, context.members, config, context.drafting, scorer=scorer)
 
 
 def branch_tokens(members: int, config: AdaFuseConfig) -> int:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -23,13 +23,12 @@ class StrategyContext:
     Attributes:
         members: the request's members, each with its prompt.
         config: the request's options.
-        new_drafting: function that creates the drafting method for these members from the engine's
-            settings. It sets the members' drafter, so call it at most once.
+        drafting: the drafting method for these members, from the engine's settings.
     """
 
     members: Sequence[Member]
     config: AdaFuseConfig
-    new_drafting: Callable[[Sequence[Member]], Drafting]
+    drafting: Drafting
 
 
 @runtime_checkable

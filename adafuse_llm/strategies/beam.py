@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,7 +9,6 @@ from typing_extensions import override
 
 from adafuse_llm.config import AdaFuseConfig
 from adafuse_llm.decoding.draft import NoDrafts
-from adafuse_llm.decoding.lockstep import in_lockstep
 from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import Proposal, Span, finish_words
 from adafuse_llm.decoding.rounds import PlayRound, play_round
@@ -71,21 +69,8 @@ class BeamSearch(Strategy):
 
     @override
     def begin(self, context: StrategyContext) -> PlayRound:
-        members = context.members
-        return partial(play_round, members, context.config, _Beams(members, self.num_beams))
-
-
-class _Beams(NoDrafts):
-    """Has the members propose the first words of their beams, without drafts."""
-
-    def __init__(self, members: Sequence[Member], num_beams: int) -> None:
-        super().__init__(members)
-        self._num_beams = num_beams
-
-    @override
-    def propose(self, config: AdaFuseConfig) -> Steps[list[Proposal]]:
-        letters = config.max_word_letters
-        return in_lockstep([_propose(m, self._num_beams, letters) for m in self._members])
+        proposer = partial(_propose, num_beams=self.num_beams)
+        return partial(play_round, context.members, context.config, NoDrafts(), proposer=proposer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +88,7 @@ class _Beam:
     score: float
 
 
-def _propose(member: Member, num_beams: int, letters: int) -> Steps[Proposal]:
+def _propose(member: Member, config: AdaFuseConfig, num_beams: int) -> Steps[Proposal]:
     """Propose the first words of a member's beams, the best beam first."""
     root = member.tree.root
     yield from member.evaluate([root])
@@ -119,7 +104,7 @@ def _propose(member: Member, num_beams: int, letters: int) -> Steps[Proposal]:
 
     firsts = [member.tree.child(root, beam.tokens[0]) for beam in growing]
     found = yield from finish_words(
-        member, root, firsts, follow, limit=BEAM_TOKENS, letters=letters
+        member, root, firsts, follow, limit=BEAM_TOKENS, letters=config.max_word_letters
     )
     ends = iter(found)
     spans = [

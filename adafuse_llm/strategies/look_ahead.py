@@ -79,8 +79,9 @@ class LookAhead(Strategy):
     @override
     def begin(self, context: StrategyContext) -> PlayRound:
         rescore = partial(self._rescore, context.members, context.config)
-        drafting = context.new_drafting(context.members)
-        return partial(play_round, context.members, context.config, drafting, rescore=rescore)
+        return partial(
+            play_round, context.members, context.config, context.drafting, rescore=rescore
+        )
 
     def _rescore(
         self,

@@ -100,7 +100,7 @@ class _Rounds:
         self._members = members
         self._config = config
         self._by_weight = sorted(members, key=lambda member: -member.weight)
-        self._drafts = NoDrafts(members)
+        self._drafts = NoDrafts()
         for member in members:
             member.word_ends = True
 

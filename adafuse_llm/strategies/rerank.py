@@ -14,7 +14,6 @@ from adafuse_llm.decoding.blocking import BlockingWork
 from adafuse_llm.decoding.draft import NoDrafts
 from adafuse_llm.decoding.lockstep import in_lockstep
 from adafuse_llm.decoding.member import Member, Steps
-from adafuse_llm.decoding.propose import Proposal
 from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, choose_best, play_round
 from adafuse_llm.errors import DecodingError, InvalidOptionError
 from adafuse_llm.strategies.base import StrategyContext
@@ -81,7 +80,7 @@ class Rerank(WholeAnswers):
     @override
     def begin(self, context: StrategyContext) -> PlayRound:
         if self.ranker is None:
-            return partial(play_round, context.members, context.config, _Answers(context.members))
+            return partial(play_round, context.members, context.config, NoDrafts(), proposer=answer)
         return partial(self._play, self.ranker, context.members, context.config)
 
     def _play(
@@ -138,11 +137,3 @@ def _mean_logits(ranker: Ranker, question: str, answers: Sequence[str]) -> list[
         / max(1, 2 * (len(answers) - 1))
         for i in places
     ]
-
-
-class _Answers(NoDrafts):
-    """A drafting method. It makes every member propose a whole answer."""
-
-    @override
-    def propose(self, config: AdaFuseConfig) -> Steps[list[Proposal]]:
-        return in_lockstep([answer(member, config) for member in self._members])

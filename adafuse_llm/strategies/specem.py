@@ -12,7 +12,6 @@ from typing_extensions import override
 from adafuse_llm import results
 from adafuse_llm.config import GRAMMARS, SAMPLING, AdaFuseConfig
 from adafuse_llm.decoding.draft import NoDrafts
-from adafuse_llm.decoding.lockstep import in_lockstep
 from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import Proposal, Span
 from adafuse_llm.decoding.rounds import PlayRound, play_round
@@ -85,24 +84,13 @@ class SpecEM(Strategy):
             play_round,
             members,
             context.config,
-            _Segments(members, self.tokens),
+            NoDrafts(),
             rescore=_Feedback(members, self.rate).rescore,
+            proposer=partial(_segment, tokens=self.tokens),
         )
 
 
-class _Segments(NoDrafts):
-    """All members propose segments at the same time."""
-
-    def __init__(self, members: Sequence[Member], tokens: int) -> None:
-        super().__init__(members)
-        self._segments = [partial(_segment, member, tokens) for member in members]
-
-    @override
-    def propose(self, config: AdaFuseConfig) -> Steps[list[Proposal]]:
-        return in_lockstep([segment() for segment in self._segments])
-
-
-def _segment(member: Member, tokens: int) -> Steps[Proposal]:
+def _segment(member: Member, _: AdaFuseConfig, tokens: int) -> Steps[Proposal]:
     """Propose a segment of at most `tokens` tokens."""
     end = root = member.tree.root
     margins: list[float] = []

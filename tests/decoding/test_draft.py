@@ -22,6 +22,7 @@ from adafuse_llm.decoding.lead import Lead
 from adafuse_llm.decoding.lookup import Lookup
 from adafuse_llm.decoding.member import Member, MemberQuery
 from adafuse_llm.decoding.odds import MAX_DRAFT_TOKENS
+from adafuse_llm.decoding.propose import propose
 from adafuse_llm.decoding.score import PoolCandidate
 from adafuse_llm.tree import Node
 from tests.support.compare import approximately, as_data
@@ -277,7 +278,8 @@ def test_members_on_different_devices_propose_side_by_side():
         OnDevice("c", counting, "gpu:0"),
     ]
     members = [Member(each, each.codec.encode_prompt("Go:"), 2, 1.0) for each in backends]
-    steps = Drafts(members).propose(AdaFuseConfig())
+    config = AdaFuseConfig()
+    steps = Drafts(members).together({m: propose(m, config) for m in members}, config)
     asked = next(steps)
     assert [each.name for each in asked] == ["a", "b"]
 
@@ -364,13 +366,10 @@ def test_without_its_drafts_a_question_still_asks_for_every_score():
     member = Member(fake, fake.codec.encode_prompt("Go:"), 2, 1.0)
     end = member.tree.grow(fake.codec.encode_prompt(" w1 w2"))
 
-    class Eager:
-        def extra_nodes(self, member, wanted):
-            return [end]
-
-    member.drafter = Eager()
-    (query,) = next(member.evaluate([member.tree.root], [end]))
-    assert isinstance(query, MemberQuery)
+    (asked,) = next(member.evaluate([member.tree.root], [end]))
+    assert isinstance(asked, MemberQuery)
+    assert asked.may_draft
+    query = asked.with_drafts([end])
     assert end in query.query.evaluate
     assert end in query.query.score
     plain = query.without_drafts()

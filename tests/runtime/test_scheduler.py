@@ -36,7 +36,7 @@ from adafuse_llm.config import DecodeOptions
 from adafuse_llm.decoding.member import Member, MemberQuery
 from adafuse_llm.runtime import scheduler
 from adafuse_llm.runtime.budget import CacheBudget
-from adafuse_llm.runtime.request import Request
+from adafuse_llm.runtime.job import Job
 from adafuse_llm.strategies.adafuse import branch_tokens
 from tests.support.forks import in_child
 from tests.support.models import Recipe, model, tokenizer
@@ -571,14 +571,14 @@ def test_a_request_that_fails_on_one_device_is_released_when_the_other_finishes(
     members = [Member(each, each.codec.encode_prompt("x"), 2, 1.0) for each in (a, b)]
     roots = [NodeQuery(each.tree, (each.tree.root,), (), 2) for each in members]
     steps: list[Any] = [tuple(map(MemberQuery, members, roots))]
-    request = Request(members, {}, (step for step in steps))
+    job = Job(members, {}, (step for step in steps))
     errors = []
 
     def fails(error: Any) -> None:
         errors.append(error)
         failed.set()
 
-    ran.submit((request, fails))
+    ran.submit((job, fails))
     wait_until(lambda: "released" in happened)
     ran.close()
     assert [error.member for error in errors] == ["a"]

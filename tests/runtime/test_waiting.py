@@ -21,8 +21,8 @@ from adafuse_llm import (
 )
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
-from adafuse_llm.runtime.request import Request
-from adafuse_llm.runtime.waiting import CHECK_SECONDS, MAX_CHECKS, MIN_HEAP, WaitingRequests
+from adafuse_llm.runtime.job import Job
+from adafuse_llm.runtime.waiting import CHECK_SECONDS, MAX_CHECKS, MIN_HEAP, WaitingJobs
 from adafuse_llm.strategies import Rerank
 
 PATIENCE = 10.0
@@ -150,9 +150,9 @@ def test_r3_v7_flags_of_waiting_requests_are_looked_at_at_a_limited_rate() -> No
     assert isinstance(first.exception(PATIENCE), EngineClosedError)
 
 
-def request(**options: Any) -> Request:
+def job(**options: Any) -> Job:
     steps: Iterator[object] = iter(())
-    made = Request((), {}, (step for step in steps), cancelled=lambda: "cancelled", **options)
+    made = Job((), {}, (step for step in steps), cancelled=lambda: "cancelled", **options)
     made.start_clock()
     return made
 
@@ -161,9 +161,9 @@ def test_r3_v7_all_flags_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> Non
     clock = itertools.count(step=CHECK_SECONDS)
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     flags = [Counted() for _ in range(2 * MAX_CHECKS + 1)]
-    waiting = WaitingRequests()
+    waiting = WaitingJobs()
     for flag in flags:
-        waiting.add(request(cancel=flag), print)
+        waiting.add(job(cancel=flag), print)
     assert not [each for _ in range(3) for each in waiting.to_end()]
     assert [flag.looks for flag in flags] == [2] * (MAX_CHECKS - 1) + [1] * (MAX_CHECKS + 2)
     flags[-1].set()
@@ -173,16 +173,16 @@ def test_r3_v7_all_flags_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_r3_v7_time_limits_end_waiting_requests_and_are_forgotten() -> None:
-    waiting = WaitingRequests()
-    late = [request(timeout=0.001 * seconds) for seconds in (3, 1, 2)]
-    for each in (*late, request(timeout=1000), request()):
+    waiting = WaitingJobs()
+    late = [job(timeout=0.001 * seconds) for seconds in (3, 1, 2)]
+    for each in (*late, job(timeout=1000), job()):
         waiting.add(each, print)
     gone = late.pop(0)
     waiting.remove(gone)
     time.sleep(0.01)
     assert waiting.to_end() == [late[0], late[1]]
     for _ in range(10 * MIN_HEAP):
-        passing = request(timeout=1000)
+        passing = job(timeout=1000)
         waiting.add(passing, print)
         waiting.remove(passing)
     assert len(waiting._deadlines) <= MIN_HEAP

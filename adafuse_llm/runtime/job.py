@@ -1,4 +1,4 @@
-"""One request, as the scheduler runs it."""
+"""One job: a response, or scores, as the scheduler computes them."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from adafuse_llm.errors import RequestTimeoutError
 from adafuse_llm.runtime.budget import Needs
 
 Deliver = Callable[[Any], None]
-"""A function that receives each event of a request, or the error that ended it."""
+"""A function that receives each event of a job, or the error that ended it."""
 
 
-class Request:
+class Job:
     """One computation: its members, its memory needs and its progress.
 
     Args:
         members: one `Member` per active backend. Each member holds the encoded prompt.
-        needs: maximum bytes that the request holds on each device.
+        needs: maximum bytes that the job holds on each device.
         steps: the computation. It yields tuples of queries, and events to deliver.
         cancelled: function that returns the last event if `cancel` is set, or raises an error.
-        cancel: flag that the caller sets to end the request with its result so far.
-        timeout: seconds after which the request fails, counted from its submission.
+        cancel: flag that the caller sets to end the job with its result so far.
+        timeout: seconds after which the job fails, counted from its submission.
 
     Attributes:
         cancel: as above.
-        deadline: time at which the request is late, in seconds of `time.monotonic`; None for no
+        deadline: time at which the job is late, in seconds of `time.monotonic`; None for no
             limit, or before `start_clock`.
         abandoned: whether the caller no longer waits for the result.
-        unanswered: names of the members whose answers the request waits for, one per query.
-        overtaken: number of later requests that started while this one waited for memory.
+        unanswered: names of the members whose answers the job waits for, one per query.
+        overtaken: number of later jobs that started while this one waited for memory.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class Request:
             self.deadline = time.monotonic() + self._timeout
 
     def must_end(self) -> bool:
-        """Return whether the request is abandoned, cancelled or late.
+        """Return whether the job is abandoned, cancelled or late.
 
-        It must also end if its `cancel` raises an exception. The next `resume` ends the request.
+        It must also end if its `cancel` raises an exception. The next `resume` ends the job.
         """
         if self._end is None:
             try:
@@ -83,8 +83,8 @@ class Request:
     def resume(self, deliver: Deliver) -> tuple[Query, ...]:
         """Run the computation until it needs answers to queries, and return these queries.
 
-        The tuple is empty if the request has ended. In that case, the last event or the error has
-        been delivered, unless the caller had abandoned the request.
+        The tuple is empty if the job has ended. In that case, the last event or the error has
+        been delivered, unless the caller had abandoned the job.
         """
         try:
             if self.must_end():
@@ -96,21 +96,19 @@ class Request:
                 elif step:
                     self.unanswered = [query.name for query in step]
                     return step
-        except BaseException as error:  # an error in this request must not end the others
+        except BaseException as error:  # an error in this job must not end the others
             deliver(error)
         return ()
 
     def close(self) -> None:
-        """Close the computation, and free its members without the garbage collector."""
+        """Close the computation."""
         self._steps.close()
-        for member in self.members:
-            member.stop_drafting()  # members and what drafts for them refer to each other
 
     def _deliver_end(self, deliver: Deliver) -> None:
         if isinstance(self._end, BaseException):
             deliver(self._end)
         elif self._end == "cancelled":
-            assert self._cancelled is not None, "a request with `cancel` needs `cancelled`"
+            assert self._cancelled is not None, "a job with `cancel` needs `cancelled`"
             deliver(self._cancelled())
         elif self._end == "late":
             deliver(self._timeout_error())
