@@ -372,7 +372,7 @@ def test_r11_end_tokens_are_added_to_those_of_the_file(own: bool) -> None:
 def test_a_file_that_is_not_gguf_is_an_error_that_names_it(tmp_path: Any) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF" + b"\0" * 100)
-    with pytest.raises(LoadError, match=r"member 'm'.*model\.gguf"):
+    with pytest.raises(LoadError, match=r"model\.gguf is not a usable GGUF file"):
         LlamaCppBackend(path, "m")
 
 
