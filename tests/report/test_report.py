@@ -224,10 +224,11 @@ def test_r3_d4_candidates_are_sorted_by_score(generation):
         for text, score in texts
     )
     changed = generation.rounds[0].model_copy(update={"candidates": candidates, "winner": 2})
-    console = Console(file=io.StringIO(), width=100)
+    file = io.StringIO()
+    console = Console(file=file, width=100)
     console.print(Display(("one", "two & co"), console).trace(changed))
     made = page(generation.model_copy(update={"rounds": (changed,)}))
-    for shown in (made[made.index('class="answer"') :], console.file.getvalue()):
+    for shown in (made[made.index('class="answer"') :], file.getvalue()):
         places = [shown.index(word) for word in ("best", "middle", "worst", "unscored")]
         assert places == sorted(places)
 
