@@ -56,7 +56,7 @@ def info(
         list[str] | None,
         typer.Argument(
             metavar="MODEL...",
-            help="Folders, GGUF files or Hub IDs of models. Default: the embedded members.",
+            help="Folders, GGUF files, Hub IDs or servers. Default: the embedded members.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -196,12 +196,14 @@ def _table(facts: list[dict[str, Any]]) -> Table:
 
 _LABELS = {
     "format": "format",
+    "model": "name on the server",
     "architecture": "architecture",
     "tokenizer": "tokenizer",
     "tokenizer_kind": "kind",
     "vocabulary": "vocabulary",
     "chat_template": "chat template",
     "context_window": "context window",
+    "listed_tokens": "listed tokens",
     "end_tokens": "end tokens",
     "cache": "cache",
     "cache_bytes_per_token": "cache per token",
