@@ -6,10 +6,12 @@ llama-server in ``tests/real/test_servers.py``, and a real vLLM in ``tests/vllm`
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.support.models import Recipe, model, tokenizer
 
@@ -36,6 +39,7 @@ class InferenceServer:
     Attributes:
         api: one of `APIS`.
         recipe: the model, which may be replaced while the server runs.
+        folder: folder of a model to run instead.
         name: name of the model on the server.
         source: what the server says that it has loaded.
         key: key that requests must have; None for none.
@@ -51,6 +55,7 @@ class InferenceServer:
 
     api: str
     recipe: Recipe = RECIPE
+    folder: Path | None = None
     name: str = "tiny"
     source: str | None = None
     key: str | None = None
@@ -81,10 +86,16 @@ class InferenceServer:
             ]
         )
 
+    def network(self) -> Any:
+        return model(self.recipe) if self.folder is None else _loaded(self.folder)[0]
+
+    def tokens(self) -> Any:
+        return tokenizer(self.recipe.kind) if self.folder is None else _loaded(self.folder)[1]
+
     def logprobs(self, ids: Sequence[int]) -> torch.Tensor:
         """The log-probabilities of all tokens after a prompt, from a plain forward pass."""
         with torch.inference_mode():
-            row = model(self.recipe)(torch.tensor([list(ids)])).logits[0, -1]
+            row = self.network()(torch.tensor([list(ids)])).logits[0, -1]
         return row.double().log_softmax(-1)
 
     def _answering(self, path: str, answer: Any) -> Any:
@@ -108,7 +119,7 @@ class InferenceServer:
         return endpoint
 
     def _rows(self, prompts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-        size = model(self.recipe).config.vocab_size
+        size = self.network().config.vocab_size
         for ids in prompts:
             if not ids or len(ids) >= self.window:
                 raise RefusedError(f"This model's maximum context length is {self.window} tokens.")
@@ -121,14 +132,14 @@ class InferenceServer:
     def models(self, _: Any) -> Any:
         entry: dict[str, Any] = {"id": self.name, "object": "model"}
         if self.api == "llama-server":
-            entry |= {"aliases": [], "meta": {"n_vocab": model(self.recipe).config.vocab_size}}
+            entry |= {"aliases": [], "meta": {"n_vocab": self.network().config.vocab_size}}
         else:
             entry |= {"root": self.source, "max_model_len": self.window}
         return {"object": "list", "data": [entry]}
 
     def tokenize(self, body: Any) -> Any:
         text = body["content"] if self.api == "llama-server" else body["prompt"]
-        return {"tokens": tokenizer(self.recipe.kind).encode(text, add_special_tokens=False)}
+        return {"tokens": self.tokens().encode(text, add_special_tokens=False)}
 
     def props(self, _: Any) -> Any:
         return {
@@ -210,6 +221,12 @@ class InferenceServer:
             first = {"id": entries[0]["id"], "top_probs" if is_after else "top_logprobs": entries}
             answers.append({"index": index, "completion_probabilities": [first]})
         return answers[::-1] if len(answers) > 1 else answers[0]
+
+
+@functools.cache
+def _loaded(folder: Path) -> tuple[Any, Any]:
+    made = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return made, AutoTokenizer.from_pretrained(folder)
 
 
 def _entries(row: torch.Tensor, tokens: Sequence[int]) -> list[Any]:
