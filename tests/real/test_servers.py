@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,9 @@ def test_the_member_keeps_the_rules_of_backends(url: str) -> None:
     assert {"scores", "commits", "batches", "faults", "close"} <= {*report.passed}
 
 
-def test_numbers_equal_those_of_the_file_in_this_process(
-    url: str, real_gguf: dict[str, Any]
-) -> None:
-    far, near = member(url), real_gguf["smollm"]
+def test_numbers_equal_those_of_the_file_in_this_process(url: str, smollm: Path) -> None:
+    far = member(url)
+    (near,), _ = load_members([MemberSpec(str(smollm), context=4096, repeatable=True)])
     assert far.end_ids == near.end_ids
     ids = far.codec.encode_messages(QUESTION)
     assert ids == near.codec.encode_messages(QUESTION)
@@ -75,12 +74,12 @@ def test_numbers_equal_those_of_the_file_in_this_process(
 
 
 def test_a_pair_with_a_member_in_this_process_answers(
-    url: str, real_engine: Callable[..., AdaFuseEngine]
+    url: str, real_folders: dict[str, Path]
 ) -> None:
     far = member(url)
-    qwen = real_engine("qwen").backends[0]
+    (qwen,), _ = load_members([MemberSpec(str(real_folders["qwen"]), name="qwen")])
     engine = AdaFuseEngine([far, qwen])
-    found = engine.chat(QUESTION, max_new_tokens=16)
+    found = engine.generate(messages=QUESTION, max_new_tokens=16)
     assert "Paris" in found.text
     assert engine.generate(PROMPT, max_new_tokens=8, branching_factor=3).text
     far.close()

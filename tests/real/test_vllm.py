@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from adafuse_llm import AdaFuseEngine, LoadError, MemberSpec, MemberUnavailableError, RuntimeConfig
+from adafuse_llm import AdaFuseEngine, LoadError, MemberSpec, MemberUnavailableError
 from adafuse_llm.backends import conformance
 from adafuse_llm.backends.conformance import Subject
+from adafuse_llm.backends.huggingface import HuggingFaceBackend
 from adafuse_llm.backends.servers.backend import ServerBackend
 from adafuse_llm.loading.members import load_members
 from tests.real.reference import reference_of
@@ -51,10 +52,16 @@ def member(url: str, **settings: Any) -> ServerBackend:
     return loaded
 
 
-def test_the_member_keeps_the_rules_of_backends(
-    url: str, real_backends: dict[str, Any], real_models: dict[str, tuple[Any, Any]]
-) -> None:
-    reference = reference_of(real_backends["smollm"], *real_models["smollm"])
+def here(folders: dict[str, Path], name: str) -> HuggingFaceBackend:
+    """A member in this process, in float32."""
+    (loaded,), _ = load_members([MemberSpec(str(folders[name]), name=name, dtype="float32")])
+    assert isinstance(loaded, HuggingFaceBackend)
+    return loaded
+
+
+def test_the_member_keeps_the_rules_of_backends(url: str, real_folders: dict[str, Path]) -> None:
+    near = here(real_folders, "smollm")
+    reference = reference_of(near, near.model, near.tokenizer)
 
     def logits(ids: Any) -> Any:
         row = reference.logits(ids)
@@ -66,17 +73,17 @@ def test_the_member_keeps_the_rules_of_backends(
     assert {"scores", "commits", "batches", "faults", "close"} <= {*report.passed}
 
 
-@pytest.mark.parametrize("others", [(), ("qwen",)], ids=["alone", "pair"])
+@pytest.mark.parametrize("others", [(), ("gemma",)], ids=["alone", "pair"])
 @pytest.mark.parametrize("branching", [1, 3])
 def test_texts_rounds_and_scores_equal_those_in_this_process(
     url: str,
     others: tuple[str, ...],
     branching: int,
-    real_engine: Callable[..., AdaFuseEngine],
+    real_folders: dict[str, Path],
 ) -> None:
-    near = real_engine("smollm", *others)
+    near = AdaFuseEngine([here(real_folders, name) for name in ("smollm", *others)])
     far_member = member(url)
-    far = AdaFuseEngine([far_member, *near.backends[1:]], runtime=RuntimeConfig())
+    far = AdaFuseEngine([far_member, *near.backends[1:]])
     worst = 0.0
     for prompt in PROMPTS:
         options: Any = {"max_new_tokens": TOKENS, "branching_factor": branching}

@@ -102,6 +102,13 @@ def chosen_model(server: Connection, listed: Sequence[dict[str, Any]], name: str
     raise server.error(f"it {problem}; its models are: {', '.join(names) or 'none'}")
 
 
+def tokens_of(server: Connection, model: str, text: str) -> list[int] | None:
+    """Return a server's tokens of a text without special tokens; None if it does not tell them."""
+    body = {"model": model, "prompt": text, "add_special_tokens": False}
+    told = server.find("/tokenize", body)
+    return None if told is None else [int(token) for token in told["tokens"]]
+
+
 def groups(prompts: Iterable[tuple[int, Prompt]], limit: int) -> Iterator[list[tuple[int, Prompt]]]:
     """Divide numbered prompts into groups with at most `limit` different given tokens.
 

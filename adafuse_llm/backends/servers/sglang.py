@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from adafuse_llm.backends.servers.api import WANTED_TOP, Known, Prompt, ServerFacts, chosen_model
+from adafuse_llm.backends.servers.api import (
+    WANTED_TOP,
+    Known,
+    Prompt,
+    ServerFacts,
+    chosen_model,
+    tokens_of,
+)
 from adafuse_llm.backends.servers.connection import Connection
 
 
@@ -30,9 +37,7 @@ class SglangApi:
         )
 
     def tokenize(self, server: Connection, model: str, text: str) -> list[int] | None:
-        body = {"model": model, "prompt": text, "add_special_tokens": False}
-        told = server.find("/tokenize", body)  # older versions do not have it
-        return None if told is None else [int(token) for token in told["tokens"]]
+        return tokens_of(server, model, text)
 
     def evaluate(
         self, server: Connection, facts: ServerFacts, prompts: Sequence[Prompt]

@@ -15,6 +15,7 @@ from adafuse_llm.backends.servers.api import (
     chosen_model,
     groups,
     together,
+    tokens_of,
 )
 from adafuse_llm.backends.servers.connection import Connection
 from adafuse_llm.errors import MemberError
@@ -57,8 +58,7 @@ class VllmApi:
         )
 
     def tokenize(self, server: Connection, model: str, text: str) -> list[int] | None:
-        body = {"model": model, "prompt": text, "add_special_tokens": False}
-        return [int(token) for token in server.post("/tokenize", body)["tokens"]]
+        return tokens_of(server, model, text)
 
     def evaluate(
         self, server: Connection, facts: ServerFacts, prompts: Sequence[Prompt]
