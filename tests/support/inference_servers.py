@@ -191,7 +191,7 @@ class InferenceServer:
             if given and max(given) >= len(row):
                 raise RefusedError("token_ids_logprob has an id that is out of vocabulary")
             likely = row.topk(top).indices.tolist() if top else []
-            meta = {"output_token_logprobs": _entries(row, [int(row.argmax())])}
+            meta: dict[str, Any] = {"output_token_logprobs": _entries(row, [int(row.argmax())])}
             meta |= {"input_token_logprobs": [[None, ids[-1], None]], "cached_tokens": 0}
             meta |= {"output_top_logprobs": [_entries(row, likely)] if top else [None]}
             meta |= {"output_token_ids_logprobs": [_entries(row, given)] if given else [None]}

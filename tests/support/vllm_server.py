@@ -42,11 +42,15 @@ def vllm_server(
         *("--dtype", "float32", "--enforce-eager", "--max-num-seqs", "32"),
         *("--max-model-len", "2048", *flags),
     ]
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | SETTINGS
+    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     with (
         open(log or os.devnull, "wb") as output,  # noqa: PTH123  # os.devnull
         subprocess.Popen(
-            command, stdout=output, stderr=output, env=environment, start_new_session=True
+            command,
+            stdout=output,
+            stderr=output,
+            env={**inherited, **SETTINGS},
+            start_new_session=True,
         ) as process,
     ):
         try:

@@ -29,7 +29,14 @@ from adafuse_llm import (
     MemberUnavailableError,
     UnsupportedModelError,
 )
-from adafuse_llm.backends import ListsFewTokens, NodeQuery, RunsElsewhere, TokenTree, conformance
+from adafuse_llm.backends import (
+    Backend,
+    ListsFewTokens,
+    NodeQuery,
+    RunsElsewhere,
+    TokenTree,
+    conformance,
+)
 from adafuse_llm.backends.conformance import Check, Subject
 from adafuse_llm.backends.servers import connection
 from adafuse_llm.backends.servers.backend import ServerBackend
@@ -108,8 +115,9 @@ def test_texts_and_scores_equal_those_of_the_model_in_this_process(
     here = backend(replace(RECIPE))
     loaded = member(running(InferenceServer(api)), folder, name=here.name)
     runtime = RuntimeConfig(drafting=drafting)
-    for members in ([loaded], [loaded, other]):
-        local = [here if each is loaded else each for each in members]
+    pairs: list[tuple[list[Backend], list[Backend]]]
+    pairs = [([loaded], [here]), ([loaded, other], [here, other])]
+    for members, local in pairs:
         with AdaFuseEngine(members, runtime=runtime) as far:
             near = AdaFuseEngine(local, runtime=runtime)
             for branching in (1, 3):
