@@ -26,6 +26,11 @@ GIVEN_LIMIT: Final = 128
 LOWEST: Final = -9999.0
 """The log-probability that stands for minus infinity."""
 
+MIXED: Final = (
+    "it returned wrong likeliest tokens, as vLLM 0.32 does if another client asks for given tokens "
+    "(logprob_token_ids) at the same time. Use a server of its own for every engine"
+)
+
 _LIMIT = re.compile(r"max allowed: (\d+)")
 _COMMON: Final = {
     "max_tokens": 1,
@@ -39,8 +44,9 @@ _COMMON: Final = {
 class VllmApi:
     """The API of vLLM.
 
-    The likeliest tokens and the log-probabilities of given tokens take one call each. Both calls
-    hold all prompts and run at the same time.
+    The likeliest tokens and the log-probabilities of given tokens take one call each, with all
+    prompts. The calls run one after the other, because vLLM 0.32 returns wrong likeliest tokens for
+    a batch that also has requests with `logprob_token_ids`.
     """
 
     def facts(self, server: Connection, model: str | None) -> ServerFacts:
@@ -66,17 +72,21 @@ class VllmApi:
         known = [Known() for _ in prompts]
         numbered = list(enumerate(prompts))
         listing = [(number, prompt) for number, prompt in numbered if prompt.top]
-        parts = (
-            [listing, *groups(numbered, GIVEN_LIMIT)]
-            if listing
-            else [*groups(numbered, GIVEN_LIMIT)]
-        )
-        bodies = [_body(facts.model, part, is_listing=part is listing) for part in parts]
-        for part, answer in zip(parts, server.post_all("/v1/completions", bodies), strict=True):
+        giving = [*groups(numbered, GIVEN_LIMIT)]
+        parts = [listing, *giving] if listing else giving
+        answers = []
+        if listing:
+            body = _body(facts.model, listing, is_listing=True)
+            answers.append(server.post("/v1/completions", body))
+        bodies = [_body(facts.model, part, is_listing=False) for part in giving]
+        answers += server.post_all("/v1/completions", bodies) if bodies else []
+        for part, answer in zip(parts, answers, strict=True):
             choices = sorted(answer["choices"], key=lambda each: each["index"])
             for (number, prompt), choice in zip(part, choices, strict=True):
                 found = _distribution(choice)
                 if part is listing:
+                    if -math.inf in found.values():
+                        raise server.error(MIXED)
                     known[number].listed = found
                 else:
                     known[number].given |= {token: found[token] for token in prompt.given}
