@@ -81,7 +81,7 @@ class ServerApi(Protocol):
     ) -> list[Known]:
         """Return what the server tells about each prompt, in order.
 
-        The calls run at the same time, so they take one round trip.
+        Calls run at the same time, except where the server mixes up their results.
         """
         ...
 

@@ -478,3 +478,16 @@ def test_a_probability_of_zero_is_minus_infinity(
     query = NodeQuery(tree, (), (tree.child(tree.root, 40),), 2)
     assert loaded.evaluate([query])[0].logprobs == (-math.inf,)
     loaded.close()
+
+
+def test_mixed_up_likeliest_tokens_of_vllm_are_an_error(
+    folder: Path, running: Callable[[InferenceServer], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = InferenceServer("vllm")
+    loaded = member(running(server), folder, name="far")
+    row = server.logprobs([1]).clone()
+    row[2:] = -math.inf
+    monkeypatch.setattr(server, "logprobs", lambda ids: row)
+    with pytest.raises(MemberError, match=r"member 'far' .*wrong likeliest tokens"):
+        ask(loaded)
+    loaded.close()
