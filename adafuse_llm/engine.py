@@ -75,6 +75,7 @@ from adafuse_llm.sampling import Sampling
 from adafuse_llm.strategies.base import (
     Strategy,
     StrategyContext,
+    check_listed,
     refuse_unused_options,
     used_options,
 )
@@ -539,6 +540,7 @@ class AdaFuseEngine(Engine):
         active = self._active_backends(config)
         conversation = check_input(config, prompt, messages, to_score=to_score)
         top = max(self.strategy.top(config), config.top_logprobs)
+        check_listed([backend for backend, _ in active], top)
         sampling = None if to_score else _sampling(config)
         adjusts = not to_score and config.choices is None
         given = _plain_text(prompt, conversation)

@@ -38,6 +38,7 @@ COOKBOOKS_NOT_RUN = "make test-cookbooks runs it"
 GGUF_NOT_RUN = "make test-gguf runs it"
 RAY_NOT_RUN = "make test-ray runs it"
 REAL_NOT_RUN = "make test-real runs it"
+VLLM_NOT_RUN = "make test-vllm runs it"
 REAL_MISSING = "the real members are not here: make real fetches them"
 SWEEPS_NOT_RUN = "make test-slow runs it"
 GROUPS = {
@@ -46,6 +47,7 @@ GROUPS = {
     "gguf": ("--gguf", GGUF_NOT_RUN),
     "ray": ("--ray", RAY_NOT_RUN),
     "real": ("--real", REAL_NOT_RUN),
+    "vllm": ("--vllm", VLLM_NOT_RUN),
 }
 """Marks of tests that run only with an option, the option, and what is said without it."""
 
@@ -61,6 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gguf", action="store_true", help="run all tests of GGUF members")
     parser.addoption("--ray", action="store_true", help="run the tests of Ray, too")
     parser.addoption("--real", action="store_true", help="run the tests of real members, too")
+    parser.addoption("--vllm", action="store_true", help="run the tests of vLLM, too")
     parser.addoption("--sweeps", action="store_true", help="run all cases of sweeps")
 
 
@@ -176,6 +179,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         (SWEEPS_NOT_RUN, "cases of sweeps"),
         (GGUF_NOT_RUN, "tests of GGUF members"),
         (CLIENTS_NOT_RUN, "tests of clients"),
+        (VLLM_NOT_RUN, "tests of vLLM"),
     ):
         if count := sum(reason in str(report.longrepr) for report in skipped):
             runs = reason.replace("runs it", "runs them")

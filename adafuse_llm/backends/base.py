@@ -228,6 +228,20 @@ class LimitsDrafting(Protocol):
 
 
 @runtime_checkable
+class ListsFewTokens(Protocol):
+    """An optional extension of `Backend` for a member that does not know whole distributions.
+
+    Such a member tells the likeliest tokens and the probabilities of given tokens. It never sets
+    ``Next.word_end_logprob``, so an engine refuses strategies that need it.
+    """
+
+    @property
+    def listed_limit(self) -> int:
+        """Maximum number of likeliest tokens in a summary, at least two."""
+        ...
+
+
+@runtime_checkable
 class RestrictsTokens(Protocol):
     """An optional extension of `Backend` that restricts the tokens that may follow a node.
 

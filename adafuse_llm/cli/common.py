@@ -213,6 +213,8 @@ class Setup:
 
     def _has_threads(self, spec: MemberSpec) -> bool:
         """Return whether a member has threads of its own."""
+        if spec.url is not None:
+            return False
         if spec.process or spec.ray is not None:
             return True
         return is_gguf(spec.path, spec.file, spec.revision or self.revision)
@@ -511,7 +513,10 @@ def _config_flags(defaults: dict[str, Any]) -> Iterator[inspect.Parameter]:
 
 def _member_flags(*, model: bool) -> Iterator[inspect.Parameter]:
     if model:
-        text = "Folder, GGUF file or Hub ID of a member. Repeatable. Default: the embedded members."
+        text = (
+            "Folder, GGUF file or Hub ID of a member, or the address of a server that runs it, "
+            "such as vllm+http://host:8000/NAME. Repeatable. Default: the embedded members."
+        )
         yield _flag("model", list[str], [], text, panel="Members", metavar="PATH_OR_ID")
         text = "YAML or JSON file with models, loading settings and options. Flags override it."
         yield _flag("config", Path | None, None, text, panel="Members", metavar="FILE")

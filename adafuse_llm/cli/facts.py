@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from adafuse_llm.adjustment import NOTHING
-from adafuse_llm.backends.base import Backend
+from adafuse_llm.backends.base import Backend, ListsFewTokens
 from adafuse_llm.backends.gguf.header import GGUFFacts, read_facts, read_tokens
 from adafuse_llm.errors import short_repr
 
@@ -42,6 +42,8 @@ def describe(path: str, backend: Backend) -> dict[str, Any]:
     if isinstance(backend, LlamaCppBackend):
         found = read_facts(backend.path)
         return facts | _gguf(found) | {"end_tokens": _spelled(found, backend.end_ids)}
+    if isinstance(backend, ListsFewTokens):
+        facts |= {"listed_tokens": backend.listed_limit, **_server(backend)}
     return facts | {"end_tokens": [str(token) for token in sorted(backend.end_ids)]}
 
 
@@ -61,6 +63,15 @@ def describe_header(path: str, name: str, facts: GGUFFacts) -> dict[str, Any]:
         "end_tokens": _spelled(facts, facts.end_ids),
         **_gguf(facts),
     }
+
+
+def _server(backend: Any) -> dict[str, Any]:
+    """Return what a server says about itself and its model; nothing for other members."""
+    told = getattr(backend, "facts", None)
+    if told is None:
+        return {}
+    loaded = {} if told.source is None else {"files": told.source}
+    return {"format": told.version, "model": told.model, **loaded}
 
 
 def _huggingface(backend: Any) -> dict[str, Any]:

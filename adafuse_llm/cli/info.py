@@ -15,6 +15,7 @@ from adafuse_llm.backends.gguf.header import GGUFFacts
 from adafuse_llm.backends.stored import stored_facts
 from adafuse_llm.cli.common import FAILED, Setup, one_line, print_json, stdout_console
 from adafuse_llm.cli.facts import describe, describe_header
+from adafuse_llm.embedded import member_paths
 from adafuse_llm.loading.specs import as_spec, member_names
 from adafuse_llm.report.styles import printable
 from adafuse_llm.text.exactness import change_of
@@ -56,7 +57,7 @@ def info(
         list[str] | None,
         typer.Argument(
             metavar="MODEL...",
-            help="Folders, GGUF files or Hub IDs of models. Default: the embedded members.",
+            help="Folders, GGUF files, Hub IDs or servers. Default: the embedded members.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -69,7 +70,8 @@ def info(
     """
     facts: list[dict[str, Any]] = []
     findings: list[Finding] = []
-    paths = replace(setup, models=tuple(models or ())).paths()
+    given = models or map(str, member_paths())
+    paths = [each if as_spec(each).url else as_spec(each).path for each in given]
     for model in paths:
         described, found = _inspect(model, setup)
         facts += described
@@ -196,12 +198,14 @@ def _table(facts: list[dict[str, Any]]) -> Table:
 
 _LABELS = {
     "format": "format",
+    "model": "name on the server",
     "architecture": "architecture",
     "tokenizer": "tokenizer",
     "tokenizer_kind": "kind",
     "vocabulary": "vocabulary",
     "chat_template": "chat template",
     "context_window": "context window",
+    "listed_tokens": "listed tokens",
     "end_tokens": "end tokens",
     "cache": "cache",
     "cache_bytes_per_token": "cache per token",

@@ -265,6 +265,8 @@ def _file_options(setup: Setup, options: dict[str, Any]) -> dict[str, Any]:
 
 def _from_anywhere(model: str | Mapping[str, Any]) -> str | dict[str, Any]:
     """Return a model with an absolute path, if the path is that of a local folder or file."""
+    if not isinstance(model, str) and "path" not in model:  # it is on a server
+        return dict(model)
     path = absolute_path(model if isinstance(model, str) else model["path"])
     return path if isinstance(model, str) else {**model, "path": path}
 

@@ -5,6 +5,8 @@ checkpoint    check the files and the weights of a checkpoint
 members       load models of all kinds
 huggingface   load transformers models, and divide the devices' memory among them
 gguf          find and load GGUF models
+servers       connect to members that inference servers run
+server_urls   addresses of such members
 problems      what errors of loading say
 quantization  what a quantization configuration means for loading
 config_file   configuration files of ensembles

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from adafuse_llm.backends.base import Backend
+from adafuse_llm.backends.base import Backend, SupportsClose
 from adafuse_llm.backends.remote.processes import ADVICE
 from adafuse_llm.errors import (
     InvalidInputError,
@@ -18,6 +19,7 @@ from adafuse_llm.loading.gguf import GGUFPlan
 from adafuse_llm.loading.hosts import HostLoading
 from adafuse_llm.loading.plans import Plan, is_on_cpu, load_plan, load_text, plan_members
 from adafuse_llm.loading.processes import ProcessLoading, ProcessPlan, share_of_threads
+from adafuse_llm.loading.servers import ServerPlan, load_server
 from adafuse_llm.loading.specs import MemberSpec, as_spec, member_names
 
 if TYPE_CHECKING:
@@ -75,14 +77,33 @@ def _load_all(
     specs: Sequence[MemberSpec], names: Sequence[str], defaults: Mapping[str, Any]
 ) -> list[Backend]:
     """Load members in order. Members in processes and actors load side by side with all others."""
-    near = [i for i, spec in enumerate(specs) if spec.ray is None]
+    near = [i for i, spec in enumerate(specs) if spec.ray is None and spec.url is None]
+    served = [i for i, spec in enumerate(specs) if spec.url is not None]
     far = [i for i, spec in enumerate(specs) if spec.ray is not None]
     plans = plan_members([specs[i] for i in near], [names[i] for i in near], defaults)
     loaded: dict[int, Backend] = {}
-    with _in_actors([specs[i] for i in far], [names[i] for i in far], defaults) as loading:
+    with (
+        _in_actors([specs[i] for i in far], [names[i] for i in far], defaults) as loading,
+        _closing(loaded),
+    ):
+        for i in served:
+            revision = specs[i].revision or defaults["revision"]
+            loaded[i] = load_server(ServerPlan(specs[i], names[i], revision))
         loaded.update(zip(near, _load_planned(plans), strict=True))
         loaded.update(zip(far, loading.members(), strict=True))
     return [loaded[i] for i in range(len(specs))]
+
+
+@contextmanager
+def _closing(loaded: Mapping[int, Backend]) -> Iterator[None]:
+    """Close the members that are loaded so far if the block fails."""
+    try:
+        yield
+    except BaseException:
+        for member in loaded.values():
+            if isinstance(member, SupportsClose):
+                member.close()
+        raise
 
 
 def _in_actors(

@@ -15,6 +15,13 @@ from adafuse_llm.config import MAX_WEIGHT
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError, nearest, short_repr
 from adafuse_llm.loading.quantization import is_quantization
 from adafuse_llm.loading.ray_options import RayOptions
+from adafuse_llm.loading.server_urls import (
+    APIS,
+    ServerAddress,
+    check_url,
+    is_address,
+    parse_address,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -48,20 +55,29 @@ TRANSFORMERS_ONLY = {
 }
 """Settings that are not for GGUF members, and what to do instead."""
 
+SERVER_ONLY = ("model", "api", "tokenizer", "api_key_env")
+"""Settings that are for members on servers only, in addition to ``url``."""
+
+FOR_SERVERS = ("path", "url", *SERVER_ONLY, "name", "weight", "revision")
+"""Settings that members on servers can have."""
+
+ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
 
 @dataclass(frozen=True, kw_only=True)
 class MemberSpec:
     """A description of a member to load, with its settings.
 
-    A member is a transformers model, or a GGUF model, which llama.cpp runs. Some settings are for
-    one of these kinds only.
+    A member is a transformers model, a GGUF model, which llama.cpp runs, or a model that an
+    inference server runs (``url``). Some settings are for one of these kinds only.
 
     If ``dtype``, ``device_map``, ``revision`` or ``trust_remote_code`` is None, the loading call's
     argument of the same name applies.
 
     Args:
         path: local folder or hub id of a transformers model, or a GGUF file, or a folder or hub id
-            with GGUF files.
+            with GGUF files; or the address of a model on a server, such as
+            ``"vllm+http://host:8000/name"``, which sets ``url``, ``model`` and ``api``.
         name: name in results. The default is the last part of the path, plus as many preceding
             parts as are needed to make the name unique. ``file`` belongs to the path, unless it is
             a pattern.
@@ -105,6 +121,13 @@ class MemberSpec:
             ``("<|eom_id|>",)``, in addition to those that the file names and the one with which its
             chat template ends a reply.
         weight: weight w of the member in the fused score, from 0 to 1e12.
+        url: address of a server that runs the member, such as ``"http://host:8000/v1"``.
+        model: name of the model on the server. The default is the only model of the server.
+        api: kind of the server: ``"vllm"``, ``"sglang"`` or ``"llama-server"``. By default, it is
+            detected.
+        tokenizer: folder or hub id of the tokenizer of the model on the server, or the GGUF file of
+            a model that llama-server runs. The default is what the server says that it has loaded.
+        api_key_env: name of the environment variable with the key for the server.
 
     Raises:
         InvalidInputError: ``path`` is not a path.
@@ -112,7 +135,7 @@ class MemberSpec:
             member.
     """
 
-    path: str = field(kw_only=False)
+    path: str = field(default="", kw_only=False)
     name: str | None = None
     dtype: str | torch.dtype | None = None
     device: str | None = None
@@ -135,10 +158,16 @@ class MemberSpec:
     repeatable: bool | None = None
     end_tokens: Sequence[str] | None = None
     weight: float = 1.0
+    url: str | None = None
+    model: str | None = None
+    api: str | None = None
+    tokenizer: str | None = None
+    api_key_env: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.path, os.PathLike):
             object.__setattr__(self, "path", str(self.path))
+        _check_server(self)
         if not isinstance(self.path, str) or not 0 < len(self.path.strip()) <= MAX_PATH:
             raise InvalidInputError(
                 f"path must be a folder, a GGUF file or a hub id; got {short_repr(self.path)}"
@@ -172,6 +201,62 @@ class MemberSpec:
                 "transformers, such as BitsAndBytesConfig(load_in_4bit=True) or "
                 "TorchAoConfig(...), or a mapping as in config.json; got "
                 f"{short_repr(self.quantization_config)}"
+            )
+
+
+def _check_server(spec: MemberSpec) -> None:
+    """Check the settings of a member on a server, and read its address."""
+    if spec.url is None and not (isinstance(spec.path, str) and is_address(spec.path)):
+        if given := [name for name in SERVER_ONLY if getattr(spec, name) is not None]:
+            raise InvalidOptionError(
+                f"member {spec.path!r}: {given[0]} is for members on servers only; pass url, too"
+            )
+        return
+    for name in ("url", *SERVER_ONLY):
+        value = getattr(spec, name)
+        if value is not None and (not isinstance(value, str) or not value.strip()):
+            raise InvalidOptionError(
+                f"{name} of a member on a server must be a text; got {short_repr(value)}"
+            )
+    for name, value in _address_of(spec).items():
+        object.__setattr__(spec, name, value)
+    _check_server_settings(spec)
+
+
+def _address_of(spec: MemberSpec) -> dict[str, str | None]:
+    """Return the settings that the address of a member on a server determines."""
+    if spec.url is None:
+        read = parse_address(spec.path)
+        found = {"model": read.model, "api": read.api, **read.options}
+        given = {name: getattr(spec, name) for name in SERVER_ONLY}
+        settings = {name: given[name] or found.get(name) for name in SERVER_ONLY}
+        url = read.url
+    elif spec.path and not is_address(spec.path):
+        raise InvalidOptionError(
+            f"member {spec.path!r}: pass path (files) or url (a server), not both"
+        )
+    else:
+        url, settings = check_url(spec.url), {"model": spec.model, "api": spec.api}
+    path = ServerAddress(url, settings["model"], settings["api"], {}).path
+    return {**settings, "url": url, "path": path}
+
+
+def _check_server_settings(spec: MemberSpec) -> None:
+    if spec.api not in (None, *APIS):
+        raise InvalidOptionError(
+            f"member {spec.path!r}: api must be one of {', '.join(map(repr, APIS))}; got "
+            f"{short_repr(spec.api)}.{nearest(str(spec.api), APIS)}"
+        )
+    if spec.api_key_env is not None and not ENVIRONMENT_NAME.fullmatch(spec.api_key_env):
+        raise InvalidOptionError(
+            f"member {spec.path!r}: api_key_env must be the name of an environment variable, not "
+            "the key itself"
+        )
+    for each in fields(spec):
+        if each.name not in FOR_SERVERS and getattr(spec, each.name) != each.default:
+            raise InvalidOptionError(
+                f"member {spec.path!r}: {each.name} is not for members on servers. The server's "
+                f"own settings apply. Allowed are: {', '.join(FOR_SERVERS[1:])}."
             )
 
 
@@ -292,7 +377,9 @@ def as_spec(member: str | MemberSpec | os.PathLike[str] | Mapping[str, Any]) -> 
         InvalidOptionError: a field is unknown or out of range.
     """
     spec = _described(member)
-    if spec.path[:1] == "~" and spec.ray is None:  # the actor's machine has another home folder
+    if (
+        spec.path[:1] == "~" and spec.ray is None and spec.url is None
+    ):  # the actor's machine has another home folder
         return replace(spec, path=str(Path(spec.path).expanduser()))
     return spec
 
@@ -311,17 +398,22 @@ def _described(member: str | MemberSpec | os.PathLike[str] | Mapping[str, Any]) 
 
 
 def in_process(member: str | MemberSpec | Mapping[str, Any]) -> MemberSpec:
-    """Return a member as `as_spec` does, but in a process of its own, unless it has an actor."""
+    """Return a member as `as_spec` does, but in a process of its own.
+
+    Members with an actor or on a server stay there.
+    """
     spec = as_spec(member)
-    return spec if spec.ray is not None else replace(spec, process=True)
+    return spec if spec.ray is not None or spec.url is not None else replace(spec, process=True)
 
 
 def in_cluster(member: str | MemberSpec | Mapping[str, Any], address: str) -> MemberSpec:
     """Return a member as `as_spec` does, but in an actor of the Ray cluster at an address.
 
-    The member keeps its other options of Ray.
+    The member keeps its other options of Ray. Members on a server stay there.
     """
     spec = _described(member)
+    if spec.url is not None:
+        return spec
     return replace(spec, process=False, ray={**(spec.ray or {}), "address": address})
 
 
@@ -341,8 +433,10 @@ def _from_fields(values: Mapping[str, Any]) -> MemberSpec:
                 f"a member has no setting {short_repr(name)}.{nearest(str(name), allowed)} "
                 f"The settings are: {', '.join(allowed)}."
             )
-    if "path" not in values:
-        raise InvalidInputError("a member needs a path: a folder, a GGUF file or a hub id")
+    if "path" not in values and "url" not in values:
+        raise InvalidInputError(
+            "a member needs a path (a folder, a GGUF file or a hub id), or the url of a server"
+        )
     return MemberSpec(**values)
 
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from adafuse_llm.backends.base import Backend
+from adafuse_llm.backends.base import Backend, ListsFewTokens
 from adafuse_llm.config import ADJUSTMENTS, AdaFuseConfig
 from adafuse_llm.decoding.draft import Drafting
 from adafuse_llm.decoding.member import Member
 from adafuse_llm.decoding.rounds import PlayRound
-from adafuse_llm.errors import InvalidOptionError, short_repr
+from adafuse_llm.errors import InvalidInputError, InvalidOptionError, short_repr
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,37 @@ class Strategy(Protocol):
     def begin(self, context: StrategyContext) -> PlayRound:
         """Start a request and return the function that plays its rounds."""
         ...
+
+
+def check_listed(members: Sequence[Backend], top: int) -> None:
+    """Check that members list as many likeliest tokens as a request needs.
+
+    Raises:
+        InvalidOptionError: a member lists fewer.
+    """
+    for member in members:
+        if isinstance(member, ListsFewTokens) and member.listed_limit < top:
+            raise InvalidOptionError(
+                f"the request needs the {top} likeliest tokens, but member {member.name!r} lists "
+                f"{member.listed_limit} at most. Raise the limit of its server (vLLM: "
+                f"--max-logprobs {top}), lower branching_factor, top_logprobs or top_k, or leave "
+                "the member out with use=[...]."
+            )
+
+
+def check_whole(strategy: str, members: Sequence[Backend]) -> None:
+    """Check that members know whole distributions, with the probability that a word ends.
+
+    Raises:
+        InvalidInputError: a member does not.
+    """
+    for member in members:
+        if isinstance(member, ListsFewTokens):
+            raise InvalidInputError(
+                f"strategy {strategy!r} needs whole distributions, but the server of member "
+                f"{member.name!r} tells only the likeliest tokens. Leave the member out with "
+                "use=[...], or choose another strategy, such as 'adafuse'."
+            )
 
 
 ALWAYS_USED = frozenset(

@@ -16,7 +16,7 @@ from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.propose import Proposal
 from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, choose_best, to_result
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
-from adafuse_llm.strategies.base import Strategy, StrategyContext
+from adafuse_llm.strategies.base import Strategy, StrategyContext, check_whole
 from adafuse_llm.strategies.token_level import (
     LISTED,
     averaged,
@@ -98,6 +98,7 @@ class GaC(Strategy):
                 f"GaC(gate=...) must be one of the members that decode ({', '.join(names)}); "
                 f"got {self.gate!r}"
             )
+        check_whole(self.name, members)
 
     @override
     def top(self, config: AdaFuseConfig) -> int:

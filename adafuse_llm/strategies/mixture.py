@@ -23,7 +23,7 @@ from adafuse_llm.decoding.rounds import (
 )
 from adafuse_llm.decoding.score import Pool, PoolCandidate
 from adafuse_llm.strategies.adafuse import branch_tokens
-from adafuse_llm.strategies.base import Strategy, StrategyContext
+from adafuse_llm.strategies.base import Strategy, StrategyContext, check_whole
 from adafuse_llm.text.words import has_end
 
 
@@ -68,6 +68,10 @@ class Mixture(Strategy):
         {*CONSTRAINTS, *SAMPLING, "margin_threshold", "branching_factor", "weights"}
         | {"max_word_letters", "max_word_tokens"}
     )
+
+    @override
+    def check(self, members: Sequence[Backend]) -> None:
+        check_whole(self.name, members)
 
     @override
     def weights(self, members: Sequence[Backend]) -> Sequence[float]:

@@ -177,3 +177,23 @@ def test_e2_a_checkpoint_with_missing_tensors_cannot_work(adafuse, models, tmp_p
     result = adafuse("info", folder)
     assert result.exit_code == 1
     assert "9 tensors (model.layers.1.input_layernorm.weight" in result.stdout
+
+
+def test_a_server_is_described(adafuse, tmp_path):
+    pytest.importorskip("starlette")
+    from tests.support.inference_servers import RECIPE, InferenceServer
+    from tests.support.models import tokenizer
+    from tests.support.serving import served
+
+    tokenizer(RECIPE.kind).save_pretrained(tmp_path)
+    with served(InferenceServer("vllm").app()) as url:
+        address = f"vllm+{url}/tiny?tokenizer={tmp_path}"
+        (facts,) = json.loads(adafuse("info", address, "--json").stdout)["members"]
+        assert (facts["member"], facts["format"], facts["model"]) == ("tiny", "vLLM 0.32.0", "tiny")
+        assert (facts["context_window"], facts["listed_tokens"]) == (1023, 20)
+        table = adafuse("info", f"{url}?tokenizer={tmp_path}").stdout
+        assert "vLLM 0.32.0" in table
+        assert "This model can be used" in table
+    failed = adafuse("info", address)
+    assert failed.exit_code == 1
+    assert "does not answer" in failed.stdout

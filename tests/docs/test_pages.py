@@ -23,6 +23,7 @@ from adafuse_llm.serving import create_app
 from adafuse_llm.text.grammar import Grammar
 from tests.support.documents import put_documents
 from tests.support.gguf_files import embedded_gguf
+from tests.support.inference_servers import InferenceServer
 from tests.support.paths import ROOT
 from tests.support.serving import served
 
@@ -40,6 +41,9 @@ MODEL = re.compile(r'"((?:[\w.-]+/)+[\w.-]+|model-\d)"')
 
 SERVER = "http://127.0.0.1:8000"
 """The address of the server in the pages."""
+
+INFERENCE_SERVER = "http://127.0.0.1:8001"
+"""The address of a server that runs a member in the pages."""
 
 GGUF_PAGES = {"README.md": 1, "docs/guides/models.md": 1, "docs/guides/gguf.md": 4}
 """Pages with code for GGUF models, and the number of its blocks."""
@@ -80,6 +84,12 @@ def needs_llama_cpp(block: Example) -> bool:
 def addressed(page: Path, folder: Path) -> Iterator[Document]:
     """The examples of a page, with the address of a running server where the page names one."""
     text = page.read_text(encoding="utf-8")
+    if any(INFERENCE_SERVER in block.parsed for block in examples(page).examples()):
+        with served(InferenceServer("vllm", folder=member_paths()[0]).app()) as address:
+            copy = folder / page.name
+            copy.write_text(text.replace(INFERENCE_SERVER, address), encoding="utf-8")
+            yield Sybil([PythonCodeBlockParser(), SkipParser()], path=str(folder)).parse(copy)
+        return
     if not any(SERVER in block.parsed for block in examples(page).examples()):
         yield examples(page)
         return

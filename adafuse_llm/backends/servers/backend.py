@@ -1,0 +1,229 @@
+"""A member that an inference server runs."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+
+from adafuse_llm.backends.base import NodeQuery, NodeResult
+from adafuse_llm.backends.remote import MemberText
+from adafuse_llm.backends.servers.api import Known, Prompt, ServerApi, ServerFacts
+from adafuse_llm.backends.servers.connection import Connection
+from adafuse_llm.errors import LoadError, MemberUnavailableError
+from adafuse_llm.forks import after_fork
+from adafuse_llm.text.codec import TextCodec
+from adafuse_llm.tree import Next, Node, TokenTree
+
+PROBE = "The ferry leaves at nine."
+PROBE_TOP = 5
+PROBE_TOLERANCE = 0.5
+"""How the model is recognized: the number of likeliest tokens after a text, and by how many nats
+their log-probabilities may differ, because numbers may depend on other requests."""
+
+FEWEST_LISTED = 2
+"""Minimum number of likeliest tokens, from which the margin follows."""
+
+
+class ServerBackend:
+    """A member that vLLM, SGLang or llama-server runs.
+
+    Every node is a prompt of its own, which the server continues by one token. All prompts of all
+    queries go to the server at the same time. The server's prefix cache makes them cheap.
+
+    The member lists the likeliest tokens, and tells the probabilities of given tokens. It cannot
+    restrict or draw tokens or change its distributions, because it does not know them as a whole.
+
+    If the server stops answering, the member repeats the calls until the server is back. It then
+    checks that the server still runs the same model. It checks this for every new request, too.
+
+    Args:
+        name: the member's name.
+        text: the member's tokenizer, which stays in this process.
+        end_ids: ids of the tokens that end a response.
+        server: the connection. The member closes it.
+        api: the API of the server.
+        facts: facts about the model on the server.
+
+    Attributes:
+        facts: as above.
+
+    Raises:
+        LoadError: the server lists too few tokens.
+        MemberError: the server cannot be used.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        text: MemberText,
+        *,
+        end_ids: frozenset[int],
+        server: Connection,
+        api: ServerApi,
+        facts: ServerFacts,
+    ) -> None:
+        self.name = name
+        self.facts = facts
+        self._text = text
+        self._end_ids = end_ids
+        self._server = server
+        self._api = api
+        after_fork(self._renew)
+        limit = facts.listed_limit
+        if limit < FEWEST_LISTED:
+            raise LoadError(
+                f"member {name!r} cannot be loaded: server {server.url} lists {limit} likeliest "
+                f"token; a member needs {FEWEST_LISTED} or more. Start it with a higher limit, "
+                "such as --max-logprobs 20"
+            )
+        self._probe = Prompt(self._probe_ids(), min(limit, PROBE_TOP))
+        (self._fingerprint,) = self._known([self._probe])
+        self._losses = server.losses
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()
+
+    @property
+    def codec(self) -> TextCodec:
+        return self._text.codec
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        return self._end_ids
+
+    @property
+    def context_window(self) -> int | None:
+        return self.facts.window
+
+    @property
+    def host(self) -> str:
+        """Where the member computes, for messages."""
+        return f"server {self._server.url}"
+
+    @property
+    def listed_limit(self) -> int:
+        """As in `ListsFewTokens`."""
+        return self.facts.listed_limit
+
+    def evaluate(self, queries: Sequence[NodeQuery]) -> list[NodeResult]:
+        prompts: dict[tuple[int, ...], Prompt] = {}
+        asked = [self._ask(query, prompts) for query in queries]
+        new = [query.tree for query in queries if query.tree.state is None and any(asked)]
+        if new:
+            probe = prompts.setdefault(self._probe.ids, Prompt(self._probe.ids))
+            probe.top = max(probe.top, self._probe.top)
+        with self._lock:
+            known = dict(zip(prompts, self._known(list(prompts.values())), strict=True))
+            if new:
+                self._check_model(known[self._probe.ids])
+            if self._losses < self._server.losses:
+                self._check_restarted()
+        results = [
+            self._result(query, known, count) for query, count in zip(queries, asked, strict=True)
+        ]
+        for tree in new:
+            tree.state = self.name
+        return results
+
+    def release(self, tree: TokenTree) -> None:
+        tree.state = None
+
+    def close(self) -> None:
+        """Close the connections. A call that waits for the server fails."""
+        self._server.close()
+
+    def _ask(self, query: NodeQuery, prompts: dict[tuple[int, ...], Prompt]) -> int:
+        """Add what a query asks to the prompts. Return the number of its prompts."""
+        mine = set()
+        for node in query.evaluate:
+            prompt = _prompt_of(query.tree, node, prompts)
+            prompt.top = max(prompt.top, min(query.top, self.listed_limit))
+            prompt.given |= self._end_ids
+            mine.add(prompt.ids)
+        for node in query.score:
+            assert node.parent is not None, "the root has no log-probability"
+            prompt = _prompt_of(query.tree, node.parent, prompts)
+            prompt.given.add(node.token)
+            mine.add(prompt.ids)
+        return len(mine)
+
+    def _result(
+        self, query: NodeQuery, known: dict[tuple[int, ...], Known], count: int
+    ) -> NodeResult:
+        summaries = []
+        for node in query.evaluate:
+            found = known[_ids(query.tree, node)]
+            likely = sorted(found.listed.items(), key=lambda item: (-item[1], item[0]))[: query.top]
+            tokens, logprobs = zip(*likely, strict=True)
+            ends = [found.given[token] for token in self._end_ids]
+            summaries.append(Next(tokens, logprobs, _log_total(ends)))
+        scores = []
+        for node in query.score:
+            assert node.parent is not None, "the root has no log-probability"
+            scores.append(known[_ids(query.tree, node.parent)].given[node.token])
+        read = len(query.tree.ids) - 1 if count and query.tree.state is None else 0
+        return NodeResult(tuple(summaries), tuple(scores), min(count, 1), read + count)
+
+    def _known(self, prompts: Sequence[Prompt]) -> list[Known]:
+        """Return what the server tells about prompts.
+
+        Raises:
+            MemberError: it does not tell it.
+        """
+        if not prompts:
+            return []
+        try:
+            return self._api.evaluate(self._server, self.facts, prompts)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise self._server.error(
+                f"its answer has not the expected form ({type(error).__name__}: {error})"
+            ) from error
+
+    def _probe_ids(self) -> tuple[int, ...]:
+        ids = self.codec.encode_prompt(PROBE)
+        return tuple(ids[: self.facts.window])
+
+    def _check_model(self, found: Known) -> None:
+        """Check that the probe has the distribution that it had when the member was loaded.
+
+        Raises:
+            MemberUnavailableError: it has another one.
+        """
+        before = self._fingerprint.listed
+        shared = before.keys() & found.listed.keys()
+        if 2 * len(shared) < len(before) or any(
+            abs(before[token] - found.listed[token]) > PROBE_TOLERANCE for token in shared
+        ):
+            raise MemberUnavailableError(
+                self.name,
+                f"server {self._server.url} runs another model under the name "
+                f"{self.facts.model!r} now. Load the ensemble again",
+            )
+
+    def _check_restarted(self) -> None:
+        """Check the model of a server that has answered again after a loss.
+
+        Raises:
+            MemberUnavailableError: it is another one.
+        """
+        (found,) = self._known([self._probe])
+        self._check_model(found)
+        self._losses = self._server.losses
+
+
+def _ids(tree: TokenTree, node: Node) -> tuple[int, ...]:
+    return (*tree.ids, *tree.tokens(node))
+
+
+def _prompt_of(tree: TokenTree, node: Node, prompts: dict[tuple[int, ...], Prompt]) -> Prompt:
+    ids = _ids(tree, node)
+    return prompts.setdefault(ids, Prompt(ids))
+
+
+def _log_total(logprobs: Sequence[float]) -> float:
+    """Return the logarithm of the sum of probabilities."""
+    highest = max(logprobs, default=-math.inf)
+    if highest == -math.inf:
+        return highest
+    return highest + math.log(math.fsum(math.exp(value - highest) for value in logprobs))

@@ -1,0 +1,138 @@
+"""The API of vLLM (``vllm serve``)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from adafuse_llm.backends.servers.api import (
+    WANTED_TOP,
+    Known,
+    Prompt,
+    ServerFacts,
+    chosen_model,
+    groups,
+    together,
+    tokens_of,
+)
+from adafuse_llm.backends.servers.connection import Connection
+from adafuse_llm.errors import MemberError
+
+GIVEN_LIMIT: Final = 128
+"""Maximum number of given tokens in a call."""
+
+LOWEST: Final = -9999.0
+"""The log-probability that stands for minus infinity."""
+
+MIXED: Final = (
+    "it returned wrong likeliest tokens, as vLLM 0.32 does if another client asks for given tokens "
+    "(logprob_token_ids) at the same time. Use a server of its own for every engine"
+)
+
+_LIMIT = re.compile(r"max allowed: (\d+)")
+_COMMON: Final = {
+    "max_tokens": 1,
+    "temperature": 0,
+    "repetition_penalty": 1.0,
+    "add_special_tokens": False,
+    "return_tokens_as_token_ids": True,
+}
+
+
+class VllmApi:
+    """The API of vLLM.
+
+    The likeliest tokens and the log-probabilities of given tokens take one call each, with all
+    prompts. The calls run one after the other, because vLLM 0.32 returns wrong likeliest tokens for
+    a batch that also has requests with `logprob_token_ids`.
+    """
+
+    def facts(self, server: Connection, model: str | None) -> ServerFacts:
+        found = chosen_model(server, (server.find("/v1/models") or {}).get("data", ()), model)
+        length = found.get("max_model_len")
+        version = (server.find("/version") or {}).get("version", "of unknown version")
+        name = found["id"]
+        self._check_given(server, name, version)
+        return ServerFacts(
+            model=name,
+            source=found.get("root"),
+            version=f"vLLM {version}",
+            window=None if length is None else length - 1,
+            listed_limit=self._listed_limit(server, name),
+        )
+
+    def tokenize(self, server: Connection, model: str, text: str) -> list[int] | None:
+        return tokens_of(server, model, text)
+
+    def evaluate(
+        self, server: Connection, facts: ServerFacts, prompts: Sequence[Prompt]
+    ) -> list[Known]:
+        known = [Known() for _ in prompts]
+        numbered = list(enumerate(prompts))
+        listing = [(number, prompt) for number, prompt in numbered if prompt.top]
+        giving = [*groups(numbered, GIVEN_LIMIT)]
+        parts = [listing, *giving] if listing else giving
+        answers = []
+        if listing:
+            body = _body(facts.model, listing, is_listing=True)
+            answers.append(server.post("/v1/completions", body))
+        bodies = [_body(facts.model, part, is_listing=False) for part in giving]
+        answers += server.post_all("/v1/completions", bodies) if bodies else []
+        for part, answer in zip(parts, answers, strict=True):
+            choices = sorted(answer["choices"], key=lambda each: each["index"])
+            for (number, prompt), choice in zip(part, choices, strict=True):
+                found = _distribution(choice)
+                if part is listing:
+                    if -math.inf in found.values():
+                        raise server.error(MIXED)
+                    known[number].listed = found
+                else:
+                    known[number].given |= {token: found[token] for token in prompt.given}
+        return known
+
+    def _listed_limit(self, server: Connection, model: str) -> int:
+        """Return how many likeliest tokens the server lists, `WANTED_TOP` at most."""
+        try:
+            server.post(
+                "/v1/completions",
+                {**_COMMON, "model": model, "prompt": [0], "logprobs": WANTED_TOP},
+            )
+        except MemberError as error:
+            found = _LIMIT.search(error.reason)
+            if found is None:
+                raise
+            return int(found[1])
+        return WANTED_TOP
+
+    def _check_given(self, server: Connection, model: str, version: str) -> None:
+        """Check that the server returns log-probabilities of given tokens.
+
+        Raises:
+            MemberError: it does not.
+        """
+        body = _body(model, [(0, Prompt((0,), given={0, 1, 2}))], is_listing=False)
+        (choice,) = server.post("/v1/completions", body)["choices"]
+        if not {0, 1, 2} <= _distribution(choice).keys():
+            raise server.error(
+                f"vLLM {version} does not return log-probabilities of given tokens "
+                "(logprob_token_ids). Use vLLM 0.32 or newer"
+            )
+
+
+def _body(model: str, part: Sequence[tuple[int, Prompt]], *, is_listing: bool) -> dict[str, Any]:
+    prompts = [prompt for _, prompt in part]
+    asked: dict[str, Any] = {"logprobs": max(prompt.top for prompt in prompts)}
+    if not is_listing:
+        asked = {"logprobs": 1, "logprob_token_ids": together(part)}
+    return {**_COMMON, "model": model, "prompt": [list(each.ids) for each in prompts], **asked}
+
+
+def _distribution(choice: Any) -> dict[int, float]:
+    """Return the log-probabilities in an answer, by token id."""
+    (listed,) = choice["logprobs"]["top_logprobs"]
+    return {
+        int(key.removeprefix("token_id:")): -math.inf if value <= LOWEST else value
+        for key, value in listed.items()
+    }

@@ -1,0 +1,189 @@
+"""Load members that inference servers run."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from adafuse_llm.errors import (
+    LoadError,
+    MemberError,
+    MissingDependencyError,
+    UnsupportedModelError,
+)
+from adafuse_llm.loading.gguf import load_gguf_text, plan_gguf
+from adafuse_llm.loading.huggingface import HuggingFacePlan, load_huggingface_text
+from adafuse_llm.loading.problems import label_of
+from adafuse_llm.loading.specs import MemberSpec
+
+if TYPE_CHECKING:
+    from adafuse_llm.backends.servers.api import ServerApi, ServerFacts
+    from adafuse_llm.backends.servers.backend import ServerBackend
+    from adafuse_llm.backends.servers.connection import Connection
+
+logger = logging.getLogger(__name__)
+
+PROBES = (
+    "The ferry leaves at nine.\n  Two spaces, 14.50",
+    " Caf\u00e9 \U0001f642 \u4e2d\u6587 and so on",
+    'if x:\n\tprint("yes")\r\n',
+)
+"""Texts whose tokens must be the same for the server and for this process."""
+
+
+@dataclass(frozen=True)
+class ServerPlan:
+    """A member on a server.
+
+    Attributes:
+        spec: the member.
+        name: the member's name.
+        revision: revision of a tokenizer on the hub.
+    """
+
+    spec: MemberSpec
+    name: str
+    revision: str | None
+
+
+def load_server(plan: ServerPlan) -> ServerBackend:
+    """Connect to a server, and return its model as a member.
+
+    Raises:
+        LoadError: the server cannot be used, or the tokenizer cannot be loaded.
+        UnsupportedModelError: the tokenizer is not that of the model.
+        MissingDependencyError: httpx is not installed.
+    """
+    try:
+        from adafuse_llm.backends.servers.backend import ServerBackend
+        from adafuse_llm.backends.servers.connection import Connection
+    except ImportError as error:
+        raise MissingDependencyError(
+            f'members on servers need {error.name}: pip install "adafuse-llm[client]"'
+        ) from error
+    spec, label = plan.spec, label_of(plan.spec, plan.name)
+    assert spec.url is not None, "the member is on a server"
+    server = Connection(plan.name, spec.url, _key(spec, label), spec.api_key_env)
+    try:
+        api = _api(server, spec.api)
+        facts = api.facts(server, spec.model)
+        text, ends = _load_text(plan, facts)
+        _check_tokens(text, server, api, facts, label)
+        return ServerBackend(plan.name, text, end_ids=ends, server=server, api=api, facts=facts)
+    except MemberError as error:
+        server.close()
+        raise LoadError(f"{label} cannot be loaded: {error.reason}") from error
+    except BaseException:
+        server.close()
+        raise
+
+
+def _key(spec: MemberSpec, label: str) -> str | None:
+    """Return the key in the environment variable that a member names.
+
+    Raises:
+        LoadError: there is no usable key. The message does not show it.
+    """
+    if spec.api_key_env is None:
+        return None
+    key = os.environ.get(spec.api_key_env, "").strip()
+    if not key or not key.isascii() or not key.isprintable():
+        problem = "contains characters that no key has" if key else "is not set"
+        raise LoadError(
+            f"{label} cannot be loaded: the environment variable {spec.api_key_env!r}, which "
+            f"api_key_env names, {problem}"
+        )
+    return key
+
+
+def _api(server: Connection, name: str | None) -> ServerApi:
+    """Return the API with a name, or that which a server has.
+
+    Raises:
+        MemberError: the server has none of them.
+    """
+    from adafuse_llm.backends.servers.llama_server import LlamaServerApi
+    from adafuse_llm.backends.servers.sglang import SglangApi
+    from adafuse_llm.backends.servers.vllm import VllmApi
+
+    if name == "llama-server" or (name is None and server.find("/props") is not None):
+        return LlamaServerApi()
+    if name == "sglang" or (name is None and server.find("/get_model_info") is not None):
+        return SglangApi()
+    if name == "vllm" or server.find("/version") is not None:
+        return VllmApi()
+    raise server.error(
+        "it is neither vLLM, SGLang nor llama-server. Members on other servers, such as Ollama, "
+        "are not supported; load the model's files instead"
+    )
+
+
+def _load_text(plan: ServerPlan, facts: ServerFacts) -> tuple[Any, frozenset[int]]:
+    """Return the tokenizer of a member, and the ids that end a response.
+
+    Raises:
+        LoadError: the tokenizer cannot be loaded.
+    """
+    source = plan.spec.tokenizer or facts.source or facts.model
+    spec = MemberSpec(source, name=plan.name)
+    try:
+        if source.lower().endswith(".gguf"):
+            text = load_gguf_text(plan_gguf(spec, plan.name, plan.revision))
+            ends = getattr(text, "end_ids", None)
+            return text, _end_ids(source, plan.revision, text) if ends is None else ends
+        setting = {"revision": plan.revision, "trust_remote_code": False}
+        text = load_huggingface_text(HuggingFacePlan(spec, plan.name, setting, None))
+    except LoadError as error:
+        hint = (
+            ""
+            if plan.spec.tokenizer
+            else (". Pass the folder or hub id of the model's tokenizer: tokenizer=...")
+        )
+        raise type(error)(f"{str(error).rstrip('.')}{hint}") from error
+    return text, _end_ids(source, plan.revision, text)
+
+
+def _end_ids(source: str, revision: str | None, text: Any) -> frozenset[int]:
+    """Return the end-of-sequence ids of the generation config, the config and the tokenizer."""
+    from transformers import AutoConfig, GenerationConfig
+
+    ids = {*_tokens(text.tokenizer)}
+    for kind in (GenerationConfig, AutoConfig):
+        try:
+            found = kind.from_pretrained(source, revision=revision)
+        except (OSError, ValueError):  # a folder with a tokenizer only
+            continue
+        ids |= {*_tokens(found)}
+    return frozenset(ids)
+
+
+def _tokens(source: Any) -> Iterable[int]:
+    value = getattr(source, "eos_token_id", None)
+    return () if value is None else [value] if isinstance(value, int) else map(int, value)
+
+
+def _check_tokens(
+    text: Any, server: Connection, api: ServerApi, facts: ServerFacts, label: str
+) -> None:
+    """Check that a server has the same tokens as the tokenizer of this process.
+
+    Raises:
+        UnsupportedModelError: it has others.
+    """
+    for probe in PROBES:
+        own = [int(t) for t in text.tokenizer.encode(probe, add_special_tokens=False)]
+        other = api.tokenize(server, facts.model, probe)
+        if other is None:
+            logger.warning(
+                "%s: the server does not tell its tokens, so they are not checked", label
+            )
+            return
+        if own != other:
+            raise UnsupportedModelError(
+                f"{label} cannot be loaded: the server encodes {probe!r} as {other}, and the "
+                f"tokenizer as {own}. Pass the folder or hub id of the tokenizer of the model on "
+                "the server: tokenizer=..."
+            )

@@ -1,0 +1,493 @@
+"""Members on inference servers, against servers with a tiny real model."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+
+from starlette.responses import JSONResponse, PlainTextResponse
+
+from adafuse_llm import (
+    AdaFuseEngine,
+    GrammarError,
+    InvalidInputError,
+    InvalidOptionError,
+    LoadError,
+    MemberError,
+    MemberSpec,
+    MemberUnavailableError,
+    UnsupportedModelError,
+)
+from adafuse_llm.backends import (
+    Backend,
+    ListsFewTokens,
+    NodeQuery,
+    RunsElsewhere,
+    TokenTree,
+    conformance,
+)
+from adafuse_llm.backends.conformance import Check, Subject
+from adafuse_llm.backends.servers import connection
+from adafuse_llm.backends.servers.backend import ServerBackend
+from adafuse_llm.config import RuntimeConfig
+from adafuse_llm.loading.members import load_members
+from tests.support.inference_servers import APIS, RECIPE, InferenceServer
+from tests.support.models import Recipe, backend, model, tokenizer
+from tests.support.serving import served
+
+KEY = "s3cret-key"
+PROMPT = "The ferry to Orrin"
+
+every_api = pytest.mark.parametrize("api", APIS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the tokenizer of `RECIPE`, and the configuration of its model."""
+    path = tmp_path_factory.mktemp("tokenizer")
+    tokenizer(RECIPE.kind).save_pretrained(path)
+    model(RECIPE).config.save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def running() -> Iterator[Callable[[InferenceServer], str]]:
+    """Run a server until the end of the test, and return its address."""
+    with ExitStack() as stack:
+        yield lambda server: stack.enter_context(served(server.app()))
+
+
+@pytest.fixture(autouse=True)
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection.Connection.__init__, "__defaults__", (None, None, 3.0))
+
+
+def member(url: str, folder: Path, **settings: Any) -> ServerBackend:
+    settings = {"url": url, "tokenizer": str(folder), **settings}
+    (loaded,), _ = load_members([MemberSpec(**settings)])
+    assert isinstance(loaded, ServerBackend)
+    return loaded
+
+
+def ask(loaded: ServerBackend, text: str = PROMPT) -> Any:
+    tree = TokenTree(loaded.codec.encode_prompt(text))
+    try:
+        return loaded.evaluate([NodeQuery(tree, (tree.root,), (), 2)])[0]
+    finally:
+        loaded.release(tree)
+
+
+@every_api
+@pytest.mark.parametrize("check", conformance.CHECKS, ids=str)
+def test_the_member_keeps_the_rules(
+    check: Check, api: str, folder: Path, running: Callable[[InferenceServer], str]
+) -> None:
+    server = InferenceServer(api)
+    loaded = member(running(server), folder)
+    subject = Subject(lambda: loaded, logits=lambda ids: server.logprobs(ids).tolist())
+    applied = check(subject)
+    loaded.close()
+    extensions = {
+        *("token_texts", "masks", "word_ends", "draws", "adjustments", "placement", "drafts"),
+        *("grammars", "anchors"),
+    }
+    assert applied == (check.name not in extensions)
+
+
+@every_api
+@pytest.mark.parametrize("drafting", [True, False])
+def test_texts_and_scores_equal_those_of_the_model_in_this_process(
+    api: str, drafting: bool, folder: Path, running: Callable[[InferenceServer], str]
+) -> None:
+    """A pair of a member on a server and one in this process, and the first one alone."""
+    other = backend(Recipe("qwen2", "unigram", seed=5))
+    here = backend(replace(RECIPE))
+    loaded = member(running(InferenceServer(api)), folder, name=here.name)
+    runtime = RuntimeConfig(drafting=drafting)
+    pairs: list[tuple[list[Backend], list[Backend]]]
+    pairs = [([loaded], [here]), ([loaded, other], [here, other])]
+    for members, local in pairs:
+        with AdaFuseEngine(members, runtime=runtime) as far:
+            near = AdaFuseEngine(local, runtime=runtime)
+            for branching in (1, 3):
+                options: Any = {"max_new_tokens": 16, "branching_factor": branching}
+                options |= {"max_words": 1 + branching % 2, "margin_threshold": 0.7}
+                got, want = far.generate(PROMPT, **options), near.generate(PROMPT, **options)
+                assert got.text == want.text
+                for one, two in zip(got.rounds, want.rounds, strict=True):
+                    assert [c.text for c in one.candidates] == [c.text for c in two.candidates]
+                    for a, b in zip(one.candidates, two.candidates, strict=True):
+                        assert a.score == pytest.approx(b.score, abs=1e-4)
+    loaded.close()
+
+
+@every_api
+def test_the_api_of_a_server_is_detected_and_its_only_model_is_used(
+    api: str, folder: Path, running: Callable[[InferenceServer], str]
+) -> None:
+    url = running(InferenceServer(api, source=str(folder)))
+    (loaded,), weights = load_members([MemberSpec(url, weight=2.0)])
+    assert isinstance(loaded, ServerBackend)
+    assert isinstance(loaded, RunsElsewhere)
+    assert isinstance(loaded, ListsFewTokens)
+    assert loaded.host == f"server {url}"
+    assert loaded.facts.model == "tiny"
+    assert loaded.context_window == 1023
+    assert loaded.end_ids == backend(RECIPE).end_ids
+    assert weights == {loaded.name: 2.0}
+    loaded.close()
+
+
+@every_api
+def test_a_pass_is_one_round_trip_with_all_nodes_of_all_requests(
+    api: str, folder: Path, running: Callable[[InferenceServer], str]
+) -> None:
+    server = InferenceServer(api)
+    loaded = member(running(server), folder)
+    trees = [TokenTree(loaded.codec.encode_prompt(text)) for text in (PROMPT, "In winter")]
+    for _ in range(2):
+        queries = []
+        before = server.counts.copy()
+        for tree in trees:
+            nodes = [tree.root, tree.child(tree.root, 20), tree.grow([30, 31])]
+            queries.append(NodeQuery(tree, tuple(nodes), tuple(nodes[1:]), 3))
+        results = loaded.evaluate(queries)
+    made = server.counts - before
+    assert [result.passes for result in results] == [1, 1]
+    calls = made["/v1/completions"] + made["/generate"] + made["/completion"]
+    assert calls <= (1 if api == "sglang" else 3)
+    parts = {"vllm": 2, "sglang": 1, "llama-server": 2}[api]
+    assert made["prompts"] <= parts * 8 + 8  # the nodes, and the parents of two nodes
+    loaded.close()
+
+
+def test_more_given_tokens_than_a_call_of_vllm_can_have_are_divided(
+    folder: Path, running: Callable[[InferenceServer], str]
+) -> None:
+    server = InferenceServer("vllm")
+    loaded = member(running(server), folder)
+    tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
+    nodes = [tree.child(tree.root, token) for token in range(300)]
+    result = loaded.evaluate([NodeQuery(tree, (tree.root,), tuple(nodes), 2)])[0]
+    row = server.logprobs(tree.ids)
+    assert list(result.logprobs) == pytest.approx(row[:300].tolist(), abs=1e-6)
+    loaded.close()
+
+
+def test_the_server_of_vllm_limits_the_likeliest_tokens(
+    folder: Path, running: Callable[[InferenceServer], str]
+) -> None:
+    loaded = member(running(InferenceServer("vllm", max_logprobs=5)), folder, name="few")
+    assert loaded.listed_limit == 5
+    with AdaFuseEngine([loaded]) as engine:
+        assert engine.generate(PROMPT, max_new_tokens=4, branching_factor=5).text
+        with pytest.raises(
+            InvalidOptionError, match=r"6 likeliest tokens, but member 'few' lists 5"
+        ):
+            engine.generate(PROMPT, max_new_tokens=4, branching_factor=6)
+    loaded.close()
+    with pytest.raises(LoadError, match=r"lists 1 likeliest token; .*--max-logprobs 20"):
+        member(running(InferenceServer("vllm", max_logprobs=1)), folder)
+
+
+@every_api
+def test_what_a_server_cannot_give_is_an_error_before_any_compute(
+    api: str, folder: Path, running: Callable[[InferenceServer], str]
+) -> None:
+    server = InferenceServer(api)
+    loaded = member(running(server), folder, name="far")
+    calls = sum(server.counts.values())
+    with AdaFuseEngine([loaded]) as engine:
+        with pytest.raises(InvalidOptionError, match=r"member 'far' cannot draw tokens.*use="):
+            engine.generate(PROMPT, temperature=0.7)
+        with pytest.raises(
+            InvalidOptionError, match=r"member 'far' cannot change its distrib.*use="
+        ):
+            engine.generate(PROMPT, repetition_penalty=1.2)
+        with pytest.raises(GrammarError, match=r"member 'far' cannot follow.*use=.*or use choices"):
+            engine.generate(PROMPT, regex="[a-z]+")
+    for strategy in ("mixture", "gac", "deepen"):
+        with (
+            AdaFuseEngine([loaded], strategy=strategy) as engine,
+            pytest.raises(InvalidInputError, match=r"'?far'?"),
+        ):
+            engine.generate(PROMPT)
+    assert sum(server.counts.values()) == calls
+    with AdaFuseEngine([loaded]) as engine:
+        found = engine.generate(PROMPT, choices=[" sails", " leaves"])
+        assert found.text in (" sails", " leaves")
+        assert engine.score(PROMPT, [" sails"])
+    loaded.close()
+
+
+@pytest.mark.parametrize("strategy", ["unite", "core", "sweetspan", "safe", "specem"])
+def test_strategies_that_need_few_tokens_run_on_servers(
+    strategy: str, folder: Path, running: Callable[[InferenceServer], str]
+) -> None:
+    here = backend(RECIPE)
+    loaded = member(running(InferenceServer("vllm")), folder, name=here.name)
+    other = backend(Recipe("qwen2", "unigram", seed=5))
+    texts = []
+    for one in (loaded, here):
+        engine = AdaFuseEngine([one, other], strategy=strategy)
+        texts.append(engine.generate(PROMPT, max_new_tokens=8).text)
+    assert texts[0] == texts[1]
+    loaded.close()
+
+
+@every_api
+def test_a_wrong_key_is_an_error_that_does_not_show_it(
+    api: str,
+    folder: Path,
+    running: Callable[[InferenceServer], str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = InferenceServer(api, key=KEY)
+    url = running(server)
+    monkeypatch.setenv("RIGHT_KEY", KEY)
+    monkeypatch.setenv("WRONG_KEY", "wrong-and-private")
+    monkeypatch.setenv("ODD_KEY", "private\nkey")
+    for name, message in (
+        (None, "needs a key. Pass api_key_env"),
+        ("WRONG_KEY", "refuses the key in the environment variable 'WRONG_KEY'"),
+        ("NO_KEY", "'NO_KEY', which api_key_env names, is not set"),
+        ("ODD_KEY", "contains characters that no key has"),
+    ):
+        with pytest.raises(LoadError, match=message) as caught:
+            member(url, folder, api_key_env=name)
+        assert "private" not in f"{caught.value!r}{caught.value.__cause__!r}{caplog.text}"
+    loaded = member(url, folder, api_key_env="RIGHT_KEY")
+    assert ask(loaded).next
+    shown = (
+        f"{loaded!r}{vars(loaded)!r}{loaded.facts!r}{MemberSpec(url, api_key_env='RIGHT_KEY')!r}"
+    )
+    assert KEY not in shown
+    server.key = "another"
+    with pytest.raises(MemberError, match="refuses the key") as failed:
+        ask(loaded)
+    assert KEY not in f"{failed.value!r}{caplog.text}"
+    loaded.close()
+
+
+@every_api
+def test_a_redirect_is_not_followed(
+    api: str, folder: Path, running: Callable[[InferenceServer], str], monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("RIGHT_KEY", KEY)
+    other = InferenceServer(api)
+    server = InferenceServer(api, redirect=running(other))
+    with pytest.raises(LoadError, match="redirects to another address"):
+        member(running(server), folder, api=api, api_key_env="RIGHT_KEY")
+    assert not other.keys
+
+
+@every_api
+def test_a_busy_server_is_asked_again(
+    api: str,
+    folder: Path,
+    running: Callable[[InferenceServer], str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = InferenceServer(api)
+    loaded = member(running(server), folder, name="far")
+    expected = ask(loaded)
+    server.faults += [JSONResponse({"error": "Loading model"}, 503), PlainTextResponse("no", 502)]
+    with caplog.at_level(logging.WARNING):
+        assert ask(loaded) == expected
+    assert "member 'far': server http" in caplog.text
+    loaded.close()
+
+
+@every_api
+def test_errors_of_a_server_name_the_member_and_what_it_said(
+    api: str, folder: Path, running: Callable[[InferenceServer], str]
+) -> None:
+    server = InferenceServer(api)
+    loaded = member(running(server), folder, name="far")
+    for fault, message in (
+        (JSONResponse({"error": {"message": "CUDA error"}}, 500), "HTTP 500: CUDA error"),
+        (JSONResponse({"detail": "odd"}, 400), "HTTP 400: odd"),
+        (PlainTextResponse("<html>"), "answer is not JSON"),
+        (JSONResponse({"choices": []}), "not the expected form"),
+    ):
+        server.faults += [fault] * 3
+        with pytest.raises(MemberError, match=f"member 'far' failed: server .*{message}"):
+            ask(loaded)
+        server.faults.clear()
+    assert ask(loaded).next
+    loaded.close()
+
+
+@every_api
+def test_a_request_goes_on_when_its_server_is_back(
+    api: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = InferenceServer(api)
+    with served(server.app()) as url:
+        loaded = member(url, folder, name="far")
+        expected = ask(loaded)
+    port = int(url.rpartition(":")[2])
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(ask(loaded)))
+    thread.start()
+    time.sleep(0.5)
+    assert not found
+    with served(server.app(), port):
+        thread.join(20)
+        assert found == [expected]
+    assert "does not answer" in caplog.text
+    with pytest.raises(
+        MemberUnavailableError, match=r"member 'far' failed: server .*does not answer"
+    ):
+        ask(loaded)
+    loaded.close()
+
+
+@every_api
+def test_another_model_behind_the_same_name_is_noticed(
+    api: str, folder: Path, running: Callable[[InferenceServer], str]
+) -> None:
+    server = InferenceServer(api)
+    loaded = member(running(server), folder, name="far")
+    tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
+    query = NodeQuery(tree, (tree.root,), (), 2)
+    before = loaded.evaluate([query])
+    server.recipe = replace(RECIPE, seed=72)
+    with pytest.raises(MemberUnavailableError, match="runs another model under the name 'tiny'"):
+        ask(loaded)  # a new request
+    server.faults.append(JSONResponse({}, 503))
+    with pytest.raises(MemberUnavailableError, match="runs another model"):
+        loaded.evaluate([query])  # one that goes on after a loss
+    server.recipe = RECIPE
+    assert loaded.evaluate([query])[0].next == before[0].next
+    loaded.close()
+
+
+@every_api
+def test_closing_ends_a_call_that_waits(api: str, folder: Path) -> None:
+    with served(InferenceServer(api).app()) as url:
+        loaded = member(url, folder, name="far")
+    threading.Timer(0.5, loaded.close).start()
+    with pytest.raises(MemberUnavailableError, match="it was closed"):
+        ask(loaded)
+
+
+@every_api
+def test_wrong_tokenizers_models_and_addresses_are_refused(
+    api: str,
+    folder: Path,
+    tmp_path: Path,
+    running: Callable[[InferenceServer], str],
+) -> None:
+    url = running(InferenceServer(api))
+    tokenizer("unigram").save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=r"the server encodes .* and the tokenizer as"):
+        member(url, tmp_path)
+    with pytest.raises(LoadError, match="it has no model 'other'; its models are: tiny"):
+        member(url, folder, model="other")
+    with pytest.raises(LoadError, match=r"Pass the folder or hub id .*tokenizer=\.\.\."):
+        load_members([MemberSpec(url)])
+    with pytest.raises(LoadError, match="does not answer"):
+        member("http://127.0.0.1:9", folder, api=api)
+
+
+def test_servers_with_faults_are_refused(
+    folder: Path, running: Callable[[InferenceServer], str]
+) -> None:
+    with pytest.raises(LoadError, match=r"logprob_token_ids.*Use vLLM 0.32 or newer"):
+        member(running(InferenceServer("vllm", ignores_given=True)), folder)
+    with pytest.raises(LoadError, match=r"logit_bias.*Use another version of llama.cpp"):
+        member(running(InferenceServer("llama-server", ignores_bias=True)), folder)
+    with pytest.raises(LoadError, match="neither vLLM, SGLang nor llama-server"):
+        member(running(InferenceServer("another")), folder)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("vllm+http://host:8000/name", ("http://host:8000", "name", "vllm", None)),
+        ("http://host:8000", ("http://host:8000", None, None, None)),
+        ("sglang+https://host/v1/a/b", ("https://host", "a/b", "sglang", None)),
+        (
+            "llama-server+http://host/team/x/v1/m.gguf?tokenizer=/some/folder",
+            ("http://host/team/x", "m.gguf", "llama-server", "/some/folder"),
+        ),
+    ],
+)
+def test_an_address_is_a_member(text: str, settings: tuple[Any, ...]) -> None:
+    spec = MemberSpec(text)
+    assert (spec.url, spec.model, spec.api, spec.tokenizer) == settings
+    again = MemberSpec(spec.path, tokenizer=spec.tokenizer)
+    assert again == spec == replace(spec)
+    url, model_name, api, source = settings
+    assert MemberSpec(url=f"{url}/v1", model=model_name, api=api, tokenizer=source) == spec
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"url": "ftp://host"}, "url must be the address of a server"),
+        ({"url": "http://name:secret@host"}, "must not have a name or password"),
+        ({"path": "http://host/x?key=1"}, "no setting 'key'"),
+        ({"path": "folder", "url": "http://host"}, "pass path .* or url .*, not both"),
+        ({"path": "folder", "tokenizer": "x"}, "tokenizer is for members on servers only"),
+        ({"url": "http://host", "process": True}, "process is not for members on servers"),
+        ({"url": "http://host", "context": 100}, "context is not for members on servers"),
+        ({"url": "http://host", "api": "vlm"}, "Did you mean 'vllm'"),
+        ({"path": "vlm+http://host/x"}, "Did you mean 'vllm'"),
+        ({"url": "http://host", "api_key_env": "sk-secret"}, "not the key itself"),
+        ({"url": "http://host", "model": 3}, "model of a member on a server must be a text"),
+    ],
+)
+def test_settings_that_a_server_cannot_have_are_refused(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidOptionError, match=message) as caught:
+        MemberSpec(**settings)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_probability_of_zero_is_minus_infinity(
+    folder: Path, running: Callable[[InferenceServer], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = InferenceServer("vllm")
+    loaded = member(running(server), folder)
+    plain = server.logprobs
+
+    def cut(ids: Any) -> Any:
+        row = plain(ids).clone()
+        row[40] = -math.inf
+        return row
+
+    monkeypatch.setattr(server, "logprobs", cut)
+    tree = TokenTree(loaded.codec.encode_prompt(PROMPT))
+    query = NodeQuery(tree, (), (tree.child(tree.root, 40),), 2)
+    assert loaded.evaluate([query])[0].logprobs == (-math.inf,)
+    loaded.close()
+
+
+def test_mixed_up_likeliest_tokens_of_vllm_are_an_error(
+    folder: Path, running: Callable[[InferenceServer], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = InferenceServer("vllm")
+    loaded = member(running(server), folder, name="far")
+    row = server.logprobs([1]).clone()
+    row[2:] = -math.inf
+    monkeypatch.setattr(server, "logprobs", lambda ids: row)
+    with pytest.raises(MemberError, match=r"member 'far' .*wrong likeliest tokens"):
+        ask(loaded)
+    loaded.close()

@@ -1,0 +1,117 @@
+"""A real model on a real llama-server, beside the same file in this process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adafuse_llm import AdaFuseEngine, LoadError, MemberSpec
+from adafuse_llm.backends import NodeQuery, TokenTree, conformance
+from adafuse_llm.backends.conformance import Subject
+from adafuse_llm.backends.servers.backend import ServerBackend
+from adafuse_llm.loading.members import load_members
+from tests.support.llama_server import llama_server
+
+pytestmark = [pytest.mark.real, pytest.mark.gguf]
+
+TOLERANCE = 0.05
+"""Largest difference of log-probabilities. Quantized activations depend on the shape of a pass."""
+
+PROMPT = "The old lighthouse keeper climbed the stairs and"
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture(scope="module")
+def smollm(real_files: dict[str, Path]) -> Path:
+    return real_files["smollm"]
+
+
+@pytest.fixture(scope="module")
+def url(smollm: Path) -> Iterator[str]:
+    with llama_server(smollm) as address:
+        yield address
+
+
+def member(url: str, **settings: Any) -> ServerBackend:
+    (loaded,), _ = load_members([MemberSpec(url=url, name="smollm", **settings)])
+    assert isinstance(loaded, ServerBackend)
+    return loaded
+
+
+def test_the_member_keeps_the_rules_of_backends(url: str) -> None:
+    report = conformance.run_checks(Subject(lambda: member(url), tolerance=TOLERANCE))
+    assert {"scores", "commits", "batches", "faults", "close"} <= {*report.passed}
+
+
+def test_numbers_equal_those_of_the_file_in_this_process(url: str, smollm: Path) -> None:
+    far = member(url)
+    (near,), _ = load_members([MemberSpec(str(smollm), context=4096, repeatable=True)])
+    assert far.end_ids == near.end_ids
+    ids = far.codec.encode_messages(QUESTION)
+    assert ids == near.codec.encode_messages(QUESTION)
+    results = []
+    for backend in (far, near):
+        tree = TokenTree(ids)
+        nodes = [tree.root, tree.grow([504, 3575]), tree.child(tree.root, 2)]
+        query = NodeQuery(tree, tuple(nodes), tuple(nodes[1:]), 10)
+        (result,) = backend.evaluate([query])
+        backend.release(tree)
+        for summary in result.next:
+            assert len(summary.tokens) == 10
+        results.append(result)
+    one, two = results
+    assert list(one.logprobs) == pytest.approx(list(two.logprobs), abs=TOLERANCE)
+    for got, want in zip(one.next, two.next, strict=True):
+        assert got.tokens[0] == want.tokens[0]
+        assert list(got.logprobs) == pytest.approx(list(want.logprobs), abs=TOLERANCE)
+        assert got.end_logprob == pytest.approx(want.end_logprob, abs=TOLERANCE)
+    far.close()
+
+
+def test_a_pair_with_a_member_in_this_process_answers(
+    url: str, real_folders: dict[str, Path]
+) -> None:
+    far = member(url)
+    (qwen,), _ = load_members([MemberSpec(str(real_folders["qwen"]), name="qwen")])
+    engine = AdaFuseEngine([far, qwen])
+    found = engine.generate(messages=QUESTION, max_new_tokens=16)
+    assert "Paris" in found.text
+    assert engine.generate(PROMPT, max_new_tokens=8, branching_factor=3).text
+    far.close()
+
+
+def test_a_request_survives_a_kill_of_the_server(smollm: Path) -> None:
+    with llama_server(smollm) as address:
+        far = member(address)
+        engine = AdaFuseEngine([far])
+        expected = engine.generate(PROMPT, max_new_tokens=24).text
+        port = int(address.rpartition(":")[2])
+    found: list[str] = []
+    thread = threading.Thread(
+        target=lambda: found.append(engine.generate(PROMPT, max_new_tokens=24).text)
+    )
+    with llama_server(smollm, port=port):
+        thread.start()
+        time.sleep(1)  # in the middle of the answer
+    assert not found
+    with llama_server(smollm, port=port):
+        thread.join(120)
+        assert found == [expected]
+    far.close()
+
+
+def test_a_key_is_needed_where_the_server_has_one(
+    smollm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RIGHT", "a-key")
+    monkeypatch.setenv("WRONG", "another-key")
+    with llama_server(smollm, key="a-key") as address:
+        member(address, api_key_env="RIGHT").close()
+        for name, message in ((None, "needs a key"), ("WRONG", "refuses the key")):
+            with pytest.raises(LoadError, match=message):
+                member(address, api_key_env=name)

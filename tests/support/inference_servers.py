@@ -1,0 +1,233 @@
+"""Inference servers for tests: a tiny real model behind the APIs of vLLM, SGLang and llama-server.
+
+They answer in the form of the real servers, with their limits and errors. The members meet a real
+llama-server in ``tests/real/test_servers.py``, and a real vLLM in ``tests/vllm``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.support.models import Recipe, model, tokenizer
+
+APIS = ("vllm", "sglang", "llama-server")
+GIVEN_LIMIT = 128
+RECIPE = Recipe("llama", "bytelevel", seed=71)
+
+
+class RefusedError(Exception):
+    """A request that the server refuses with the status 400."""
+
+
+@dataclass
+class InferenceServer:
+    """A server of one model.
+
+    Attributes:
+        api: one of `APIS`.
+        recipe: the model, which may be replaced while the server runs.
+        folder: folder of a model to run instead.
+        name: name of the model on the server.
+        source: what the server says that it has loaded.
+        key: key that requests must have; None for none.
+        max_logprobs: as vLLM's option.
+        window: maximum number of tokens, prompt and response.
+        faults: responses for the next requests, instead of answers.
+        redirect: address to which the server redirects; None for none.
+        ignores_given: whether vLLM does not know `logprob_token_ids`, as old versions do.
+        ignores_bias: whether llama-server does not apply biases.
+        counts: numbers of requests by path, and of ``prompts`` and ``tokens``.
+        keys: the keys that the server has seen.
+    """
+
+    api: str
+    recipe: Recipe = RECIPE
+    folder: Path | None = None
+    name: str = "tiny"
+    source: str | None = None
+    key: str | None = None
+    max_logprobs: int = 20
+    window: int = 1024
+    faults: list[Response] = field(default_factory=list)
+    redirect: str | None = None
+    ignores_given: bool = False
+    ignores_bias: bool = False
+    counts: Counter[str] = field(default_factory=Counter)
+    keys: set[str | None] = field(default_factory=set)
+
+    def app(self) -> Starlette:
+        paths: dict[str, Any] = {"/v1/models": self.models, "/tokenize": self.tokenize}
+        if self.api == "vllm":
+            paths |= {"/version": lambda _: {"version": "0.32.0"}}
+            paths |= {"/v1/completions": self.vllm}
+        elif self.api == "sglang":
+            paths |= {"/get_model_info": lambda _: {"model_path": self.source}}
+            paths |= {"/get_server_info": lambda _: {"version": "0.5.9"}}
+            paths |= {"/generate": self.sglang}
+        elif self.api == "llama-server":
+            paths |= {"/props": self.props, "/completion": self.llama_server}
+        return Starlette(
+            routes=[
+                Route(path, self._answering(path, answer), methods=["GET", "POST"])
+                for path, answer in paths.items()
+            ]
+        )
+
+    def network(self) -> Any:
+        return model(self.recipe) if self.folder is None else _loaded(self.folder)[0]
+
+    def tokens(self) -> Any:
+        return tokenizer(self.recipe.kind) if self.folder is None else _loaded(self.folder)[1]
+
+    def logprobs(self, ids: Sequence[int]) -> torch.Tensor:
+        """The log-probabilities of all tokens after a prompt, from a plain forward pass."""
+        with torch.inference_mode():
+            row = self.network()(torch.tensor([list(ids)])).logits[0, -1]
+        return row.double().log_softmax(-1)
+
+    def _answering(self, path: str, answer: Any) -> Any:
+        async def endpoint(request: Request) -> Response:
+            given = request.headers.get("authorization")
+            self.keys.add(given)
+            if self.redirect is not None:
+                return RedirectResponse(self.redirect + path)
+            if self.key is not None and given != f"Bearer {self.key}":
+                return JSONResponse({"error": "Unauthorized"}, 401)
+            if self.faults and request.method == "POST":
+                return self.faults.pop(0)
+            self.counts[path] += 1
+            try:
+                body = await request.json() if request.method == "POST" else {}
+                return JSONResponse(answer(body))
+            except RefusedError as error:
+                message = {"message": str(error), "type": "BadRequestError", "code": 400}
+                return JSONResponse({"error": message}, 400)
+
+        return endpoint
+
+    def _rows(self, prompts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        size = self.network().config.vocab_size
+        for ids in prompts:
+            if not ids or len(ids) >= self.window:
+                raise RefusedError(f"This model's maximum context length is {self.window} tokens.")
+            if max(ids) >= size:
+                raise RefusedError(f"Token id {max(ids)} is out of vocabulary")
+        self.counts["prompts"] += len(prompts)
+        self.counts["tokens"] += sum(map(len, prompts))
+        return [self.logprobs(ids) for ids in prompts]
+
+    def models(self, _: Any) -> Any:
+        entry: dict[str, Any] = {"id": self.name, "object": "model"}
+        if self.api == "llama-server":
+            entry |= {"aliases": [], "meta": {"n_vocab": self.network().config.vocab_size}}
+        else:
+            entry |= {"root": self.source, "max_model_len": self.window}
+        return {"object": "list", "data": [entry]}
+
+    def tokenize(self, body: Any) -> Any:
+        text = body["content"] if self.api == "llama-server" else body["prompt"]
+        return {"tokens": self.tokens().encode(text, add_special_tokens=False)}
+
+    def props(self, _: Any) -> Any:
+        return {
+            "default_generation_settings": {"n_ctx": self.window},
+            "model_path": self.source,
+            "build_info": "b11549",
+        }
+
+    def vllm(self, body: Any) -> Any:
+        assert body["max_tokens"] == 1
+        assert body["temperature"] == 0
+        assert body["return_tokens_as_token_ids"]
+        if body["model"] != self.name:
+            raise RefusedError(f"The model `{body['model']}` does not exist.")
+        if body["logprobs"] > self.max_logprobs:
+            raise RefusedError(
+                f"Requested sample logprobs of {body['logprobs']}, which is greater than max "
+                f"allowed: {self.max_logprobs}"
+            )
+        given = None if self.ignores_given else body.get("logprob_token_ids")
+        if given is not None and len(given) > GIVEN_LIMIT:
+            raise RefusedError("logprob_token_ids has too many ids")
+        prompts = body["prompt"]
+        rows = self._rows(prompts if isinstance(prompts[0], list) else [prompts])
+        if given is not None and max(given) >= len(rows[0]):
+            raise RefusedError("logprob_token_ids has an id that is out of vocabulary")
+        choices = []
+        for index, row in enumerate(rows):
+            first = int(row.argmax())
+            ids = row.topk(body["logprobs"]).indices.tolist() if given is None else given
+            listed = {
+                f"token_id:{token}": max(float(row[token]), -9999.0)
+                for token in dict.fromkeys([first, *ids])
+            }
+            logprobs = {"tokens": [f"token_id:{first}"], "top_logprobs": [listed]}
+            choices.append({"index": index, "logprobs": logprobs, "finish_reason": "length"})
+        return {"choices": choices[::-1], "usage": {"prompt_tokens": 0}}
+
+    def sglang(self, body: Any) -> Any:
+        assert body["sampling_params"] == {"max_new_tokens": 1, "temperature": 0}
+        assert body["return_logprob"]
+        answers = []
+        for ids, start, top, given, row in zip(
+            *(body["input_ids"], body["logprob_start_len"], body["top_logprobs_num"]),
+            *(body["token_ids_logprob"], self._rows(body["input_ids"])),
+            strict=True,
+        ):
+            assert start == len(ids) - 1, "anything less keeps the server from its prefix cache"
+            if given and max(given) >= len(row):
+                raise RefusedError("token_ids_logprob has an id that is out of vocabulary")
+            likely = row.topk(top).indices.tolist() if top else []
+            meta: dict[str, Any] = {"output_token_logprobs": _entries(row, [int(row.argmax())])}
+            meta |= {"input_token_logprobs": [[None, ids[-1], None]], "cached_tokens": 0}
+            meta |= {"output_top_logprobs": [_entries(row, likely)] if top else [None]}
+            meta |= {"output_token_ids_logprobs": [_entries(row, given)] if given else [None]}
+            answers.append({"text": "", "meta_info": meta})
+        return answers
+
+    def llama_server(self, body: Any) -> Any:
+        assert body["n_predict"] == 1
+        assert body["samplers"] == []
+        prompts = body["prompt"]
+        answers = []
+        for index, plain in enumerate(self._rows(prompts)):
+            is_after = body["post_sampling_probs"]
+            row = plain.clone()
+            if is_after and not self.ignores_bias:
+                for token, bias in body.get("logit_bias", ()):
+                    if token >= len(row):
+                        raise RefusedError("logit_bias has an id that is out of vocabulary")
+                    row[token] += bias
+            found = row.log_softmax(-1)
+            entries = [
+                {"id": token, "prob": math.exp(found[token])}
+                if is_after
+                else {"id": token, "logprob": float(found[token])}
+                for token in found.topk(min(body["n_probs"], len(found))).indices.tolist()
+            ]
+            first = {"id": entries[0]["id"], "top_probs" if is_after else "top_logprobs": entries}
+            answers.append({"index": index, "completion_probabilities": [first]})
+        return answers[::-1] if len(answers) > 1 else answers[0]
+
+
+@functools.cache
+def _loaded(folder: Path) -> tuple[Any, Any]:
+    made = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return made, AutoTokenizer.from_pretrained(folder)
+
+
+def _entries(row: torch.Tensor, tokens: Sequence[int]) -> list[Any]:
+    return [[float(row[token]), token, None] for token in tokens]

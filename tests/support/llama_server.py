@@ -1,0 +1,64 @@
+"""A real llama-server in a process of its own. It is that in the package xllamacpp."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+START_SECONDS = 120
+
+
+@contextmanager
+def llama_server(file: Path, *, port: int | None = None, key: str | None = None) -> Iterator[str]:
+    """Run a GGUF file with 4 slots of 2,048 tokens, and yield the address of the server."""
+    if port is None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tests.support.llama_server", str(file), str(port), key or ""]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            url = f"http://127.0.0.1:{port}"
+            _wait(url, process)
+            yield url
+        finally:
+            process.kill()
+
+
+def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            if httpx.get(f"{url}/health").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.2)
+    raise RuntimeError(f"llama-server did not start (exit status {process.poll()})")
+
+
+def main() -> None:
+    import xllamacpp
+
+    file, port, key = sys.argv[1:]
+    params = xllamacpp.CommonParams()
+    params.model.path = file
+    params.hostnames, params.port = ["127.0.0.1"], int(port)
+    params.api_keys = [key] if key else []
+    params.n_ctx, params.n_parallel = 8192, 4
+    params.no_extra_bufts = True  # llama.cpp crashes with them on some processors
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    server = xllamacpp.Server(params)
+    assert server.listening_address
+    time.sleep(3600)
+
+
+if __name__ == "__main__":
+    main()
