@@ -150,7 +150,11 @@ def test_extras_in_install_hints_exist() -> None:
     hints = {
         extra
         for file in [ROOT / "README.md", *files]
-        for extra in re.findall(r"adafuse-llm\[(\w+)\]", file.read_text(encoding="utf-8"))
+        for names in re.findall(
+            r"""adafuse-llm\[(\w+)\]|install_command\(["']([\w,]+)["']\)""",
+            file.read_text(encoding="utf-8"),
+        )
+        for extra in "".join(names).split(",")
     }
     assert {"cli", "eval", "tune"} <= hints <= extras.keys()
 

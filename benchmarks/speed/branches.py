@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -121,6 +121,7 @@ def recording() -> Iterator[_Recorder]:
     """Record the passes of all requests, on a clock that stands still."""
     recorder = _Recorder()
     evaluate, learn, commit = Member.evaluate, Member.learn, Member.commit
+    together = draft.Drafts.together
 
     def evaluated(member: Member, nodes: Iterable[Node], *args: Any, **options: Any) -> Any:
         return evaluate(member, recorder.asked(nodes), *args, **options)
@@ -133,12 +134,16 @@ def recording() -> Iterator[_Recorder]:
         recorder.committed(member, end)
         commit(member, end, text)
 
+    def proposed(drafts: draft.Drafts, proposals: Mapping[Member, Steps[Any]], *args: Any) -> Any:
+        named = {m: recorder.name("first", lambda each=p: each)() for m, p in proposals.items()}
+        return together(drafts, named, *args)
+
     patches: list[tuple[Any, str, Any]] = [
         (Member, "evaluate", evaluated),
         (Member, "learn", learned),
         (Member, "commit", committed),
         (propose, "finish_words", recorder.name("grow", propose.finish_words)),
-        (draft, "propose", recorder.name("first", propose.propose)),
+        (draft.Drafts, "together", proposed),
         (Pool, "read", recorder.name("score", Pool.read)),
         (draft.Drafts, "_run_ahead", recorder.name("ahead", draft.Drafts._run_ahead)),
         (time, "perf_counter", lambda: 0.0),

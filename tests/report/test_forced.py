@@ -159,7 +159,7 @@ def test_a_terminal_shows_the_probability_of_every_option():
     assert "proposed by" not in shown
     rows = [line.split() for line in shown.splitlines()[1:]]
     assert rows[0][-1] == "probability"
-    assert rows[2] == [">", '"blue"', "(end)", "1.000", "1.000", "1.000", "66.5", "%"]
+    assert rows[1] == [">", '"blue"', "(end)", "1.000", "1.000", "1.000", "66.5", "%"]
     whole = printed(COLOR)
     assert '» chosen by score  "blue" (end)  1.000  66.5 % over "green" (end) 24.5 %' in whole
     assert "all agreed" not in whole

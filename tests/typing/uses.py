@@ -48,7 +48,7 @@ def options() -> None:
     RuntimeConfig(max_requests="many")  # error: [arg-type]
     MemberSpec(path="Qwen/Qwen3-8B", name="qwen", weight=2)  # ok
     MemberSpec(path="Qwen/Qwen3-8B", wieght=2)  # error: [call-arg]
-    MemberSpec(name="qwen")  # error: [call-arg]
+    MemberSpec(name="qwen", weigth=2)  # error: [call-arg]
 
 
 def engines(path: Path, spec: MemberSpec, config: AdaFuseConfig) -> None:

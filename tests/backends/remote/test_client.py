@@ -252,7 +252,7 @@ def test_a_host_that_dies_twice_in_a_call_fails_the_call_and_serves_the_next() -
     hosts = MemoryHosts(fake, iter(["before", "after"]))
     member = hosts.member(fake())
     tree = TokenTree([1, 2])
-    with pytest.raises(MemberError, match="'fake' failed: its host died in a test, after"):
+    with pytest.raises(MemberError, match=r"'fake' failed: its host died in a test\. It had"):
         member.evaluate([NodeQuery(tree, (tree.root,), (), 3)])
     assert member.evaluate([NodeQuery(tree, (tree.root,), (), 3)])
     assert len(hosts.channels) == 3
