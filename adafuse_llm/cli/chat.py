@@ -5,12 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 from rich.text import Text
 
-from adafuse_llm import AdaFuseEngine, AdaFuseError, Generation, InvalidInputError
+from adafuse_llm import (
+    AdaFuseEngine,
+    AdaFuseError,
+    Generation,
+    InvalidInputError,
+    StreamEvent,
+)
 from adafuse_llm.cli.ask import answers_alone
 from adafuse_llm.cli.common import (
     Setup,
@@ -167,7 +173,7 @@ class _Conversation:
         console = self._display.console
         growing = Growing(self._display)
 
-        def show(event: Any) -> None:
+        def show(event: StreamEvent) -> None:
             console.print(growing.add(event), end="", soft_wrap=True)
 
         with cancel_on_interrupt() as cancel:

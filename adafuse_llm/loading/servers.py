@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from adafuse_llm.errors import (
     MemberError,
     MissingDependencyError,
     UnsupportedModelError,
+    install_command,
 )
 from adafuse_llm.loading.gguf import load_gguf_text, plan_gguf
 from adafuse_llm.loading.huggingface import HuggingFacePlan, load_huggingface_text
@@ -62,7 +63,7 @@ def load_server(plan: ServerPlan) -> ServerBackend:
         from adafuse_llm.backends.servers.connection import Connection
     except ImportError as error:
         raise MissingDependencyError(
-            f'members on servers need {error.name}: pip install "adafuse-llm[client]"'
+            f"members on servers need {error.name}: {install_command('client')}"
         ) from error
     spec, label = plan.spec, label_of(plan.spec, plan.name)
     assert spec.url is not None, "the member is on a server"
@@ -137,12 +138,10 @@ def _load_text(plan: ServerPlan, facts: ServerFacts) -> tuple[Any, frozenset[int
         setting = {"revision": plan.revision, "trust_remote_code": False}
         text = load_huggingface_text(HuggingFacePlan(spec, plan.name, setting, None))
     except LoadError as error:
-        hint = (
-            ""
-            if plan.spec.tokenizer
-            else (". Pass the folder or hub id of the model's tokenizer: tokenizer=...")
-        )
-        raise type(error)(f"{str(error).rstrip('.')}{hint}") from error
+        if plan.spec.tokenizer:
+            raise
+        hint = "Pass the folder or hub id of the model's tokenizer: tokenizer=..."
+        raise type(error)(f"{str(error).rstrip('.')}. {hint}") from error
     return text, _end_ids(source, plan.revision, text)
 
 
@@ -150,19 +149,13 @@ def _end_ids(source: str, revision: str | None, text: Any) -> frozenset[int]:
     """Return the end-of-sequence ids of the generation config, the config and the tokenizer."""
     from transformers import AutoConfig, GenerationConfig
 
-    ids = {*_tokens(text.tokenizer)}
+    from adafuse_llm.backends.huggingface.architecture import eos_ids
+
+    sources = [text.tokenizer]
     for kind in (GenerationConfig, AutoConfig):
-        try:
-            found = kind.from_pretrained(source, revision=revision)
-        except (OSError, ValueError):  # a folder with a tokenizer only
-            continue
-        ids |= {*_tokens(found)}
-    return frozenset(ids)
-
-
-def _tokens(source: Any) -> Iterable[int]:
-    value = getattr(source, "eos_token_id", None)
-    return () if value is None else [value] if isinstance(value, int) else map(int, value)
+        with suppress(OSError, ValueError):  # a folder with a tokenizer only
+            sources.append(kind.from_pretrained(source, revision=revision))
+    return frozenset(eos_ids(sources))
 
 
 def _check_tokens(

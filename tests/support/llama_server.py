@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import time
@@ -10,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
+from tests.support.serving import free_port, wait_until_healthy
 
 START_SECONDS = 120
 
@@ -18,30 +17,15 @@ START_SECONDS = 120
 @contextmanager
 def llama_server(file: Path, *, port: int | None = None, key: str | None = None) -> Iterator[str]:
     """Run a GGUF file with 4 slots of 2,048 tokens, and yield the address of the server."""
-    if port is None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+    port = port or free_port()
     command = [sys.executable, "-m", "tests.support.llama_server", str(file), str(port), key or ""]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             url = f"http://127.0.0.1:{port}"
-            _wait(url, process)
+            wait_until_healthy(url, process, START_SECONDS)
             yield url
         finally:
             process.kill()
-
-
-def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + START_SECONDS
-    while time.monotonic() < end and process.poll() is None:
-        try:
-            if httpx.get(f"{url}/health").status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.2)
-    raise RuntimeError(f"llama-server did not start (exit status {process.poll()})")
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import httpx
 import psutil
@@ -58,6 +58,24 @@ def server_process(*flags: str) -> Iterator[tuple[str, psutil.Process]]:
         finally:
             process.terminate()
             process.communicate(timeout=60)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def wait_until_healthy(url: str, process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait until an inference server that a process runs is ready."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and process.poll() is None:
+        with suppress(httpx.TransportError):
+            if httpx.get(f"{url}/health").status_code == 200:
+                return
+        time.sleep(0.2)
+    raise RuntimeError(f"the server did not start (exit status {process.poll()})")
 
 
 def _address(process: subprocess.Popen[str]) -> str:

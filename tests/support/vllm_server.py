@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
+from tests.support.serving import free_port, wait_until_healthy
 
 ENVIRONMENT = os.environ.get("ADAFUSE_VLLM", ".venv-vllm")
 """Folder of the environment in which vLLM is installed."""
@@ -32,10 +30,7 @@ def vllm_server(
     folder: Path, *flags: str, port: int = 0, name: str = "smollm", log: Path | None = None
 ) -> Iterator[str]:
     """Run a checkpoint in float32, and yield the address of the server when it is ready."""
-    if not port:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+    port = port or free_port()
     command = [
         *(str(Path(ENVIRONMENT, "bin", "vllm").absolute()), "serve", str(folder)),
         *("--served-model-name", name, "--host", "127.0.0.1", "--port", str(port)),
@@ -55,19 +50,7 @@ def vllm_server(
     ):
         try:
             url = f"http://127.0.0.1:{port}"
-            _wait(url, process)
+            wait_until_healthy(url, process, START_SECONDS)
             yield url
         finally:
             os.killpg(process.pid, signal.SIGKILL)  # its engine is a process of its own
-
-
-def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + START_SECONDS
-    while time.monotonic() < end and process.poll() is None:
-        try:
-            if httpx.get(f"{url}/health").status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.5)
-    raise RuntimeError(f"vLLM did not start (exit status {process.poll()})")

@@ -5,7 +5,7 @@ Shapes: n new tokens, r rows of the request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,12 +133,18 @@ def context_window(model: Any) -> int | None:
 
 def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     """Return the end-of-sequence ids of the generation config, the config and the tokenizer."""
+    sources = (getattr(model, "generation_config", None), model.config, tokenizer)
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    return frozenset(token for token in eos_ids(sources) if 0 <= token < vocabulary)
+
+
+def eos_ids(sources: Iterable[Any]) -> set[int]:
+    """Return the end-of-sequence ids of configurations and tokenizers."""
     ids: set[int] = set()
-    for source in (getattr(model, "generation_config", None), model.config, tokenizer):
+    for source in sources:
         value = getattr(source, "eos_token_id", None)
         if isinstance(value, int):
             ids.add(value)
         elif isinstance(value, (list, tuple)):
             ids.update(int(token) for token in value)
-    vocabulary = model.get_input_embeddings().weight.shape[0]
-    return frozenset(token for token in ids if 0 <= token < vocabulary)
+    return ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from adafuse_llm.backends.servers.api import (
@@ -73,23 +73,17 @@ class VllmApi:
         numbered = list(enumerate(prompts))
         listing = [(number, prompt) for number, prompt in numbered if prompt.top]
         giving = [*groups(numbered, GIVEN_LIMIT)]
-        parts = [listing, *giving] if listing else giving
-        answers = []
         if listing:
-            body = _body(facts.model, listing, is_listing=True)
-            answers.append(server.post("/v1/completions", body))
+            answer = server.post("/v1/completions", _body(facts.model, listing, is_listing=True))
+            for (number, _), found in zip(listing, _distributions(answer), strict=True):
+                if -math.inf in found.values():
+                    raise server.error(MIXED)
+                known[number].listed = found
         bodies = [_body(facts.model, part, is_listing=False) for part in giving]
-        answers += server.post_all("/v1/completions", bodies) if bodies else []
-        for part, answer in zip(parts, answers, strict=True):
-            choices = sorted(answer["choices"], key=lambda each: each["index"])
-            for (number, prompt), choice in zip(part, choices, strict=True):
-                found = _distribution(choice)
-                if part is listing:
-                    if -math.inf in found.values():
-                        raise server.error(MIXED)
-                    known[number].listed = found
-                else:
-                    known[number].given |= {token: found[token] for token in prompt.given}
+        answers = server.post_all("/v1/completions", bodies)
+        for part, answer in zip(giving, answers, strict=True):
+            for (number, prompt), found in zip(part, _distributions(answer), strict=True):
+                known[number].given |= {token: found[token] for token in prompt.given}
         return known
 
     def _listed_limit(self, server: Connection, model: str) -> int:
@@ -113,8 +107,8 @@ class VllmApi:
             MemberError: it does not.
         """
         body = _body(model, [(0, Prompt((0,), given={0, 1, 2}))], is_listing=False)
-        (choice,) = server.post("/v1/completions", body)["choices"]
-        if not {0, 1, 2} <= _distribution(choice).keys():
+        (found,) = _distributions(server.post("/v1/completions", body))
+        if not {0, 1, 2} <= found.keys():
             raise server.error(
                 f"vLLM {version} does not return log-probabilities of given tokens "
                 "(logprob_token_ids). Use vLLM 0.32 or newer"
@@ -129,10 +123,11 @@ def _body(model: str, part: Sequence[tuple[int, Prompt]], *, is_listing: bool) -
     return {**_COMMON, "model": model, "prompt": [list(each.ids) for each in prompts], **asked}
 
 
-def _distribution(choice: Any) -> dict[int, float]:
-    """Return the log-probabilities in an answer, by token id."""
-    (listed,) = choice["logprobs"]["top_logprobs"]
-    return {
-        int(key.removeprefix("token_id:")): -math.inf if value <= LOWEST else value
-        for key, value in listed.items()
-    }
+def _distributions(answer: Any) -> Iterator[dict[int, float]]:
+    """Yield the log-probabilities after each prompt of a call, by token id."""
+    for choice in sorted(answer["choices"], key=lambda each: each["index"]):
+        (listed,) = choice["logprobs"]["top_logprobs"]
+        yield {
+            int(key.removeprefix("token_id:")): -math.inf if value <= LOWEST else value
+            for key, value in listed.items()
+        }
