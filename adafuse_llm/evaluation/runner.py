@@ -173,15 +173,15 @@ def answer_all(
     form: str | None = None,
     chat: bool = False,
     rounds: bool = False,
+    keep_prefixes: bool = False,
     cancel: threading.Event | None = None,
 ) -> Iterator[Record]:
     """Answer questions, and yield a record for each in the order of the questions.
 
     `RuntimeConfig.max_requests` of the engine sets how many requests run at the same time. If a
-    question fails, its record has the error, and the other questions continue. The members' prefix
-    caches are cleared first. Otherwise a system could reuse prompts that an earlier one has read.
-    If responses are drawn, each has its own seed (`question_seed`), derived from the option `seed`
-    or from a random one.
+    question fails, its record has the error, and the other questions continue. If responses are
+    drawn, each has its own seed (`question_seed`), derived from the option `seed` or from a random
+    one.
 
     Args:
         engine: the engine that answers. `Task.options` are not applied to it.
@@ -193,6 +193,8 @@ def answer_all(
         form: template of a question; None for the task's template.
         chat: whether the prompt is sent as a message.
         rounds: whether records include their rounds.
+        keep_prefixes: whether members may reuse prompts that they read for an earlier system. This
+            changes no text, but the times of systems can then not be compared.
         cancel: an event that any thread can set to stop the run. Unfinished questions then have no
             record.
     """
@@ -214,7 +216,7 @@ def answer_all(
         return question, outcome, time.perf_counter() - started
 
     for backend in engine.backends:
-        if isinstance(backend, _KeepsPrompts):
+        if isinstance(backend, _KeepsPrompts) and not keep_prefixes:
             backend.clear_prefix_cache()
     before = time.perf_counter()
     try:

@@ -185,7 +185,7 @@ def run_suite(
                                 given,
                                 members,
                                 cancel=cancel,
-                                on_job=lambda job: progress.advance(shown, job.questions),
+                                on_answers=lambda number: progress.advance(shown, number),
                             )
                         )
                 for job in jobs:

@@ -75,6 +75,10 @@ class Job:
     questions: int
     timed: bool = False
 
+    def first(self, questions: int) -> Job:
+        """Return the job of at most this number of its questions."""
+        return replace(self, questions=min(self.questions, questions))
+
     @property
     def rounds(self) -> bool:
         """Whether the records include the rounds."""
@@ -345,6 +349,7 @@ class Runner:
         self,
         job: Job,
         *,
+        keep_prefixes: bool = False,
         cancel: threading.Event | None = None,
         on_record: Callable[[Record], object] = lambda _: None,
     ) -> list[Record]:
@@ -352,6 +357,7 @@ class Runner:
 
         Args:
             job: the job.
+            keep_prefixes: as for `answer_all`.
             cancel: event that stops decoding. Any thread may set it.
             on_record: called with every new record after it is written to the file.
 
@@ -370,7 +376,7 @@ class Runner:
                 runtime = RuntimeConfig(max_requests=self._max_requests(job))
                 backends = self._engine().backends
                 with AdaFuseEngine(backends, config, strategy=strategy, runtime=runtime) as engine:
-                    for record in self._decode(job, engine, todo, cancel):
+                    for record in self._decode(job, engine, todo, keep_prefixes, cancel):
                         results.append(record.model_dump(mode="json", exclude_none=True))
                         new.append(record)
                         on_record(record)
@@ -385,6 +391,7 @@ class Runner:
         job: Job,
         engine: AdaFuseEngine,
         todo: Sequence[Question],
+        keep_prefixes: bool,
         cancel: threading.Event | None,
     ) -> Iterator[Record]:
         work = self._works[job.task]
@@ -397,6 +404,7 @@ class Runner:
             form=work.form,
             chat=self._suite.chat,
             rounds=job.rounds,
+            keep_prefixes=keep_prefixes,
             cancel=cancel,
         )
 

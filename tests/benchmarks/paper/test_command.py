@@ -392,7 +392,7 @@ def test_a_killed_process_is_one_error_and_the_next_run_goes_on(paper, tmp_path,
     assert paper(*given[:-1], 1).exit_code == 0
 
 
-def killed(job):
+def killed(jobs):
     """End this process like the kernel does when memory runs out."""
     os.kill(os.getpid(), signal.SIGKILL)
 
