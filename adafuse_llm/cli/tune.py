@@ -36,6 +36,7 @@ from adafuse_llm.evaluation.tuning import Trial, Tuning, candidates, cheapest, d
 from adafuse_llm.loading.config_file import write_config
 from adafuse_llm.loading.specs import absolute_path, as_spec, member_names
 from adafuse_llm.report.styles import printable
+from adafuse_llm.strategies.registry import find_strategy
 
 OPEN: dict[str, Any] = dict.fromkeys(
     (*tuning.SEARCHED, "max_word_tokens", "max_word_letters", "max_new_tokens", "stop")
@@ -147,7 +148,7 @@ def tune(
     if output.exists() and not overwrite and not results.path.exists():
         raise InvalidInputError(f"{output} exists. Pass --overwrite, or choose another --output.")
     names = member_names([as_spec(member) for member in setup.members()])
-    candidates(names, setup.config.use, setup.strategy)
+    candidates(names, setup.config.use, find_strategy(setup.strategy))
     optimizer(seed)
     searched, tested = map(len, divide(job.questions, held_out, seed))
     identity = {**job.identity, **job.config.model_dump(mode="json")}
@@ -232,11 +233,12 @@ def _file_options(setup: Setup, options: dict[str, Any]) -> dict[str, Any]:
     """Return the contents of the configuration file.
 
     The file lists only the models that decode. It contains the weights of the chosen setting,
-    relative to the largest weight.
+    relative to the largest weight. One model answers greedily, so no searched option is kept.
     """
-    typed = {name: value for name, value in setup.options.items() if name != "weights"}
+    found = tuning.SEARCHED if len(options["use"]) == 1 else ("weights",)
+    typed = {name: value for name, value in setup.options.items() if name not in found}
     options = {**typed, **options}
-    loading: dict[str, Any] = {}
+    loading: dict[str, Any] = {"strategy": setup.strategy}
     if setup.models:
         names = member_names([as_spec(model) for model in setup.models])
         chosen = [

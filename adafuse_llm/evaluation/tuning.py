@@ -43,6 +43,7 @@ from adafuse_llm.evaluation.runner import (
 from adafuse_llm.evaluation.statistics import Comparison
 from adafuse_llm.evaluation.tasks import Question, Task
 from adafuse_llm.report.page import count
+from adafuse_llm.strategies.base import Strategy
 
 if TYPE_CHECKING:
     import optuna
@@ -52,14 +53,19 @@ __all__ = ["Trial", "Tuning", "tune"]
 FEWEST: Final = 10
 """Minimum number of questions in each part."""
 
-THRESHOLDS: Final = (0.1, 0.3, 0.5, 0.7, 0.9)
-WORDS: Final = (1, 2, 3, 4)
-BRANCHES: Final = (1, 2, 3, 4, 5)
-WEIGHTS: Final = (0.25, 0.5, 1.0)
+CHOICES: Final[Mapping[str, Sequence[float]]] = {
+    "margin_threshold": (0.1, 0.3, 0.5, 0.7, 0.9),
+    "max_words": (1, 2, 3, 4),
+    "branching_factor": (1, 2, 3, 4, 5),
+}
 """Values that the search tries for each option."""
 
-SEARCHED: Final = ("margin_threshold", "max_words", "branching_factor", "weights")
-"""Options that the search varies unless they are fixed. It always varies which members decode."""
+WEIGHTS: Final = (0.25, 0.5, 1.0)
+"""Values that the search tries for the weight of a member."""
+
+SEARCHED: Final = (*CHOICES, "weights")
+"""Options that the search varies if the strategy uses them, unless they are fixed. It always varies
+which members decode."""
 
 
 class Trial(BaseModel):
@@ -141,7 +147,7 @@ class Tuning(BaseModel):
     @property
     def single(self) -> dict[str, Any]:
         """The options with which the best member answers alone and greedily."""
-        return {"use": [self.best_member], "branching_factor": 1}
+        return {"use": [self.best_member]}
 
     @property
     def verdict(self) -> str:
@@ -202,8 +208,9 @@ def tune(
     """Search for the members and options that answer best, and test them on held-out questions.
 
     Args:
-        engine: an engine with strategy ``"adafuse"`` and at least two members. The search
-            ignores the engine's values of searched options. To keep a value, pass it as `fixed`.
+        engine: an engine with at least two members, and a strategy that uses an option of
+            `SEARCHED`. The search ignores the engine's values of searched options. To keep a value,
+            pass it as `fixed`.
         task: the task, which defines prompts and reads answers from responses.
         questions: labeled questions, at least `FEWEST` for each part.
         metric: the metric to maximize; None for the task's main metric.
@@ -228,8 +235,8 @@ def tune(
         on_trial: called with every result on the search part, starting with single members.
 
     Raises:
-        InvalidInputError: there are too few members, or too few questions in a part; nothing was
-            computed.
+        InvalidInputError: there are too few members, or too few questions in a part, or the
+            strategy has no options to search; nothing was computed.
         InvalidOptionError: an option is unknown or out of range.
         MissingDependencyError: optuna is not installed.
     """
@@ -240,7 +247,7 @@ def tune(
             f"got {temperature:g}"
         )
     allowed = fixed.get("use") or engine.config.use
-    members = candidates(engine.members, allowed, engine.strategy.name)
+    members = candidates(engine.members, allowed, engine.strategy)
     metric = metric or load_metric(task.metrics[0])
     search, test = divide(questions, held_out, seed)
     if trials < 1:
@@ -248,7 +255,7 @@ def tune(
     if not 0 <= within <= 100:
         raise InvalidOptionError(f"option 'within' must be between 0 and 100 points; got {within}")
     study = optimizer(seed)
-    space = _SearchSpace(members, fixed)
+    space = _SearchSpace(members, fixed, engine)
     with singly(engine) as single:
         prompt = {"header": header, "form": form, "chat": chat}
         answers = _AnswerCache(engine, single, task, metric, prompt)
@@ -341,18 +348,23 @@ def cheapest(trials: Iterable[Trial], within: float = 0.0) -> Trial:
     )
 
 
-def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
+def canonical(options: Mapping[str, Any], *, equal_by_default: bool = True) -> dict[str, Any]:
     """Return the form of a setting that is equal for all settings that decode alike.
 
-    Weights are divided by the largest one, and are left out if all are equal. Options that have no
-    effect together with the other options are left out, too.
+    Weights are divided by the largest one. Options that have no effect together with the other
+    options are left out.
+
+    Args:
+        options: the setting.
+        equal_by_default: whether the members have equal weights if a setting has no weights. Equal
+            weights are then left out.
     """
     kept = dict(options)
     weights = kept.pop("weights", None)
     if weights:
         largest = max(weights.values())
         relative = {name: weight / largest for name, weight in weights.items()}
-        if set(relative.values()) != {1.0}:
+        if not equal_by_default or set(relative.values()) != {1.0}:
             kept["weights"] = relative
     if kept.get("margin_threshold") == 0:  # every margin reaches the threshold
         kept.pop("branching_factor", None)
@@ -388,7 +400,7 @@ def _by_name(engine: AdaFuseEngine, fixed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def candidates(
-    members: Sequence[str], allowed: Sequence[str] | None = None, strategy: str = "adafuse"
+    members: Sequence[str], allowed: Sequence[str] | None, strategy: Strategy
 ) -> tuple[str, ...]:
     """Return the members that may take part, in the order of `members`.
 
@@ -396,8 +408,11 @@ def candidates(
         InvalidInputError: fewer than two members may take part, or the strategy has no options to
             search.
     """
-    if strategy != "adafuse":
-        raise InvalidInputError(f"only strategy 'adafuse' has options to tune; got {strategy!r}")
+    if not strategy.options & set(SEARCHED):
+        raise InvalidInputError(
+            f"strategy {strategy.name!r} has no options to tune. Choose one that uses "
+            f"{', '.join(SEARCHED[:-1])} or {SEARCHED[-1]}, such as 'adafuse' or 'mixture'."
+        )
     names = tuple(name for name in members if name in (allowed or members))
     if len(names) < 2:
         raise InvalidInputError(
@@ -431,16 +446,31 @@ def _warnings_only(optuna: Any) -> Iterator[None]:
         optuna.logging.set_verbosity(verbosity)
 
 
+OWN_WEIGHTS: Final = "weights of the strategy"
+"""Name of the optimizer's parameter that decides whether the strategy sets the weights."""
+
+
 class _SearchSpace:
     """The settings from which the search selects.
 
     Args:
         members: names of the members that may take part.
         fixed: options that are not searched.
+        engine: the engine, for the options and the weights of its strategy.
     """
 
-    def __init__(self, members: Sequence[str], fixed: Mapping[str, Any]) -> None:
+    def __init__(
+        self, members: Sequence[str], fixed: Mapping[str, Any], engine: AdaFuseEngine
+    ) -> None:
+        strategy = engine.strategy
         weights = fixed.get("weights")
+        self._equal_by_default = len(set(strategy.weights(engine.backends))) == 1
+        self._searches_weights = weights is None and "weights" in strategy.options
+        self._choices = {
+            name: values
+            for name, values in CHOICES.items()
+            if name in strategy.options and name not in fixed
+        }
         self._sets = {
             "+".join(chosen): chosen
             for size in range(len(members), 1, -1)
@@ -465,6 +495,7 @@ class _SearchSpace:
                         "margin_threshold": defaults.margin_threshold,
                         "max_words": defaults.max_words,
                         "branching_factor": branches,
+                        OWN_WEIGHTS: True,
                         **{f"weight of {member}": 1.0 for member in chosen},
                     }
 
@@ -472,23 +503,23 @@ class _SearchSpace:
         """Return the options that the optimizer suggests."""
         chosen = self._sets[suggestion.suggest_categorical("use", list(self._sets))]
         options: dict[str, Any] = {"use": list(chosen)}
-        choices = {
-            "margin_threshold": THRESHOLDS,
-            "max_words": WORDS,
-            "branching_factor": BRANCHES,
-        }
-        for name, values in choices.items():
-            if name not in self._fixed:
-                options[name] = suggestion.suggest_categorical(name, values)
-        weights = self._fixed.get("weights")
+        for name, values in self._choices.items():
+            options[name] = suggestion.suggest_categorical(name, values)
         options |= self._fixed
-        options["weights"] = {
-            member: suggestion.suggest_categorical(f"weight of {member}", WEIGHTS)
-            if weights is None
-            else weights[member]
-            for member in chosen
-        }
-        return canonical(options)
+        if "weights" in self._fixed:
+            options["weights"] = {member: self._fixed["weights"][member] for member in chosen}
+        elif self._searches_weights and not self._has_own_weights(suggestion):
+            options["weights"] = {
+                member: suggestion.suggest_categorical(f"weight of {member}", WEIGHTS)
+                for member in chosen
+            }
+        return canonical(options, equal_by_default=self._equal_by_default)
+
+    def _has_own_weights(self, suggestion: optuna.Trial) -> bool:
+        """Return whether the strategy sets the weights. Equal ones are a case of the searched."""
+        return not self._equal_by_default and suggestion.suggest_categorical(
+            OWN_WEIGHTS, (True, False)
+        )
 
 
 class _Progress:

@@ -32,7 +32,7 @@ def test_a_setting_is_found_tested_and_written(adafuse, job, tmp_path, fakes):
     assert (told["searched"], told["held_out"], told["pays"]) == (10, 10, False)
     assert told["alone"]["wren"]["score"] == 100
     assert told["alone"]["heron"]["score"] == 0
-    assert told["written"] == {"use": ["wren"], "branching_factor": 1}
+    assert told["written"] == {"use": ["wren"]}
     text = (tmp_path / "tuned.yaml").read_text()
     assert "10 questions to search on, 10 held out, seed 1" in text
     assert "10 questions show no difference between the ensemble and its best member, wren" in text
@@ -57,10 +57,9 @@ def test_models_that_do_not_take_part_are_not_in_the_file(adafuse, job, tmp_path
     assert result.exit_code == 0, result.output
     said = yaml.safe_load((tmp_path / "tuned.yaml").read_text())
     assert said == {
+        "strategy": "adafuse",
         "models": [str(tmp_path / "wren")],
         "dtype": "float64",
-        "max_words": 2,
-        "branching_factor": 1,
     }
 
 
@@ -182,7 +181,7 @@ def test_a_file_of_somebody_else_is_not_overwritten(adafuse, job, tmp_path):
         (["--limit", "5"], "too few questions: 5"),
         (["--use", "wren"], "at least two members; got wren"),
         (["--model", "org/one"], "at least two members; got one"),
-        (["--strategy", "unite"], "got 'unite'"),
+        (["--strategy", "single"], "strategy 'single' has no options to tune"),
         (["--metric", "bleu"], "Did you mean 'spbleu'"),
         (["--task", "embedded"], "omit --data"),
     ],

@@ -81,6 +81,25 @@ def test_fusing_complementary_members_pays():
     assert Tuning.model_validate_json(found.model_dump_json()) == found
 
 
+def test_the_weights_of_a_mixture_are_found_if_its_own_ones_are_wrong():
+    """The larger member knows nothing, but a mixture follows it until other weights are tried."""
+
+    def no(text):
+        written = len(text.rpartition("Answer:")[2])
+        return {" no"[written] if written < 3 else END: 0.9, "~": 0.1}
+
+    wrong, right = FakeBackend("wrong", no), knows("right", lambda _word: True)
+    wrong.parameters, right.parameters = 1000, 1
+    engine = AdaFuseEngine([wrong, right], AdaFuseConfig(max_new_tokens=8), strategy="mixture")
+    found = search(engine, trials=20)
+    own, *others = found.trials
+    assert "max_words" not in own.options
+    assert "weights" not in own.options
+    assert own.score == 0
+    assert any(trial.score == 100 and "weights" in trial.options for trial in others)
+    assert found.ensemble["weights"]["right"] > found.ensemble["weights"]["wrong"]
+
+
 def test_a_member_that_the_ensemble_does_not_beat_is_recommended():
     members = [knows("all", lambda _word: True), knows("none", lambda _word: False)]
     engine = AdaFuseEngine(members, AdaFuseConfig(max_new_tokens=8))
@@ -89,7 +108,7 @@ def test_a_member_that_the_ensemble_does_not_beat_is_recommended():
     assert not found.pays
     said = "questions show no difference between the ensemble and its best member, all"
     assert said in found.verdict
-    assert found.options == {"use": ["all"], "branching_factor": 1}
+    assert found.options == {"use": ["all"]}
     again = AdaFuseEngine(members, AdaFuseConfig(**found.options))
     with again:
         assert again.generate("Question: is it w3\nAnswer:").text == " w3"
@@ -316,8 +335,8 @@ def test_an_impossible_search_is_an_error_before_anything_is_computed(options, e
 
 def test_other_strategies_have_nothing_to_tune():
     members = complementary().backends
-    with pytest.raises(InvalidInputError, match="got 'unite'"):
-        search(AdaFuseEngine(members, strategy="unite"))
+    with pytest.raises(InvalidInputError, match="strategy 'single' has no options to tune"):
+        search(AdaFuseEngine(members, strategy="single"))
 
 
 def test_without_the_optimizer_an_error_names_the_extra(monkeypatch):
