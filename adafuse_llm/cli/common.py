@@ -80,7 +80,7 @@ SMALL = 100_000_000
 """Number of parameters below which a member counts as small. With one thread, a small member loses
 little on an idle machine and gains much on a busy one, as `benchmarks/threads.py` measures."""
 
-ACTORS = "adafuse_llm.backends.remote.actors"
+ACTORS = "adafuse_llm.ray.actors"
 """The logger that reports how far members in Ray actors are. Importing its module needs Ray."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -35,7 +35,7 @@ from adafuse_llm.evaluation.metrics import final_number
 from adafuse_llm.reasoning import REASONING_CLOSES, REASONING_OPENS, split_reasoning
 from adafuse_llm.strategies.base import Strategy
 from adafuse_llm.strategies.registry import find_strategy
-from adafuse_llm.strategies.vote import MajorityVote, plain
+from adafuse_llm.strategies.rivals.vote import MajorityVote, plain
 
 __all__ = ["Question", "Task", "embedded_questions", "load_task"]
 

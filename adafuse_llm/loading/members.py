@@ -117,7 +117,7 @@ def _in_actors(
     if not specs:
         return ProcessLoading([])
     try:
-        from adafuse_llm.loading.actors import ActorLoading
+        from adafuse_llm.ray.loading import ActorLoading
     except ImportError as error:
         raise MissingDependencyError(
             f"members on other machines need {error.name}: {install_command('ray')}"

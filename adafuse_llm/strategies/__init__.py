@@ -14,22 +14,22 @@ from adafuse_llm.decoding.score import Pool, PoolCandidate
 from adafuse_llm.strategies.adafuse import AdaFuse
 from adafuse_llm.strategies.base import Strategy, StrategyContext
 from adafuse_llm.strategies.beam import BeamSearch
-from adafuse_llm.strategies.core import CoRE
-from adafuse_llm.strategies.deepen import DeePEn
 from adafuse_llm.strategies.fixed import FixedWords
-from adafuse_llm.strategies.gac import GaC
 from adafuse_llm.strategies.hypotheses import HypothesisSearch
 from adafuse_llm.strategies.look_ahead import LookAhead
 from adafuse_llm.strategies.mixture import Mixture
-from adafuse_llm.strategies.pair_ranker import PairRanker
 from adafuse_llm.strategies.registry import find_strategy
-from adafuse_llm.strategies.rerank import Ranker, Rerank
-from adafuse_llm.strategies.safe import SAFE
+from adafuse_llm.strategies.rivals.core import CoRE
+from adafuse_llm.strategies.rivals.deepen import DeePEn
+from adafuse_llm.strategies.rivals.gac import GaC
+from adafuse_llm.strategies.rivals.pair_ranker import PairRanker
+from adafuse_llm.strategies.rivals.rerank import Ranker, Rerank
+from adafuse_llm.strategies.rivals.safe import SAFE
+from adafuse_llm.strategies.rivals.specem import SpecEM
+from adafuse_llm.strategies.rivals.sweetspan import SweetSpan
+from adafuse_llm.strategies.rivals.unite import UniTE
+from adafuse_llm.strategies.rivals.vote import MajorityVote
 from adafuse_llm.strategies.single import Single
-from adafuse_llm.strategies.specem import SpecEM
-from adafuse_llm.strategies.sweetspan import SweetSpan
-from adafuse_llm.strategies.unite import UniTE
-from adafuse_llm.strategies.vote import MajorityVote
 
 __all__ = [  # noqa: RUF022  grouped by use
     "AdaFuse",

@@ -151,7 +151,7 @@ class Meter:
     @contextmanager
     def open(self) -> Iterator[Counter[str]]:
         """Count from here to the end of the block."""
-        from adafuse_llm.backends.remote.actors import ActorChannel, pack
+        from adafuse_llm.ray.actors import ActorChannel, pack
 
         self.counts.clear()
         with ExitStack() as stack:

@@ -319,7 +319,8 @@ REAL_PAIR = ("smollm", "qwen")
 def real(folder: Path, size: Size) -> None:
     """Compare a real pair as GGUF files with the same weights in transformers.
 
-    Every system runs in a process of its own, so that its memory can be measured.
+    Every system runs in a process of its own, so that its memory can be measured. Files are written
+    in a process, too, because on Linux a new process inherits the peak of the one that starts it.
 
     Args:
         folder: where to keep the files that are written again as Q8_0 and F32.
@@ -327,14 +328,17 @@ def real(folder: Path, size: Size) -> None:
     """
     files = [real_files()[name] for name in REAL_PAIR]
     pairs = {"transformers, float32": [str(real_folders()[name]) for name in REAL_PAIR]}
-    for kind in ("f32", "q8_0"):
-        pairs[f"GGUF {kind.upper()}"] = [str(rewritten(file, folder, kind)) for file in files]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context) as writer:
+        for kind in ("f32", "q8_0"):
+            written = [writer.submit(rewritten, file, folder, kind) for file in files]
+            pairs[f"GGUF {kind.upper()}"] = [str(each.result()) for each in written]
     pairs["GGUF Q4_1 and Q4_K_M, as downloaded"] = [str(file) for file in files]
     costs: dict[tuple[str, int], list[Cost]] = {}
     peaks: dict[str, float] = {}
     with ExitStack() as stack:
         pools = {
-            name: stack.enter_context(ProcessPoolExecutor(1, multiprocessing.get_context("spawn")))
+            name: stack.enter_context(ProcessPoolExecutor(1, context))
             for name in pairs
         }
         for number in range(size.repeats + 1):

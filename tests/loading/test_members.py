@@ -359,7 +359,7 @@ def test_a_loaded_model_and_its_tokenizer_are_not_changed() -> None:
 @pytest.mark.quick
 @pytest.mark.parametrize("package", ["ray", "msgpack"])
 def test_members_in_actors_need_packages(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
-    for name in ("loading.actors", "loading.on_node", "backends.remote.actors"):
+    for name in ("ray.actors", "ray.loading", "ray.on_node"):
         monkeypatch.delitem(sys.modules, f"adafuse_llm.{name}", raising=False)
     for name in ("ray", "msgpack"):
         monkeypatch.setitem(sys.modules, name, None if name == package else ModuleType(name))

@@ -22,8 +22,8 @@ def test_progress_shows_how_much_of_the_weights_is_loaded(
 ) -> None:
     from transformers.utils.logging import tqdm
 
-    from adafuse_llm.backends.remote.actors import pack, unpack
-    from adafuse_llm.loading import on_node
+    from adafuse_llm.ray import on_node
+    from adafuse_llm.ray.actors import pack, unpack
 
     shown = []
 
@@ -45,8 +45,8 @@ def test_progress_shows_how_much_of_the_weights_is_loaded(
 
 
 def test_errors_name_the_machine() -> None:
-    from adafuse_llm.backends.remote.actors import pack, unpack
-    from adafuse_llm.loading import on_node
+    from adafuse_llm.ray import on_node
+    from adafuse_llm.ray.actors import pack, unpack
 
     task = on_node.task_of(MemberSpec("/elsewhere/model"), "m", DEFAULTS, {"CPU": 1})
     for reply in (on_node.NodeMember(pack(task)).prepare(), on_node.NodeMember(pack(task)).greet()):
@@ -59,7 +59,7 @@ def test_errors_name_the_machine() -> None:
 def test_a_path_on_this_machine_is_sent_as_an_absolute_path(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    from adafuse_llm.loading.on_node import task_of
+    from adafuse_llm.ray.on_node import task_of
 
     (tmp_path / "models" / "a").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)

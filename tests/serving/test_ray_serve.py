@@ -426,7 +426,7 @@ def test_problems_of_the_configuration_are_the_last_line_of_a_message(served):
     ],
 )
 def test_an_argument_that_cannot_be_used_is_one_error(args, kind, says):
-    from adafuse_llm.serving.ray import app
+    from adafuse_llm.ray.serve import app
 
     with pytest.raises(kind, match=says) as caught:
         app(args)

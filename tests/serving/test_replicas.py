@@ -28,7 +28,7 @@ pytest.importorskip("starlette", reason="needs the extra [serve]")
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
-from adafuse_llm.serving import ray as replicas
+from adafuse_llm.ray import serve as replicas
 from adafuse_llm.serving.service import Service
 from adafuse_llm.serving_config import ServingConfig
 from adafuse_llm.text.isolation import CAN_ISOLATE

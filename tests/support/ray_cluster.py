@@ -47,7 +47,7 @@ class Nodes:
         )
         self.address = self._reply()
 
-        from adafuse_llm.backends.remote.actors import connect
+        from adafuse_llm.ray.actors import connect
 
         connect(self.address)  # before other nodes exist: a program ends with its node
         for name in names:

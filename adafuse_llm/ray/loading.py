@@ -8,13 +8,13 @@ from typing import Any
 import ray
 
 from adafuse_llm.backends.remote import HostDied, MemberText
-from adafuse_llm.backends.remote.actors import ActorChannel, ActorConnector, Placement, connect
 from adafuse_llm.errors import InvalidOptionError, LoadError
 from adafuse_llm.loading.hosts import HostLoading
-from adafuse_llm.loading.on_node import NodeMember, task_of
 from adafuse_llm.loading.ray_options import RayOptions
 from adafuse_llm.loading.sent_text import received_text
 from adafuse_llm.loading.specs import MemberSpec
+from adafuse_llm.ray.actors import ActorChannel, ActorConnector, Placement, connect
+from adafuse_llm.ray.on_node import NodeMember, task_of
 
 
 class ActorLoading(HostLoading[ActorChannel]):

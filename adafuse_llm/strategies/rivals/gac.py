@@ -17,7 +17,7 @@ from adafuse_llm.decoding.propose import Proposal
 from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, choose_best, to_result
 from adafuse_llm.errors import InvalidInputError, InvalidOptionError
 from adafuse_llm.strategies.base import Strategy, StrategyContext, check_whole
-from adafuse_llm.strategies.token_level import (
+from adafuse_llm.strategies.rivals.token_level import (
     LISTED,
     averaged,
     first_logprobs,

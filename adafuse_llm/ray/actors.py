@@ -291,7 +291,7 @@ class ActorConnector:
 
     Args:
         name: the member's name, for messages.
-        kind: class of the actor. `adafuse_llm.loading.on_node.NodeMember` describes the methods
+        kind: class of the actor. `adafuse_llm.ray.on_node.NodeMember` describes the methods
             that it has.
         task: the argument of `kind`.
         placement: the resources.

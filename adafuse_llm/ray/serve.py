@@ -1,7 +1,7 @@
 """The server as an application of Ray Serve, which runs replicas of it on several machines.
 
 `app` builds the application. Its import path in a configuration file of Ray Serve, and for
-``serve run``, is ``adafuse_llm.serving.ray:app``.
+``serve run``, is ``adafuse_llm.ray.serve:app``.
 """
 
 from __future__ import annotations

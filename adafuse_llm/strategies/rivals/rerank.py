@@ -17,8 +17,8 @@ from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, choose_best, play_round
 from adafuse_llm.errors import DecodingError, InvalidOptionError
 from adafuse_llm.strategies.base import StrategyContext
-from adafuse_llm.strategies.token_level import union
-from adafuse_llm.strategies.whole_answers import (
+from adafuse_llm.strategies.rivals.token_level import union
+from adafuse_llm.strategies.rivals.whole_answers import (
     WholeAnswers,
     answer,
     text_until_stop,

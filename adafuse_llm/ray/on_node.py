@@ -14,7 +14,6 @@ from typing import Any, Final
 import ray
 
 from adafuse_llm.backends.base import Backend
-from adafuse_llm.backends.remote.actors import pack, unpack
 from adafuse_llm.backends.remote.host import Host
 from adafuse_llm.backends.remote.protocol import DONE, encoded_load_error
 from adafuse_llm.errors import LoadError
@@ -23,6 +22,7 @@ from adafuse_llm.loading.gguf import is_gguf_member
 from adafuse_llm.loading.plans import Plan, load_plan, load_text, plan_members
 from adafuse_llm.loading.sent_text import sent_text
 from adafuse_llm.loading.specs import MemberSpec, absolute_path, as_spec
+from adafuse_llm.ray.actors import pack, unpack
 
 PACKAGE: Final = "adafuse-llm"
 

@@ -13,7 +13,7 @@ from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, choose_best
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.strategies.base import Strategy, StrategyContext
-from adafuse_llm.strategies.token_level import averaged, normalized_union
+from adafuse_llm.strategies.rivals.token_level import averaged, normalized_union
 
 
 @dataclass(frozen=True)

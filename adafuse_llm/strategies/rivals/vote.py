@@ -16,7 +16,7 @@ from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, choose_best
 from adafuse_llm.decoding.score import Pool
 from adafuse_llm.strategies.base import StrategyContext
-from adafuse_llm.strategies.whole_answers import (
+from adafuse_llm.strategies.rivals.whole_answers import (
     WholeAnswers,
     answer,
     text_until_stop,

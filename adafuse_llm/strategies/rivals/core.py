@@ -14,7 +14,7 @@ from adafuse_llm.decoding.member import Member, Steps
 from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, choose_best
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.strategies.base import Strategy, StrategyContext
-from adafuse_llm.strategies.token_level import normalized_union, scored_by
+from adafuse_llm.strategies.rivals.token_level import normalized_union, scored_by
 
 SMALLEST = 1e-12
 """Probability below which a token counts as impossible, and what is added to each entropy."""

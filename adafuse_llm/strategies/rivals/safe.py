@@ -15,7 +15,7 @@ from adafuse_llm.decoding.propose import Proposal, Span
 from adafuse_llm.decoding.rounds import PlayRound, RoundOutcome, choose_best, to_result
 from adafuse_llm.errors import InvalidOptionError
 from adafuse_llm.strategies.base import Strategy, StrategyContext
-from adafuse_llm.strategies.token_level import (
+from adafuse_llm.strategies.rivals.token_level import (
     averaged,
     normalized_union,
     offer_tokens,
