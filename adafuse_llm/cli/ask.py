@@ -17,10 +17,8 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from adafuse_llm import AdaFuseEngine, ContextWindowError, Generation, Round, StreamEvent
-from adafuse_llm.cli.common import (
-    INTERRUPTED,
-    STOPPED,
-    Setup,
+from adafuse_llm.cli.common import INTERRUPTED, STOPPED, Setup
+from adafuse_llm.cli.terminal import (
     cancel_on_interrupt,
     check_page,
     last,

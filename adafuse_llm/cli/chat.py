@@ -18,8 +18,8 @@ from adafuse_llm import (
     StreamEvent,
 )
 from adafuse_llm.cli.ask import answers_alone
-from adafuse_llm.cli.common import (
-    Setup,
+from adafuse_llm.cli.common import Setup
+from adafuse_llm.cli.terminal import (
     cancel_on_interrupt,
     interruptible,
     last,

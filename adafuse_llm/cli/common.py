@@ -1,57 +1,37 @@
-"""Shared parts of the commands: flags, loading, errors, interruption, consoles."""
+"""Shared parts of the commands: flags, loading, errors."""
 
 from __future__ import annotations
 
 import errno
 import inspect
-import json
-import logging
 import os
 import re
-import signal
 import sys
-import threading
 import traceback
-import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import FrameType, MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.status import Status
-from rich.table import Column
-from rich.text import Text
 
 from adafuse_llm import (
     AdaFuseConfig,
     AdaFuseEngine,
     AdaFuseError,
-    Generation,
     InvalidInputError,
     InvalidOptionError,
     RuntimeConfig,
-    StreamEvent,
 )
 from adafuse_llm.backends.gguf.files import is_gguf
+from adafuse_llm.cli.terminal import discard_stdout, drop_unwritten, loading_status, one_line, quiet
+from adafuse_llm.cli.values import PARSERS
 from adafuse_llm.config import CONSTRAINTS, GRAMMARS, Options
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.errors import short_repr
-from adafuse_llm.evaluation.files import naming, read_text
 from adafuse_llm.loading.collection import resume_collection
 from adafuse_llm.loading.config_file import (
     LOADING,
@@ -59,10 +39,8 @@ from adafuse_llm.loading.config_file import (
     SECTIONS,
     ConfigFile,
     read_config,
-    read_schema,
 )
 from adafuse_llm.loading.specs import MemberSpec, as_spec, in_cluster, in_process
-from adafuse_llm.report.styles import printable
 from adafuse_llm.serving_config import ServerConfig
 from adafuse_llm.strategies.registry import NAMED
 
@@ -80,8 +58,6 @@ SMALL = 100_000_000
 """Number of parameters below which a member counts as small. With one thread, a small member loses
 little on an idle machine and gains much on a busy one, as `benchmarks/threads.py` measures."""
 
-ACTORS = "adafuse_llm.ray.actors"
-"""The logger that reports how far members in Ray actors are. Importing its module needs Ray."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a full disk. Without a file's name, they are about standard output."""
@@ -159,7 +135,7 @@ class Setup:
 
     def quiet(self) -> AbstractContextManager[None]:
         """Silence the logs and warnings of libraries while models load and run."""
-        return _quiet(self.debug)
+        return quiet(self.debug)
 
     def load(self, **runtime: Any) -> AdaFuseEngine:
         """Load the ensemble. The caller closes it.
@@ -177,7 +153,7 @@ class Setup:
         names = ", ".join(Path(path).name for path in self.paths())
         local = all(Path(spec.path).exists() for spec in here)
         # downloads show their own progress bars
-        with _loading(f"loading {names}") if local else nullcontext():
+        with loading_status(f"loading {names}") if local else nullcontext():
             import torch
 
             default = torch.get_num_threads()
@@ -311,13 +287,13 @@ def command(
             typer.echo(STOPPED, err=True)
             code = INTERRUPTED
         except BrokenPipeError:  # the reader closed the pipe, as in `adafuse ... | head`
-            _discard_stdout()
+            discard_stdout()
             code = FAILED
         except Exception as error:
             if debug:
                 traceback.print_exc()
             code = _report(error, debug)
-            _drop_unwritten()
+            drop_unwritten()
         raise typer.Exit(code)
 
     call.__name__ = function.__name__
@@ -326,141 +302,6 @@ def command(
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return call
 
-
-def parse_stops(values: Sequence[str]) -> tuple[str, ...]:
-    r"""Parse stop sequences: replace the escapes ``\n``, ``\t``, ``\\``; drop empty sequences."""
-    escapes = {"n": "\n", "t": "\t", "\\": "\\"}
-    return tuple(
-        re.sub(r"\\([nt\\])", lambda match: escapes[match[1]], value) for value in values if value
-    )
-
-
-def parse_biases(values: Sequence[str]) -> dict[str, float]:
-    """Return the numbers of ``TEXT=NUMBER`` by text.
-
-    Raises:
-        InvalidOptionError: a value has another form.
-    """
-    biases = {}
-    for value in values:
-        text, _, number = value.rpartition("=")
-        try:
-            biases[text] = float(number)
-        except ValueError:
-            raise InvalidOptionError(
-                f"option 'logit_bias' must be TEXT=NUMBER; got {short_repr(value)}"
-            ) from None
-    return biases
-
-
-def parse_weights(values: Sequence[str]) -> dict[str, float] | tuple[float, ...] | None:
-    """Parse weights from repeated flags, each with one or more weights separated by commas.
-
-    A weight has the form ``NAME=1.5``, or ``1.5`` if the weights are in member order.
-
-    Raises:
-        InvalidOptionError: a weight is not a number, or the two forms are mixed.
-    """
-    given = [part.strip().rpartition("=") for value in values for part in value.split(",")]
-    try:
-        numbers = [(name, float(number)) for name, _, number in given]
-    except ValueError:
-        numbers = []
-    named = {bool(equals) for _, equals, _ in given}
-    if given and (not numbers or len(named) > 1):
-        raise InvalidOptionError(
-            "--weights takes NAME=NUMBER for every member, or one NUMBER per member in order; "
-            f"got {', '.join(values)}"
-        )
-    if not given:
-        return None
-    return dict(numbers) if named == {True} else tuple(number for _, number in numbers)
-
-
-def parse_members(values: Sequence[str]) -> tuple[str, ...] | None:
-    """Parse names of members from repeated flags, each with one or more names separated by commas.
-
-    Return None, which means all members, if no names are given.
-    """
-    return tuple(name.strip() for value in values for name in value.split(",")) or None
-
-
-def parse_variables(text: str) -> dict[str, Any]:
-    """Parse the JSON object of ``--chat-template-kwargs``."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        value, problem = None, f"is not JSON ({error})"
-    else:
-        problem = "is not a JSON object"
-    if not isinstance(value, dict):
-        raise InvalidOptionError(
-            f"--chat-template-kwargs {problem}. Pass a JSON object, such as "
-            f"'{{\"enable_thinking\": false}}'; got {short_repr(text)}"
-        )
-    return value
-
-
-def parse_schema(path: Path) -> dict[str, Any]:
-    """Read the file of ``--json-schema``."""
-    with _naming_flag("--json-schema"):
-        return read_schema(path)
-
-
-def parse_grammar(path: Path) -> str:
-    """Read the file of ``--grammar``."""
-    with _naming_flag("--grammar"):
-        try:
-            return read_text(path)
-        except OSError as error:
-            raise InvalidInputError(f"{path}: {error.strerror}") from error
-
-
-@contextmanager
-def _naming_flag(flag: str) -> Iterator[None]:
-    """Add the flag to errors of the ``with`` block."""
-    try:
-        yield
-    except InvalidInputError as error:
-        raise InvalidInputError(f"{flag}: {error}") from None
-
-
-class _Parser(NamedTuple):
-    """How a flag becomes the value of an option.
-
-    Attributes:
-        parse: function that returns the option's value from the flag's.
-        metavar: name of the value in the help.
-        hint: text after the option's description in the help.
-        kind: type of the flag's value.
-        flag: name of the flag; None for the name of the option.
-    """
-
-    parse: Callable[[Any], Any]
-    metavar: str
-    hint: str
-    kind: Any = list[str]
-    flag: str | None = None
-
-
-_PARSERS = {
-    "stop": _Parser(
-        parse_stops, "TEXT", r"Repeatable. \n and \t are escapes. '' means no stop sequences."
-    ),
-    "weights": _Parser(parse_weights, "NAME=NUMBER", "Repeatable, or separated by commas."),
-    "use": _Parser(parse_members, "NAME", "Repeatable, or separated by commas."),
-    "json_schema": _Parser(parse_schema, "FILE", "A JSON file.", Path | None),
-    "grammar": _Parser(parse_grammar, "FILE", "A text file.", Path | None),
-    "chat_template_kwargs": _Parser(
-        parse_variables,
-        "JSON",
-        """A JSON object, such as '{"enable_thinking": false}'.""",
-        str | None,
-    ),
-    "logit_bias": _Parser(parse_biases, "TEXT=NUMBER", "Repeatable."),
-    "choices": _Parser(tuple, "TEXT", "Repeatable: pass one text at a time.", flag="choice"),
-}
-"""The options that need their own parser."""
 
 SINGULAR = {
     "allowed_hosts": "allowed-host",
@@ -496,8 +337,8 @@ def _config_flags(defaults: dict[str, Any]) -> Iterator[inspect.Parameter]:
     for name, field in AdaFuseConfig.model_fields.items():
         default = defaults.get(name, field.default)
         text = field.description or ""
-        if name in _PARSERS:
-            parser = _PARSERS[name]
+        if name in PARSERS:
+            parser = PARSERS[name]
             yield _flag(
                 name,
                 parser.kind,
@@ -622,7 +463,7 @@ def _setup(
         if name in file.options and not is_typed(name) and name not in overridden:
             options[name] = file.options[name]
         elif given is not None and given != []:
-            options[name] = _PARSERS[name].parse(given) if name in _PARSERS else given
+            options[name] = PARSERS[name].parse(given) if name in PARSERS else given
     for name, reason in refused.items():
         given = options.pop(name, file.options.get(name))
         if given is not None and given != _default(name):
@@ -680,78 +521,6 @@ def _report(error: Exception, debug: bool) -> int:
     return code
 
 
-def one_line(text: str) -> str:
-    """Return a text without line breaks and control characters."""
-    return printable(" ".join(text.split()))
-
-
-@contextmanager
-def cancel_on_interrupt() -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C sets, for the engine's `cancel`.
-
-    A second Ctrl-C interrupts immediately.
-    """
-    cancel = threading.Event()
-
-    def on_signal(_number: int, _frame: FrameType | None) -> None:
-        if cancel.is_set():
-            raise KeyboardInterrupt
-        cancel.set()
-
-    previous = signal.getsignal(signal.SIGINT)
-    if previous is not signal.SIG_IGN:  # background jobs ignore Ctrl-C
-        signal.signal(signal.SIGINT, on_signal)
-    try:
-        yield cancel
-    finally:
-        signal.signal(signal.SIGINT, previous)
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Let Ctrl-C interrupt immediately.
-
-    Use it for code that does not check the event of `cancel_on_interrupt`.
-    """
-    ours = signal.getsignal(signal.SIGINT)
-    if ours is signal.SIG_IGN:
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, ours)
-
-
-def last(
-    events: Iterator[StreamEvent], show: Callable[[StreamEvent], None] | None = None
-) -> Generation:
-    """Read a stream to its end, show each event, and return the generation."""
-    generation = None
-    for event in events:
-        if show is not None:
-            show(event)
-        generation = event.generation
-    assert generation is not None
-    return generation
-
-
-_CONTROLS = re.compile(r"[\x7f-\x9f]")
-"""Control characters that JSON does not require to be escaped. They could control a terminal."""
-
-
-def print_json(value: object) -> None:
-    """Print one line of JSON and flush.
-
-    Escape control characters. Escape all non-ASCII characters unless stdout is Unicode.
-    """
-    unicode = (sys.stdout.encoding or "").lower().startswith("utf")
-    text = json.dumps(value, ensure_ascii=not unicode)
-    sys.stdout.write(_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
-    sys.stdout.flush()
-
-
 def check_logprobs(config: AdaFuseConfig, *, rounds: bool) -> None:
     """Check that the results can hold what the options `logprobs` and `top_logprobs` ask for.
 
@@ -766,148 +535,7 @@ def check_logprobs(config: AdaFuseConfig, *, rounds: bool) -> None:
             )
 
 
-def check_page(path: Path | None) -> None:
-    """Check the value of --html before the command computes anything.
-
-    Raises:
-        InvalidInputError: the folder of the file does not exist, or the path is a folder.
-    """
-    if path is not None and path.is_dir():
-        raise InvalidInputError(f"--html: {path} is a folder; pass the name of a file")
-    if path is not None and not path.parent.is_dir():
-        raise InvalidInputError(f"--html: the folder {path.parent} does not exist")
-
-
-def write_page(path: Path, html: str) -> None:
-    """Write a page to the file of --html."""
-    with naming(path):
-        path.write_text(html, encoding="utf-8")
-
-
-def stdout_console() -> Console:
-    """Return a console for results.
-
-    If stdout is not a terminal, lines have 120 characters, and no control codes are printed.
-    """
-    wide = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(
-        file=sys.stdout, width=None if wide else 120, markup=False, emoji=False, highlight=False
-    )
-
-
-def stderr_console() -> Console:
-    """Return a console for progress and messages."""
-    return Console(file=sys.stderr, markup=False, emoji=False, highlight=False)
-
-
-class _Rate(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        """Show lines per second, or seconds per line if a line takes more than a second."""
-        if not task.speed:
-            return Text("")
-        rate = f"{task.speed:.1f} lines/s" if task.speed >= 1 else f"{1 / task.speed:.1f} s/line"
-        return Text(rate)
-
-
-def progress_bar() -> Progress:
-    """Return a progress bar on stderr. It is hidden unless stderr is a terminal.
-
-    A task's description labels its bar. It is shortened if the terminal is too narrow for it.
-    """
-    console = stderr_console()
-    return Progress(
-        TextColumn(
-            "{task.description}",
-            markup=False,
-            table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
-        ),
-        BarColumn(bar_width=10),
-        MofNCompleteColumn(),
-        _Rate(),
-        TextColumn("elapsed"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=console,
-        expand=True,
-        speed_estimate_period=3600,  # in seconds; long, because a line may take minutes
-        disable=not console.is_terminal,
-    )
-
-
-@contextmanager
-def _loading(text: str) -> Iterator[None]:
-    """Show on stderr that members are loading, and how far those in Ray actors are.
-
-    If stderr is not a terminal, or if a log shows the progress already, show nothing of it.
-    """
-    console = stderr_console()
-    logger = logging.getLogger(ACTORS)
-    with console.status(text) as status:
-        if not console.is_terminal or logger.isEnabledFor(logging.INFO):
-            yield
-            return
-        handler = _StatusHandler(status)
-        before, logger.propagate = (logger.level, logger.propagate), False
-        logger.setLevel(logging.INFO)
-        logger.addHandler(handler)
-        try:
-            yield
-        finally:
-            logger.removeHandler(handler)
-            logger.setLevel(before[0])
-            logger.propagate = before[1]
-
-
-class _StatusHandler(logging.Handler):
-    """Shows the latest message of a logger in a status line."""
-
-    def __init__(self, status: Status) -> None:
-        super().__init__()
-        self._status = status
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._status.update(one_line(record.getMessage()))
-
-
 def _are_small(engine: AdaFuseEngine) -> bool:
     """Return whether every member has fewer than `SMALL` parameters."""
     models = [getattr(backend, "model", None) for backend in engine.backends]
     return all(model is None or model.num_parameters() < SMALL for model in models)
-
-
-@contextmanager
-def _quiet(debug: bool) -> Iterator[None]:
-    """Silence the logs and warnings of libraries while models load and run."""
-    if debug:
-        logging.basicConfig(level=logging.INFO)
-        yield
-        return
-    from huggingface_hub.utils.tqdm import enable_progress_bars
-    from transformers.utils import logging as chatter
-
-    verbosity, bars = chatter.get_verbosity(), chatter.is_progress_bar_enabled()
-    chatter.set_verbosity(chatter.CRITICAL)
-    chatter.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            enable_progress_bars()  # for downloads
-            yield
-    finally:
-        chatter.set_verbosity(verbosity)
-        if bars:
-            chatter.enable_progress_bar()
-
-
-def _drop_unwritten() -> None:
-    """Drop the output that cannot be written, so that Python's flush at exit does not fail."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        _discard_stdout()
-
-
-def _discard_stdout() -> None:
-    """Send stdout to the null device, so that Python's flush at exit does not fail."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

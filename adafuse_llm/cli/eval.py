@@ -18,14 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidInputError
-from adafuse_llm.cli.common import (
-    FAILED,
-    FILE,
-    INTERRUPTED,
-    RESUMABLE,
-    Setup,
+from adafuse_llm.cli.common import FAILED, FILE, INTERRUPTED, RESUMABLE, Setup, check_logprobs
+from adafuse_llm.cli.terminal import (
     cancel_on_interrupt,
-    check_logprobs,
     interruptible,
     one_line,
     print_json,

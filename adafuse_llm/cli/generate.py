@@ -13,10 +13,8 @@ import typer
 from rich.text import Text
 
 from adafuse_llm import Generation, InvalidInputError, InvalidOptionError, StreamEvent
-from adafuse_llm.cli.common import (
-    INTERRUPTED,
-    STOPPED,
-    Setup,
+from adafuse_llm.cli.common import INTERRUPTED, STOPPED, Setup
+from adafuse_llm.cli.terminal import (
     cancel_on_interrupt,
     check_page,
     last,

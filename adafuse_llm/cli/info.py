@@ -13,8 +13,9 @@ from rich.text import Text
 from adafuse_llm import AdaFuseEngine, AdaFuseError, LoadError, MissingDependencyError
 from adafuse_llm.backends.gguf.header import GGUFFacts
 from adafuse_llm.backends.stored import stored_facts
-from adafuse_llm.cli.common import FAILED, Setup, one_line, print_json, stdout_console
+from adafuse_llm.cli.common import FAILED, Setup
 from adafuse_llm.cli.facts import describe, describe_header
+from adafuse_llm.cli.terminal import one_line, print_json, stdout_console
 from adafuse_llm.embedded import member_paths
 from adafuse_llm.loading.specs import as_spec, member_names
 from adafuse_llm.report.styles import printable

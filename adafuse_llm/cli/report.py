@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from adafuse_llm import InvalidInputError
-from adafuse_llm.cli.common import Setup, check_page, print_json, stdout_console, write_page
+from adafuse_llm.cli.common import Setup
+from adafuse_llm.cli.terminal import check_page, print_json, stdout_console, write_page
 from adafuse_llm.evaluation.metrics import Metric, load_metric
 from adafuse_llm.report.run import Answer, Marks, RunSummary, read_results, run_page
 from adafuse_llm.report.styles import printable

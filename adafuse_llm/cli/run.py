@@ -19,17 +19,8 @@ from adafuse_llm import (
     InvalidInputError,
     InvalidOptionError,
 )
-from adafuse_llm.cli.common import (
-    FAILED,
-    FILE,
-    INTERRUPTED,
-    RESUMABLE,
-    Setup,
-    cancel_on_interrupt,
-    check_logprobs,
-    one_line,
-    progress_bar,
-)
+from adafuse_llm.cli.common import FAILED, FILE, INTERRUPTED, RESUMABLE, Setup, check_logprobs
+from adafuse_llm.cli.terminal import cancel_on_interrupt, one_line, progress_bar
 from adafuse_llm.evaluation.files import (
     Line,
     Results,

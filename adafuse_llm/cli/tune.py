@@ -16,17 +16,15 @@ from rich.table import Table
 from rich.text import Text
 
 from adafuse_llm import InvalidInputError, __version__
-from adafuse_llm.cli.common import (
-    FILE,
-    INTERRUPTED,
-    Setup,
+from adafuse_llm.cli.common import FILE, INTERRUPTED, Setup
+from adafuse_llm.cli.eval import prepare
+from adafuse_llm.cli.terminal import (
     cancel_on_interrupt,
     one_line,
     print_json,
     progress_bar,
     stdout_console,
 )
-from adafuse_llm.cli.eval import prepare
 from adafuse_llm.config import SAMPLING
 from adafuse_llm.evaluation import tuning
 from adafuse_llm.evaluation.files import Results, naming

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from adafuse_llm import AdaFuseConfig, AdaFuseEngine, InvalidInputError
-from adafuse_llm.cli.common import Setup, interruptible
+from adafuse_llm.cli.common import Setup
+from adafuse_llm.cli.terminal import interruptible
 from adafuse_llm.text.prompt_warnings import logger as prompt_warnings
 from benchmarks.paper.layout import OF_TASKS, Suite, load_suite
 from benchmarks.paper.run import Runner, Work, load_work

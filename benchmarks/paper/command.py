@@ -21,11 +21,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from adafuse_llm.cli.common import (
-    FAILED,
-    INTERRUPTED,
-    RESUMABLE,
-    Setup,
+from adafuse_llm.cli.common import FAILED, INTERRUPTED, RESUMABLE, Setup
+from adafuse_llm.cli.terminal import (
     cancel_on_interrupt,
     one_line,
     print_json,

@@ -11,7 +11,7 @@ from rich.console import Console
 from adafuse_llm import AdaFuseEngine, ContextWindowError, MemberError, MemberOutOfMemoryError
 from adafuse_llm.backends import FakeBackend
 from adafuse_llm.backends.fake import END
-from adafuse_llm.cli import common
+from adafuse_llm.cli import terminal
 
 
 @pytest.fixture
@@ -177,8 +177,8 @@ def test_s7_tables_of_five_members_fit_80_columns(adafuse, job, tmp_path, monkey
 
 def test_s7_progress_bars_have_labels_and_fit_80_columns(monkeypatch):
     console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
-    monkeypatch.setattr(common, "stderr_console", lambda: console)
-    with common.progress_bar() as progress:
+    monkeypatch.setattr(terminal, "stderr_console", lambda: console)
+    with terminal.progress_bar() as progress:
         task = progress.add_task("Mistral-7B-Instruct-v0.3 alone", total=3000)
         progress.advance(task, 1500)
         (shown,) = console.render_lines(progress.get_renderable(), pad=False)

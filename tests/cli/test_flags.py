@@ -16,7 +16,8 @@ from adafuse_llm import (
     __version__,
 )
 from adafuse_llm.cli import ask, generate
-from adafuse_llm.cli.common import ACTORS, one_line, parse_stops, parse_weights, print_json
+from adafuse_llm.cli.terminal import ACTORS, one_line, print_json
+from adafuse_llm.cli.values import parse_stops, parse_weights
 from adafuse_llm.report.styles import printable
 
 pytestmark = pytest.mark.quick

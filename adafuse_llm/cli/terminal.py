@@ -1,0 +1,255 @@
+"""The terminal: consoles, progress, Ctrl-C, JSON, and output that cannot be written."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.status import Status
+from rich.table import Column
+from rich.text import Text
+
+from adafuse_llm import (
+    Generation,
+    InvalidInputError,
+    StreamEvent,
+)
+from adafuse_llm.evaluation.files import naming
+from adafuse_llm.report.styles import printable
+
+ACTORS = "adafuse_llm.ray.actors"
+"""The logger that reports how far members in Ray actors are. Importing its module needs Ray."""
+
+
+def one_line(text: str) -> str:
+    """Return a text without line breaks and control characters."""
+    return printable(" ".join(text.split()))
+
+
+@contextmanager
+def cancel_on_interrupt() -> Iterator[threading.Event]:
+    """Yield an event that Ctrl-C sets, for the engine's `cancel`.
+
+    A second Ctrl-C interrupts immediately.
+    """
+    cancel = threading.Event()
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        if cancel.is_set():
+            raise KeyboardInterrupt
+        cancel.set()
+
+    previous = signal.getsignal(signal.SIGINT)
+    if previous is not signal.SIG_IGN:  # background jobs ignore Ctrl-C
+        signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield cancel
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C interrupt immediately.
+
+    Use it for code that does not check the event of `cancel_on_interrupt`.
+    """
+    ours = signal.getsignal(signal.SIGINT)
+    if ours is signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, ours)
+
+
+def last(
+    events: Iterator[StreamEvent], show: Callable[[StreamEvent], None] | None = None
+) -> Generation:
+    """Read a stream to its end, show each event, and return the generation."""
+    generation = None
+    for event in events:
+        if show is not None:
+            show(event)
+        generation = event.generation
+    assert generation is not None
+    return generation
+
+
+_CONTROLS = re.compile(r"[\x7f-\x9f]")
+"""Control characters that JSON does not require to be escaped. They could control a terminal."""
+
+
+def print_json(value: object) -> None:
+    """Print one line of JSON and flush.
+
+    Escape control characters. Escape all non-ASCII characters unless stdout is Unicode.
+    """
+    unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    text = json.dumps(value, ensure_ascii=not unicode)
+    sys.stdout.write(_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
+    sys.stdout.flush()
+
+
+def check_page(path: Path | None) -> None:
+    """Check the value of --html before the command computes anything.
+
+    Raises:
+        InvalidInputError: the folder of the file does not exist, or the path is a folder.
+    """
+    if path is not None and path.is_dir():
+        raise InvalidInputError(f"--html: {path} is a folder; pass the name of a file")
+    if path is not None and not path.parent.is_dir():
+        raise InvalidInputError(f"--html: the folder {path.parent} does not exist")
+
+
+def write_page(path: Path, html: str) -> None:
+    """Write a page to the file of --html."""
+    with naming(path):
+        path.write_text(html, encoding="utf-8")
+
+
+def stdout_console() -> Console:
+    """Return a console for results.
+
+    If stdout is not a terminal, lines have 120 characters, and no control codes are printed.
+    """
+    wide = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(
+        file=sys.stdout, width=None if wide else 120, markup=False, emoji=False, highlight=False
+    )
+
+
+def stderr_console() -> Console:
+    """Return a console for progress and messages."""
+    return Console(file=sys.stderr, markup=False, emoji=False, highlight=False)
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        """Show lines per second, or seconds per line if a line takes more than a second."""
+        if not task.speed:
+            return Text("")
+        rate = f"{task.speed:.1f} lines/s" if task.speed >= 1 else f"{1 / task.speed:.1f} s/line"
+        return Text(rate)
+
+
+def progress_bar() -> Progress:
+    """Return a progress bar on stderr. It is hidden unless stderr is a terminal.
+
+    A task's description labels its bar. It is shortened if the terminal is too narrow for it.
+    """
+    console = stderr_console()
+    return Progress(
+        TextColumn(
+            "{task.description}",
+            markup=False,
+            table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+        ),
+        BarColumn(bar_width=10),
+        MofNCompleteColumn(),
+        _Rate(),
+        TextColumn("elapsed"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        expand=True,
+        speed_estimate_period=3600,  # in seconds; long, because a line may take minutes
+        disable=not console.is_terminal,
+    )
+
+
+@contextmanager
+def loading_status(text: str) -> Iterator[None]:
+    """Show on stderr that members are loading, and how far those in Ray actors are.
+
+    If stderr is not a terminal, or if a log shows the progress already, show nothing of it.
+    """
+    console = stderr_console()
+    logger = logging.getLogger(ACTORS)
+    with console.status(text) as status:
+        if not console.is_terminal or logger.isEnabledFor(logging.INFO):
+            yield
+            return
+        handler = _StatusHandler(status)
+        before, logger.propagate = (logger.level, logger.propagate), False
+        logger.setLevel(logging.INFO)
+        logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+            logger.setLevel(before[0])
+            logger.propagate = before[1]
+
+
+class _StatusHandler(logging.Handler):
+    """Shows the latest message of a logger in a status line."""
+
+    def __init__(self, status: Status) -> None:
+        super().__init__()
+        self._status = status
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._status.update(one_line(record.getMessage()))
+
+
+@contextmanager
+def quiet(debug: bool) -> Iterator[None]:
+    """Silence the logs and warnings of libraries while models load and run."""
+    if debug:
+        logging.basicConfig(level=logging.INFO)
+        yield
+        return
+    from huggingface_hub.utils.tqdm import enable_progress_bars
+    from transformers.utils import logging as chatter
+
+    verbosity, bars = chatter.get_verbosity(), chatter.is_progress_bar_enabled()
+    chatter.set_verbosity(chatter.CRITICAL)
+    chatter.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            enable_progress_bars()  # for downloads
+            yield
+    finally:
+        chatter.set_verbosity(verbosity)
+        if bars:
+            chatter.enable_progress_bar()
+
+
+def drop_unwritten() -> None:
+    """Drop the output that cannot be written, so that Python's flush at exit does not fail."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        discard_stdout()
+
+
+def discard_stdout() -> None:
+    """Send stdout to the null device, so that Python's flush at exit does not fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

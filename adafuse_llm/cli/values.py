@@ -1,0 +1,156 @@
+"""What flags become: values of options."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from adafuse_llm import (
+    InvalidInputError,
+    InvalidOptionError,
+)
+from adafuse_llm.errors import short_repr
+from adafuse_llm.evaluation.files import read_text
+from adafuse_llm.loading.config_file import (
+    read_schema,
+)
+
+
+def parse_stops(values: Sequence[str]) -> tuple[str, ...]:
+    r"""Parse stop sequences: replace the escapes ``\n``, ``\t``, ``\\``; drop empty sequences."""
+    escapes = {"n": "\n", "t": "\t", "\\": "\\"}
+    return tuple(
+        re.sub(r"\\([nt\\])", lambda match: escapes[match[1]], value) for value in values if value
+    )
+
+
+def parse_biases(values: Sequence[str]) -> dict[str, float]:
+    """Return the numbers of ``TEXT=NUMBER`` by text.
+
+    Raises:
+        InvalidOptionError: a value has another form.
+    """
+    biases = {}
+    for value in values:
+        text, _, number = value.rpartition("=")
+        try:
+            biases[text] = float(number)
+        except ValueError:
+            raise InvalidOptionError(
+                f"option 'logit_bias' must be TEXT=NUMBER; got {short_repr(value)}"
+            ) from None
+    return biases
+
+
+def parse_weights(values: Sequence[str]) -> dict[str, float] | tuple[float, ...] | None:
+    """Parse weights from repeated flags, each with one or more weights separated by commas.
+
+    A weight has the form ``NAME=1.5``, or ``1.5`` if the weights are in member order.
+
+    Raises:
+        InvalidOptionError: a weight is not a number, or the two forms are mixed.
+    """
+    given = [part.strip().rpartition("=") for value in values for part in value.split(",")]
+    try:
+        numbers = [(name, float(number)) for name, _, number in given]
+    except ValueError:
+        numbers = []
+    named = {bool(equals) for _, equals, _ in given}
+    if given and (not numbers or len(named) > 1):
+        raise InvalidOptionError(
+            "--weights takes NAME=NUMBER for every member, or one NUMBER per member in order; "
+            f"got {', '.join(values)}"
+        )
+    if not given:
+        return None
+    return dict(numbers) if named == {True} else tuple(number for _, number in numbers)
+
+
+def parse_members(values: Sequence[str]) -> tuple[str, ...] | None:
+    """Parse names of members from repeated flags, each with one or more names separated by commas.
+
+    Return None, which means all members, if no names are given.
+    """
+    return tuple(name.strip() for value in values for name in value.split(",")) or None
+
+
+def parse_variables(text: str) -> dict[str, Any]:
+    """Parse the JSON object of ``--chat-template-kwargs``."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        value, problem = None, f"is not JSON ({error})"
+    else:
+        problem = "is not a JSON object"
+    if not isinstance(value, dict):
+        raise InvalidOptionError(
+            f"--chat-template-kwargs {problem}. Pass a JSON object, such as "
+            f"'{{\"enable_thinking\": false}}'; got {short_repr(text)}"
+        )
+    return value
+
+
+def parse_schema(path: Path) -> dict[str, Any]:
+    """Read the file of ``--json-schema``."""
+    with naming_flag("--json-schema"):
+        return read_schema(path)
+
+
+def parse_grammar(path: Path) -> str:
+    """Read the file of ``--grammar``."""
+    with naming_flag("--grammar"):
+        try:
+            return read_text(path)
+        except OSError as error:
+            raise InvalidInputError(f"{path}: {error.strerror}") from error
+
+
+@contextmanager
+def naming_flag(flag: str) -> Iterator[None]:
+    """Add the flag to errors of the ``with`` block."""
+    try:
+        yield
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{flag}: {error}") from None
+
+
+class Parser(NamedTuple):
+    """How a flag becomes the value of an option.
+
+    Attributes:
+        parse: function that returns the option's value from the flag's.
+        metavar: name of the value in the help.
+        hint: text after the option's description in the help.
+        kind: type of the flag's value.
+        flag: name of the flag; None for the name of the option.
+    """
+
+    parse: Callable[[Any], Any]
+    metavar: str
+    hint: str
+    kind: Any = list[str]
+    flag: str | None = None
+
+
+PARSERS = {
+    "stop": Parser(
+        parse_stops, "TEXT", r"Repeatable. \n and \t are escapes. '' means no stop sequences."
+    ),
+    "weights": Parser(parse_weights, "NAME=NUMBER", "Repeatable, or separated by commas."),
+    "use": Parser(parse_members, "NAME", "Repeatable, or separated by commas."),
+    "json_schema": Parser(parse_schema, "FILE", "A JSON file.", Path | None),
+    "grammar": Parser(parse_grammar, "FILE", "A text file.", Path | None),
+    "chat_template_kwargs": Parser(
+        parse_variables,
+        "JSON",
+        """A JSON object, such as '{"enable_thinking": false}'.""",
+        str | None,
+    ),
+    "logit_bias": Parser(parse_biases, "TEXT=NUMBER", "Repeatable."),
+    "choices": Parser(tuple, "TEXT", "Repeatable: pass one text at a time.", flag="choice"),
+}
+"""The options that need their own parser."""
